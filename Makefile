@@ -1,0 +1,49 @@
+# Short names for the scripts. `make` alone lists them.
+.DEFAULT_GOAL := help
+.PHONY: help run demo up down test check lint tasks bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: ## a gateway with environments as local processes: no Docker, no Redis
+	scripts/install run
+	.venv/bin/gateway serve $(ARGS)
+
+demo: ## from nothing to a first reward, with the official clients
+	scripts/install demo
+	.venv/bin/python examples/demo.py $(ARGS)
+
+up: ## the gateway on Docker: chooses base images, makes keys, builds, starts
+	scripts/docker-engine
+	scripts/base-image
+	scripts/build-images
+	@scripts/keys >/dev/null
+	docker compose up --detach --wait --wait-timeout 120
+	@echo "the gateway is at http://$$(docker compose port gateway 8080)"
+	@scripts/keys
+
+down: ## stop what `make up` started, workers included; data and .env stay
+	scripts/down
+
+test: ## all tests; make test ARGS="tests/unit -k lease" runs some
+	scripts/test $(ARGS)
+
+check: ## format, lint, types, imports, versions; changes nothing
+	scripts/check
+
+lint: ## format the code and mend what can be mended
+	scripts/lint
+
+tasks: ## make the task files of the math environment anew
+	scripts/install
+	.venv/bin/python scripts/make-math-tasks $(ARGS)
+
+bench: ## the benchmarks
+	scripts/install bench
+	scripts/openenv-clients --server
+	.venv/bin/python -m bench.run $(ARGS)
+
+clean: ## remove the venv, caches and builds of this checkout, and images that newer builds replaced
+	rm -rf .venv .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
+	find . -name __pycache__ -prune -exec rm -rf {} +
+	-docker image prune --force --filter label=org.opencontainers.image.vendor=env-gateway

@@ -1,0 +1,1 @@
+"""Nouns, errors, seams and pure decisions; imports the standard library only."""

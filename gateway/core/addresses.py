@@ -1,0 +1,105 @@
+"""Workers' addresses: ``unix:PATH``, ``tcp:HOST:PORT``, or the URL of a server that somebody else runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+from urllib.parse import urlsplit
+
+DEFAULT_PORTS = {"http": 80, "https": 443}
+FOREIGN_SOCKET = "server.sock"
+"""The name of a Unix socket behind which is the TCP port of a server of somebody else's."""
+
+
+class Kind(Enum):
+    """How a worker is reached."""
+
+    UNIX = "unix"
+    TCP = "tcp"
+    URL = "url"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """An address, taken apart."""
+
+    kind: Kind
+    path: str = ""
+    """Of the Unix socket; empty for the others."""
+    host: str = ""
+    """A name or a number, IPv6 without brackets; empty for a Unix socket."""
+    port: int = 0
+    prefix: str = ""
+    """What stands before each request's path: ``""``, or ``/a/b`` without a slash at its end."""
+    tls: bool = False
+
+    @property
+    def is_unix(self) -> bool:
+        """Whether it is a Unix socket."""
+        return self.kind is Kind.UNIX
+
+    @property
+    def is_own(self) -> bool:
+        """Whether a server of ours is there, which keeps a connection for as long as it rests; others close it."""
+        return self.is_unix and not self.path.endswith(f"/{FOREIGN_SOCKET}")
+
+    @property
+    def authority(self) -> str:
+        """What requests say as ``Host``, the port only where it is not the usual one.
+
+        On a Unix socket ``worker``; or ``localhost``, the one name that no server of somebody else's refuses.
+        """
+        if self.is_unix:
+            return "worker" if self.is_own else "localhost"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        usual = DEFAULT_PORTS["https" if self.tls else "http"]
+        return host if self.port == usual else f"{host}:{self.port}"
+
+    def url(self, target: str, *, scheme: str = "http") -> str:
+        """The URL of *target* (path and query) in *scheme* (``http``, ``ws``), with an s added where TLS is spoken."""
+        return f"{scheme}{'s' if self.tls else ''}://{self.authority}{self.prefix}{target}"
+
+
+@lru_cache(maxsize=4096)
+def parse_address(text: str) -> Address:
+    """Take an address apart.
+
+    Raises:
+        ValueError: it is none; with the reason.
+    """
+    if text.startswith(("http://", "https://")):
+        return _url(text)
+    kind, colon, place = text.partition(":")
+    if kind == "unix" and colon and place.startswith("/"):
+        return Address(kind=Kind.UNIX, path=place)
+    if kind != "tcp":
+        raise ValueError(f"{text!r} is no address: unix:/PATH, tcp:HOST:PORT, http://… or https://…")
+    host, _, port = place.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65_536:
+        raise ValueError(f"{text!r} is no address: tcp:HOST:PORT")
+    return Address(kind=Kind.TCP, host=host, port=int(port))
+
+
+def _url(text: str) -> Address:
+    if not text.isascii() or any(character <= " " or character == "\x7f" for character in text):
+        raise ValueError(f"{text!r} has blanks, control characters or letters that must be escaped")
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise ValueError(f"{text!r}: {error}") from error
+    if not host or port == 0:
+        raise ValueError(f"{text!r} has no host, or a port that is none")
+    if "@" in parts.netloc:
+        raise ValueError(f"the URL of {host} has a user in it, which would not be sent")
+    if parts.query or parts.fragment or text.endswith(("?", "#")):
+        raise ValueError(f"{text!r} has a query or a fragment, which would not be sent")
+    return Address(
+        kind=Kind.URL,
+        host=host,
+        port=port or DEFAULT_PORTS[parts.scheme],
+        prefix=parts.path.rstrip("/"),
+        tls=parts.scheme == "https",
+    )

@@ -1,0 +1,200 @@
+"""The tree of errors; without HTTP, which only the fronts speak.
+
+A class exists only where somebody handles it differently. ``code`` is stable and documented; ``retryable`` says that
+the same request, unchanged, may succeed later. The one table of statuses is in ``fronts/errors.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+
+class GatewayError(Exception):
+    """Whatever this gateway can say went wrong."""
+
+    code: ClassVar[str] = "internal"
+    retryable: ClassVar[bool] = False
+
+    @property
+    def detail(self) -> str:
+        """The sentence that is shown to the trainer; never a secret, never a trace."""
+        return str(self) or self.code
+
+
+class ConfigError(GatewayError):
+    """The configuration is wrong; only raised at start and by ``gateway check``."""
+
+    code = "config"
+
+
+class BackendError(GatewayError):
+    """The engine refused or failed; the pool logs and counts it, no trainer sees it."""
+
+    code = "backend"
+
+
+class StartFailed(BackendError):
+    """A worker did not start or never became ready; the message ends with the last lines of its log."""
+
+    code = "start_failed"
+
+
+class InvalidRequest(GatewayError):
+    """The request is malformed; the message says what is wrong and where."""
+
+    code = "invalid_request"
+
+
+class UnknownEnvironment(InvalidRequest):
+    """No environment of that name is on offer."""
+
+    code = "unknown_environment"
+
+
+class UnknownTask(InvalidRequest):
+    """No such split, or no such index or id in it."""
+
+    code = "unknown_task"
+
+
+class UnknownSplit(UnknownTask):
+    """The environment has no split of that name."""
+
+    code = "unknown_split"
+
+
+class WrongEnvironment(UnknownTask):
+    """The task is one of another environment; the message names both."""
+
+    code = "wrong_environment"
+
+
+class TaskInvalid(InvalidRequest):
+    """A task fails its schema; ``problems`` are all that is wrong with it, each with the path where it is."""
+
+    code = "task_invalid"
+
+    def __init__(self, problems: Sequence[tuple[str, str]], *, where: str = "") -> None:
+        told = "; ".join(f"{path}: {message}" if path else message for path, message in problems)
+        super().__init__(f"{where}: {told}" if where else told)
+        self.problems = tuple(problems)
+
+
+class TaskExists(InvalidRequest):
+    """The environment has a task of this id already."""
+
+    code = "task_exists"
+
+
+class CallConflict(InvalidRequest):
+    """The same call id came with another body."""
+
+    code = "call_conflict"
+
+
+class NotAllowed(GatewayError):
+    """The key is missing, unknown, or not one for this door."""
+
+    code = "not_allowed"
+
+
+class SessionError(GatewayError):
+    """Something about one session."""
+
+    code = "session"
+
+
+class SessionExists(SessionError):
+    """The id is taken by a live session that was opened with another request."""
+
+    code = "session_exists"
+
+
+class SessionNotFound(SessionError):
+    """Never known, deleted by its trainer, or of another key."""
+
+    code = "session_not_found"
+
+
+class SessionClosed(SessionError):
+    """Ended by us; ``reason`` says why."""
+
+    code = "session_closed"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the session was closed: {reason}")
+        self.reason = reason
+
+
+class PoolExhausted(GatewayError):
+    """No slot became free in time, or the queue for one is full."""
+
+    code = "pool_exhausted"
+    retryable = True
+
+
+class TaskRateLimited(GatewayError):
+    """The task has been begun as often as its rate limit allows; again in ``retry_after_s`` seconds."""
+
+    code = "rate_limited"
+    retryable = True
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class EnvironmentUnavailable(GatewayError):
+    """Workers of this environment do not start; the message names the cause."""
+
+    code = "environment_unavailable"
+    retryable = True
+
+
+class StoreUnavailable(GatewayError):
+    """The store does not answer; never to be read as "not found"."""
+
+    code = "store_unavailable"
+    retryable = True
+
+
+class UpstreamError(GatewayError):
+    """A worker answered what its protocol does not allow, or failed to set a task up."""
+
+    code = "upstream"
+
+
+class SessionFailed(UpstreamError):
+    """What a session needs in its worker broke: its judge, or its sandbox. It is over, and has no reward."""
+
+    code = "session_failed"
+
+
+class WorkerFull(UpstreamError):
+    """A worker refused a session for lack of room, and nothing was opened: it holds ``capacity`` of them; 0: unsaid."""
+
+    code = "worker_full"
+
+    def __init__(self, message: str, *, capacity: int = 0) -> None:
+        super().__init__(message)
+        self.capacity = capacity
+
+
+class UpstreamTimeout(UpstreamError):
+    """A worker did not answer in time; the call may have run."""
+
+    code = "upstream_timeout"
+
+
+class UpstreamGone(UpstreamError):
+    """The connection to a worker broke.
+
+    ``sent`` tells whether a byte of the request had gone out: only if not is it certain that nothing ran.
+    """
+
+    code = "upstream_gone"
+
+    def __init__(self, message: str, *, sent: bool) -> None:
+        super().__init__(message)
+        self.sent = sent

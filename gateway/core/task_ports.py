@@ -1,0 +1,106 @@
+"""The seam of tasks that come at run time: kept where all replicas find them, told apart by a version.
+
+What the store keeps of a task is opaque to it: bytes in, the same bytes out. Who reads them is `tasks.registry`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gateway.core.model import Environment, EnvironmentName
+
+MAX_TASKS = 10_000
+"""Tasks of one environment."""
+MAX_TASK_BYTES = 2**20
+"""One task, as compact JSON."""
+MAX_TOTAL_BYTES = 64 * 2**20
+"""All tasks together: what each replica holds in memory besides the files'."""
+MAX_SPLITS = 100
+"""Splits of one environment that ever had a task: each has a count that is kept for ever."""
+MAX_AT_ONCE = 2_000
+"""Tasks in one `TaskStore.put`: some ten milliseconds of the store's time."""
+MAX_STARTS = 10_000
+"""The largest rate limit's number of starts: each is a moment that the store keeps."""
+MAX_PER_S = 86_400.0
+"""The longest rate limit's time, in seconds: a day."""
+
+Probe = Callable[[Environment, dict[str, Any]], Awaitable[None]]
+"""Opens an episode of the task in the environment, waits for its first prompt and ends it, leaving nothing behind.
+
+Raises ``GatewayError``, with the environment's reason, for a task that cannot be played.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredTask:
+    """One task as the store keeps it."""
+
+    environment: EnvironmentName
+    id: str
+    """Unique in its environment; neither it nor a split's name has a space."""
+    split: str
+    body: bytes
+    """Compact JSON."""
+    signed_by: str = ""
+    """The key that signed it; empty: nobody."""
+    place: int = -1
+    """Its position among the tasks that its split was ever given; the store's to say."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskChanges:
+    """What happened to the tasks since a version."""
+
+    version: str
+    """Where these changes lead to."""
+    is_whole: bool
+    """These are all tasks there are: whatever was known before is to be forgotten."""
+    is_last: bool
+    """There is nothing after them; otherwise ask again from ``version`` on."""
+    tasks: Sequence[StoredTask]
+    removed: Sequence[tuple[EnvironmentName, str]]
+    """Environment and id."""
+
+
+class TaskStore(Protocol):
+    """Tasks that come at run time, and how often tasks were begun. Each method is one atomic step.
+
+    Every method raises ``StoreUnavailable`` when the store does not answer.
+    """
+
+    async def put(self, tasks: Sequence[StoredTask], *, replace: bool) -> Sequence[StoredTask]:
+        """Keep *tasks*, all or none of them, and return them with their places.
+
+        One that replaces another of its environment and id keeps that one's place, if its split is the same; every
+        other gets the next place of its split, and no place is ever given to two.
+
+        Raises:
+            TaskExists: the environment has one of that id, and *replace* is not given.
+            InvalidRequest: one of the limits above is exceeded; it is named.
+        """
+        ...
+
+    async def remove(self, environment: EnvironmentName, id: str) -> bool:
+        """Forget a task; False if there is none."""
+        ...
+
+    async def version(self) -> str:
+        """Name the state that the tasks are in; another one after each change. Empty: there never was a task."""
+        ...
+
+    async def since(self, version: str) -> TaskChanges:
+        """What changed since *version*, at most some MiB of it. An unknown version, as the empty one: everything."""
+        ...
+
+    async def take(self, key: str, *, starts: int, per_s: float) -> float:
+        """Take one of the *starts* that *key* has in any *per_s* seconds.
+
+        Returns 0.0 if it was taken, else the seconds until the next one can be, and nothing was taken.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Let go of connections."""
+        ...

@@ -1,0 +1,446 @@
+"""Composition root: the one module that knows every adapter.
+
+`Gateway` builds the whole from settings, starts it in order, and takes it down in the reverse one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import secrets
+import signal
+import socket
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gateway.audit import Audit
+from gateway.backends.docker import DockerBackend
+from gateway.backends.process import ProcessBackend
+from gateway.backends.routed import RoutedBackend
+from gateway.backends.static import StaticBackend, none_known
+from gateway.catalog import Catalog, load_catalog
+from gateway.closing import Closer
+from gateway.core.errors import ConfigError, StoreUnavailable
+from gateway.core.model import CloseReason, Environment, Owner, Session, Setup, Wire, Worker
+from gateway.core.ports import Backend, Upstream
+from gateway.core.task_ports import TaskStore
+from gateway.custom_tasks import CustomTaskFolders, offering
+from gateway.fronts.areal import ArealFront
+from gateway.fronts.door import Door
+from gateway.fronts.openenv import OpenEnvFront
+from gateway.fronts.ops import OpsFront
+from gateway.fronts.ops_tasks import TaskRoutes
+from gateway.fronts.ors import OrsFront
+from gateway.fronts.peers import PeersFront
+from gateway.inspecting.static import detect_url, environment_of
+from gateway.inspecting.write import check_name
+from gateway.observe.metrics import Metrics
+from gateway.peers import HttpPeers, default_peer_url
+from gateway.pool import LEAD_S, Pool
+from gateway.relay import Relay
+from gateway.serving import BACKLOG, FRAME_MAX_BYTES, PING_S, BoundedHttp, BoundedSocket, Server, listen
+from gateway.sessions import Sessions
+from gateway.settings import Settings, inherited_environ, parse_keys
+from gateway.stores.memory import MemoryStore
+from gateway.stores.memory_tasks import MemoryTaskStore
+from gateway.stores.redis import RedisStore
+from gateway.stores.redis_tasks import RedisTaskStore
+from gateway.tasks.registry import TaskRegistry, load_tasks
+from gateway.tasks.run_time import RunTimeTasks
+from gateway.tasks.signing import read_trusted
+from gateway.upstreams.areal.upstream import ArealUpstream
+from gateway.upstreams.openenv.upstream import OpenEnvUpstream
+from gateway.upstreams.ors.own import OrsUpstream
+from gateway.upstreams.ors.stock import StockOrsUpstream
+
+logger = logging.getLogger(__name__)
+
+KEEP_ALIVE_S = 75
+"""Of idle client connections: the reference servers keep theirs 60 s, the SDKs drop theirs after 15."""
+STORE_WAIT_S = 30.0
+"""How long a start waits for a store that is still coming up."""
+GC_THRESHOLD = 20_000
+"""New containers between two collections of the youngest; Python's own is 700, some ten calls."""
+STATIC_WAIT_S = 30.0
+"""How long a start waits for servers that somebody else runs."""
+PROBE_END_S = 30.0
+"""The longest teardown that the trial of a task waits for."""
+_PROBER = Owner("(probe)")
+"""Whose the episodes are in which tasks are tried."""
+_OPS_SEGMENTS = ("healthz", "readyz", "metrics", "admin")
+_AREAL_SEGMENTS = ("areal", "api")
+
+
+class Gateway:
+    """One gateway process: its parts, wired."""
+
+    def __init__(self, settings: Settings, *, catalog: Catalog, tasks: TaskRegistry, port: int | None = None) -> None:
+        """Wire everything; connect to nothing yet.
+
+        *port* is the one that is listened on, where the settings leave it open.
+        """
+        self.settings = settings
+        self.catalog = catalog
+        self.tasks = tasks
+        self.is_draining = False
+        self.replica = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        self.metrics = Metrics()
+        self.relay = Relay()
+        self.store = make_store(settings, self.replica)
+        self.task_store = make_task_store(settings)
+        self.run_time = RunTimeTasks(registry=tasks, store=self.task_store, environments=catalog)
+        self.backend = RoutedBackend(
+            make_backend(settings, catalog),
+            StaticBackend(self._known_workers if settings.store != "memory" else none_known),
+            list(catalog),
+        )
+        secret = settings.read_secret()
+        shared = settings.store != "memory"  # else there are no other replicas
+        me = settings.peer_url or default_peer_url(settings.host, port or settings.port)
+        self.peers = HttpPeers(me if shared else "", secret)
+        self._stock = StockOrsUpstream(self.relay)
+        self._areal = ArealUpstream(self.relay)
+        self._openenv = OpenEnvUpstream(self.relay, self.peers, rebind=self._rebind, find=self.store.find)
+        upstreams: dict[Wire, Upstream] = {
+            Wire.OWN: OrsUpstream(self.relay, secret=secret),
+            Wire.ORS: self._stock,
+            Wire.OPENENV: self._openenv,
+            Wire.AREAL: self._areal,
+        }
+        closer = Closer(store=self.store, upstreams=upstreams, metrics=self.metrics)
+        self.sessions = Sessions(
+            store=self.store, upstreams=upstreams, catalog=catalog, closer=closer, metrics=self.metrics
+        )
+        self.pool = Pool(
+            store=self.store,
+            backend=self.backend,
+            upstreams=upstreams,
+            transport=self.relay,
+            catalog=catalog,
+            closer=closer,
+            metrics=self.metrics,
+            replica=self.replica,
+        )
+        self.audit = Audit(
+            store=self.store,
+            backend=self.backend,
+            upstreams=upstreams,
+            catalog=catalog,
+            lost=self.pool.lost,
+            metrics=self.metrics,
+            replica=self.replica,
+            lead_s=LEAD_S,
+        )
+        self.custom_tasks = CustomTaskFolders(settings.custom_tasks_dir, catalog)
+        self.custom_tasks.changed(offering(catalog))
+        self.app = self._door()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Start in order; on leaving, end calls under way, then workers that nobody could find again.
+
+        Raises:
+            StoreUnavailable, BackendError: at start.
+        """
+        try:
+            await self._start_store()
+            await self.backend.check()
+            await self.custom_tasks.look()  # before the audit: workers that the last gateway left are of that make
+            await self.audit.once(ask=True)
+            async with anyio.create_task_group() as group:
+                loops = (self.sessions.run, self.pool.run, self.audit.run, self.custom_tasks.run, self.run_time.run)
+                for loop in loops:
+                    group.start_soon(loop)
+                yield
+                self.is_draining = True
+                await self.sessions.drain(self.settings.drain_s)
+                group.cancel_scope.cancel()
+        finally:
+            with anyio.CancelScope(shield=True):
+                if not self._workers_are_found_again:
+                    # Servers that somebody else runs go on, and so do the sessions in them, if the store does.
+                    is_kept = self.settings.store != "memory"
+                    static = [one.name for one in self.catalog if one.server.url] if is_kept else []
+                    with contextlib.suppress(StoreUnavailable):
+                        await self.pool.stop_all(spare=static)
+                for upstream in (self._openenv, self._stock, self._areal):
+                    await upstream.aclose()
+                await self.peers.aclose()
+                await self.relay.aclose()
+                await self.backend.aclose()
+                await self.task_store.aclose()
+                await self.store.aclose()
+
+    @property
+    def _workers_are_found_again(self) -> bool:
+        return self.settings.store != "memory" and self.settings.backend == "docker"
+
+    async def _start_store(self) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + STORE_WAIT_S
+        while True:
+            try:
+                await self.store.start()
+                await self.store.ping()
+            except StoreUnavailable as error:
+                if loop.time() > deadline:
+                    raise
+                logger.warning("store_unavailable during=start error=%s", error)
+                await asyncio.sleep(1)
+            else:
+                return
+
+    async def _known_workers(self) -> list[Worker]:
+        loads = await self.store.load()
+        return [entry.worker for load in loads.values() for entry in load.workers]
+
+    async def _rebind(self, session: Session, handle: str) -> bool:
+        return await self.store.rebind(session.id, session.lease, was=session.handle, handle=handle)
+
+    async def _probe(self, environment: Environment, task: dict[str, Any]) -> None:
+        """Open an episode of *task* in a worker, wait for what its agent would be told first, and end it."""
+        environment = self.catalog.named(environment.name)  # as it is now
+        name = f"probe-{secrets.token_hex(8)}"
+        try:
+            await self.sessions.open(
+                owner=_PROBER,
+                name=name,
+                environment=environment,
+                setup=Setup(spec=task),
+                fingerprint=name,
+                task="(probe)",
+            )
+            await self.sessions.prompt(_PROBER, name, within_s=environment.timeouts.setup_s)
+        finally:
+            with anyio.move_on_after(PROBE_END_S, shield=True):
+                await self.sessions.end(_PROBER, name, CloseReason.DELETED, wait_s=PROBE_END_S)
+
+    def _door(self) -> ASGIApp:
+        settings = self.settings
+        task_routes = TaskRoutes(
+            tasks=self.run_time,
+            max_body_bytes=settings.max_body_bytes,
+            trusted=read_trusted(settings.task_keys),
+            signatures=settings.task_signatures,
+            probe=self._probe,
+        )
+        ops = OpsFront(
+            store=self.store,
+            metrics=self.metrics,
+            is_draining=lambda: self.is_draining,
+            routes=task_routes.routes(),
+        ).app()
+        ors = OrsFront(
+            sessions=self.sessions,
+            catalog=self.catalog,
+            tasks=self.run_time,
+            max_body_bytes=settings.max_body_bytes,
+            lazy_binding=settings.lazy_binding,
+            strict_paths=settings.strict_paths,
+            strip_platform_keys=settings.strip_platform_keys,
+        )
+        areal = ArealFront(
+            sessions=self.sessions,
+            store=self.store,
+            catalog=self.catalog,
+            tasks=self.run_time,
+            max_body_bytes=settings.max_body_bytes,
+            tally=self.metrics.tally,
+            is_draining=lambda: self.is_draining,
+        )
+        openenv = OpenEnvFront(
+            sessions=self.sessions,
+            store=self.store,
+            catalog=self.catalog,
+            tasks=self.tasks,
+            secret=settings.read_secret(),
+            max_body_bytes=settings.max_body_bytes,
+            admit=lambda environment, task: self.run_time.admit(task, environment.name),
+            refresh=self.run_time.refresh,
+            is_draining=lambda: self.is_draining,
+        )
+        peers = PeersFront(settings.read_secret(), self._openenv.serve)
+        inside = by_first_segment(ors=ors, ops=ops, areal=areal, openenv=openenv, peers=peers)
+        return Door(inside, trainers=parse_keys(settings.trainer_keys), operators=parse_keys(settings.operator_keys))
+
+
+def by_first_segment(
+    *, ors: ASGIApp, ops: ASGIApp, areal: ASGIApp, openenv: ASGIApp, peers: ASGIApp | None = None
+) -> ASGIApp:
+    """Send a request to the front that its first path segment belongs to; the root is ORS'."""
+    fronts = dict.fromkeys(_OPS_SEGMENTS, ops) | dict.fromkeys(_AREAL_SEGMENTS, areal) | {"openenv": openenv}
+    if peers is not None:
+        fronts["peers"] = peers
+
+    async def rooms(scope: Scope, receive: Receive, send: Send) -> None:
+        segment = scope["path"].lstrip("/").partition("/")[0]
+        front = fronts.get(segment, ors)
+        if scope["type"] == "websocket" and front is not openenv:
+            await send({"type": "websocket.close", "code": 1008})  # before it is accepted: 403
+            return
+        await front(scope, receive, send)
+
+    return rooms
+
+
+def make_store(settings: Settings, replica: str) -> MemoryStore | RedisStore:
+    """The store that the settings name."""
+    if settings.store == "memory":
+        return MemoryStore(queue_max=settings.queue_max, closed_kept_s=settings.closed_kept_s)
+    if settings.store.partition("://")[0] not in ("redis", "rediss", "unix"):
+        raise ConfigError("GATEWAY_STORE: 'memory', or a URL of Redis (redis://, rediss://, unix://)")
+    return RedisStore(
+        url=settings.store,
+        prefix=settings.store_prefix,
+        replica=replica,
+        queue_max=settings.queue_max,
+        closed_kept_s=settings.closed_kept_s,
+    )
+
+
+def make_task_store(settings: Settings) -> TaskStore:
+    """Where tasks are kept that come at run time: beside the sessions."""
+    if settings.store == "memory":
+        return MemoryTaskStore()
+    return RedisTaskStore(url=settings.store, prefix=settings.store_prefix)
+
+
+def make_backend(settings: Settings, catalog: Catalog) -> Backend:
+    """The backend that the settings name."""
+    if settings.backend == "process":
+        return ProcessBackend(
+            socket_dir=settings.socket_dir,
+            sandbox_dir=settings.sandbox_dir,
+            custom_tasks_dir=settings.custom_tasks_dir,
+            environ=inherited_environ(),
+        )
+    return DockerBackend(
+        url=settings.docker_url,
+        instance=settings.instance,
+        socket_dir=settings.socket_dir,
+        socket_volume=settings.socket_volume,
+        custom_tasks_dir=settings.custom_tasks_dir,
+        custom_tasks_volume=settings.custom_tasks_volume,
+        threads=settings.docker_threads,
+        environments=[environment for environment in catalog if not environment.server.url],
+        forwarder_image=settings.forwarder_image,
+    )
+
+
+async def read_all(settings: Settings) -> tuple[Catalog, TaskRegistry]:
+    """As `read_files`, with the servers of ``static``, which are asked what they are.
+
+    Raises:
+        ConfigError: with file, line and reason; or a server does not answer, or is none that can be used.
+    """
+    servers = settings.static_servers()
+    for name in servers:
+        check_name(name)
+    found = await asyncio.gather(*(detect_url(url, timeout_s=STATIC_WAIT_S) for url in servers.values()))
+    static = [environment_of(name, url, one) for (name, url), one in zip(servers.items(), found, strict=True)]
+    for environment in static:
+        logger.info(
+            "static_server environment=%s url=%s protocol=%s slots=%s",
+            environment.name,
+            environment.server.url,
+            environment.protocol.value,
+            environment.pool.slots,
+        )
+    return read_files(settings, static=static)
+
+
+def read_files(
+    settings: Settings, *, on_engine: bool | None = None, static: Sequence[Environment] = ()
+) -> tuple[Catalog, TaskRegistry]:
+    """Read the environments and their tasks.
+
+    Args:
+        on_engine: Whether workers are containers, where it is not the backend that says so: local processes leave out
+            environments that run in their images only.
+        static: Further environments. Unless the settings name others, they are all there are.
+
+    Raises:
+        ConfigError: with file, line and reason.
+    """
+    if static and not settings.environments:
+        catalog = Catalog(static, settings.default_environment)
+        return catalog, load_tasks(catalog)
+    directory = Path(settings.catalog_dir)
+    catalog = load_catalog(directory, names=settings.environments, default=settings.default_environment)
+    if not (settings.backend == "docker" if on_engine is None else on_engine):
+        images_only = [environment.name for environment in catalog if environment.needs_an_engine]
+        named = [name for name in images_only if name in settings.environments]
+        if named:
+            raise ConfigError(f"{', '.join(named)}: in an image only; use GATEWAY_BACKEND=docker")
+        if images_only:
+            logger.info("environments_left_out environments=%s reason=image_only", ",".join(images_only))
+            catalog = catalog.only_local(default=settings.default_environment)
+    if static:
+        catalog = Catalog([*catalog, *static], settings.default_environment)
+    return catalog, load_tasks(catalog)
+
+
+async def serve(settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT; a second one ends calls under way too.
+
+    Raises:
+        ConfigError, StoreUnavailable, BackendError: at start.
+    """
+    catalog, tasks = await read_all(settings.checked())
+    listener = listen(settings.host, settings.port)
+    gateway = Gateway(settings, catalog=catalog, tasks=tasks, port=listener.getsockname()[1])
+    config = uvicorn.Config(
+        gateway.app,
+        http=BoundedHttp,
+        ws=BoundedSocket,
+        ws_max_size=FRAME_MAX_BYTES,
+        ws_ping_interval=PING_S,
+        ws_ping_timeout=None,
+        ws_per_message_deflate=False,
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=max(1, round(settings.drain_s)),
+        backlog=BACKLOG,
+    )
+    server = Server(config)
+
+    def end() -> None:
+        server.force_exit = gateway.is_draining
+        gateway.is_draining = True  # readiness turns first; then no new connection, then the calls end
+        server.should_exit = True
+
+    loop = asyncio.get_running_loop()
+    try:
+        async with gateway.running():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, end)
+            host, port = listener.getsockname()[:2]
+            shown = f"[{host}]" if ":" in host else host
+            _tame_the_collector()
+            logger.info("gateway_ready url=http://%s:%s replica=%s", shown, port, gateway.replica)
+            await server.serve(sockets=[listener])
+            logger.info("gateway_draining replica=%s", gateway.replica)
+    finally:
+        listener.close()
+    logger.info("gateway_stopped replica=%s", gateway.replica)
+
+
+def _tame_the_collector() -> None:
+    """Keep the garbage collector from walking what lives as long as the process, and from running every few calls.
+
+    A full collection walks every session that is remembered; reference counting frees nearly all of what calls make.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD, 20, 50)

@@ -1,0 +1,1 @@
+"""What starts and stops workers: a Docker engine, or local processes."""

@@ -1,0 +1,84 @@
+"""What is asked of the engine about one container, or about all: the SDK's blocking calls, for the engine's threads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from docker import APIClient
+from docker.errors import APIError
+
+
+def create(client: APIClient, *, body: dict[str, Any], name: str) -> str:
+    """Create a container; its id."""
+    id: str = client.create_container_from_config(body, name=name)["Id"]  # type: ignore[no-untyped-call]  # no stubs
+    return id
+
+
+def listed(client: APIClient, *, labels: list[str]) -> list[dict[str, Any]]:
+    """The containers that have all of *labels*, whatever their state."""
+    found: list[dict[str, Any]] = client.containers(all=True, filters={"label": labels})
+    return found
+
+
+def state(client: APIClient, *, container: str) -> dict[str, Any]:
+    """A container's state; that of one that exited cleanly if it is gone."""
+    try:
+        found: dict[str, Any] = client.inspect_container(container)["State"]
+    except APIError as error:
+        if error.status_code == 404:
+            return {"Running": False, "ExitCode": 0}
+        raise
+    return found
+
+
+def has_image(client: APIClient, *, image: str) -> bool:
+    """Whether the engine has *image*."""
+    try:
+        client.inspect_image(image)  # type: ignore[no-untyped-call]  # no stubs
+    except APIError as error:
+        if error.status_code == 404:
+            return False
+        raise
+    return True
+
+
+def has_volume(client: APIClient, *, name: str) -> bool:
+    """Whether the engine has the volume *name*: one that is mounted and missing it would make."""
+    try:
+        client.inspect_volume(name)
+    except APIError as error:
+        if error.status_code == 404:
+            return False
+        raise
+    return True
+
+
+def logs(client: APIClient, *, container: str, lines: int) -> str:
+    """The last *lines* of a container's output."""
+    try:
+        output: bytes = client.logs(container, tail=lines)
+    except APIError as error:
+        if error.status_code == 404:
+            return ""
+        raise
+    return output.decode("utf-8", "replace")
+
+
+def terminate(client: APIClient, *, container: str) -> bool:
+    """Send SIGTERM; returns whether it had ended before."""
+    try:
+        client.kill(container, signal="SIGTERM")
+    except APIError as error:
+        if error.status_code in (404, 409):  # gone; not running
+            return True
+        raise
+    return False
+
+
+def remove(client: APIClient, *, container: str) -> None:
+    """Kill and remove a container with its anonymous volumes; no error if it is gone or going."""
+    try:
+        client.remove_container(container, force=True, v=True)
+    except APIError as error:
+        if error.status_code not in (404, 409):  # gone; "removal … is already in progress"
+            raise

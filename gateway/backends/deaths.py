@@ -1,0 +1,57 @@
+"""The workers that died, as an announcement that any number of readers follow from the moment they asked.
+
+Bounded: a reader that falls far behind misses the oldest ones, as the seam allows (``Backend.deaths``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+
+from gateway.core.model import WorkerId
+
+KEPT = 1024
+"""Deaths that a slow reader can be behind; an engine ends a few dozen containers a second at most."""
+
+
+class Deaths:
+    """Announces deaths; to be used from one event loop."""
+
+    def __init__(self) -> None:
+        self._ids: deque[WorkerId] = deque(maxlen=KEPT)
+        self._count = 0
+        self._changed = asyncio.Event()
+        self._closed = False
+
+    def add(self, id: WorkerId) -> None:
+        """Announce the death of worker *id*."""
+        self._ids.append(id)
+        self._count += 1
+        self._wake()
+
+    def close(self) -> None:
+        """End every reader once it has read what was announced before."""
+        self._closed = True
+        self._wake()
+
+    def follow(self) -> AsyncIterator[WorkerId]:
+        """Yield the workers whose death is announced from now on, until `close`."""
+        return self._follow(self._count)
+
+    async def _follow(self, position: int) -> AsyncIterator[WorkerId]:
+        while True:
+            changed = self._changed
+            oldest = self._count - len(self._ids)
+            position = max(position, oldest)
+            if position < self._count:
+                position += 1
+                yield self._ids[position - 1 - oldest]
+            elif self._closed:
+                return
+            else:
+                await changed.wait()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()

@@ -1,0 +1,387 @@
+"""Workers as containers of a Docker engine, or of the engine gate in front of one; hardened as DESIGN 8 says.
+
+A worker's only door is a Unix socket in a folder that it shares with the gateway, so its container needs no network.
+One of somebody else's image listens on TCP, and has a second container that makes a socket of it (`foreign`): the two
+live and die together.
+
+The engine must see that folder: under the same path (a gateway on the engine's machine), or as a volume that is also
+mounted at the gateway (``socket_volume``). The folder is made for everybody, as the worker is another user than the
+gateway; nobody else can reach it, because the folder above lets nobody list it and worker ids are not guessable.
+
+What a worker puts into its socket folder can be removed by root and by the user that workers run as
+(``Loosened.user``): a gateway that is neither leaves the folders behind in which a worker made folders of its own, and
+says so (``worker_folder_left``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator, Collection, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from docker import APIClient
+
+from gateway.backends import calls
+from gateway.backends.container import (
+    LABEL_DIGEST,
+    LABEL_ENVIRONMENT,
+    LABEL_INSTANCE,
+    LABEL_ROLE,
+    LABEL_WORKER,
+    Role,
+    container_body,
+    container_name,
+)
+from gateway.backends.deaths import Deaths
+from gateway.backends.engine import Engine, EngineError
+from gateway.backends.events import DieEvents
+from gateway.backends.folders import SOCKET_NAME, SocketFolders
+from gateway.backends.foreign import FORWARDER_IMAGE, forwarder_body, forwarder_name, server_body
+from gateway.backends.images import is_from_registry, pull
+from gateway.backends.launches import Launches, Wanted
+from gateway.backends.sources import Sources
+from gateway.core.addresses import FOREIGN_SOCKET
+from gateway.core.errors import BackendError, StartFailed
+from gateway.core.model import Environment, EnvironmentName, Found, Worker, WorkerId
+
+logger = logging.getLogger(__name__)
+
+PULL_THREADS = 2
+"""Threads that only pull: a pull takes minutes, and the threads that stop workers must not wait for it."""
+STOP_PAUSE_S = 0.05
+"""Between two looks whether a worker that was asked to end has ended (a look costs the engine 1 ms)."""
+DEAD_LOG_LINES = 20
+CLOSE_S = 10.0
+"""How long ``aclose`` waits for launches to be undone, and then for the events thread."""
+_RUNNING = frozenset(["running", "paused", "restarting"])
+_ROLES = frozenset(Role)
+
+
+@dataclass(slots=True)
+class _Made:
+    """What a launch has made so far, that is what its undo has to remove."""
+
+    folder: bool = False
+    containers: list[str] = field(default_factory=list)
+
+
+class DockerBackend:
+    """Starts and stops containers."""
+
+    def __init__(
+        self,
+        *,
+        url: str,
+        instance: str,
+        socket_dir: Path,
+        socket_volume: str | None = None,
+        custom_tasks_dir: Path | None = None,
+        custom_tasks_volume: str | None = None,
+        threads: int = 8,
+        stop_grace_s: float = 2.0,
+        environments: Collection[Environment] = (),
+        forwarder_image: str = FORWARDER_IMAGE,
+    ) -> None:
+        """Make no connection yet.
+
+        Args:
+            url: The engine's socket, or the gate's: ``unix:///…``.
+            instance: Label of everything made here; gateways that share an engine need different ones.
+            socket_dir: Where the workers' folders are, as this process sees it; absolute.
+            socket_volume: The volume that is mounted there; None where the engine sees that very path.
+            custom_tasks_dir: Where the folders of operators' task modules are; None mounts none.
+            custom_tasks_volume: The volume that holds them; None where the engine sees ``custom_tasks_dir`` itself.
+            threads: Calls on the engine at once. It starts 5 to 7 containers a second whatever the parallelism.
+            stop_grace_s: From SIGTERM to SIGKILL. Sessions have ended by then: what still runs is a step that overran,
+                and the worker's successor may wait for its place.
+            environments: One whose image is there is what `check` tries the engine with.
+            forwarder_image: What runs beside somebody else's images: one of ours, for its ``envserver``.
+        """
+        self._instance = instance
+        self._grace_s = stop_grace_s
+        self._environments = tuple(environments)
+        self._forwarder_image = forwarder_image
+        self._folders = SocketFolders(socket_dir.absolute(), mode=0o777)
+        self._engine = Engine(url, threads=threads)
+        self._sources = Sources(
+            self._engine,
+            self._folders,
+            volume=socket_volume,
+            custom_tasks_dir=custom_tasks_dir,
+            custom_tasks_volume=custom_tasks_volume,
+        )
+        self._puller = Engine(url, threads=PULL_THREADS)
+        self._launches = Launches()
+        self._deaths = Deaths()
+        self._events: DieEvents | None = None
+        self._closed = False
+
+    async def start(self, worker: Worker, environment: Environment) -> str:
+        """Start a container; see ``Backend.start``.
+
+        An image that is missing is pulled only if its name says where from (a registry, or a digest).
+        """
+        if self._closed:
+            raise StartFailed("the backend is closed")
+        made = _Made()
+        try:
+            return await self._launches.run(
+                lambda wanted: self._launch(worker, environment, made, wanted), lambda: self._undo(worker.id, made)
+            )
+        except EngineError as error:
+            told = self._sources.explained(error, worker.id, environment)
+            raise StartFailed(f"{environment.image}: {told}") from error
+
+    async def stop(self, id: WorkerId) -> None:
+        """Send SIGTERM, SIGKILL after the grace, and remove container and folder; see ``Backend.stop``."""
+        entries = await self._containers(id)
+        outcomes = await asyncio.gather(*[self._finish(entry) for entry in entries], return_exceptions=True)
+        _raise_first(outcomes)
+        await self._remove_folder(id)
+
+    async def logs(self, id: WorkerId, *, lines: int = 20) -> str:
+        """See ``Backend.logs``."""
+        # A forwarder says nothing, unless it fails.
+        entries = sorted(await self._containers(id), key=lambda entry: _role(entry) is Role.FORWARDER)
+        return "".join(
+            [await self._engine.call(partial(calls.logs, container=entry["Id"], lines=lines)) for entry in entries]
+        )
+
+    async def found(self) -> list[Found]:
+        """List by label in one call; a worker that is being created counts as not running."""
+        entries = await self._engine.call(partial(calls.listed, labels=[f"{LABEL_INSTANCE}={self._instance}"]))
+        workers: dict[str, list[dict[str, Any]]] = {}
+        for entry in entries:
+            if LABEL_WORKER in entry["Labels"]:
+                workers.setdefault(entry["Labels"][LABEL_WORKER], []).append(entry)
+        return [self._found(WorkerId(id), parts) for id, parts in workers.items()]
+
+    def deaths(self) -> AsyncIterator[WorkerId]:
+        """Follow the engine's ``die`` events; see ``Backend.deaths``."""
+        if self._events is None and not self._closed:
+            loop = asyncio.get_running_loop()
+
+            def announce(id: WorkerId) -> None:
+                loop.call_soon_threadsafe(self._deaths.add, id)
+
+            self._events = DieEvents(self._engine.url, self._instance, announce=announce)
+        return self._deaths.follow()
+
+    async def check(self) -> None:
+        """Ask whether the engine answers and sees the socket folder; the latter needs an image that is there."""
+        await asyncio.to_thread(self._folders.check, len(secrets.token_hex(8)))
+        await self._engine.call(APIClient.ping)
+        for environment in self._environments:
+            if await self._has_images(environment):
+                await self._probe(environment)
+                return
+        logger.info("backend_probe_skipped reason=no_image_of_an_environment_is_here")
+
+    async def aclose(self) -> None:
+        """Let go of threads and clients; containers go on."""
+        if self._closed:
+            return
+        self._closed = True
+        await self._launches.drain(CLOSE_S)
+        if self._events is not None:
+            await asyncio.to_thread(self._events.close, CLOSE_S)
+        self._deaths.close()
+        await self._puller.aclose()
+        await self._engine.aclose()
+
+    async def _launch(self, worker: Worker, environment: Environment, made: _Made, wanted: Wanted) -> str:
+        if environment.server.is_foreign:
+            return await self._launch_foreign(worker, environment, made, wanted)
+        container = await self._create(worker, environment, made, wanted)
+        wanted.check()
+        await self._start(container)
+        await self._expect_running(container, environment.image)
+        return self._folders.address(worker.id)
+
+    async def _launch_foreign(self, worker: Worker, environment: Environment, made: _Made, wanted: Wanted) -> str:
+        server = await self._create(worker, environment, made, wanted)
+        wanted.check()
+        # At once; and both are waited for, whatever becomes of one, as neither can be called back.
+        started, forwarder = await asyncio.gather(
+            self._start(server),
+            self._create_forwarder(worker, environment, server, made, wanted),
+            return_exceptions=True,
+        )
+        _raise_first([started])
+        if isinstance(forwarder, BaseException):
+            raise forwarder
+        wanted.check()
+        try:
+            await self._start(forwarder)
+        except EngineError:  # as of a server that has died: there is nothing to share then
+            await self._expect_running(server, environment.image)
+            raise
+        await self._expect_running(server, environment.image)
+        await self._expect_running(forwarder, self._forwarder_image)
+        return self._folders.address(worker.id, FOREIGN_SOCKET)
+
+    async def _create(self, worker: Worker, environment: Environment, made: _Made, wanted: Wanted) -> str:
+        """Make folder and container; returns the container's id."""
+        await asyncio.to_thread(self._folders.make, worker.id)
+        made.folder = True
+        await self._sources.expect_volumes(environment)
+        if environment.server.is_foreign:
+            body = server_body(worker, environment, instance=self._instance)
+        else:
+            body = container_body(
+                worker,
+                environment,
+                instance=self._instance,
+                source=await self._sources.sockets(worker.id),
+                custom_tasks_source=await self._sources.custom_tasks(environment),
+            )
+        return await self._make(body, container_name(self._instance, environment.name, worker.id), made, wanted)
+
+    async def _create_forwarder(
+        self, worker: Worker, environment: Environment, beside: str, made: _Made, wanted: Wanted
+    ) -> str:
+        body = forwarder_body(
+            worker,
+            environment,
+            instance=self._instance,
+            source=await self._sources.sockets(worker.id),
+            beside=beside,
+            image=self._forwarder_image,
+        )
+        return await self._make(body, forwarder_name(self._instance, environment.name, worker.id), made, wanted)
+
+    async def _make(self, body: dict[str, Any], name: str, made: _Made, wanted: Wanted) -> str:
+        create = partial(calls.create, body=body, name=name)
+        wanted.check()
+        made.containers.append(name)  # even without an answer it may come to be
+        try:
+            try:
+                created: str = await self._engine.call(create)
+            except EngineError as error:
+                if not _is_image_missing(error):
+                    raise
+                await self._fetch(body["Image"], wanted)
+                created = await self._engine.call(create)
+        except EngineError as error:
+            if 400 <= error.status < 500:
+                made.containers.remove(name)  # a refusal: what bears that name, if anything, is not ours to undo
+            raise
+        made.containers[made.containers.index(name)] = created
+        return created
+
+    async def _start(self, container: str) -> None:
+        await self._engine.call(partial(APIClient.start, container=container))
+
+    async def _expect_running(self, container: str, image: str) -> None:
+        state = await self._engine.call(partial(calls.state, container=container))
+        if not state["Running"]:
+            log = await self._engine.call(partial(calls.logs, container=container, lines=DEAD_LOG_LINES))
+            raise StartFailed(f"{image} died at once ({_cause(state)})\n{log}".rstrip())
+
+    async def _fetch(self, image: str, wanted: Wanted) -> None:
+        if not is_from_registry(image):
+            raise StartFailed(
+                f"there is no image {image} on this engine: build it (ours with scripts/build-images), or pull it"
+            )
+        logger.info("image_pull image=%s", image)
+        await self._puller.call(partial(pull, image=image, wanted=wanted))
+
+    async def _has_images(self, environment: Environment) -> bool:
+        if environment.server.url:
+            return False
+        images = [environment.image, *([self._forwarder_image] if environment.server.is_foreign else [])]
+        return all([await self._engine.call(partial(calls.has_image, image=image)) for image in images])
+
+    async def _undo(self, id: WorkerId, made: _Made) -> None:
+        try:
+            removals = [self._engine.call(partial(calls.remove, container=one)) for one in made.containers]
+            _raise_first(await asyncio.gather(*removals, return_exceptions=True))
+        finally:  # a container that is left is found by its label; a folder without one is not
+            if made.folder:
+                await self._remove_folder(id)
+
+    async def _remove_folder(self, id: WorkerId) -> None:
+        try:
+            await asyncio.to_thread(self._folders.remove, id)
+        except BackendError as error:
+            # The worker is gone, which is what matters; to try again would end the same.
+            logger.error("worker_folder_left worker=%s error=%s", id, error)
+
+    async def _containers(self, id: WorkerId) -> list[dict[str, Any]]:
+        labels = [f"{LABEL_INSTANCE}={self._instance}", f"{LABEL_WORKER}={id}"]
+        return await self._engine.call(partial(calls.listed, labels=labels))
+
+    async def _finish(self, entry: dict[str, Any]) -> None:
+        """End a container and remove it; a forwarder has nothing to tidy up."""
+        if _role(entry) is not Role.FORWARDER:
+            await self._end(entry["Id"])
+        await self._engine.call(partial(calls.remove, container=entry["Id"]))
+
+    async def _end(self, container: str) -> None:
+        """Ask *container* to end and wait for it, without holding a thread meanwhile."""
+        ended = await self._engine.call(partial(calls.terminate, container=container))
+        try:
+            async with asyncio.timeout(self._grace_s):
+                while not ended:
+                    await asyncio.sleep(STOP_PAUSE_S)
+                    ended = not (await self._engine.call(partial(calls.state, container=container)))["Running"]
+        except TimeoutError:
+            logger.info("worker_killed container=%s grace_s=%.1f", container[:12], self._grace_s)
+
+    async def _probe(self, environment: Environment) -> None:
+        """Create a container, without starting it, whose folder was made by us just now.
+
+        Found by `found` like any worker, so that even one that is left by a crash here is removed by the next audit.
+        """
+        id = WorkerId(f"probe-{secrets.token_hex(4)}")
+        worker = Worker(id=id, environment=environment.name, digest=environment.digest(), slots=1)
+        made = _Made()
+
+        async def steps(wanted: Wanted) -> None:
+            container = await self._create(worker, environment, made, wanted)
+            if environment.server.is_foreign:
+                await self._create_forwarder(worker, environment, container, made, wanted)
+
+        async def undo() -> None:
+            await self._undo(id, made)
+
+        try:
+            await self._launches.run(steps, undo)
+        except EngineError as error:
+            raise BackendError(self._sources.explained(error, id, environment)) from error
+        await undo()
+
+    def _found(self, id: WorkerId, parts: list[dict[str, Any]]) -> Found:
+        labels: dict[str, str] = parts[0]["Labels"]
+        roles = {role for part in parts if (role := _role(part)) is not None}
+        return Found(
+            id=id,
+            environment=EnvironmentName(labels.get(LABEL_ENVIRONMENT, "")),
+            digest=labels.get(LABEL_DIGEST, ""),
+            address=self._folders.address(id, FOREIGN_SOCKET if roles else SOCKET_NAME),
+            running=(not roles or roles == _ROLES) and all(part["State"] in _RUNNING for part in parts),
+        )
+
+
+def _role(entry: dict[str, Any]) -> Role | None:
+    given = entry["Labels"].get(LABEL_ROLE)
+    return Role(given) if given in _ROLES else None
+
+
+def _raise_first(outcomes: Iterable[object]) -> None:
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+
+
+def _is_image_missing(error: EngineError) -> bool:
+    return error.status == 404 and "no such image" in str(error).lower()
+
+
+def _cause(state: dict[str, Any]) -> str:
+    return "out of memory" if state.get("OOMKilled") else f"exit status {state['ExitCode']}"

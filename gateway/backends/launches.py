@@ -1,0 +1,80 @@
+"""Launches that leave nothing behind: one undo at the top, for failures and for cancellations alike.
+
+A step in a thread, or a process that is being forked, cannot be cancelled. So the steps of a launch run in a task of
+their own which nobody cancels; a caller that is cancelled tells the steps that they are abandoned, they end at the
+next opportunity, and then the undo runs. Both go on even if the caller is cancelled a second time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+UNDO_S = 20.0
+"""How long a cancelled caller waits for the undo; to kill and remove a container takes 0.1 s on an idle engine."""
+
+
+class Abandoned(Exception):
+    """Nobody wants what is being launched any more."""
+
+
+class Wanted:
+    """Whether a launch is wanted still; may be asked in any thread."""
+
+    def __init__(self) -> None:
+        self._abandoned = threading.Event()
+
+    def abandon(self) -> None:
+        """Let `check` raise from now on."""
+        self._abandoned.set()
+
+    def check(self) -> None:
+        """Raise ``Abandoned`` if the launch was given up."""
+        if self._abandoned.is_set():
+            raise Abandoned
+
+
+class Launches:
+    """The launches under way, and what is being undone of those that failed."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def run(self, steps: Callable[[Wanted], Coroutine[Any, Any, T]], undo: Callable[[], Awaitable[None]]) -> T:
+        """Run *steps*; if they fail, or the caller is cancelled, run *undo* once they have ended."""
+        wanted = Wanted()
+        task = self._own(steps(wanted))
+        try:
+            return await asyncio.shield(task)
+        except BaseException:  # a cancellation too: whoever waited for the worker hung up
+            wanted.abandon()
+            cleaning = self._own(self._clean(task, undo))
+            await asyncio.wait({cleaning}, timeout=UNDO_S)
+            raise
+
+    async def drain(self, timeout_s: float) -> None:
+        """Wait, at most *timeout_s*, until nothing is under way."""
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=timeout_s)
+
+    async def _clean(self, steps: asyncio.Task[Any], undo: Callable[[], Awaitable[None]]) -> None:
+        await asyncio.wait({steps})
+        if not steps.cancelled():
+            steps.exception()  # looked at: its caller, which was cancelled, will not
+        try:
+            await undo()
+        except Exception:  # the failure that led here is the one to be raised; `Backend.found` shows what is left
+            logger.exception("launch_not_undone")
+
+    def _own(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task

@@ -1,0 +1,72 @@
+"""Two backends as one: servers that somebody else runs, and the one that starts all other workers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Collection
+
+from gateway.backends.static import StaticBackend
+from gateway.core.errors import BackendError
+from gateway.core.model import Environment, Found, Worker, WorkerId
+from gateway.core.ports import Backend
+
+logger = logging.getLogger(__name__)
+
+
+class RoutedBackend:
+    """Sends each environment, and each worker, to the backend that is its."""
+
+    def __init__(self, default: Backend, static: StaticBackend, environments: Collection[Environment]) -> None:
+        """*environments* says whether *default* is needed: a gateway with none of its own has no engine to ask."""
+        self._default = default
+        self._static = static
+        self._needs_default = any(not environment.server.url for environment in environments)
+
+    async def start(self, worker: Worker, environment: Environment) -> str:
+        """See ``Backend.start``."""
+        if environment.server.url:
+            return await self._static.start(worker, environment)
+        return await self._default.start(worker, environment)
+
+    async def stop(self, id: WorkerId) -> None:
+        """See ``Backend.stop``; a worker that another process noted is unknown to both, which is no error."""
+        if self._static.has(id):
+            await self._static.stop(id)
+        else:
+            await self._default.stop(id)
+
+    async def logs(self, id: WorkerId, *, lines: int = 20) -> str:
+        """See ``Backend.logs``."""
+        backend: Backend = self._static if self._static.has(id) else self._default
+        return await backend.logs(id, lines=lines)
+
+    async def found(self) -> list[Found]:
+        """List the workers of both.
+
+        Where no environment needs it, the default backend is asked still, for what a gateway with other environments
+        left there; but it need not answer.
+        """
+        static = await self._static.found()
+        try:
+            return [*static, *await self._default.found()]
+        except BackendError as error:
+            if self._needs_default:
+                raise
+            logger.debug("backend_not_asked error=%s", error)
+            return static
+
+    def deaths(self) -> AsyncIterator[WorkerId]:
+        """Follow the default backend's, as nobody tells of a static server's."""
+        return self._default.deaths() if self._needs_default else self._static.deaths()
+
+    async def check(self) -> None:
+        """Check the default backend, if an environment needs it."""
+        if self._needs_default:
+            await self._default.check()
+
+    async def aclose(self) -> None:
+        """Close both."""
+        try:
+            await self._static.aclose()
+        finally:
+            await self._default.aclose()

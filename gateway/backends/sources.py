@@ -1,0 +1,92 @@
+"""What is mounted into containers, as the engine sees it: its paths are not the gateway's where that is in one too."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from docker import APIClient
+
+from gateway.backends import calls
+from gateway.backends.container import custom_tasks
+from gateway.backends.engine import Engine, EngineError
+from gateway.backends.folders import SocketFolders
+from gateway.core.errors import StartFailed
+from gateway.core.model import Environment, WorkerId
+
+
+class Sources:
+    """Finds the sources of mounts; remembers where the engine keeps its volumes."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        folders: SocketFolders,
+        *,
+        volume: str | None,
+        custom_tasks_dir: Path | None,
+        custom_tasks_volume: str | None,
+    ) -> None:
+        """*volume* and *custom_tasks_volume*: what is mounted at the folders; None where the engine sees these."""
+        self._engine = engine
+        self._folders = folders
+        self._volume = volume
+        self._custom_tasks_dir = custom_tasks_dir.absolute() if custom_tasks_dir is not None else None
+        self._custom_tasks_volume = custom_tasks_volume
+        self._mountpoints: dict[str, str] = {}
+
+    async def sockets(self, id: WorkerId) -> str:
+        """The socket folder of worker *id*."""
+        if self._volume is None:
+            return str(self._folders.folder(id))
+        return f"{await self._mountpoint(self._volume)}/{id}"
+
+    async def custom_tasks(self, environment: Environment) -> str:
+        """The folder of its task modules; empty if there is none to mount.
+
+        Raises:
+            StartFailed: it has some, and the settings say of none where they are.
+        """
+        tasks = custom_tasks(environment)
+        if tasks is None:
+            return ""
+        if self._custom_tasks_volume is not None:
+            return f"{await self._mountpoint(self._custom_tasks_volume)}/{tasks.folder}"
+        if self._custom_tasks_dir is None:
+            raise StartFailed(f"environment {environment.name} has custom tasks, but custom_tasks_dir is not set")
+        return str(self._custom_tasks_dir / tasks.folder)
+
+    async def expect_volumes(self, environment: Environment) -> None:
+        """
+        Raises:
+            StartFailed: a volume of its ``environment.toml`` is missing; the engine would make one, which nobody
+                removes.
+        """
+        for volume in environment.volumes:
+            if volume.source.startswith("/"):
+                continue
+            if not await self._engine.call(partial(calls.has_volume, name=volume.source)):
+                raise StartFailed(
+                    f"there is no volume {volume.source}, to be mounted at {volume.target}; make it with: "
+                    f"docker volume create {volume.source}"
+                )
+
+    def explained(self, error: EngineError, id: WorkerId, environment: Environment) -> str:
+        """The engine's words; with what to do where it does not see something that is to be mounted."""
+        if "bind source path does not exist" not in str(error):
+            return str(error)
+        if any(str(error).endswith(f": {volume.source}") for volume in environment.volumes):
+            return f"{error} (the volumes in an environment.toml are paths of the engine's machine)"
+        if f"/{id}" not in str(error):  # so it is not the worker's own
+            return f"{error} (is the folder of custom tasks there, and does the engine see it under this path?)"
+        root = self._folders.root
+        if self._volume is not None:
+            return f"{error} (is volume {self._volume} mounted at {root} here?)"
+        return f"{error} (the engine must see {root} under the same path, or socket_volume must name its volume)"
+
+    async def _mountpoint(self, volume: str) -> str:
+        # Engines before 26 know no subpaths of volumes, so its folders are bound from where the engine keeps it.
+        if volume not in self._mountpoints:
+            found = await self._engine.call(partial(APIClient.inspect_volume, name=volume))
+            self._mountpoints[volume] = found["Mountpoint"]
+        return self._mountpoints[volume]

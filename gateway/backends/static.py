@@ -1,0 +1,97 @@
+"""Servers that somebody else runs (``[server] url``): nothing is started and nothing stopped.
+
+A worker of such an environment is a note that the server is used. The store has it; a gateway that is started again,
+or another replica, has none of its own, and asks the store (*known*): else its audit would take the worker for lost,
+and end sessions that go on over there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+
+from gateway.backends.deaths import Deaths
+from gateway.core.addresses import Kind, parse_address
+from gateway.core.errors import StartFailed
+from gateway.core.model import Environment, Found, Worker, WorkerId
+
+Known = Callable[[], Awaitable[Iterable[Worker]]]
+"""The workers that the store has, of whatever environment and state."""
+
+
+async def none_known() -> Iterable[Worker]:
+    """For a store that does not outlive this process."""
+    return ()
+
+
+class StaticBackend:
+    """Notes which servers are used."""
+
+    def __init__(self, known: Known = none_known) -> None:
+        """*known* tells of workers that other processes noted."""
+        self._known = known
+        self._noted: dict[WorkerId, Worker] = {}
+        self._deaths = Deaths()
+        self._closed = False
+
+    def has(self, id: WorkerId) -> bool:
+        """Whether worker *id* was noted here."""
+        return id in self._noted
+
+    async def start(self, worker: Worker, environment: Environment) -> str:
+        """Note the server; its URL is the address. Whether it answers is its upstream's to say."""
+        if self._closed:
+            raise StartFailed("the backend is closed")
+        url = environment.server.url
+        try:
+            parse_address(url)
+        except ValueError as error:
+            raise StartFailed(f"environment {environment.name}: {error}") from error
+        self._noted[worker.id] = Worker(
+            id=worker.id, environment=worker.environment, digest=worker.digest, slots=worker.slots, address=url
+        )
+        return url
+
+    async def stop(self, id: WorkerId) -> None:
+        """Forget it."""
+        self._noted.pop(id, None)
+
+    async def logs(self, id: WorkerId, *, lines: int = 20) -> str:
+        """Its log is its owner's."""
+        return ""
+
+    async def found(self) -> list[Found]:
+        """List those that were noted here or are known to the store.
+
+        All count as running: whether a server that somebody else runs is there is seen by using it.
+        """
+        known = {worker.id: worker for worker in await self._known() if is_static(worker.address)}
+        return [
+            Found(
+                id=worker.id,
+                environment=worker.environment,
+                digest=worker.digest,
+                address=worker.address,
+                running=True,
+            )
+            for worker in (known | self._noted).values()
+        ]
+
+    def deaths(self) -> AsyncIterator[WorkerId]:
+        """Nobody tells of any."""
+        return self._deaths.follow()
+
+    async def check(self) -> None:
+        """There is nothing that could be missing here."""
+
+    async def aclose(self) -> None:
+        """Let go; the servers go on."""
+        self._closed = True
+        self._deaths.close()
+
+
+def is_static(address: str) -> bool:
+    """Whether *address* is that of a server that somebody else runs."""
+    try:
+        return parse_address(address).kind is Kind.URL
+    except ValueError:
+        return False  # empty while a worker starts

@@ -1,0 +1,246 @@
+"""The command ``gateway``: thin; every command is a call on the API or a module."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import httpx
+import typer
+import uvloop
+from rich.console import Console
+from rich.table import Table
+
+from gateway import __version__, cli_tasks
+from gateway.app import read_all, read_files, serve
+from gateway.catalog import describe, load_catalog
+from gateway.cli_env import env_app
+from gateway.core.errors import ConfigError, GatewayError
+from gateway.core.model import SplitType
+from gateway.observe import logs
+from gateway.settings import load
+from gateway.tasks.importing import agentbench, humaneval, mbpp
+from gateway.tasks.importing.batch import gather
+from gateway.tasks.importing.entries import Entry
+from gateway.tasks.importing.writing import check_target, print_lines, write_lines
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="A gateway between RL trainers and environments.")
+tasks_app = typer.Typer(no_args_is_help=True, help="Work with files of tasks.")
+import_app = typer.Typer(no_args_is_help=True, help="Make task lines of a public benchmark's files.")
+tasks_app.add_typer(import_app, name="import")
+cli_tasks.mount(tasks_app)
+app.add_typer(tasks_app, name="tasks")
+app.add_typer(env_app, name="env")
+EXIT_CONFIG = 2
+
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="Write to this file, not to standard output.")]
+ForEnvironment = Annotated[str | None, typer.Option("--environment", "-e", help="Write to its task folder (--split).")]
+ToSplit = Annotated[str | None, typer.Option("--split", "-s", help="Of the environment; the file is SPLIT.jsonl.")]
+Force = Annotated[bool, typer.Option("--force", "-f", help="Overwrite a file that is there.")]
+Limit = Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Stop after this many tasks.")]
+SkipInvalid = Annotated[bool, typer.Option("--skip-invalid", help="Leave out entries that cannot be used.")]
+Part = Annotated[SplitType | None, typer.Option("--part", help="Only what the benchmark has for this.")]
+
+
+@app.command("serve")
+def serve_command(
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Serve a public address without keys.")] = False,
+    static: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=URL", help="A server that somebody else runs; may be repeated.")
+    ] = None,
+) -> None:
+    """Serve trainers until SIGTERM. Everything else is set by GATEWAY_ variables.
+
+    \b
+    Examples:
+      gateway serve
+      gateway serve --static counter=http://127.0.0.1:8000
+    """
+    settings = load(host=host, port=port, insecure=insecure or None, static=tuple(static) if static else None)
+    logs.configure(settings.log_level)
+    uvloop.run(serve(settings))
+
+
+@app.command()
+def node() -> None:
+    """Serve the engine gate: the only process that needs the Docker socket."""
+    from gateway.node import run_node  # the other commands need no Docker SDK
+
+    settings = load()
+    logs.configure(settings.log_level)
+    catalog, _ = read_files(settings, on_engine=True)
+    asyncio.run(run_node(settings, catalog, makes_folders=settings.node_makes_folders))
+
+
+@app.command()
+def check() -> None:
+    """Read settings, environments and tasks, say what they mean, and start nothing; static servers are asked."""
+    settings = load().checked()
+    catalog, tasks = asyncio.run(read_all(settings))
+    table = Table(title=f"{settings.backend} backend, store {settings.store.partition(':')[0]}")
+    for column in ("environment", "protocol", "isolation", "workers", "idle", "splits", "loosened"):
+        table.add_column(column)
+    for environment in catalog:
+        shown = describe(environment)
+        splits = [f"{s.name} {tasks.count(environment.name, s.name)}" for s in tasks.splits(environment.name)]
+        loosened = ", ".join(shown["loosened"]) or "nothing"
+        table.add_row(
+            environment.name,
+            shown["protocol"],
+            shown["isolation"],
+            shown["workers"],
+            f"{shown['idle_s']:g} s",
+            ", ".join(splits) or "none",
+            loosened,
+        )
+    Console().print(table)
+    typer.echo(f"default environment: {catalog.default.name}")
+
+
+@app.command()
+def ps(
+    url: Annotated[str, typer.Option(help="Of the gateway.", envvar="GATEWAY_URL")] = "http://127.0.0.1:8080",
+    key: Annotated[str, typer.Option(help="An operator's key.", envvar="GATEWAY_KEY")] = "",
+) -> None:
+    """Show a running gateway's workers and sessions."""
+    headers = {"X-API-Key": key} if key else {}
+    try:
+        with httpx.Client(base_url=url, headers=headers, timeout=10) as client:
+            workers = client.get("/admin/v1/workers").raise_for_status().json()["workers"]
+            sessions = client.get("/admin/v1/sessions").raise_for_status().json()["sessions"]
+    except httpx.HTTPError as error:
+        typer.echo(f"{url}: {error}", err=True)
+        raise typer.Exit(1) from None
+    _print_rows("workers", workers, ("id", "environment", "state", "used", "slots", "age_s"))
+    _print_rows("sessions", sessions, ("id", "name", "environment", "owner", "state", "worker", "task"))
+
+
+def _print_rows(title: str, rows: list[dict[str, object]], columns: tuple[str, ...]) -> None:
+    table = Table(*columns, title=f"{len(rows)} {title}")
+    for row in rows:
+        table.add_row(*(str(row[column]) for column in columns))
+    Console().print(table)
+
+
+@import_app.command("agentbench-os")
+def import_agentbench(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="AgentBench's data/os_interaction, or a checkout.")],
+    part: Part = None,
+    out: Out = None,
+    environment: ForEnvironment = None,
+    split: ToSplit = None,
+    limit: Limit = None,
+    force: Force = False,
+    skip_invalid: SkipInvalid = False,
+) -> None:
+    """Read AgentBench's OS-interaction items as tasks of the os environment.
+
+    The standard sets are its test, the development set its validation, the training set its train part.
+
+    \b
+    Examples:
+      gateway tasks import agentbench-os AgentBench --part test --out agentbench.jsonl
+      gateway tasks import agentbench-os AgentBench --part test -e os -s agentbench
+    """
+    entries = agentbench.read_agentbench(folder, part=part)
+    _import(entries, target=_target(out, environment, split), limit=limit, force=force, skip_invalid=skip_invalid)
+
+
+@import_app.command("humaneval")
+def import_humaneval(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="HumanEval.jsonl.gz, or unpacked.")],
+    out: Out = None,
+    environment: ForEnvironment = None,
+    split: ToSplit = None,
+    limit: Limit = None,
+    force: Force = False,
+    skip_invalid: SkipInvalid = False,
+) -> None:
+    """Read HumanEval as tasks of the coding environment; the file's solutions go into no task.
+
+    \b
+    Examples:
+      gateway tasks import humaneval HumanEval.jsonl.gz --limit 1
+      gateway tasks import humaneval HumanEval.jsonl.gz -e coding -s humaneval
+    """
+    entries = humaneval.read_humaneval(file)
+    _import(entries, target=_target(out, environment, split), limit=limit, force=force, skip_invalid=skip_invalid)
+
+
+@import_app.command("mbpp")
+def import_mbpp(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="mbpp.jsonl or sanitized-mbpp.json.")],
+    part: Part = None,
+    out: Out = None,
+    environment: ForEnvironment = None,
+    split: ToSplit = None,
+    limit: Limit = None,
+    force: Force = False,
+    skip_invalid: SkipInvalid = False,
+) -> None:
+    """Read MBPP as tasks of the coding environment; the file's solutions go into no task.
+
+    \b
+    Examples:
+      gateway tasks import mbpp sanitized-mbpp.json --part train > train.jsonl
+      gateway tasks import mbpp mbpp.jsonl --part test -e coding -s mbpp
+    """
+    entries = mbpp.read_mbpp(file, part=part)
+    _import(entries, target=_target(out, environment, split), limit=limit, force=force, skip_invalid=skip_invalid)
+
+
+def _import(
+    entries: Iterable[Entry], *, target: Path | None, limit: int | None, force: bool, skip_invalid: bool
+) -> None:
+    if target is not None:
+        check_target(target, force=force)
+    batch = gather(entries, limit=limit)
+    for line in (*batch.remarks(), *batch.complaints()):
+        typer.echo(line, err=True)
+    if batch.refused and not skip_invalid:
+        said = f"{len(batch.refused)} of {batch.entries} entries cannot be used; nothing was written"
+        raise ConfigError(f"{said} (--skip-invalid leaves them out)")
+    if not batch.lines:
+        raise ConfigError("no entry became a task; nothing was written")
+    if target is None:
+        print_lines(batch.lines)
+    else:
+        write_lines(target, batch.lines, force=force)
+    typer.echo(f"{batch.summary()}; written to {target or 'standard output'}", err=True)
+
+
+def _target(out: Path | None, environment: str | None, split: str | None) -> Path | None:
+    """The file to write; None is standard output."""
+    if out is not None and (environment or split):
+        raise ConfigError("--out is one place to write to, --environment and --split are another")
+    if environment is None or split is None:
+        if environment or split:
+            raise ConfigError("--environment and --split go together")
+        return None if out == Path("-") else out
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", split):
+        raise ConfigError(f"--split {split}: a split's name has letters, digits, dots, dashes and underscores")
+    folder = load_catalog(load().catalog_dir, names=(environment,)).default.tasks
+    if folder is None:
+        raise ConfigError(f"{environment} has no task folder: its environment.toml names none under [tasks]")
+    return folder / f"{split}.jsonl"
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(__version__)
+
+
+def main() -> None:
+    """Run the command; an error that an operator can mend is one line and exit status 2, never a trace."""
+    try:
+        app()
+    except GatewayError as error:
+        print(f"gateway: {error.detail}", file=sys.stderr)
+        sys.exit(EXIT_CONFIG)

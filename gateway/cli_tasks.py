@@ -1,0 +1,303 @@
+"""The commands ``gateway tasks …`` but for ``import``: write, check and sign tasks; add them to a running gateway."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from gateway.catalog import load_catalog
+from gateway.core.errors import ConfigError, TaskInvalid
+from gateway.settings import load
+from gateway.stores.memory_tasks import MemoryTaskStore
+from gateway.tasks.documents import listed, read_file
+from gateway.tasks.importing.writing import print_lines, write_lines
+from gateway.tasks.registry import TaskRegistry
+from gateway.tasks.run_time import RunTimeTasks
+from gateway.tasks.schema import json_schema, parse
+from gateway.tasks.signing import BadSignature, NotSigned, is_bundle, make_keys, read_private, read_trusted, sign
+from gateway.tasks.templates import template
+
+ASK_S = 30.0
+TRY_S = 180.0
+"""The longest wait for one task to be tried: longer than a gateway takes."""
+EXIT_UNREACHABLE = 1
+EXIT_REFUSED = 2
+ROUTE = "/admin/v1/tasks"
+
+Url = Annotated[str, typer.Option(help="Of the gateway.", envvar="GATEWAY_URL")]
+Key = Annotated[str, typer.Option(help="An operator's key.", envvar="GATEWAY_KEY")]
+For = Annotated[str, typer.Option("--environment", "-e", help="Of tasks that do not say an env_type.")]
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="Write to this file, not to standard output.")]
+LOCALHOST = "http://127.0.0.1:8080"
+
+
+def mount(app: typer.Typer) -> None:
+    """Add the commands to *app*."""
+    app.command("new")(new)
+    app.command("schema")(schema)
+    app.command("validate")(validate)
+    app.command("add")(add)
+    app.command("list")(list_tasks)
+    app.command("remove")(remove)
+    app.command("keygen")(keygen)
+    app.command("sign")(sign_command)
+    app.command("verify")(verify)
+
+
+def new(
+    environment: Annotated[str, typer.Argument(help="The environment's name.")],
+    id: Annotated[str, typer.Option("--id", help="Of the task.")] = "",
+    out: Out = None,
+    form: Annotated[str, typer.Option("--format", help="yaml, json or python.")] = "yaml",
+) -> None:
+    """Write a task to begin with.
+
+    \b
+    Examples:
+      gateway tasks new browser --id custom/login-test -o login.yaml
+      gateway tasks new browser --format python -o my_task.py
+    """
+    _write(out, template(environment, id=id, form=form))
+
+
+def schema(out: Out = None) -> None:
+    """Write the JSON Schema of a task."""
+    _write(out, schema_text(), force=True)  # what is there is an older schema
+
+
+def schema_text() -> str:
+    """The JSON Schema of a task, as docs/task.schema.json has it."""
+    return json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
+
+
+def validate(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE…", help=".json, .jsonl, .yaml; bundles too.")],
+    url: Annotated[str, typer.Option(help="Of a gateway that tries them.", envvar="GATEWAY_URL")] = "",
+    key: Key = "",
+    local: Annotated[bool, typer.Option("--local", help="Look at this machine's environments, not at --url.")] = False,
+    environment: For = "",
+) -> None:
+    """Check tasks: by the schema; with --url also by an episode of each, which is opened and ended.
+
+    With --local the environments of GATEWAY_CATALOG_DIR say what they take, and nothing is started.
+
+    \b
+    Examples:
+      gateway tasks validate login.yaml
+      gateway tasks validate tasks/*.jsonl -e math --local
+      gateway tasks validate login.yaml --url http://127.0.0.1:8080 --key KEY
+    """
+    tried = url and not local
+    checker = _local_checker() if local else None
+    complaints: list[str] = []
+    count = 0
+    for file in files:
+        try:
+            documents = _documents(file)
+        except TaskInvalid as error:
+            complaints += _lines(error)
+            continue
+        for where, document in documents:
+            count += 1
+            try:
+                _check(document, where, checker, environment)
+            except TaskInvalid as error:
+                complaints += _lines(error, where)
+                continue
+            if tried:
+                complaints += _try(url, key, where, document, environment)
+    for line in complaints:
+        typer.echo(line, err=True)
+    if complaints:
+        raise typer.Exit(EXIT_REFUSED)
+    typer.echo(f"{count} tasks: {'each was opened and ended' if tried else 'each fits the schema; none was tried'}")
+
+
+def add(
+    file: Annotated[Path, typer.Argument(help=".json, .jsonl, .yaml, or a bundle.")],
+    url: Url = LOCALHOST,
+    key: Key = "",
+    environment: For = "",
+    split: Annotated[str, typer.Option("--split", "-s", help="Add them to this split.")] = "",
+    replace: Annotated[bool, typer.Option("--replace", help="Of tasks with these ids.")] = False,
+    validated: Annotated[bool, typer.Option("--validate", help="Only if each can be opened.")] = False,
+) -> None:
+    """Add tasks to a running gateway, all or none: trainers can open them at once."""
+    documents = _whole(file)
+    query = {"environment": environment, "split": split}
+    flags = {"replace": replace, "validate": validated}
+    parameters = {name: value for name, value in query.items() if value} | {
+        name: "true" for name, value in flags.items() if value
+    }
+    timeout_s = TRY_S * 4 if validated else ASK_S
+    answer = _ask(url, key, "POST", ROUTE, timeout_s=timeout_s, params=parameters, json=documents)
+    for row in answer["tasks"]:
+        done = "replaced" if row["replaced"] else "added"
+        typer.echo(f"{done} {row['environment']} {row['id']} ({row['split']}/{row['index']})")
+
+
+def list_tasks(
+    url: Url = LOCALHOST,
+    key: Key = "",
+    environment: Annotated[str, typer.Option("--environment", "-e", help="Of this one only.")] = "",
+    tag: Annotated[str, typer.Option("--tag", "-t", help="With this tag only.")] = "",
+    split: Annotated[str, typer.Option("--split", "-s", help="Of this one only.")] = "",
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Stop after this many.")] = 100,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> None:
+    """List a running gateway's tasks, of files and of run time."""
+    parameters = {name: v for name, v in (("environment", environment), ("tag", tag), ("split", split)) if v}
+    rows: list[dict[str, Any]] = []
+    after: str | None = ""
+    while after is not None and len(rows) < limit:
+        page = {"after": after, "limit": str(min(1000, limit - len(rows)))}
+        answer = _ask(url, key, "GET", ROUTE, params={**parameters, **page})
+        rows += answer["tasks"]
+        after = answer["next"]
+    if as_json:
+        for row in rows:
+            typer.echo(json.dumps(row, ensure_ascii=False))
+        return
+    columns = ("environment", "split", "index", "id", "tags", "source", "signed_by")
+    table = Table(*columns, title=f"{len(rows)} tasks{', and there are more' if after is not None else ''}")
+    for row in rows:
+        shown = {**row, "tags": ", ".join(map(str, row["tags"]))}
+        table.add_row(*("" if shown[column] is None else str(shown[column]) for column in columns))
+    Console().print(table)
+
+
+def remove(
+    environment: Annotated[str, typer.Argument(help="The task's environment.")],
+    id: Annotated[str, typer.Argument(help="The task's id.")],
+    url: Url = LOCALHOST,
+    key: Key = "",
+) -> None:
+    """Remove a task that was added at run time; sessions that are open on it go on."""
+    path = httpx.URL("http://g").copy_with(path=f"{ROUTE}/{environment}/{id}").raw_path.decode()
+    _ask(url, key, "DELETE", path)
+    typer.echo(f"removed {environment} {id}")
+
+
+def keygen(file: Annotated[Path, typer.Argument(help="The private key; the public one gets .pub behind it.")]) -> None:
+    """Make a pair of keys to sign tasks with; the public one goes into the folder of GATEWAY_TASK_KEYS."""
+    public, id = make_keys(file)
+    typer.echo(f"{file}: the private key, keep it; {public}: the public key {id}")
+
+
+def sign_command(
+    file: Annotated[Path, typer.Argument(help=".json, .jsonl or .yaml.")],
+    key: Annotated[Path, typer.Option("--key", "-k", help="The private key.")],
+    out: Out = None,
+) -> None:
+    """Sign tasks: writes a bundle that cannot be changed unnoticed."""
+    documents = _documents(file)
+    for where, document in documents:
+        try:
+            parse(document)
+        except TaskInvalid as error:
+            raise TaskInvalid(error.problems, where=where) from None
+    bundle = sign([document for _, document in documents], read_private(key))
+    _write(out, json.dumps(bundle, ensure_ascii=False, indent=1) + "\n")
+
+
+def verify(
+    bundle: Annotated[Path, typer.Argument(help="What `gateway tasks sign` wrote.")],
+    keys: Annotated[Path, typer.Option("--keys", help="A public key, or a folder of them.")],
+) -> None:
+    """Check who signed a bundle, and that nobody changed it since."""
+    document = _whole(bundle)
+    try:
+        tasks, key = read_trusted(keys).verify(document)
+    except (NotSigned, BadSignature) as error:
+        raise ConfigError(f"{bundle}: {error.detail}") from None
+    typer.echo(f"{len(tasks)} tasks, signed with the key {key}")
+
+
+def _whole(file: Path) -> object:
+    """A file's tasks as one document to send: a bundle as it is."""
+    documents = [document for _, document in read_file(file)]
+    if len(documents) == 1 and is_bundle(documents[0]):
+        return documents[0]
+    return {"tasks": documents}
+
+
+def _documents(file: Path) -> list[tuple[str, object]]:
+    """A file's tasks, each with where it stands; of a bundle those in it, unverified."""
+    found: list[tuple[str, object]] = []
+    for where, document in read_file(file):
+        if is_bundle(document) and isinstance(document.get("tasks"), list):
+            found += [(f"{where}: {place}", task) for place, task in listed({"tasks": document["tasks"]})]
+        else:
+            found.append((where, document))
+    if not found:
+        raise TaskInvalid([("", "there is no task")], where=str(file))
+    return found
+
+
+def _local_checker() -> RunTimeTasks:
+    catalog = list(load_catalog(load().catalog_dir))
+    registry = TaskRegistry({}, env_types={one.name: one.env_types for one in catalog})
+    return RunTimeTasks(registry=registry, store=MemoryTaskStore(), environments=catalog)
+
+
+def _check(document: object, where: str, checker: RunTimeTasks | None, environment: str) -> None:
+    if checker is None:
+        parse(document)
+    else:
+        checker.check([("", document)], environment=environment)
+
+
+def _try(url: str, key: str, where: str, document: object, environment: str) -> list[str]:
+    parameters = {"environment": environment} if environment else {}
+    answer = _ask(url, key, "POST", f"{ROUTE}/validate", timeout_s=TRY_S, params=parameters, json=document, where=where)
+    return [f"{where}: {row['code']}: {row['detail']}" for row in answer["results"] if not row["ok"]]
+
+
+def _lines(error: TaskInvalid, where: str = "") -> list[str]:
+    """One line for each problem, with where it is."""
+    if not where:
+        return [error.detail]
+    return [f"{where}: {path}: {message}" if path else f"{where}: {message}" for path, message in error.problems]
+
+
+def _ask(
+    url: str, key: str, method: str, path: str, *, timeout_s: float = ASK_S, where: str = "", **request: Any
+) -> dict[str, Any]:
+    """The gateway's answer; what it refuses is told in its own words, with every problem, and ends the command."""
+    headers = {"X-API-Key": key} if key else {}
+    try:
+        with httpx.Client(base_url=url, headers=headers, timeout=timeout_s, trust_env=False) as client:
+            answer = client.request(method, path, **request)
+        body = answer.json() if answer.content else {}
+    except (httpx.HTTPError, ValueError) as error:
+        typer.echo(f"{url}: {error}", err=True)
+        raise typer.Exit(EXIT_UNREACHABLE) from None
+    if answer.is_success and isinstance(body, dict):
+        return body
+    said = body if isinstance(body, dict) else {}
+    for line in _said(said) or [f"status {answer.status_code}"]:
+        typer.echo(f"{where or url}: {line}", err=True)
+    raise typer.Exit(EXIT_REFUSED if answer.status_code < 500 else EXIT_UNREACHABLE)
+
+
+def _said(body: dict[str, Any]) -> Sequence[str]:
+    if problems := body.get("problems"):
+        return [f"{problem['path']}: {problem['message']}" for problem in problems]
+    if results := body.get("results"):
+        return [f"{row['id']}: {row['code']}: {row['detail']}" for row in results]
+    return [f"{body['detail']} ({body.get('code', '')})"] if "detail" in body else []
+
+
+def _write(out: Path | None, text: str, *, force: bool = False) -> None:
+    lines = text.rstrip("\n").encode().split(b"\n")
+    if out is None or out == Path("-"):
+        print_lines(lines)
+    else:
+        write_lines(out, lines, force=force)

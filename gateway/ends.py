@@ -1,0 +1,61 @@
+"""What breaks off a call: the end of its session, or of its time."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Literal
+
+Cause = Literal["ended", "late"]
+
+
+class BrokenOff(Exception):
+    """What was awaited was broken off, for *cause*."""
+
+    def __init__(self, cause: Cause) -> None:
+        super().__init__(cause)
+        self.cause = cause
+
+
+class Until:
+    """Breaks off what its task awaits inside, as ``asyncio.timeout`` does, for either of two causes.
+
+    One more task for each call, to be waited for beside them, would cost more than the call's own share.
+    """
+
+    __slots__ = ("_cancelling", "_cause", "_task", "_timer", "_watchers")
+
+    def __init__(self, watchers: set[Until], within_s: float) -> None:
+        """Join *watchers*, all of which are told when the session ends, from `__enter__` to `__exit__`."""
+        self._watchers = watchers
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, within_s), self._break_off, "late")
+        self._task: asyncio.Task[object] | None = None
+        self._cause: Cause | None = None
+        self._cancelling = 0
+
+    def __enter__(self) -> Until:
+        self._task = asyncio.current_task()
+        assert self._task is not None
+        self._cancelling = self._task.cancelling()
+        self._watchers.add(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._timer.cancel()
+        self._watchers.discard(self)
+        task, self._task = self._task, None
+        assert task is not None
+        # Somebody else may have cancelled the task, too: then that goes on.
+        if self._cause is not None and task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
+            raise BrokenOff(self._cause) from error
+
+    def end(self) -> None:
+        """The session has ended."""
+        self._break_off("ended")
+
+    def _break_off(self, cause: Cause) -> None:
+        if self._cause is None and self._task is not None:
+            self._cause = cause
+            self._task.cancel()

@@ -1,0 +1,99 @@
+"""Answers under way, wrapped: one that keeps its session busy, and one that was read already."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Literal
+
+from gateway.core.errors import UpstreamError, UpstreamGone
+from gateway.core.ports import Exchange, Headers
+
+Outcome = Literal["ok", "broken", "left"]
+"""Read to its end; broken off by its worker; left by its trainer."""
+
+
+async def read_whole(chunks: AsyncIterator[bytes], limit_bytes: int) -> bytes:
+    """Join *chunks*.
+
+    Raises:
+        UpstreamError: they exceed *limit_bytes*.
+    """
+    parts, size = [], 0
+    async for chunk in chunks:
+        size += len(chunk)
+        if size > limit_bytes:
+            raise UpstreamError(f"the worker's answer exceeds {limit_bytes} bytes")
+        parts.append(chunk)
+    return b"".join(parts)
+
+
+class BusyExchange:
+    """An exchange during which its session is busy."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        *,
+        explain: Callable[[UpstreamGone], Awaitable[None]],
+        ended: Callable[[Outcome], None],
+    ) -> None:
+        """Wrap *exchange*.
+
+        Args:
+            explain: told of a break; raises what explains it better.
+            ended: told once how it ended.
+        """
+        self._exchange = exchange
+        self._explain = explain
+        self._ended = ended
+        self._outcome: Outcome = "left"
+        self._is_closed = False
+        self.status = exchange.status
+        self.headers = exchange.headers
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the body as it comes; if the session was ended meanwhile, the break says so."""
+        try:
+            async for chunk in self._exchange.chunks():
+                yield chunk
+            self._outcome = "ok"
+        except UpstreamError as error:
+            self._outcome = "broken"
+            if isinstance(error, UpstreamGone):
+                await self._explain(error)
+            raise
+
+    async def read(self, limit_bytes: int) -> bytes:
+        """Read the whole body."""
+        return await read_whole(self.chunks(), limit_bytes)
+
+    async def aclose(self) -> None:
+        """End the exchange and the busy time. A worker goes on with a call whose trainer hung up; it is asked
+        before the session may expire."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            await self._exchange.aclose()
+        finally:
+            self._ended(self._outcome)
+
+
+class ReadExchange:
+    """An exchange whose body was read already."""
+
+    def __init__(self, status: int, headers: Headers, body: bytes) -> None:
+        self.status = status
+        self.headers = headers
+        self._body = body
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the body."""
+        yield self._body
+
+    async def read(self, limit_bytes: int) -> bytes:
+        """Return the body; it was bounded when it was read."""
+        return self._body[:limit_bytes]
+
+    async def aclose(self) -> None:
+        """Nothing is held any more."""

@@ -1,0 +1,1 @@
+"""Protocols towards trainers and people."""

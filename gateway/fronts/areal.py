@@ -1,0 +1,360 @@
+"""The AReaL front: the Task Server API at ``/areal/{environment}/api/…``, and ``/api/…`` for the default environment.
+
+An episode is a session whose name is the episode's id; its turns are counted in the store. The clients open a
+connection for each request, accept 200 only, and never try again: an error costs them the trajectory, often with the
+whole group. So a start rather waits than is refused, and what the environment refuses is an observation.
+
+Differences from the written API:
+* 503 with ``"status": "capacity"`` where nothing was begun for lack of room; 401 at the door where keys are asked for.
+* A step longer than the environment's ``step_s`` ends its episode: nobody can know any more what it did.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+import anyio
+from starlette.types import Receive, Scope, Send
+
+from gateway.catalog import Catalog
+from gateway.core.errors import (
+    GatewayError,
+    InvalidRequest,
+    SessionClosed,
+    SessionError,
+    SessionFailed,
+    SessionNotFound,
+    StoreUnavailable,
+    UnknownTask,
+    UpstreamError,
+    UpstreamGone,
+)
+from gateway.core.model import (
+    ActionType,
+    Areal,
+    Block,
+    CloseReason,
+    Environment,
+    EnvironmentName,
+    ObservationType,
+    Owner,
+    Setup,
+    Wire,
+    WorkerState,
+)
+from gateway.core.ports import Store
+from gateway.fronts.areal_bodies import Object, Start, read_action, read_episode_id, read_object, read_start
+from gateway.fronts.areal_errors import error_reply
+from gateway.fronts.areal_replies import Json, is_conversation, start_reply, step_reply
+from gateway.fronts.areal_samples import find_sample, split_of
+from gateway.fronts.areal_shown import shown_of
+from gateway.fronts.areal_turns import Turns
+from gateway.fronts.asgi import Attended, BodyTooLarge, HungUp, drop_body, header, read_body, respond_json
+from gateway.fronts.errors import retry_after
+from gateway.observe.metrics import Tally
+from gateway.offers import Offer, Offers
+from gateway.sessions import Sessions
+from gateway.tasks.run_time import RunTimeTasks
+
+logger = logging.getLogger(__name__)
+
+TEARDOWN_WAIT_S: Final = 2.0
+"""The last reply waits this long for the teardown, so that the slot is free for the next start; the rest goes on."""
+CLEANUP_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """One request: who asks what of which environment."""
+
+    scope: Scope
+    receive: Receive
+    owner: Owner
+    environment: Environment
+    body: Object
+
+
+class _Refusal(Exception):
+    """Ends a request that means nothing here."""
+
+    def __init__(self, status: int, error: str, detail: str) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.error = error
+        self.detail = detail
+
+
+class ArealFront:
+    """The Task Server API as an ASGI application."""
+
+    def __init__(
+        self,
+        *,
+        sessions: Sessions,
+        store: Store,
+        catalog: Catalog,
+        tasks: RunTimeTasks,
+        max_body_bytes: int,
+        tally: Callable[[EnvironmentName], Tally],
+        is_draining: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._sessions = sessions
+        self._store = store
+        self._catalog = catalog
+        self._run_time = tasks
+        self._offers = Offers(tasks.registry, followed=tasks, asked=sessions)
+        self._max_body_bytes = max_body_bytes
+        self._tally = tally
+        self._is_draining = is_draining
+        self._turns = Turns()
+        self._shown: dict[EnvironmentName, Areal] = {}
+        """As it was told last."""
+        self._routes: dict[tuple[str, ...], tuple[str, Callable[[_Asked], Awaitable[Json]]]] = {
+            ("task", "info"): ("GET", self._info),
+            ("health",): ("GET", self._health),
+            ("episode", "start"): ("POST", self._start),
+            ("episode", "step"): ("POST", self._step),
+            ("episode", "cancel"): ("POST", self._cancel),
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, whatever happens in the API's own form."""
+        named: dict[str, str] = {}
+        try:
+            await respond_json(send, 200, await self._answer(scope, receive, named))
+        except HungUp:
+            pass
+        except _Refusal as refusal:
+            await respond_json(send, refusal.status, {"error": refusal.error, "detail": refusal.detail})
+        except BodyTooLarge:
+            await drop_body(receive)
+            detail = f"the body exceeds {self._max_body_bytes} bytes"
+            await respond_json(send, 413, {"error": "body too large", "detail": detail}, [(b"connection", b"close")])
+        except GatewayError as error:
+            status, body = error_reply(error, named)
+            if status >= 500:
+                logger.warning("areal_failed path=%s status=%d error=%s", scope["path"], status, error.detail)
+            await respond_json(send, status, body, retry_after(error))
+        except Exception:  # protects the client: it gets a JSON body, and every other episode goes on
+            logger.exception("areal_broken path=%s", scope["path"])
+            body = {"error": "internal error", **named, "detail": "a fault of the gateway", "status": "internal"}
+            await respond_json(send, 500, body)
+
+    async def _answer(self, scope: Scope, receive: Receive, named: dict[str, str]) -> Json:
+        """Find the route and run it; *named* takes the episode that the request names, for error bodies."""
+        environment, rest = self._place(scope["path"])
+        if rest not in self._routes:
+            raise _Refusal(404, "no such route", f"there are {', '.join('/'.join(route) for route in self._routes)}")
+        method, handler = self._routes[rest]
+        if scope["method"] != method:
+            raise _Refusal(405, "method not allowed", f"{'/'.join(rest)} takes {method}")
+        body: Object = {}
+        if method == "POST":
+            body = read_object(await read_body(scope, receive, self._max_body_bytes))
+            if isinstance(episode := body.get("episode_id"), str):
+                named["episode_id"] = episode
+        return await handler(_Asked(scope, receive, scope["gateway.owner"], environment, body))
+
+    def _place(self, path: str) -> tuple[Environment, tuple[str, ...]]:
+        # Empty segments do not count: clients of this API follow no redirect, not even for a slash at the end.
+        match [segment for segment in path.split("/") if segment]:
+            case ["areal", name, "api", *rest]:
+                environment = self._catalog.get(name)
+                if environment is None:
+                    known = ", ".join(known.name for known in self._catalog)
+                    raise _Refusal(404, "unknown environment", f"there is no {name[:64]!r}; there are {known}")
+                return environment, tuple(rest)
+            case ["api", *rest]:
+                return self._catalog.default, tuple(rest)
+            case _:
+                raise _Refusal(404, "no such route", "episodes are at /areal/{environment}/api/… and /api/…")
+
+    # -- the task and the server ----------------------------------------------------------------------------------
+
+    async def _info(self, asked: _Asked) -> Json:
+        environment = asked.environment
+        async with Attended(asked.scope, asked.receive):  # an image is asked what it is, and how many tasks it has
+            shown, count = await shown_of(self._sessions, environment), await self._count(environment)
+            return self._described(environment, shown, count)
+        raise HungUp
+
+    def _described(self, environment: Environment, shown: Areal, count: int) -> Json:
+        is_text = shown.observation_type in (ObservationType.TEXT, ObservationType.MESSAGES)
+        return {
+            "name": shown.name or environment.name,
+            "num_samples": count,
+            "max_episode_length": shown.max_turns,
+            "observation_type": "text" if is_text else shown.observation_type.value,
+            "action_type": ActionType(shown.action_type).value,
+            "description": shown.description or environment.description or environment.name,
+        }
+
+    async def _count(self, environment: Environment) -> int:
+        await self._offers.refresh()
+        return await self._offers.count(environment, await split_of(self._offers, environment))
+
+    async def _health(self, asked: _Asked) -> Json:
+        if self._is_draining():
+            raise _Refusal(503, "draining", "this replica takes no new episodes: it is about to stop")
+        load = (await self._store.load()).get(asked.environment.name)
+        workers = load.workers if load is not None else ()
+        tally = self._tally(asked.environment.name)
+        return {
+            "status": "healthy",
+            "active_episodes": sum(entry.used for entry in workers),
+            "task_name": asked.environment.areal.name or asked.environment.name,
+            "starting": sum(entry.worker.state is WorkerState.STARTING for entry in workers),
+            "queued": load.waiting if load is not None else 0,
+            "boxes": len(workers),
+            "expired": tally.expired,
+            "leaked": tally.leaked,
+        }
+
+    # -- an episode -----------------------------------------------------------------------------------------------
+
+    async def _start(self, asked: _Asked) -> Json:
+        wish = read_start(asked.body)
+        episode = str(uuid.uuid4())
+        async with Attended(asked.scope, asked.receive) as trainer:
+            loop = asyncio.get_running_loop()
+            deadline = loop.time() + asked.environment.areal.start_s
+            offer = await self._sample(_patient(asked.environment), wish.sample)
+            setup = _setup(asked.environment, wish, offer)
+            if self._offers.is_limited(asked.environment, setup):
+                await self._run_time.admit(setup.spec, asked.environment.name)
+            shown = await shown_of(self._sessions, asked.environment)
+            blocks = await self._opened(asked, episode, offer, setup, deadline)
+            if asked.environment.wire is Wire.AREAL and is_conversation(blocks):  # its ``task/info`` has no word for it
+                shown = replace(shown, observation_type=ObservationType.MESSAGES)
+            if not trainer.left:
+                return start_reply(shown, episode, blocks, sample=wish.as_sent, task=offer.spec)
+            await self._undo(asked.owner, episode)
+        raise HungUp
+
+    async def _sample(self, environment: Environment, sample: str) -> Offer:
+        """The task of a sample; of ids that the gateway does not hold, the environment's workers are asked."""
+        try:
+            return await find_sample(self._offers, environment, sample)
+        except UnknownTask:
+            if self._offers.asks(environment) or sample.isdecimal():
+                raise
+            if sample not in (await self._sessions.registered(environment)).tasks:
+                raise
+            return Offer(spec={"id": sample})
+
+    async def _opened(self, asked: _Asked, episode: str, offer: Offer, setup: Setup, deadline: float) -> list[Block]:
+        """Open the session and wait for its prompt; nothing is left of it when that fails, or the trainer leaves."""
+        loop = asyncio.get_running_loop()
+        try:
+            await self._sessions.open(
+                owner=asked.owner,
+                name=episode,
+                environment=asked.environment,
+                setup=setup,
+                fingerprint=episode,
+                task=offer.place,
+                within_s=max(0.0, deadline - loop.time()),
+            )
+        except InvalidRequest as error:
+            if offer.is_images and not offer.split:  # only the image knows which samples it has
+                raise UnknownTask(error.detail) from error
+            # Otherwise the task is ours, so the fault is too.
+            raise UpstreamError(f"the environment refuses this sample: {error.detail}") from error
+        except SessionError as error:
+            raise UpstreamGone(f"the worker was lost while the episode began: {error.detail}", sent=True) from error
+        try:
+            return await self._sessions.prompt(asked.owner, episode, within_s=max(0.0, deadline - loop.time()))
+        except BaseException as error:  # a cancellation too: the trainer hung up
+            await self._undo(asked.owner, episode)
+            if isinstance(error, SessionError):
+                raise UpstreamGone(f"the worker was lost while the episode began: {error.detail}", sent=True) from error
+            raise
+
+    async def _undo(self, owner: Owner, episode: str) -> None:
+        # Unshielded, an anyio scope that was cancelled would cancel each await of the cleanup again.
+        with anyio.move_on_after(CLEANUP_S, shield=True), contextlib.suppress(StoreUnavailable):
+            await self._sessions.end(owner, episode, CloseReason.OPEN_FAILED, wait_s=TEARDOWN_WAIT_S)
+
+    async def _step(self, asked: _Asked) -> Json:
+        episode, action = read_episode_id(asked.body), read_action(asked.body)
+        owner, shown = asked.owner, await self._shown_in_step(asked.environment)
+        key = header(asked.scope, b"idempotency-key") or ""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + shown.step_s
+        async with self._turns.one(owner, episode, within_s=shown.step_s):
+            await self._check(asked, episode)
+            result = None
+            async with Attended(asked.scope, asked.receive):
+                try:
+                    left_s = max(0.0, deadline - loop.time())
+                    result = await self._sessions.act(owner, episode, action, within_s=left_s, key=key or None)
+                except UpstreamError as error:
+                    is_told = isinstance(error, SessionFailed)
+                    await self._lose(owner, episode, CloseReason.SESSION_FAILED if is_told else CloseReason.WORKER_LOST)
+                    raise
+                except SessionClosed as error:
+                    if error.reason != CloseReason.WORKER_LOST.value:
+                        raise
+                    raise UpstreamGone("the worker died during this step; the episode is lost", sent=True) from error
+            if result is None:
+                raise HungUp
+            if result.reason == "episode_finished":  # by a step whose reply, or whose end here, was lost
+                await self._sessions.end(owner, episode, CloseReason.DELETED, wait_s=TEARDOWN_WAIT_S)
+                raise SessionNotFound(episode)
+            turn = await self._sessions.count_turn(owner, episode, key=key)
+            reply = step_reply(shown, episode, action, result, turn)
+            if reply["done"]:
+                await self._sessions.end(owner, episode, CloseReason.DELETED, wait_s=TEARDOWN_WAIT_S)
+            return reply
+
+    async def _shown_in_step(self, environment: Environment) -> Areal:
+        """How the environment is shown; a server that does not tell just now costs nobody an episode."""
+        with contextlib.suppress(GatewayError):
+            self._shown[environment.name] = await shown_of(self._sessions, environment)
+        return self._shown.get(environment.name, environment.areal)
+
+    async def _lose(self, owner: Owner, episode: str, reason: CloseReason) -> None:
+        """End an episode that broke, or of which nobody knows what was done in it; its trainer hears so from now on."""
+        with contextlib.suppress(StoreUnavailable):
+            await self._sessions.end(owner, episode, reason, wait_s=0)
+
+    async def _cancel(self, asked: _Asked) -> Json:
+        episode = read_episode_id(asked.body)
+        await self._check(asked, episode)
+        if not await self._sessions.end(asked.owner, episode, CloseReason.DELETED, wait_s=TEARDOWN_WAIT_S):
+            raise SessionNotFound(episode)
+        return {"status": "cancelled", "episode_id": episode}
+
+    async def _check(self, asked: _Asked, episode: str) -> None:
+        """
+        Raises:
+            SessionNotFound, SessionClosed: there is no such episode of this environment.
+        """
+        _, environment = await self._sessions.find(asked.owner, episode)
+        if environment.name != asked.environment.name:
+            raise SessionNotFound(episode)
+
+
+def _setup(environment: Environment, wish: Start, offer: Offer) -> Setup:
+    seed: int | None = wish.seed
+    if offer.is_images and "seed" in offer.spec and "seed" not in wish.config:
+        seed = None  # the task is told apart by its own
+    return Setup(
+        spec=offer.spec,
+        seed=seed,
+        config=dict(wish.config) or None,
+        split=offer.worker_split,
+        index=offer.worker_index,
+    )
+
+
+def _patient(environment: Environment) -> Environment:
+    """The environment for questions: who asks a worker waits no longer for one than its client does for the start."""
+    open_s = min(environment.timeouts.open_s, environment.areal.start_s)
+    return replace(environment, timeouts=replace(environment.timeouts, open_s=open_s))

@@ -1,0 +1,184 @@
+"""What all fronts need of ASGI: bounded bodies, JSON answers, and an end when the trainer hangs up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Protocol
+
+from starlette.types import Message, Receive, Scope, Send
+
+DROP_BYTES = 256 * 2**20
+DROP_S = 10.0
+"""How much of a body that is too large is read, and for how long, before its sender is told."""
+JSON_TYPE = (b"content-type", b"application/json")
+
+
+class BodyTooLarge(Exception):
+    """The request's body exceeds the limit."""
+
+
+class HungUp(Exception):
+    """The trainer closed the connection before its request was complete."""
+
+
+def header(scope: Scope, name: bytes) -> str | None:
+    """The value of a request header, decoded as HTTP does; None if absent."""
+    for key, value in scope["headers"]:
+        if key == name:
+            return bytes(value).decode("latin-1")
+    return None
+
+
+def headers(scope: Scope, name: bytes) -> list[str]:
+    """All values of a request header that may stand more than once."""
+    return [bytes(value).decode("latin-1") for key, value in scope["headers"] if key == name]
+
+
+async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
+    """Read the request's body.
+
+    Raises:
+        BodyTooLarge: it exceeds, or announces more than, *limit_bytes*.
+        HungUp: the trainer left.
+    """
+    announced = header(scope, b"content-length")
+    if announced is not None and announced.isdigit() and int(announced) > limit_bytes:
+        raise BodyTooLarge
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        raise HungUp
+    body: bytes = message.get("body", b"")
+    if not message.get("more_body", False):
+        if len(body) > limit_bytes:
+            raise BodyTooLarge
+        return body
+    parts, size = [body], len(body)
+    while message.get("more_body", False):
+        if size > limit_bytes:
+            raise BodyTooLarge
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise HungUp
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+    if size > limit_bytes:
+        raise BodyTooLarge
+    return b"".join(parts)
+
+
+async def drop_body(receive: Receive) -> None:
+    """Read on, within bounds: a client whose connection is closed while it sends never gets to read the answer."""
+    dropped = 0
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DROP_S):
+            while dropped < DROP_BYTES:
+                message = await receive()
+                dropped += len(message.get("body", b""))
+                if not message.get("more_body", False):
+                    return
+
+
+async def respond(send: Send, status: int, body: bytes, extra: Sequence[tuple[bytes, bytes]] = (JSON_TYPE,)) -> None:
+    """Send a complete answer; *extra* are its headers besides the length."""
+    length = (b"content-length", str(len(body)).encode())
+    await send({"type": "http.response.start", "status": status, "headers": [length, *extra]})
+    await send({"type": "http.response.body", "body": body})
+
+
+def denial(send: Send) -> Send:
+    """Turn an HTTP answer into the refusal of a WebSocket's upgrade, which the server must know to send as one."""
+
+    async def deny(message: Message) -> None:
+        await send({**message, "type": f"websocket.{message['type']}"})
+
+    return deny
+
+
+async def respond_json(send: Send, status: int, value: object, extra: Sequence[tuple[bytes, bytes]] = ()) -> None:
+    """Send *value* as compact JSON."""
+    await respond(send, status, dump(value), (JSON_TYPE, *extra))
+
+
+def dump(value: object) -> bytes:
+    """Compact JSON in UTF-8; what JSON has no word for (NaN, infinity, a lone surrogate) becomes null or an escape."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError:
+        return json.dumps(_finite(value), separators=(",", ":")).encode()
+    except ValueError:
+        return dump(_finite(value))
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    return [_finite(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+
+
+class Connection(Protocol):
+    """A client's connection, as the server shows it in ``scope["gateway.connection"]``."""
+
+    is_lost: bool
+    on_lost: Callable[[], None] | None
+    """Set by whoever works for the client now; called once when it goes."""
+
+
+class Attended:
+    """Ends the work inside when the trainer hangs up.
+
+    ``left`` then is True, and the cancellation stays inside. Look at ``left`` after acquiring something: a client
+    library may have swallowed the cancellation.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        """Watch the connection of *scope*; where the server does not show it, by *receive* in a task."""
+        self._connection: Connection | None = scope.get("gateway.connection")
+        self._receive = receive
+        self._watcher: asyncio.Future[Any] | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self.left = False
+
+    async def __aenter__(self) -> Attended:
+        self._task = asyncio.current_task()
+        if self._connection is None:
+            self._watcher = asyncio.ensure_future(self._watch())
+            self._watcher.add_done_callback(self._on_watched)
+        elif self._connection.is_lost:
+            self._on_lost()
+        else:
+            self._connection.on_lost = self._on_lost
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        assert self._task is not None
+        if self._connection is not None:
+            self._connection.on_lost = None
+        if self._watcher is not None:
+            self._watcher.remove_done_callback(self._on_watched)
+            self._watcher.cancel()
+        task, self._task = self._task, None  # a callback that is on its way already must not cancel what comes next
+        if self.left and task.uncancel() <= 0:
+            return kind is not None and issubclass(kind, asyncio.CancelledError)
+        return False
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    def _on_watched(self, watcher: asyncio.Future[Any]) -> None:
+        if not watcher.cancelled():
+            self._on_lost()
+
+    def _on_lost(self) -> None:
+        if self._task is not None:
+            self.left = True
+            self._task.cancel()

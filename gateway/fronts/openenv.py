@@ -1,0 +1,148 @@
+"""The OpenEnv front: each environment as an OpenEnv server at ``/openenv/{environment}``.
+
+Clients speak over the WebSocket ``/ws``, where a connection is an attachment: each reset on it ends one session and
+opens the next. ``/mcp`` has the tools over JSON-RPC, HTTP the rest.
+
+Differences from a stock server:
+* Nothing is opened at connect; the first reset takes a slot, waiting for one in turn. Where it finds none in time it
+  is told ``CAPACITY_REACHED`` as there.
+* A step before the first reset, or after the episode was lost, is one ``SESSION_ERROR``, and the socket stays.
+* ``reset`` understands ``task``: an id, or a task as an object.
+* Where an image of somebody else's speaks OpenEnv itself, its own frames go through; see `openenv_relayed`.
+* No web interface; no harness.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from urllib.parse import parse_qs
+
+from starlette.types import Receive, Scope, Send
+
+from gateway.catalog import Catalog
+from gateway.core.errors import GatewayError
+from gateway.core.model import Environment, Owner
+from gateway.core.ports import Store
+from gateway.fronts.asgi import BodyTooLarge, HungUp, drop_body, respond_json
+from gateway.fronts.errors import status_of
+from gateway.fronts.openenv_episodes import Admit, Episodes
+from gateway.fronts.openenv_frames import Refused
+from gateway.fronts.openenv_http import HttpRefusal, HttpRoutes
+from gateway.fronts.openenv_ids import Attachments, SessionIds
+from gateway.fronts.openenv_mcp import Mcp
+from gateway.fronts.openenv_peer import Left, Peer
+from gateway.fronts.openenv_relayed import Relayed
+from gateway.fronts.openenv_socket import Sockets
+from gateway.fronts.openenv_tasks import TaskChooser
+from gateway.fronts.ors_bodies import Unprocessable
+from gateway.offers import Offers, Refreshing
+from gateway.sessions import Sessions
+from gateway.tasks.registry import TaskRegistry
+
+logger = logging.getLogger(__name__)
+
+
+class OpenEnvFront:
+    """OpenEnv's protocol as an ASGI application for ``http`` and ``websocket``."""
+
+    def __init__(
+        self,
+        *,
+        sessions: Sessions,
+        store: Store,
+        catalog: Catalog,
+        tasks: TaskRegistry,
+        secret: bytes,
+        max_body_bytes: int,
+        admit: Admit | None = None,
+        refresh: Callable[[], Awaitable[object]] | None = None,
+        is_draining: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Wire the front.
+
+        Args:
+            secret: What session ids are proved with: the same at all replicas.
+            max_body_bytes: Of HTTP requests; frames are bounded by the server.
+            admit: Lets a task begin, or raises ``TaskRateLimited``.
+            refresh: Fetches tasks that other replicas were given, before one is said to be unknown.
+        """
+        self._catalog = catalog
+        self._max_body_bytes = max_body_bytes
+        ids, attachments = SessionIds(secret), Attachments()
+        offers = Offers(tasks, followed=Refreshing(refresh), asked=sessions)
+        chooser = TaskChooser(offers=offers, asked=sessions, catalog=catalog)
+        episodes = Episodes(sessions=sessions, store=store, chooser=chooser, admit=admit, is_draining=is_draining)
+        relayed = Relayed(sessions=sessions, episodes=episodes)
+        mcp = Mcp(episodes=episodes, relayed=relayed, ids=ids, attachments=attachments)
+        self._sockets = Sockets(
+            episodes=episodes,
+            relayed=relayed,
+            mcp=mcp,
+            ids=ids,
+            attachments=attachments,
+            current=lambda environment: catalog.named(environment.name),
+        )
+        self._http = HttpRoutes(
+            episodes=episodes, relayed=relayed, mcp=mcp, ids=ids, offers=offers, max_body_bytes=max_body_bytes
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one socket, or answer one request."""
+        if scope["type"] == "websocket":
+            await self._socket(scope, receive, send)
+        else:
+            await self._request(scope, receive, send)
+
+    async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        environment, rest = self._place(scope["path"])
+        if environment is None or rest not in (("ws",), ("mcp",)):
+            await send(
+                {"type": "websocket.close", "code": 1008}
+            )  # before it is accepted: 403, as stock servers have it
+            return
+        await receive()  # the wish to connect
+        peer = Peer(receive, send)
+        owner: Owner = scope["gateway.owner"]
+        with contextlib.suppress(Left):
+            await peer.accept()
+            if rest == ("mcp",):
+                await self._sockets.rpc(peer, owner, environment)
+            else:
+                wanted = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("session_id")
+                await self._sockets.gym(peer, owner, environment, wanted[-1] if wanted else None)
+
+    async def _request(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            environment, rest = self._place(scope["path"])
+            if environment is None:
+                known = ", ".join(known.name for known in self._catalog)
+                raise HttpRefusal(404, f"there is no such environment; there are {known}")
+            await self._http.answer(scope, receive, send, environment, rest)
+        except HungUp:
+            pass
+        except HttpRefusal as refusal:
+            await respond_json(send, refusal.status, {"detail": refusal.detail}, refusal.extra)
+        except Unprocessable as error:
+            await respond_json(send, 422, {"detail": list(error.entries)})
+        except Refused as refused:
+            detail = list(refused.entries) or refused.message
+            await respond_json(send, refused.status, {"detail": detail, "code": refused.code.value})
+        except BodyTooLarge:
+            await drop_body(receive)
+            detail = f"the body exceeds {self._max_body_bytes} bytes"
+            await respond_json(send, 413, {"detail": detail}, [(b"connection", b"close")])
+        except GatewayError as error:
+            await respond_json(send, status_of(error), {"detail": error.detail})
+        except Exception:  # protects the client: it gets a JSON body, and every other episode goes on
+            logger.exception("openenv_broken path=%s", scope["path"])
+            await respond_json(send, 500, {"detail": "a fault of the gateway"})
+
+    def _place(self, path: str) -> tuple[Environment | None, tuple[str, ...]]:
+        # Empty segments do not count: a base URL may end in a slash.
+        match [segment for segment in path.split("/") if segment]:
+            case ["openenv", name, *rest]:
+                return self._catalog.get(name), tuple(rest)
+            case _:
+                return None, ()

@@ -1,0 +1,248 @@
+"""Which task a reset means: an id, a task as an object, split and index, a seed, or none of these.
+
+A task is looked up, checked and admitted before anything is touched: whatever is wrong here leaves the episode that
+runs as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from gateway.catalog import Catalog
+from gateway.core.errors import EnvironmentUnavailable, GatewayError, UnknownTask, WrongEnvironment
+from gateway.core.model import Environment, Registered, Wire
+from gateway.fronts.openenv_frames import Json, ResetWish
+from gateway.offers import Asked, Offer, Offers
+from gateway.tasks.schema import parse
+
+NAME_MAX: Final = 200
+"""Of what is told of a task to people."""
+ASKED_S: Final = 10.0
+"""How long an id that the gateway does not hold waits for a worker to ask: what holds all slots may be its client."""
+ASK_PAUSE_S: Final = 0.5
+GAPS_MAX: Final = 1000
+"""How many removed tasks in a row are passed over in search of one that is there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """The task that a reset means."""
+
+    spec: Mapping[str, Any]
+    id: str | None = None
+    split: str | None = None
+    index: int | None = None
+    is_images: bool = False
+    """The image has it by itself: split and index are its own words."""
+
+    @property
+    def place(self) -> str:
+        """Its name for people: its id, else split and index."""
+        if self.id is None and self.split is not None:
+            return f"{self.split}/{self.index}"
+        return (self.id or "")[:NAME_MAX]
+
+    @property
+    def told(self) -> Json:
+        """What a trainer is told of it."""
+        known = {"task_id": self.place or None, "split": self.split, "index": self.index}
+        return {name: value for name, value in known.items() if value is not None}
+
+
+class TaskChooser:
+    """Finds tasks among those on offer, and among those that an environment's workers know by themselves."""
+
+    def __init__(self, *, offers: Offers, asked: Asked, catalog: Catalog) -> None:
+        """*asked*: who asks an environment's workers for theirs."""
+        self._offers = offers
+        self._workers = asked
+        self._catalog = catalog
+
+    async def choose(self, environment: Environment, wish: ResetWish) -> Chosen:
+        """Find the task of *wish*.
+
+        Raises:
+            UnknownTask, WrongEnvironment, TaskInvalid: there is none; it is another environment's; it is malformed.
+        """
+        task = wish.task
+        if isinstance(task, dict):
+            if task.keys() != {"id"} or not isinstance(task["id"], str):
+                return await self._inline(environment, task)
+            task = task["id"]
+        if isinstance(task, str):
+            return await self._by_id(environment, task, prefer=wish.split or environment.openenv.split)
+        if self._offers.asks(environment):
+            return await self._by_place_of_image(environment, wish)
+        return await self._offers.sure(lambda: self._by_place(environment, wish))
+
+    def passes_place(self, environment: Environment, wish: ResetWish) -> bool:
+        """Whether *wish* names no task but in words that the image's own reset understands, or leaves it to the image.
+
+        Such a reset is the image's matter: nobody looks its task up, and nothing of ours is added.
+        """
+        if environment.wire is not Wire.OPENENV or wish.task is not None or not self._offers.asks(environment):
+            return False
+        given = {key for key in ("split", "index") if getattr(wish, key) is not None}
+        if wish.split is not None and wish.split in self._registered_splits(environment):
+            return False
+        return given <= set(environment.resets.keys)
+
+    def _registered_splits(self, environment: Environment) -> list[str]:
+        return [split.name for split in self._offers.registry.splits(environment.name)]
+
+    async def _inline(self, environment: Environment, task: Json) -> Chosen:
+        """A task that the client sent whole."""
+        if self._offers.asks(environment):
+            own = await self._offers.recognised(environment, task)
+            # What an image hands out may be of any form; what it does not know as its own has the form of all tasks.
+            if own.is_images or (environment.wire is not Wire.OPENENV and not task.get("env_type")):
+                return _chosen(own)
+        _refuse_stranger(environment, task)
+        checked = parse(task, isolation=environment.isolation)
+        return Chosen(spec=checked.to_dict(), id=checked.id)
+
+    async def _by_id(self, environment: Environment, id: str, *, prefer: str) -> Chosen:
+        names = list(_spellings(environment, id))
+        with contextlib.suppress(UnknownTask):
+            return _chosen(await self._offers.find(environment, *names, prefer=prefer))
+        self._refuse_other_environments(environment, id)
+        if self._offers.asks(environment):
+            return await self._of_image(environment, id, names)
+        try:
+            known = await self._asked(environment)
+        except GatewayError as error:
+            raise UnknownTask(
+                f"Unknown task: {id[:NAME_MAX]} (no worker could be asked for it: {error.detail})"
+            ) from error
+        for name in names:
+            if name in known.tasks:
+                return Chosen(spec={"id": name}, id=name)
+        self._refuse_known_elsewhere(environment, id)
+        failed = "; ".join(f"{module}: {reason}" for module, reason in known.failed.items())
+        told = f" (modules that did not load: {failed})" if failed else ""
+        raise UnknownTask(f"Unknown task: {id[:NAME_MAX]}{told}")
+
+    async def _of_image(self, environment: Environment, id: str, names: list[str]) -> Chosen:
+        self._refuse_known_elsewhere(environment, id)
+        for name in reversed(names):  # without the environment's name first: an AReaL server is asked for any
+            offer = await self._offers.images_own(environment, name)
+            if offer is None and environment.wire is Wire.OPENENV:
+                offer = await self._offers.recognised(environment, {"id": name})
+            if offer is not None and offer.is_images:
+                return _chosen(offer)
+        raise UnknownTask(f"Unknown task: {id[:NAME_MAX]}")
+
+    async def _asked(self, environment: Environment) -> Registered:
+        """What its workers know; while they are just being replaced, their successors are waited for."""
+        deadline = time.monotonic() + ASKED_S
+        while True:
+            left_s = max(0.0, deadline - time.monotonic())
+            timeouts = replace(environment.timeouts, open_s=min(left_s, environment.timeouts.open_s))
+            try:
+                return await self._workers.registered(replace(environment, timeouts=timeouts))
+            except EnvironmentUnavailable:
+                if time.monotonic() + ASK_PAUSE_S >= deadline:
+                    raise
+            await asyncio.sleep(ASK_PAUSE_S)
+
+    def _refuse_known_elsewhere(self, environment: Environment, id: str) -> None:
+        try:
+            self._offers.registry.get(environment.name, id)
+        except WrongEnvironment:
+            raise
+        except UnknownTask:
+            return
+
+    def _refuse_other_environments(self, environment: Environment, id: str) -> None:
+        prefix = id.partition("/")[0]
+        for other in self._catalog:
+            if other.name != environment.name and prefix in (other.name, *other.env_types):
+                raise WrongEnvironment(
+                    f"task {id[:NAME_MAX]!r} is one of environment {other.name!r}, not of {environment.name!r}"
+                )
+
+    def _by_place(self, environment: Environment, wish: ResetWish) -> Chosen:
+        tasks = self._offers.registry
+        splits = self._registered_splits(environment)
+        if wish.split is None and wish.index is None and not splits:
+            return Chosen(spec={})  # an environment without tasks: what it begins with is its own matter
+        split = _split(environment, wish, splits)
+        for index in _places(split, tasks.count(environment.name, split), wish):
+            try:
+                task = tasks.task(environment.name, split, index)
+            except UnknownTask:
+                if wish.index is not None:
+                    raise
+                continue  # it was removed; indices never shift
+            return _chosen(Offer(spec=task, split=split, index=index))
+        raise UnknownTask(f"split {split!r} has no task")
+
+    async def _by_place_of_image(self, environment: Environment, wish: ResetWish) -> Chosen:
+        if self.passes_place(environment, wish):
+            return Chosen(spec={}, split=wish.split, index=wish.index)
+        splits = [split.name for split in await self._offers.splits(environment)]
+        if wish.split is not None and wish.split not in splits:
+            await self._offers.refresh()
+            splits = [split.name for split in await self._offers.splits(environment)]
+        if wish.split is None and wish.index is None and not splits:
+            return Chosen(spec={})
+        split = _split(environment, wish, splits)
+        for index in _places(split, await self._offers.count(environment, split), wish):
+            try:
+                return _chosen(await self._offers.at(environment, split, index))
+            except UnknownTask:
+                if wish.index is not None:
+                    raise
+        raise UnknownTask(f"split {split!r} has no task")
+
+
+def _chosen(offer: Offer) -> Chosen:
+    id = offer.spec.get("id")
+    return Chosen(
+        spec=offer.spec,
+        id=id if isinstance(id, str) else None,
+        split=offer.split or None,
+        index=offer.index,
+        is_images=offer.is_images,
+    )
+
+
+def _split(environment: Environment, wish: ResetWish, splits: list[str]) -> str:
+    """The split that *wish* means. Raises ``UnknownTask``."""
+    split = wish.split if wish.split is not None else Offers.usual(splits, environment.openenv.split)
+    if split not in splits:
+        raise UnknownTask(f"Invalid split: there is no {split[:NAME_MAX]!r}; there are {', '.join(splits)}")
+    return split
+
+
+def _places(split: str, count: int, wish: ResetWish) -> Iterator[int]:
+    """The indices to try, in their order. Raises ``UnknownTask``."""
+    if wish.index is not None:
+        if not -count <= wish.index < count:
+            raise UnknownTask(f"Invalid index: {wish.index}; split {split!r} has {count} tasks")
+        return iter((wish.index % count,))
+    if count == 0:
+        raise UnknownTask(f"split {split!r} has no task")
+    first = random.randrange(count) if wish.seed is None else wish.seed % count
+    return ((first + step) % count for step in range(min(count, GAPS_MAX)))
+
+
+def _spellings(environment: Environment, id: str) -> Iterator[str]:
+    """What *id* may be kept as: itself, and without the environment's name in front of it."""
+    yield id
+    prefix, slash, rest = id.partition("/")
+    if slash and rest and prefix in (environment.name, *environment.env_types):
+        yield rest
+
+
+def _refuse_stranger(environment: Environment, task: Mapping[str, Any]) -> None:
+    """Refuse a task that says it is another environment's."""
+    kind = task.get("env_type")
+    if isinstance(kind, str) and kind not in (environment.name, *environment.env_types):
+        raise WrongEnvironment(f"env_type: the task is one of environment {kind[:64]!r}, not of {environment.name!r}")

@@ -1,0 +1,481 @@
+"""The ORS front: owns the host's root, as the SDKs drop path prefixes.
+
+Calls pass through as bytes. Everything else is answered here: discovery from the task registry, sessions through
+`gateway.sessions`.
+
+Differences from the reference servers, on purpose:
+* Once a byte of a call went to a worker no status >= 500 is answered: both SDKs repeat those, and the tool would run
+  twice. It is 410 before the headers, an ``error`` event after them.
+* Bare paths are served directly instead of by a 308.
+* A path that names another environment than the session's is 409 (setting ``strict_paths``).
+* A create by split and index without a name, with several environments, is bound by its first request's path
+  (setting ``lazy_binding``): one SDK never names the environment there, and would be served by the wrong one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import uuid
+from collections.abc import Sequence
+from typing import Any, Final
+from urllib.parse import quote
+
+from starlette.types import Receive, Scope, Send
+
+from gateway import __version__
+from gateway.catalog import Catalog
+from gateway.core.errors import (
+    GatewayError,
+    InvalidRequest,
+    SessionClosed,
+    SessionExists,
+    SessionNotFound,
+    UnknownEnvironment,
+    UnknownTask,
+    UpstreamError,
+    UpstreamGone,
+)
+from gateway.core.model import Environment, Owner, Setup
+from gateway.core.ports import Exchange
+from gateway.environment_files import OPERATIONS, ROOT_ROUTES
+from gateway.fronts import sse
+from gateway.fronts.asgi import (
+    Attended,
+    BodyTooLarge,
+    HungUp,
+    drop_body,
+    header,
+    headers,
+    read_body,
+    respond,
+    respond_json,
+)
+from gateway.fronts.errors import ORS_STATUS, retry_after, status_of
+from gateway.fronts.ors_bodies import (
+    CreateSession,
+    Unprocessable,
+    is_json,
+    parse_json,
+    read_secrets,
+    validate,
+)
+from gateway.fronts.ors_pending import Pending, PendingCreates
+from gateway.fronts.ors_tasks import OrsTasks
+from gateway.offers import Offers
+from gateway.sessions import Sessions
+from gateway.tasks.run_time import RunTimeTasks
+
+logger = logging.getLogger(__name__)
+
+MAX_ANSWER_BYTES: Final = 64 * 2**20
+"""Of a prompt or a tool list; calls are streamed and not bounded here."""
+STARTING_PAUSE_S: Final = 0.5
+
+_POSTS = frozenset(("tasks", "num_tasks", "task", "task_range", "call", "score_group"))
+_ROOT_POSTS = frozenset(("create", "delete", "create_session", "delete_session", "ping"))
+_ABSENT = frozenset(("docs", "redoc", "openapi.json"))
+_ONCE = frozenset(("call", "score_group"))
+"""Operations that must not be repeated, and so never answer with a status >= 500."""
+_NO_SESSION = "Active environment not found"
+
+
+class _Answer(Exception):
+    """Ends a request with this answer."""
+
+    def __init__(self, status: int, detail: Any, extra: Sequence[tuple[bytes, bytes]] = ()) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+        self.extra = extra
+
+
+class OrsFront:
+    """The ORS protocol as an ASGI application."""
+
+    def __init__(
+        self,
+        *,
+        sessions: Sessions,
+        catalog: Catalog,
+        tasks: RunTimeTasks,
+        max_body_bytes: int,
+        lazy_binding: bool = True,
+        strict_paths: bool = True,
+        strip_platform_keys: bool = True,
+    ) -> None:
+        self._sessions = sessions
+        self._catalog = catalog
+        self._run_time = tasks
+        self._offers = Offers(tasks.registry, followed=tasks, asked=sessions)
+        self._tasks = OrsTasks(self._offers, catalog=catalog, strip_platform_keys=strip_platform_keys)
+        self._max_body_bytes = max_body_bytes
+        self._strict_paths = strict_paths
+        self._pending = PendingCreates() if lazy_binding and len(catalog) > 1 else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; every error becomes the protocol's own body."""
+        try:
+            await self._dispatch(scope, receive, send)
+        except _Answer as answer:
+            await respond_json(send, answer.status, {"detail": answer.detail}, answer.extra)
+        except Unprocessable as error:
+            await respond_json(send, 422, {"detail": list(error.entries)})
+        except BodyTooLarge:
+            await drop_body(receive)
+            limit = self._max_body_bytes
+            await respond_json(send, 413, {"detail": f"the body exceeds {limit} bytes"}, [(b"connection", b"close")])
+        except HungUp:
+            pass
+        except GatewayError as error:
+            await respond_json(send, status_of(error, ORS_STATUS), {"detail": error.detail}, retry_after(error))
+
+    # -- routes ---------------------------------------------------------------------------------------------------
+
+    async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path: str = scope["path"].lstrip("/")
+        if path.endswith("/"):
+            raise _Answer(307, "Temporary Redirect", [(b"location", _without_slash(scope))])
+        first, _, rest = path.partition("/")
+        name = first.lower()
+        if name in ROOT_ROUTES and not rest:
+            await self._root(name, scope, receive, send)
+        elif (environment := self._catalog.get(name)) is not None and rest in OPERATIONS:
+            await self._operation(first, environment, rest, scope, receive, send)
+        elif name in OPERATIONS and not rest:
+            await self._operation("", self._meant(scope), name, scope, receive, send)
+        else:
+            raise _Answer(404, "Not Found")
+
+    async def _root(self, name: str, scope: Scope, receive: Receive, send: Send) -> None:
+        if name in _ABSENT:
+            raise _Answer(404, "Not Found")
+        _require(scope, "POST" if name in _ROOT_POSTS else "GET")
+        if name == "health":
+            await respond_json(send, 200, {"status": "ok"})
+        elif name == "version":
+            await respond_json(send, 200, {"version": __version__, "build_sha": None})
+        elif name == "list_environments":
+            await respond_json(send, 200, [environment.name for environment in self._catalog])
+        elif name == "create_session":
+            await self._create_session(scope, receive, send)
+        elif name == "create":
+            await self._create(scope, receive, send)
+        elif name == "ping":
+            await self._ping(scope, send)
+        elif name == "delete":
+            await self._delete(scope, send)
+        else:  # delete_session: keeps no state, so there is nothing to delete
+            await respond_json(send, 200, {"sid": _sid(scope)})
+
+    async def _operation(
+        self, segment: str, environment: Environment, name: str, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        _require(scope, "POST" if name in _POSTS else "GET")
+        if name in ("call", "prompt", "task_tools", "messages", "score_group"):
+            await self._in_session(segment, name, scope, receive, send)
+        elif name == "tools":
+            async with Attended(scope, receive):
+                await respond(send, 200, await self._sessions.tools(environment))
+        elif name == "splits":
+            await self._offers.refresh()
+            async with Attended(scope, receive):
+                splits = await self._offers.splits(environment)
+                await respond_json(send, 200, [{"name": split.name, "type": split.type.value} for split in splits])
+        else:
+            body = await read_body(scope, receive, self._max_body_bytes)
+            env_name, content_type = segment or environment.name, header(scope, b"content-type")
+            if name != "task":  # a listing shows what is new; one task that is not known is looked for
+                await self._offers.refresh()
+            async with Attended(scope, receive):
+                try:
+                    answer = await self._tasks.discover(name, environment, env_name, body, content_type)
+                except UnknownTask as error:
+                    raise _Answer(400, error.detail) from None
+                await respond(send, 200, answer)
+
+    def _meant(self, scope: Scope) -> Environment:
+        """The environment that a request means which names none: by ``X-Deployment``, else the default one."""
+        deployment = header(scope, b"x-deployment") or ""
+        return self._catalog.get(deployment.rstrip("/").rpartition("/")[2].strip()) or self._catalog.default
+
+    # -- sessions -------------------------------------------------------------------------------------------------
+
+    async def _create_session(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await read_body(scope, receive, self._max_body_bytes)
+        wish = parse_json(body) if body and is_json(header(scope, b"content-type")) else None
+        if isinstance(wish, dict) and wish.get("env"):
+            # Variables of a container need a container for this session alone; to drop them silently would be worse.
+            raise _Answer(400, "env_overrides are not supported here: pass secrets or task configuration instead")
+        name = str(uuid.uuid4())
+        accept = header(scope, b"accept") or ""
+        if "application/json" in accept and "text/event-stream" not in accept:
+            await respond_json(send, 200, {"sid": name})
+            return
+        answer = sse.event("task_id", name) + sse.event("end", "")
+        await send({"type": "http.response.start", "status": 200, "headers": list(sse.HEADERS)})
+        await send({"type": "http.response.body", "body": answer})
+
+    async def _create(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await read_body(scope, receive, self._max_body_bytes)
+        sid = _sid_after_json(scope, body)
+        wish = validate(CreateSession, body, header(scope, b"content-type"))
+        owner: Owner = scope["gateway.owner"]
+        try:
+            pending = await self._run_time.sure(lambda: self._wished(wish, scope, owner, sid))
+            if pending.environment is None:
+                if self._pending is not None and not self._pending.add(owner, sid, pending):
+                    raise SessionExists(sid)
+                await respond_json(send, 200, {"sid": sid})
+                return
+            if self._pending is not None and self._pending.get(owner, sid) is not None:
+                raise SessionExists(sid)
+            setup, task = await self._resolved(pending, pending.environment, scope, receive)
+        except (UnknownEnvironment, UnknownTask, InvalidRequest, _Answer):
+            if await self._is_active(owner, sid):
+                raise _Answer(400, "Session already exists") from None
+            raise
+        except SessionExists:
+            raise _Answer(400, "Session already exists") from None
+        async with Attended(scope, receive) as trainer:
+            await self._admit(setup, pending.environment)
+            try:
+                await self._sessions.open(
+                    owner=owner,
+                    name=sid,
+                    environment=pending.environment,
+                    setup=setup,
+                    fingerprint=pending.fingerprint,
+                    task=task,
+                )
+            except SessionExists:
+                raise _Answer(400, "Session already exists") from None
+            if trainer.left:
+                await self._sessions.close(owner, sid)
+                raise HungUp
+            await respond_json(send, 200, {"sid": sid})
+
+    def _wished(self, wish: CreateSession, scope: Scope, owner: Owner, sid: str) -> Pending:
+        """Work out what a create asks for; its environment is None if its first request is to tell.
+
+        Raises:
+            UnknownEnvironment, UnknownTask, InvalidRequest
+        """
+        environment: Environment | None
+        if wish.env_name is not None:
+            environment = self._catalog.named(wish.env_name)
+        else:
+            environment = self._meant(scope)
+            by_reference = wish.task_spec is None
+            if self._pending is not None and by_reference and header(scope, b"x-deployment") is None:
+                environment = None
+        secrets = read_secrets(header(scope, b"x-secrets"), wish.secrets)
+        if wish.toolset_name is not None:
+            raise InvalidRequest(f"unknown toolset {wish.toolset_name!r}; valid options are []")
+        pending = Pending(environment=environment, wish=wish, secrets=secrets, fingerprint=_fingerprint(wish, secrets))
+        if environment is None:
+            self._tasks.refuse_nowhere(wish)
+        return pending
+
+    async def _resolved(
+        self, pending: Pending, environment: Environment, scope: Scope, receive: Receive
+    ) -> tuple[Setup, str]:
+        """The task of a create; where its image is asked for it, no longer than the trainer waits."""
+        if not self._offers.asks(environment):
+            return await self._tasks.setup(pending, environment)
+        found = None
+        async with Attended(scope, receive):
+            found = await self._tasks.setup(pending, environment)
+        if found is None:
+            raise HungUp
+        return found
+
+    async def _admit(self, setup: Setup, environment: Environment) -> None:
+        if self._offers.is_limited(environment, setup):
+            await self._run_time.admit(setup.spec, environment.name)
+
+    async def _is_active(self, owner: Owner, sid: str) -> bool:
+        if self._pending is not None and self._pending.get(owner, sid) is not None:
+            return True
+        try:
+            await self._sessions.find(owner, sid)
+        except (SessionNotFound, SessionClosed):
+            return False
+        return True
+
+    async def _ping(self, scope: Scope, send: Send) -> None:
+        sid, owner = _sid(scope), scope["gateway.owner"]
+        if self._pending is None or self._pending.get(owner, sid) is None:
+            try:
+                await self._sessions.touch(owner, sid)
+            except (SessionNotFound, SessionClosed):
+                raise _Answer(404, _NO_SESSION) from None
+        await respond_json(send, 200, {"status": "ok"})
+
+    async def _delete(self, scope: Scope, send: Send) -> None:
+        sid, owner = _sid(scope), scope["gateway.owner"]
+        if self._pending is None or self._pending.pop(owner, sid) is None:
+            await self._sessions.close(owner, sid)
+        await respond_json(send, 200, {"sid": sid})
+
+    async def _bind(self, owner: Owner, sid: str, environment: Environment) -> None:
+        """Open a session whose create named no environment, now that its first request does."""
+        pending = self._pending.get(owner, sid) if self._pending is not None else None
+        if pending is None or self._pending is None:
+            return
+        async with pending.lock:
+            if self._pending.get(owner, sid) is not pending:
+                return  # another request has bound it meanwhile
+            setup, task = await self._tasks.setup(pending, environment)
+            await self._admit(setup, environment)
+            await self._sessions.open(
+                owner=owner,
+                name=sid,
+                environment=environment,
+                setup=setup,
+                fingerprint=pending.fingerprint,
+                task=task,
+            )
+            self._pending.pop(owner, sid)
+
+    # -- operations in a session ----------------------------------------------------------------------------------
+
+    async def _in_session(self, segment: str, name: str, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await read_body(scope, receive, self._max_body_bytes) if name in _ONCE else b""
+        sid = _sid_after_json(scope, body)
+        owner: Owner = scope["gateway.owner"]
+        async with Attended(scope, receive):
+            try:
+                if self._pending is not None:
+                    await self._bind(owner, sid, self._catalog.get(segment) or self._meant(scope))
+                if segment and self._strict_paths:
+                    await self._refuse_other_environment(owner, sid, segment)
+                await self._pass_on(owner, sid, name, scope, body, send)
+            except SessionNotFound:
+                _refuse_malformed(scope, body)
+                raise _Answer(404, _NO_SESSION) from None
+
+    async def _refuse_other_environment(self, owner: Owner, sid: str, segment: str) -> None:
+        _, environment = await self._sessions.find(owner, sid)
+        if environment.name != segment.lower():
+            raise _Answer(409, f"the session is one of environment {environment.name!r}, not of {segment!r}")
+
+    async def _pass_on(self, owner: Owner, sid: str, name: str, scope: Scope, body: bytes, send: Send) -> None:
+        loop = asyncio.get_running_loop()
+        _, environment = await self._sessions.find(owner, sid)
+        deadline = loop.time() + environment.timeouts.call_s
+        while True:
+            try:
+                exchange = await self._sessions.forward(owner, sid, name, body=body, headers=scope["headers"])
+            except UpstreamError as error:
+                raise _as_order(error, name) from error
+            try:
+                if _is_starting(exchange) and loop.time() < deadline:
+                    # Its setup runs, and nothing else did: not every SDK waits for that by itself.
+                    await asyncio.sleep(STARTING_PAUSE_S)
+                    continue
+                await self._copy(exchange, name, send, deadline)
+                return
+            finally:
+                await exchange.aclose()
+
+    async def _copy(self, exchange: Exchange, name: str, send: Send, deadline: float) -> None:
+        kind = next((value for key, value in exchange.headers if key == b"content-type"), b"")
+        if not kind.startswith(b"text/event-stream"):
+            await self._copy_whole(exchange, name, send)
+            return
+        passed = [*exchange.headers, (b"connection", b"keep-alive")]
+        await send({"type": "http.response.start", "status": exchange.status, "headers": passed})
+        try:
+            async with asyncio.timeout_at(deadline):
+                async for chunk in exchange.chunks():
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        except (GatewayError, TimeoutError) as error:
+            reason = (
+                error.detail if isinstance(error, GatewayError) else "the call took longer than its environment allows"
+            )
+            logger.warning("call_broken operation=%s error=%s", name, reason)
+            # The blank line ends an event that broke off in its middle.
+            await send(
+                {"type": "http.response.body", "body": b"\r\n\r\n" + sse.event("error", reason), "more_body": True}
+            )
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _copy_whole(self, exchange: Exchange, name: str, send: Send) -> None:
+        try:
+            body = await exchange.read(MAX_ANSWER_BYTES)
+        except UpstreamError as error:
+            raise _as_order(error, name) from error
+        may_have_run = name in _ONCE and exchange.status >= 500 and not _is_starting(exchange)
+        status = 410 if may_have_run else exchange.status
+        passed = [pair for pair in exchange.headers if pair[0] in (b"content-type", b"retry-after", b"x-backend-state")]
+        await respond(send, status, body, passed)
+
+
+def _as_order(error: UpstreamError, name: str) -> Exception:
+    """Say a worker's failure so that no SDK runs the step again.
+
+    Only where no byte had gone out it is 503: nothing ran, and the SDKs may come again.
+    """
+    if name not in _ONCE:
+        return error
+    if isinstance(error, UpstreamGone) and not error.sent:
+        return _Answer(503, error.detail, [(b"retry-after", b"1")])
+    return _Answer(410, f"{error.detail}; the call may have run")
+
+
+def _is_starting(exchange: Exchange) -> bool:
+    return exchange.status == 503 and (b"x-backend-state", b"starting") in list(exchange.headers)
+
+
+def _require(scope: Scope, method: str) -> None:
+    if scope["method"] != method:
+        raise _Answer(405, "Method Not Allowed", [(b"allow", method.encode())])
+
+
+def _sid(scope: Scope) -> str:
+    values = {value.strip() for value in headers(scope, b"x-session-id")}
+    if len(values) > 1:
+        raise _Answer(400, "X-Session-ID header is given twice")
+    sid = values.pop() if values else ""
+    if not sid:
+        raise _Answer(400, "X-Session-ID header is required")
+    if len(sid) > MAX_SID_CHARS:
+        raise _Answer(400, f"X-Session-ID is longer than {MAX_SID_CHARS} characters")
+    return sid
+
+
+MAX_SID_CHARS: Final = 1024
+"""Far beyond any SDK's (36); it is kept in the store."""
+
+
+def _sid_after_json(scope: Scope, body: bytes) -> str:
+    """The session's id; a malformed body is told first, as the reference servers do."""
+    try:
+        return _sid(scope)
+    except _Answer:
+        _refuse_malformed(scope, body)
+        raise
+
+
+def _refuse_malformed(scope: Scope, body: bytes) -> None:
+    if body and is_json(header(scope, b"content-type")):
+        parse_json(body)
+
+
+def _fingerprint(wish: CreateSession, secrets: dict[str, str]) -> str:
+    text = json.dumps([wish.model_dump(exclude={"secrets"}), sorted(secrets.items())], sort_keys=True)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _without_slash(scope: Scope) -> bytes:
+    """The address without its slash: absolute, as the reference servers say it; relative below a key in the path."""
+    if scope.get("gateway.keyed"):
+        last = scope["path"].rstrip("/").rpartition("/")[2]
+        return b"../" + quote(last).encode()
+    host = header(scope, b"host") or "localhost"
+    path: bytes = (scope.get("raw_path") or scope["path"].encode()).rstrip(b"/")
+    query = b"?" + scope["query_string"] if scope.get("query_string") else b""
+    return f"{scope.get('scheme', 'http')}://{host}".encode("latin-1") + path + query

@@ -1,0 +1,175 @@
+"""ORS request bodies: closed models, and validation errors in the protocol's exact form.
+
+The reference servers validate with pydantic behind FastAPI; the same models here give the same entries.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping
+from typing import Any, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from gateway.core.errors import InvalidRequest
+
+_NOT_ONE_SOURCE = "Provide either task_spec or both split and index, not both/neither"
+_HALF_A_PAIR = "split and index must both be provided together"
+
+PLATFORM_SECRETS = frozenset(("api_key", "OPENREWARD_API_KEY"))
+"""One SDK adds the caller's own platform key to every session under these names."""
+
+
+class Unprocessable(Exception):
+    """A body that is not what it should be; ``entries`` is the 422 answer's ``detail``."""
+
+    def __init__(self, *entries: Mapping[str, Any]) -> None:
+        super().__init__(entries)
+        self.entries = entries
+
+
+class _Closed(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class CreateSession(_Closed):
+    """Body of ``/create``; ``seed`` and ``config`` are ours."""
+
+    env_name: str | None = None
+    task_spec: dict[str, Any] | None = None
+    split: str | None = None
+    index: int | None = None
+    secrets: dict[str, str] | None = None
+    toolset_name: str | None = None
+    seed: int | None = None
+    config: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _exactly_one_source(self) -> Self:
+        given = (self.split is not None, self.index is not None)
+        if self.task_spec is None and given != (True, True):
+            raise ValueError(_NOT_ONE_SOURCE)
+        if self.task_spec is not None and given == (True, True):
+            raise ValueError(_NOT_ONE_SOURCE)
+        if self.task_spec is not None and any(given):
+            raise ValueError(_HALF_A_PAIR)
+        return self
+
+
+class OfSplit(_Closed):
+    """Body of ``/tasks`` and ``/num_tasks``."""
+
+    split: str
+
+
+class OfTask(_Closed):
+    """Body of ``/task``."""
+
+    split: str
+    index: int
+
+
+class OfRange(_Closed):
+    """Body of ``/task_range``."""
+
+    split: str
+    start: int | None = None
+    stop: int | None = None
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def parse_json(body: bytes) -> Any:
+    """Parse a body that should be JSON.
+
+    Raises:
+        Unprocessable: it is not; the offset is in characters, as the reference counts.
+    """
+    try:
+        return json.loads(body)
+    except json.JSONDecodeError as error:
+        raise _json_invalid(error.pos, error.msg) from None
+    except UnicodeDecodeError as error:
+        raise _json_invalid(error.start, "not UTF-8") from None
+    except (RecursionError, ValueError) as error:
+        raise _json_invalid(0, str(error)) from None
+
+
+def is_json(content_type: str | None) -> bool:
+    """Whether a content type says JSON; parameters are allowed."""
+    kind = (content_type or "").partition(";")[0].strip().lower()
+    return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
+
+
+def validate(model: type[Model], body: bytes, content_type: str | None) -> Model:
+    """Turn a body into *model*.
+
+    Raises:
+        Unprocessable: with the entries that the reference servers answer.
+    """
+    if not body:
+        raise Unprocessable({"type": "missing", "loc": ["body"], "msg": "Field required", "input": None})
+    value = parse_json(body) if is_json(content_type) else body.decode("utf-8", "replace")
+    if not isinstance(value, dict):
+        raise Unprocessable(
+            {
+                "type": "model_attributes_type",
+                "loc": ["body"],
+                "msg": "Input should be a valid dictionary or object to extract fields from",
+                "input": value,
+            }
+        )
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise Unprocessable(*(_entry(dict(entry)) for entry in error.errors(include_url=False))) from None
+
+
+def _entry(entry: dict[str, Any]) -> dict[str, Any]:
+    answer = {"type": entry["type"], "loc": ["body", *entry["loc"]], "msg": entry["msg"], "input": entry["input"]}
+    if "ctx" in entry:
+        answer["ctx"] = {key: {} if isinstance(value, Exception) else value for key, value in entry["ctx"].items()}
+    return answer
+
+
+def _json_invalid(position: int, message: str) -> Unprocessable:
+    return Unprocessable(
+        {
+            "type": "json_invalid",
+            "loc": ["body", position],
+            "msg": "JSON decode error",
+            "input": {},
+            "ctx": {"error": message},
+        }
+    )
+
+
+def read_secrets(header: str | None, body: Mapping[str, str] | None) -> dict[str, str]:
+    """Join the secrets of the ``X-Secrets`` header and of the body; the header wins.
+
+    Raises:
+        InvalidRequest: the header is not base64 of ``{NAME: {"value": …}}``. The message never shows what it holds.
+    """
+    found = dict(body or {})
+    if header:
+        try:
+            wrapped = json.loads(base64.b64decode(header, validate=True))
+            found.update({str(name): _value(entry) for name, entry in wrapped.items()})
+        except (binascii.Error, ValueError, AttributeError, TypeError, KeyError, RecursionError):
+            raise InvalidRequest('X-Secrets is not base64 of {NAME: {"value": …}}') from None
+    return found
+
+
+def without_platform_keys(secrets: Mapping[str, str]) -> dict[str, str]:
+    """Leave out what one SDK adds to every session: the caller's own platform key."""
+    return {name: value for name, value in secrets.items() if name not in PLATFORM_SECRETS}
+
+
+def _value(entry: Any) -> str:
+    value = entry["value"] if isinstance(entry, dict) else entry
+    if not isinstance(value, str):
+        raise TypeError
+    return value

@@ -1,0 +1,304 @@
+"""What workers tell of their environment: its tools, the tasks that it has or knows, and itself in its own words.
+
+Asked once of a worker of each make. Where there is none, the asking takes a slot, so that one is started in the usual
+way. A server that somebody else runs may change at any time: it is asked again after a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Generic, TypeVar
+
+import anyio
+
+from gateway.closing import Closer
+from gateway.core.errors import (
+    EnvironmentUnavailable,
+    GatewayError,
+    StoreUnavailable,
+    UnknownSplit,
+    UpstreamGone,
+    UpstreamTimeout,
+)
+from gateway.core.model import (
+    CloseReason,
+    Environment,
+    EnvironmentName,
+    Opening,
+    Owner,
+    Registered,
+    Session,
+    Split,
+    TaskSpec,
+    Wire,
+    Worker,
+    WorkerState,
+    session_id,
+)
+from gateway.core.ports import Store, Upstream
+from gateway.task_pages import PAGE, TaskPages
+
+T = TypeVar("T")
+
+ASKED_S: Final = 60.0
+"""How long the slot is held at most that a worker is asked in."""
+CLEANUP_S: Final = 30.0
+FRESH_S: Final = 60.0
+"""How long an answer of a server that somebody else runs holds."""
+REST_S: Final = 10.0
+"""How long who asked first waits for the answers to what others may ask."""
+REST_SPLITS: Final = 4
+
+Question = Callable[[Worker, Environment], Awaitable[T]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer(Generic[T]):
+    digest: str
+    at: float
+    told: T
+
+    def holds(self, environment: Environment, digest: str, now: float) -> bool:
+        """Whether it is still what a worker would say."""
+        return self.digest == digest and not (environment.server.url and now - self.at > FRESH_S)
+
+
+class _Known(Generic[T]):
+    """The answers to one question, by environment; only that of its present make is kept."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.answers: dict[EnvironmentName, _Answer[T]] = {}
+        self.asking: dict[EnvironmentName, asyncio.Lock] = {}
+
+    def get(self, environment: Environment, digest: str) -> _Answer[T] | None:
+        """The answer that holds; None if there is none."""
+        answer = self.answers.get(environment.name)
+        return answer if answer is not None and answer.holds(environment, digest, self._clock()) else None
+
+    def keep(self, environment: Environment, digest: str, told: T) -> _Answer[T]:
+        """Keep an answer, from now on."""
+        answer = self.answers[environment.name] = _Answer(digest, self._clock(), told)
+        return answer
+
+    def lock(self, environment: Environment) -> asyncio.Lock:
+        """Who holds it asks; the others wait for what it is told."""
+        return self.asking.setdefault(environment.name, asyncio.Lock())
+
+
+@dataclass(frozen=True, slots=True)
+class _Pages:
+    """What is known of an environment's own tasks."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    """By split; only those that were asked for."""
+    pages: TaskPages = field(default_factory=TaskPages)
+
+
+class Inquiries:
+    """Asks workers, and remembers what they said."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        upstreams: Mapping[Wire, Upstream],
+        closer: Closer,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._upstreams = upstreams
+        self._closer = closer
+        # The state: what was answered, which holds for as long as workers are made from the same.
+        self._tools: _Known[bytes] = _Known(clock)
+        self._registered: _Known[Registered] = _Known(clock)
+        self._about: _Known[Mapping[str, Any]] = _Known(clock)
+        self._splits: _Known[list[Split]] = _Known(clock)
+        self._tasks: _Known[_Pages] = _Known(clock)
+
+    # -- the environment ------------------------------------------------------------------------------------------
+
+    async def tools(self, environment: Environment) -> bytes:
+        """The tools of *environment* as ORS' ``ListToolsOutput``. Raises as ``Store.claim`` and ``Upstream.tools``."""
+        return await self._once(self._tools, environment, self._upstreams[environment.wire].tools)
+
+    async def registered(self, environment: Environment) -> Registered:
+        """The tasks that its workers know by themselves. Raises as ``Store.claim`` and ``Upstream.registered``."""
+        return await self._once(self._registered, environment, self._upstreams[environment.wire].registered)
+
+    async def about(self, environment: Environment) -> Mapping[str, Any]:
+        """What its workers tell of themselves. Raises as ``Store.claim`` and ``Upstream.about``."""
+        return await self._once(self._about, environment, self._upstreams[environment.wire].about)
+
+    # -- its tasks ------------------------------------------------------------------------------------------------
+
+    async def splits(self, environment: Environment) -> list[Split]:
+        """The splits of tasks that its workers have. Raises as ``Store.claim`` and ``Upstream.splits``."""
+        return await self._once(self._splits, environment, self._upstreams[environment.wire].splits)
+
+    async def count(self, environment: Environment, split: str) -> int:
+        """How many tasks a split of theirs has.
+
+        Raises:
+            UnknownSplit: they have none of this name; nobody is asked for it.
+            GatewayError: as ``Store.claim`` and ``Upstream.count``.
+        """
+        await self._require(environment, split)
+        digest = environment.digest()
+        async with self._tasks.lock(environment):
+            known = self._pages(environment, digest)
+            if split not in known.counts:
+                ask = self._upstreams[environment.wire].count
+
+                async def count(worker: Worker, environment: Environment) -> int:
+                    return await ask(worker, environment, split)
+
+                known.counts[split] = await self._ask(environment, digest, count)
+            return known.counts[split]
+
+    async def tasks(self, environment: Environment, split: str, start: int, stop: int) -> list[TaskSpec]:
+        """Tasks from index *start* up to, not including, *stop*; those beyond the end are left out.
+
+        Raises:
+            UnknownSplit: they have none of this name; nobody is asked for it.
+            GatewayError: as ``Store.claim`` and ``Upstream.tasks``.
+        """
+        await self._require(environment, split)
+        digest = environment.digest()
+        async with self._tasks.lock(environment):
+            pages = self._pages(environment, digest).pages
+            found, missing = pages.look_up(split, start, stop)
+            if missing:
+                ask = self._upstreams[environment.wire].tasks
+
+                async def fetch(worker: Worker, environment: Environment) -> None:
+                    for number in missing:  # all that is missing from one worker: it may be there for this only
+                        first = number * PAGE
+                        found[number] = pages.keep(
+                            split, number, await ask(worker, environment, split, first, first + PAGE)
+                        )
+                        if len(found[number]) < PAGE:
+                            return  # the end
+
+                await self._ask(environment, digest, fetch)
+        return pages.cut(found, start, stop)
+
+    async def _require(self, environment: Environment, split: str) -> None:
+        if all(one.name != split for one in await self.splits(environment)):
+            raise UnknownSplit("Invalid split")
+
+    def _pages(self, environment: Environment, digest: str) -> _Pages:
+        answer = self._tasks.get(environment, digest)
+        if answer is None:
+            answer = self._tasks.keep(environment, digest, _Pages())
+        return answer.told
+
+    # -- asking ---------------------------------------------------------------------------------------------------
+
+    async def _once(self, known: _Known[T], environment: Environment, ask: Question[T]) -> T:
+        digest = environment.digest()
+
+        async def learn(worker: Worker, environment: Environment) -> _Answer[T]:
+            return known.keep(environment, digest, await ask(worker, environment))
+
+        async with known.lock(environment):
+            answer = known.get(environment, digest)
+            if answer is None:
+                answer = await self._ask(environment, digest, learn)
+            return answer.told
+
+    async def _ask(self, environment: Environment, digest: str, ask: Question[T]) -> T:
+        load = (await self._store.load()).get(environment.name)
+        for entry in load.workers if load is not None else ():
+            if entry.worker.digest == digest and entry.worker.state is not WorkerState.STARTING:
+                try:
+                    # Whatever it holds: a question takes no slot.
+                    return await _within(ask(entry.worker, environment))
+                except UpstreamGone:
+                    continue  # it is just going, and another one may be there
+        return await self._ask_new(environment, digest, ask)
+
+    async def _ask_new(self, environment: Environment, digest: str, ask: Question[T]) -> T:
+        name = f"inquiry-{uuid.uuid4().hex}"
+        opening = Opening(
+            id=session_id(Owner(""), name),
+            name=name,
+            owner=Owner(""),
+            environment=environment.name,
+            lease=uuid.uuid4().hex,
+            fingerprint=name,
+            idle_s=ASKED_S,
+            setup_s=ASKED_S + CLEANUP_S,
+            task="(inquiry)",
+        )
+        session = await self._store.claim(opening, wait_s=environment.timeouts.open_s)
+        try:
+            worker = await self._store.worker(session.worker)
+            if worker is None or worker.digest != digest:  # it is about to be drained
+                raise EnvironmentUnavailable(f"the workers of {environment.name} are just being replaced")
+            told = await _within(ask(worker, environment))
+            if worker.max_uses == 1:
+                await self._ask_the_rest(worker, environment, digest)
+            return told
+        finally:
+            # Unshielded, an anyio scope that was cancelled would cancel each await of the cleanup again.
+            with anyio.CancelScope(shield=True), anyio.move_on_after(CLEANUP_S):
+                await self._give_back(session, environment)
+
+    async def _ask_the_rest(self, worker: Worker, environment: Environment, digest: str) -> None:
+        """Ask a foreign worker that was started for one question, and is gone after it, the others too.
+
+        Questions that are just being asked by somebody else are left to them; what fails is asked again when wanted.
+        """
+        if not environment.server.is_foreign:
+            return
+        upstream = self._upstreams[environment.wire]
+        with anyio.move_on_after(REST_S):
+            await self._ask_too(self._splits, worker, environment, digest, upstream.splits)
+            await self._ask_too(self._tools, worker, environment, digest, upstream.tools)
+            await self._ask_too(self._about, worker, environment, digest, upstream.about)
+            splits = self._splits.get(environment, digest)
+            if splits is not None and not self._tasks.lock(environment).locked():
+                await self._count_all(worker, environment, digest, splits.told)
+
+    async def _ask_too(
+        self, known: _Known[T], worker: Worker, environment: Environment, digest: str, ask: Question[T]
+    ) -> None:
+        if known.lock(environment).locked() or known.get(environment, digest) is not None:
+            return
+        async with known.lock(environment):
+            with contextlib.suppress(GatewayError):
+                known.keep(environment, digest, await ask(worker, environment))
+
+    async def _count_all(self, worker: Worker, environment: Environment, digest: str, splits: list[Split]) -> None:
+        upstream = self._upstreams[environment.wire]
+        async with self._tasks.lock(environment):
+            known = self._pages(environment, digest)
+            for split in splits[:REST_SPLITS]:
+                try:
+                    known.counts[split.name] = await upstream.count(worker, environment, split.name)
+                    known.pages.keep(split.name, 0, await upstream.tasks(worker, environment, split.name, 0, PAGE))
+                except GatewayError:
+                    return
+
+    async def _give_back(self, session: Session, environment: Environment) -> None:
+        try:
+            closing = await self._store.begin_close(session.id, CloseReason.DELETED, lease=session.lease)
+            if closing is not None:
+                await self._closer.finish(closing, environment, counted=False)
+        except StoreUnavailable:
+            return  # it is due after its setup time
+
+
+async def _within(answer: Awaitable[T]) -> T:
+    """Wait for *answer*, which touches a worker and never the store."""
+    try:
+        async with asyncio.timeout(ASKED_S):
+            return await answer
+    except TimeoutError:
+        raise UpstreamTimeout(f"the worker did not answer within {ASKED_S:g} s") from None

@@ -1,0 +1,77 @@
+"""AReaL task servers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from gateway.core.model import ActionType, ObservationType, Protocol, SplitType
+from gateway.inspecting.findings import Capacity, Findings, FoundSplit, Told
+from gateway.inspecting.probe import Server, Unanswered, one_line
+
+Word = TypeVar("Word", bound=StrEnum)
+
+SLOTS = 16
+"""Assumed: the task server API has no word for it."""
+SPLIT = "train"
+"""What its one set of samples is called on this side; it has no name on the other."""
+
+
+def is_info(info: Mapping[str, Any]) -> bool:
+    """Whether this is an answer to ``task/info``; its clients read the name only."""
+    return isinstance(info.get("name"), str) and bool(info["name"])
+
+
+async def look(server: Server, info: Mapping[str, Any], *, prefix: str) -> Findings:
+    """Take *info* for what it says, and start one episode; routes are below *prefix*.
+
+    Raises:
+        Unanswered: it ceased to answer.
+    """
+    remarks = ["AReaL servers do not tell how many episodes they hold: 16 is a guess."]
+    if not prefix:
+        remarks.append("Its routes are at the root, not below /api as in the written API; both are understood.")
+    samples = _whole(info.get("num_samples"))
+    if samples is None:
+        remarks.append("It does not tell how many samples it has (num_samples).")
+    health = f"{prefix}/health"
+    return Findings(
+        protocol=Protocol.AREAL,
+        version="an AReaL task server",
+        description=one_line(info["description"]) if isinstance(info.get("description"), str) else "",
+        environments=(one_line(info["name"]),),
+        chosen=one_line(info["name"]),
+        ready=health if (await server.get(health)).status == 200 else f"{prefix}/task/info",
+        capacity=Capacity(SLOTS, Told.ASSUMED),
+        splits=(FoundSplit(SPLIT, SplitType.TRAIN, samples),),
+        max_turns=_whole(info.get("max_episode_length")),
+        observation_type=_member(ObservationType, info.get("observation_type")),
+        action_type=_member(ActionType, info.get("action_type")),
+        trouble=await _try_episode(server, prefix, remarks),
+        remarks=tuple(remarks),
+    )
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 1 else None
+
+
+def _member(of: type[Word], value: object) -> Word | None:
+    return of(value) if isinstance(value, str) and value in list(of) else None
+
+
+async def _try_episode(server: Server, prefix: str, remarks: list[str]) -> str:
+    """Start an episode of sample 0 and cancel it; why that failed, or nothing."""
+    try:
+        started = await server.post(f"{prefix}/episode/start", {"sample_id": "0", "config": {}})
+        if started.status == 404:
+            remarks.append("Its samples are not counted from 0: tasks have to name theirs (sample_id).")
+            return ""
+        episode = started.object().get("episode_id")
+        if not isinstance(episode, str):
+            return f"starting sample 0: {started.status} {started.text()}"
+        await server.post(f"{prefix}/episode/cancel", {"episode_id": episode})
+    except Unanswered as error:
+        return str(error)
+    return ""

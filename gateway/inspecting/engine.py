@@ -1,0 +1,179 @@
+"""What only the Docker engine knows of an image and of a container that runs it; nothing here changes anything."""
+
+from __future__ import annotations
+
+import io
+import re
+import tarfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from docker import APIClient
+from docker.errors import APIError
+
+from gateway.backends.container import LABEL_ROLE, LABEL_WORKER, Role
+from gateway.backends.engine import Engine
+from gateway.backends.images import is_from_registry, pull
+from gateway.backends.launches import Wanted
+from gateway.core.errors import ConfigError
+from gateway.core.model import WorkerId
+
+T = TypeVar("T")
+
+THREADS = 2
+ROOT = "0:0"
+_LISTENING = "0A"
+_HEAD = b"local_address"
+_USER = re.compile(r"(\d+)(?::(\d+))?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """What an image says of itself."""
+
+    ports: tuple[int, ...]
+    """TCP ports that it exposes; its server need not listen there."""
+    user: str
+    """The user that it runs as, as ``uid:gid``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What a container uses; None: the engine did not tell."""
+
+    memory_bytes: int | None
+    pids: int | None
+
+
+class Looking:
+    """Questions to the engine."""
+
+    def __init__(self, url: str) -> None:
+        self._engine = Engine(url, threads=THREADS)
+
+    async def image(self, name: str) -> Image:
+        """Look an image up; one that is missing is pulled if its name says where from.
+
+        Raises:
+            ConfigError: there is none, and it cannot be pulled.
+            EngineError: the engine does not answer, or the registry refused.
+        """
+        config = await self._call(lambda client: _config(client, name))
+        if config is None and is_from_registry(name):
+            await self._call(lambda client: pull(client, image=name, wanted=Wanted()))
+            config = await self._call(lambda client: _config(client, name))
+        if config is None:
+            raise ConfigError(f"there is no image {name} on this engine: build it, or pull it by its full name")
+        exposed = [key.partition("/") for key in config.get("ExposedPorts") or {}]
+        return Image(
+            ports=tuple(sorted(int(port) for port, _, kind in exposed if kind == "tcp" and port.isdigit())),
+            user=await self._user(name, config.get("User") or ""),
+        )
+
+    async def listening(self, id: WorkerId) -> frozenset[int] | None:
+        """The TCP ports on which something listens in a worker's container; None where that cannot be told."""
+        return await self._call(lambda client: _listening(client, id))
+
+    async def use(self, id: WorkerId) -> Use:
+        """What a worker's container uses now."""
+        return await self._call(lambda client: _use(client, id))
+
+    async def aclose(self) -> None:
+        """Let go of threads and clients."""
+        await self._engine.aclose()
+
+    async def _user(self, image: str, said: str) -> str:
+        if not said or said == "root":
+            return ROOT
+        if found := _USER.fullmatch(said):
+            return f"{found[1]}:{found[2] or found[1]}"
+        return await self._call(lambda client: _named_user(client, image, said.partition(":")[0]))
+
+    async def _call(self, work: Callable[[APIClient], T]) -> T:
+        return await self._engine.call(work)
+
+
+def _config(client: APIClient, image: str) -> dict[str, Any] | None:
+    try:
+        found = client.inspect_image(image)  # type: ignore[no-untyped-call]  # no stubs
+    except APIError as error:
+        if error.status_code == 404:
+            return None
+        raise
+    config: dict[str, Any] = found.get("Config") or {}
+    return config
+
+
+def _container(client: APIClient, id: WorkerId) -> str | None:
+    """The container of the image itself, and not what runs beside it."""
+    for entry in client.containers(all=True, filters={"label": [f"{LABEL_WORKER}={id}"]}):
+        if entry["Labels"].get(LABEL_ROLE) != Role.FORWARDER:
+            return str(entry["Id"])
+    return None
+
+
+def _listening(client: APIClient, id: WorkerId) -> frozenset[int] | None:
+    container = _container(client, id)
+    if container is None:
+        return None
+    try:
+        made = client.exec_create(container, ["cat", "/proc/net/tcp", "/proc/net/tcp6"])
+        output: bytes = client.exec_start(made["Id"])
+    except APIError:
+        return None  # it has ended
+    if _HEAD not in output:
+        return None  # an image without `cat`
+    lines = output.decode("ascii", "replace").splitlines()
+    return frozenset(port for port in map(listening_port, lines) if port is not None)
+
+
+def listening_port(line: str) -> int | None:
+    """The port of a line of ``/proc/net/tcp`` if it is of a socket that listens."""
+    words = line.split()
+    if len(words) < 4 or words[3] != _LISTENING:
+        return None
+    try:
+        return int(words[1].rpartition(":")[2], 16)
+    except ValueError:
+        return None
+
+
+def _use(client: APIClient, id: WorkerId) -> Use:
+    container = _container(client, id)
+    if container is None:
+        return Use(None, None)
+    try:
+        return use_of(client.stats(container, stream=False))
+    except APIError:
+        return Use(None, None)
+
+
+def use_of(stats: Mapping[str, Any]) -> Use:
+    """Read the engine's numbers: memory without files that could be dropped, as ``docker stats`` shows it."""
+    memory, pids = stats.get("memory_stats") or {}, stats.get("pids_stats") or {}
+    usage, details = memory.get("usage"), memory.get("stats") or {}
+    droppable = details.get("total_inactive_file", details.get("inactive_file", 0))
+    current = pids.get("current")
+    return Use(
+        memory_bytes=usage - droppable if isinstance(usage, int) and usage > droppable else None,
+        pids=current if isinstance(current, int) and current > 0 else None,
+    )
+
+
+def _named_user(client: APIClient, image: str, name: str) -> str:
+    """Look a user up in the image's own list of them; root if it is not there."""
+    made = client.create_container(image, command=["true"], network_disabled=True)
+    try:
+        chunks, _ = client.get_archive(made["Id"], "/etc/passwd")
+        with tarfile.open(fileobj=io.BytesIO(b"".join(chunks))) as archive:
+            file = archive.extractfile(archive.getmembers()[0])
+            text = file.read().decode("utf-8", "replace") if file is not None else ""
+    except (APIError, tarfile.TarError, IndexError):
+        return ROOT
+    finally:
+        client.remove_container(made["Id"], force=True, v=True)
+    for entry in (line.split(":") for line in text.splitlines()):
+        if len(entry) > 3 and entry[0] == name and entry[2].isdigit() and entry[3].isdigit():
+            return f"{entry[2]}:{entry[3]}"
+    return ROOT

@@ -1,0 +1,73 @@
+"""What an inspection found, and what it could not tell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from gateway.core.model import ActionType, ObservationType, Protocol, SplitType
+
+
+class Told(Enum):
+    """How a capacity is known."""
+
+    BY_SERVER = "by the server"  #: it refused one more, and said how many it holds
+    AT_LEAST = "at least"  #: so many were open at once, and none was refused
+    ASSUMED = "assumed"  #: the protocol has no word for it
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Sessions that one worker holds at once."""
+
+    slots: int
+    told: Told
+
+
+@dataclass(frozen=True, slots=True)
+class FoundSplit:
+    """A split of the server's own tasks."""
+
+    name: str
+    type: SplitType
+    count: int | None
+    """None: it did not say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """All that could be told of a server."""
+
+    protocol: Protocol
+    version: str
+    """For people: ``openenv 0.4.1 to 0.7``, ``openreward 0.1.167``."""
+    is_own: bool = False
+    """Whether it is this project's environment server, which can do more on its Unix socket."""
+    description: str = ""
+    environments: tuple[str, ...] = ()
+    """What it serves, by its own names, the first being its default; empty: it has no names."""
+    chosen: str = ""
+    """The one of them that was looked at."""
+    ready: str = ""
+    """A path that answers 200 once it is up; empty: none was found."""
+    capacity: Capacity
+    splits: tuple[FoundSplit, ...] = ()
+    tools: tuple[str, ...] = ()
+    """Tools by name; empty for a server whose actions are objects of one form."""
+    fields: tuple[str, ...] = ()
+    """Of an action that is an object: its fields."""
+    default_tool: str = ""
+    """The tool that a text means; empty: there are several, or texts have one by themselves (``terminal``)."""
+    text_field: str = ""
+    """The field that a text fills; empty: it cannot be told, or there is none."""
+    terminal: str = ""
+    """Of an ORS server: the tool that takes an agent's final text, with its field: ``answer.text``."""
+    places: bool = False
+    """Whether an OpenEnv reset by split and index means something to it."""
+    max_turns: int | None = None
+    observation_type: ObservationType | None = None
+    action_type: ActionType | None = None
+    trouble: str = ""
+    """Why a session of trial could not be opened; empty: one was opened and closed."""
+    remarks: tuple[str, ...] = ()
+    """What could not be told, or what to look at: whole sentences."""

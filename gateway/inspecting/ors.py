@@ -1,0 +1,162 @@
+"""ORS servers: those of ``ors-sdk`` and ``openreward``, and this project's own."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from gateway.core.errors import ConfigError
+from gateway.core.model import Protocol, SplitType
+from gateway.inspecting.findings import Capacity, Findings, FoundSplit, Told
+from gateway.inspecting.probe import Answer, Server, Unanswered
+from gateway.inspecting.schema import text_field
+
+PATHS = frozenset(["/list_environments", "/create", "/delete", "/ping"])
+SLOTS = 16
+"""Assumed: one process serves many sessions, and nothing says how many."""
+SHOWN = 20
+
+
+def has_form(paths: frozenset[str]) -> bool:
+    """Whether a server with these routes is one."""
+    return paths >= PATHS
+
+
+async def look(server: Server, openapi: Mapping[str, Any], *, environment: str = "") -> Findings:
+    """Ask for everything that can be asked, and open one session on its first task.
+
+    Raises:
+        ConfigError: it has no environment of that name.
+        Unanswered: it ceased to answer.
+    """
+    names = _names(await server.get("/list_environments"))
+    chosen = choose(names, environment)
+    version, is_own = await _version(server, openapi)
+    remarks = ["No ORS server tells how many sessions it holds: 16 is a guess."]
+    if len(names) > 1:
+        remarks.append(several(names, chosen))
+    found_splits = await splits(server, chosen, remarks)
+    tools = (await server.get(f"/{chosen}/tools")).object()
+    named = [tool for tool in tools.get("tools", ()) if isinstance(tool, dict) and isinstance(tool.get("name"), str)]
+    terminal = _terminal(tools.get("terminal_tool"))
+    default, field = _default(named) if not terminal else ("", "")
+    trouble = await _try_session(server, chosen, found_splits)
+    return Findings(
+        protocol=Protocol.ORS,
+        version=version,
+        is_own=is_own,
+        environments=tuple(names),
+        chosen=chosen,
+        ready="/health" if (await server.get("/health")).status == 200 else "",
+        capacity=Capacity(SLOTS, Told.ASSUMED),
+        splits=found_splits,
+        tools=tuple(tool["name"] for tool in named),
+        default_tool=default,
+        text_field=field,
+        terminal=terminal,
+        trouble=trouble,
+        remarks=tuple(remarks),
+    )
+
+
+def choose(names: list[str], wanted: str) -> str:
+    """The environment to look at.
+
+    Raises:
+        ConfigError: there is none of that name, or none at all.
+    """
+    if not wanted:
+        if not names:
+            raise ConfigError("it lists no environment")
+        return names[0]
+    for name in names:
+        if name.lower() == wanted.lower():
+            return name
+    raise ConfigError(f"it has no environment {wanted!r}; there are {', '.join(names) or 'none'}")
+
+
+def several(names: list[str], chosen: str) -> str:
+    """Say that one of several was looked at."""
+    others = ", ".join(name for name in names if name != chosen)
+    return f"It serves {len(names)} environments; this is {chosen}. Each of the others ({others}) needs a file too."
+
+
+async def splits(server: Server, environment: str, remarks: list[str]) -> tuple[FoundSplit, ...]:
+    """The splits of its own tasks, by the paths that ORS and OpenEnv have in common."""
+    answer = await server.get(f"/{environment}/splits")
+    listed = answer.json() if answer.status == 200 else None
+    if not isinstance(listed, list):
+        return ()
+    found = []
+    for entry in listed[:SHOWN]:
+        if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+            continue
+        name = entry["name"]
+        counted = await server.post(f"/{environment}/num_tasks", {"split": name})
+        count = counted.object().get("num_tasks")
+        if not isinstance(count, int):
+            remarks.append(f"It did not tell how many tasks split {name!r} has: {counted.status} {counted.text()}")
+        found.append(FoundSplit(name, _type(entry.get("type")), count if isinstance(count, int) else None))
+    return tuple(found)
+
+
+def _names(answer: Answer) -> list[str]:
+    listed = answer.json()
+    return [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
+
+
+def _type(said: object) -> SplitType:
+    return SplitType(said) if isinstance(said, str) and said in list(SplitType) else SplitType.VALIDATION
+
+
+async def _version(server: Server, openapi: Mapping[str, Any]) -> tuple[str, bool]:
+    """Name the package, and tell whether it is our own."""
+    said = (await server.get("/version")).object().get("version")
+    version = f" {said}" if isinstance(said, str) else ""
+    if isinstance((await server.get("/sessions")).object().get("sessions"), list):
+        return f"this project's environment server{version}", True
+    create = openapi.get("components", {}).get("schemas", {}).get("CreateSession", {}).get("properties", {})
+    if "toolset_name" in create or version:
+        return f"openreward{version}", False
+    return ("ors-sdk" if "secrets" in create else "an ORS server"), False
+
+
+def _default(tools: list[dict[str, Any]]) -> tuple[str, str]:
+    """The tool that a text means, and the field that it fills, if there is no choice."""
+    if len(tools) != 1:
+        return "", ""
+    (tool,) = tools
+    return tool["name"], text_field(tool.get("input_schema"))
+
+
+def _terminal(tool: object) -> str:
+    if not isinstance(tool, dict) or not isinstance(tool.get("name"), str):
+        return ""
+    return f"{tool['name']}.{tool['arg']}" if isinstance(tool.get("arg"), str) else tool["name"]
+
+
+async def _try_session(server: Server, environment: str, found: tuple[FoundSplit, ...]) -> str:
+    """Open a session on the first task there is, read its prompt, and end it; why that failed, or nothing."""
+    split = next((split.name for split in found if split.count), "")
+    if not split:
+        return "it has no task to open a session with"
+    headers = {"X-Session-ID": f"inspection-{secrets.token_hex(8)}"}
+    try:
+        opened = await server.post("/create", {"env_name": environment, "split": split, "index": 0}, headers=headers)
+        if opened.status != 200:
+            return f"opening task 0 of split {split!r}: {opened.status} {opened.text()}"
+        try:
+            return await _try_prompt(server, environment, headers)
+        finally:
+            await server.post("/delete", {}, headers=headers)
+    except Unanswered as error:
+        return str(error)
+
+
+async def _try_prompt(server: Server, environment: str, headers: Mapping[str, str]) -> str:
+    # Its setup runs behind /create. A slow one is told by 503, or by no answer; that it began is enough here.
+    prompt = await server.get(f"/{environment}/prompt", headers=headers)
+    if prompt.status in (200, 503):
+        return ""
+    return f"the prompt of the first task: {prompt.status} {prompt.text()}"

@@ -1,0 +1,215 @@
+"""Asking a server of which nothing is known: plain HTTP requests and WebSockets, wherever it listens."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import httpx
+from websockets.asyncio.client import ClientConnection, connect, unix_connect
+from websockets.exceptions import ConnectionClosed, WebSocketException
+
+from gateway.core.addresses import parse_address
+from gateway.core.errors import ConfigError
+
+ASK_S = 30.0
+"""The longest wait for one answer: a server may build an environment to tell its tools."""
+PAUSE_S = 0.2
+"""Between two tries of a server that is not up yet."""
+ANSWER_MAX_BYTES = 8 * 2**20
+"""The largest answer that is looked at."""
+FRAME_MAX_BYTES = 128 * 2**20
+"""The largest frame: OpenEnv's clients take 100 MiB."""
+
+
+class Unanswered(Exception):
+    """There was no answer, or none that can be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a server said."""
+
+    status: int
+    body: bytes
+
+    def json(self) -> Any:
+        """The body as JSON; None where it is none (or is ``null``)."""
+        try:
+            return json.loads(self.body)
+        except ValueError:
+            return None
+
+    def object(self) -> Mapping[str, Any]:
+        """The body of a 200 as a JSON object; empty where it is none."""
+        value = self.json() if self.status == 200 else None
+        return value if isinstance(value, dict) else {}
+
+    def text(self) -> str:
+        """For people: the server's own words in one short line."""
+        value = self.json()
+        said = value.get("detail") or value.get("error") if isinstance(value, dict) else None
+        return one_line(said if isinstance(said, str) else self.body.decode("utf-8", "replace"))
+
+
+class Socket(Protocol):
+    """A WebSocket of text frames that are JSON objects, one reply to each."""
+
+    async def ask(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Send *message* and return its reply. Raises ``Unanswered``."""
+        ...
+
+    async def close(self) -> None:
+        """Say goodbye and close."""
+        ...
+
+
+class Server(Protocol):
+    """Whatever answers HTTP."""
+
+    async def get(self, path: str, *, headers: Mapping[str, str] | None = None) -> Answer:
+        """Ask for *path*; redirects are not followed. Raises ``Unanswered``."""
+        ...
+
+    async def post(self, path: str, body: Mapping[str, Any], *, headers: Mapping[str, str] | None = None) -> Answer:
+        """Send *body* as JSON. Raises ``Unanswered``."""
+        ...
+
+    async def socket(self, path: str) -> Socket:
+        """Open a WebSocket, which the caller closes. Raises ``Unanswered``."""
+        ...
+
+
+class Probe:
+    """A server at an address: ``unix:PATH``, ``tcp:HOST:PORT`` or a URL."""
+
+    def __init__(self, address: str, *, client: httpx.AsyncClient) -> None:
+        self._address = parse_address(address)
+        self._client = client
+
+    async def get(self, path: str, *, headers: Mapping[str, str] | None = None) -> Answer:
+        """See ``Server.get``."""
+        return await self._send("GET", path, headers=headers)
+
+    async def post(self, path: str, body: Mapping[str, Any], *, headers: Mapping[str, str] | None = None) -> Answer:
+        """See ``Server.post``."""
+        return await self._send("POST", path, json=body, headers=headers)
+
+    async def socket(self, path: str) -> Socket:
+        """See ``Server.socket``."""
+        options: dict[str, Any] = {
+            "compression": None,
+            "max_size": FRAME_MAX_BYTES,
+            "open_timeout": ASK_S,
+            "close_timeout": 2.0,
+        }
+        url = self._address.url(path, scheme="ws")
+        try:
+            if self._address.is_unix:
+                return _Frames(await unix_connect(self._address.path, url, **options))
+            return _Frames(await connect(url, proxy=None, **options))
+        except (OSError, TimeoutError, WebSocketException, EOFError) as error:
+            raise Unanswered(f"no WebSocket at {path}: {_reason(error)}") from error
+
+    async def _send(self, method: str, path: str, **content: Any) -> Answer:
+        body = b""
+        try:
+            async with self._client.stream(method, self._address.url(path), **content) as response:
+                async for chunk in response.aiter_bytes():
+                    body += chunk
+                    if len(body) > ANSWER_MAX_BYTES:
+                        raise Unanswered(f"{path} answers more than {ANSWER_MAX_BYTES // 2**20} MiB")
+        except httpx.HTTPError as error:
+            raise Unanswered(f"{method} {path}: {_reason(error)}") from error
+        return Answer(response.status_code, body)
+
+
+class _Frames:
+    def __init__(self, connection: ClientConnection) -> None:
+        self._connection = connection
+
+    async def ask(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        try:
+            async with asyncio.timeout(ASK_S):
+                # A server that refuses gives its reason unasked and closes: the reason is there to be read.
+                with suppress(ConnectionClosed):
+                    await self._connection.send(json.dumps(message))
+                reply = json.loads(await self._connection.recv())
+        except TimeoutError:
+            raise Unanswered(f"no reply to {message.get('type')!r} within {ASK_S:g} s") from None
+        except (OSError, ValueError, WebSocketException) as error:
+            raise Unanswered(f"no reply to {message.get('type')!r}: {_reason(error)}") from error
+        if not isinstance(reply, dict):
+            raise Unanswered(f"the reply to {message.get('type')!r} is no object")
+        return reply
+
+    async def close(self) -> None:
+        with suppress(TimeoutError, OSError, WebSocketException):  # it went first
+            async with asyncio.timeout(2.0):
+                await self._connection.send('{"type":"close"}')
+        await self._connection.close()
+
+
+@asynccontextmanager
+async def probing(address: str) -> AsyncIterator[Probe]:
+    """Look at the server at *address*.
+
+    Raises:
+        ConfigError: *address* is none.
+    """
+    try:
+        parsed = parse_address(address)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    transport = httpx.AsyncHTTPTransport(uds=parsed.path) if parsed.is_unix else httpx.AsyncHTTPTransport()
+    # No keep-alive: an image may close idle connections whenever it likes, and speed is no matter here.
+    headers = {"Connection": "close"}
+    async with httpx.AsyncClient(transport=transport, headers=headers, timeout=ASK_S, trust_env=False) as client:
+        yield Probe(address, client=client)
+
+
+async def no_check() -> None:
+    """Nothing tells that a server will never be up."""
+
+
+async def until_up(server: Server, *, timeout_s: float, check: Callable[[], Awaitable[None]] = no_check) -> None:
+    """Return as soon as *server* answers, whatever it says, unless that is "not yet".
+
+    *check* is called between tries; what it raises ends the wait.
+
+    Raises:
+        Unanswered: it did not within *timeout_s*; with what happened last.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    last = "it was not asked"
+    while loop.time() < deadline:
+        try:
+            async with asyncio.timeout_at(deadline):
+                answer = await server.get("/health")
+        except TimeoutError:
+            last = "GET /health: no answer"
+        except Unanswered as error:
+            last = str(error)
+        else:
+            # A proxy before it says 502 to 504 while it starts.
+            if answer.status not in (502, 503, 504):
+                return
+            last = f"GET /health: {answer.status} {answer.text()}"
+        await check()
+        await asyncio.sleep(PAUSE_S)
+    raise Unanswered(f"no answer within {timeout_s:g} s ({last})")
+
+
+def one_line(text: str, *, limit: int = 200) -> str:
+    """What somebody else wrote, fit to be shown, or written behind a comment sign: one line, printable, short."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def _reason(error: BaseException) -> str:
+    return one_line(str(error)) or type(error).__name__

@@ -1,0 +1,236 @@
+"""Running an image of which nothing is known, as the gateway would run it: hardened, and loosened only as it must be.
+
+Whatever is started is removed again, also where the command is interrupted. Neither a network nor a capability is ever
+given: who needs one says so in the file, knowing why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import anyio
+
+from gateway.core.errors import ConfigError, StartFailed
+from gateway.core.model import Environment, EnvironmentName, Limits, Loosened, Server, Worker, WorkerId
+from gateway.core.ports import Backend
+from gateway.inspecting.detect import NotRecognised, detect
+from gateway.inspecting.engine import Image, Looking, Use
+from gateway.inspecting.findings import Findings
+from gateway.inspecting.probe import Probe, Unanswered, one_line, probing, until_up
+
+USUAL_PORTS = (8000, 8080, 5000)
+"""Of OpenEnv images, of ORS servers, and of AReaL's examples."""
+STOP_S = 30.0
+"""The longest removal that an interrupted inspection waits for."""
+LOOK_EVERY_S = 1.0
+"""Between two looks into a container that does not answer."""
+SETTLED = 3
+"""Looks that must find it listening elsewhere, and only there, before it is tried there."""
+LIMITS = Limits(memory_bytes=4 * 2**30, cpus=2.0, pids=1024, tmp_bytes=256 * 2**20)
+"""Ample, as what it uses is to be found out."""
+LOG_LINES = 15
+
+
+class _ListensElsewhere(Exception):
+    def __init__(self, ports: frozenset[int]) -> None:
+        super().__init__(", ".join(map(str, sorted(ports))))
+        self.ports = ports
+
+
+class _Silent(Unanswered):
+    def __init__(self, message: str, listening: frozenset[int] | None) -> None:
+        super().__init__(message)
+        self.listening = listening
+        """Where it does listen; None: that cannot be told."""
+
+
+class _Ended(Exception):
+    """It ended by itself; with the last lines of its output."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """An image that ran, and was looked at."""
+
+    findings: Findings
+    port: int
+    loosened: Loosened
+    reason: str
+    """Why it had to be loosened; empty: it had not."""
+    use: Use
+    start_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What is to be looked at, and how."""
+
+    image: str
+    port: int = 0
+    """0: it is found out."""
+    environment: str = ""
+    """By the server's own name; empty: its first."""
+    variables: Mapping[str, str]
+    timeout_s: float
+    """For each start of it."""
+
+
+class Trials:
+    """Runs an image until it works."""
+
+    def __init__(self, *, backend: Backend, looking: Looking, tell: Callable[[str], None]) -> None:
+        """*tell* shows a person what goes on, a line at a time."""
+        self._backend = backend
+        self._looking = looking
+        self._tell = tell
+
+    async def run(self, wish: Wish) -> Outcome:
+        """Run the image, at first hardened, then a little less at each failure, and look at what it serves.
+
+        An image that works in all but its session of trial is taken as it was at first: the cause is another one.
+
+        Raises:
+            ConfigError: there is no such image; it does not start whatever it is given; or it is no server of a kind
+                that is known here.
+            BackendError: the engine does not answer.
+        """
+        image = await self._looking.image(wish.image)
+        troubled: Outcome | None = None
+        failures: list[str] = []
+        for loosened in ladder(image):
+            how = ", ".join(loosened.words()) or "hardened"
+            self._tell(f"starting {wish.image} ({how})")
+            try:
+                outcome = await self._run_at_a_port(wish, image, loosened)
+            except (_Ended, Unanswered, StartFailed) as error:
+                failures.append(last_line(str(error)))
+                self._tell(f"  it does not work so: {failures[-1]}")
+                continue
+            outcome = replace(outcome, reason=failures[0] if failures else "")
+            if not outcome.findings.trouble:
+                return outcome
+            failures.append(outcome.findings.trouble)
+            self._tell(f"  its session of trial failed: {failures[-1]}")
+            troubled = troubled or outcome
+        if troubled is not None:
+            return troubled
+        raise ConfigError(f"{wish.image} did not work, whatever it was allowed:\n" + "\n".join(_numbered(failures)))
+
+    async def _run_at_a_port(self, wish: Wish, image: Image, loosened: Loosened) -> Outcome:
+        ports = [wish.port] if wish.port else list(dict.fromkeys([*image.ports, *USUAL_PORTS]))
+        tried: list[int] = []
+        while True:
+            port = ports.pop(0)
+            tried.append(port)
+            try:
+                return await self._run_once(wish, port, loosened, may_move=not wish.port)
+            except _ListensElsewhere as error:
+                ports = sorted(error.ports - set(tried))
+                self._tell(f"  nothing listens at port {port}, but at {error}")
+            except _Silent as error:
+                if error.listening is not None:  # so to try where it does not would be for nothing
+                    ports = sorted(error.listening - set(tried))
+                if not ports or wish.port:
+                    raise
+            if not ports:
+                raise Unanswered(f"it answers at none of its ports ({', '.join(map(str, tried))})")
+
+    async def _run_once(self, wish: Wish, port: int, loosened: Loosened, *, may_move: bool) -> Outcome:
+        environment = Environment(
+            name=EnvironmentName("inspection"),
+            image=wish.image,
+            directory=Path(),
+            command=(),
+            variables=wish.variables,
+            limits=LIMITS,
+            loosened=loosened,
+            server=Server(port=port),
+        )
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        async with self._running(environment) as (worker, address), probing(address) as server:
+            await self._until_up(server, worker, port, timeout_s=wish.timeout_s, may_move=may_move)
+            start_s = loop.time() - begun
+            self._tell(f"  it answers at port {port} after {start_s:.1f} s")
+            try:
+                findings = await detect(server, environment=wish.environment)
+            except NotRecognised:
+                raise
+            except Unanswered as error:
+                await self._check(worker)
+                raise Unanswered(f"{error}; {await self._log(worker)}") from error
+            use = await self._looking.use(worker)
+        return Outcome(findings=findings, port=port, loosened=loosened, reason="", use=use, start_s=start_s)
+
+    async def _until_up(self, server: Probe, worker: WorkerId, port: int, *, timeout_s: float, may_move: bool) -> None:
+        loop = asyncio.get_running_loop()
+        next_look = loop.time() + LOOK_EVERY_S
+        elsewhere: list[frozenset[int]] = []
+
+        async def look() -> None:
+            nonlocal next_look
+            if loop.time() < next_look:
+                return
+            await self._check(worker)
+            if may_move:
+                ports = await self._looking.listening(worker)
+                elsewhere.append(ports if ports and port not in ports else frozenset())
+                # A server may open another port before its own, for its metrics say.
+                if len(elsewhere) >= SETTLED and all(elsewhere[-SETTLED:]):
+                    raise _ListensElsewhere(elsewhere[-1])
+            next_look = loop.time() + LOOK_EVERY_S
+
+        try:
+            await until_up(server, timeout_s=timeout_s, check=look)
+        except Unanswered as error:
+            ports = await self._looking.listening(worker)
+            where = ", ".join(map(str, sorted(ports))) if ports else "no port"
+            listens = "" if ports is None else f"; it listens at {where}"
+            raise _Silent(f"no answer at port {port}: {error}{listens}; {await self._log(worker)}", ports) from error
+
+    async def _check(self, worker: WorkerId) -> None:
+        """Raise ``_Ended`` if it has."""
+        if not any(found.id == worker and found.running for found in await self._backend.found()):
+            raise _Ended(f"it ended by itself; {await self._log(worker)}")
+
+    async def _log(self, worker: WorkerId) -> str:
+        lines = [line.strip() for line in (await self._backend.logs(worker, lines=LOG_LINES)).splitlines()]
+        return f"the end of its log: {one_line(next((line for line in reversed(lines) if line), 'nothing'))}"
+
+    @asynccontextmanager
+    async def _running(self, environment: Environment) -> AsyncIterator[tuple[WorkerId, str]]:
+        id = WorkerId(f"inspection-{secrets.token_hex(6)}")
+        worker = Worker(id=id, environment=environment.name, digest=environment.digest(), slots=1)
+        address = await self._backend.start(worker, environment)
+        try:
+            yield id, address
+        finally:
+            # A cancellation too: a person pressed Ctrl-C.
+            with anyio.move_on_after(STOP_S, shield=True):
+                await self._backend.stop(id)
+
+
+def ladder(image: Image) -> Iterator[Loosened]:
+    """What to allow an image, one after the other: each a little more than the one before."""
+    hardened = Loosened()
+    yield hardened
+    yield replace(hardened, writable_root=True)
+    if image.user != hardened.user:
+        yield replace(hardened, user=image.user)
+        yield replace(hardened, user=image.user, writable_root=True)
+
+
+def last_line(text: str) -> str:
+    """The end of an error, which of a failed start is the end of a log."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return one_line(lines[-1]) if lines else "no reason was told"
+
+
+def _numbered(failures: Sequence[str]) -> Iterator[str]:
+    for number, failure in enumerate(dict.fromkeys(failures), 1):
+        yield f"  {number}. {failure}"

@@ -1,0 +1,362 @@
+"""An ``environment.toml`` for a person who never saw one: each value was found, or says that it is assumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from textwrap import wrap
+
+from gateway.core.errors import ConfigError
+from gateway.core.model import Environment, Limits, Loosened, Protocol, Timeouts
+from gateway.environment_files import RESERVED, read_environment
+from gateway.inspecting.findings import Findings, FoundSplit, Told
+from gateway.inspecting.probe import one_line
+from gateway.inspecting.static import first_split, reset_keys, upstream_name
+
+MIB = 2**20
+FILE = "environment.toml"
+NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
+WIDTH = 116
+MEMORY_STEP_MIB = 64
+MEMORY_LEAST_MIB = 256
+PIDS_LEAST = 256
+START_LEAST_S = 60
+WORKERS = 4
+LONE_WORKERS = 16
+"""Most workers where each holds one session: fewer would be no gain over running the image by hand."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """How its image was run, and what that took."""
+
+    image: str
+    port: int
+    """0: on the Unix socket, as our own images are."""
+    loosened: Loosened = field(default_factory=Loosened)
+    reason: str = ""
+    """Why it had to be loosened."""
+    memory_bytes: int | None = None
+    """What it used after its sessions of trial; None: the engine did not tell."""
+    pids: int | None = None
+    start_s: float | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+def check_name(name: str) -> str:
+    """Return *name* if an environment may bear it.
+
+    Raises:
+        ConfigError: it may not, with the reason.
+    """
+    if not NAME.fullmatch(name):
+        raise ConfigError(
+            f"{name!r} is no name for an environment: it begins with a letter, and has small letters, digits, dashes "
+            "and underscores, at most 63 (choose one with --name)"
+        )
+    if name in RESERVED:
+        raise ConfigError(f"{name!r} is a reserved name: the gateway has a path of that name (choose one with --name)")
+    return name
+
+
+def check_place(catalog: Path, name: str, *, force: bool) -> Path:
+    """The file to write, below *catalog*.
+
+    Raises:
+        ConfigError: it is there and *force* is not given, or another one there describes an environment of *name*.
+    """
+    path = catalog / name / FILE
+    if path.exists() and not force:
+        raise ConfigError(f"{path} is there already (--force overwrites it)")
+    if catalog.exists() and not catalog.is_dir():
+        raise ConfigError(f"{catalog} is no folder")
+    for other in sorted(catalog.glob(f"*/{FILE}")):
+        if other != path and _name_in(other) == name:
+            raise ConfigError(f"{other} describes an environment {name!r} already")
+    return path
+
+
+def _name_in(path: Path) -> str:
+    try:
+        return read_environment(path).name
+    except ConfigError:  # what is wrong with it, `gateway check` says
+        return ""
+
+
+def put(path: Path, text: str, *, force: bool) -> Environment:
+    """Write *text* at *path*, whole or not at all, and return what it means.
+
+    Raises:
+        ConfigError: it does not load, a file has come to be there meanwhile, or the folder cannot be written.
+    """
+    draft = path.with_name(f".{FILE}.{secrets.token_hex(4)}")
+    made = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            draft.write_text(text, encoding="utf-8")
+            read_environment(draft)
+            if force:
+                draft.replace(path)
+            else:
+                os.link(draft, path)
+        finally:
+            draft.unlink(missing_ok=True)
+    except (OSError, ConfigError) as error:
+        for folder in made:
+            with suppress(OSError):
+                folder.rmdir()
+        if isinstance(error, FileExistsError):
+            raise ConfigError(f"{path} is there already (--force overwrites it)") from None
+        raise error if isinstance(error, ConfigError) else ConfigError(f"{path}: {error.strerror}") from error
+    return read_environment(path)
+
+
+def file_text(name: str, findings: Findings, *, ran: Ran | None = None, url: str = "") -> str:
+    """Describe an environment: of an image that was run, or of the server at *url*."""
+    tables = [
+        _head(name, findings, ran=ran, url=url),
+        _server(findings, ran=ran, url=url),
+        _pool(findings, url=url),
+        *([_limits(ran)] if ran else []),
+        _timeouts(findings, ran),
+        *([_loosened(ran)] if ran else []),
+        *([] if findings.is_own and ran else [_actions(findings)]),
+        *([_resets(findings)] if findings.protocol is Protocol.OPENENV else []),
+        _splits(findings),
+        *([_variables(ran), _volumes()] if ran else []),
+        _remarks(findings),
+    ]
+    return "\n\n".join("\n".join(table) for table in tables if table) + "\n"
+
+
+def _head(name: str, findings: Findings, *, ran: Ran | None, url: str) -> list[str]:
+    place = one_line(ran.image if ran else url)
+    lines = [
+        *_says(
+            f'Environment "{name}", written by "gateway env add {place}". "Found" is what the server said or did when '
+            'it was looked at; "assumed" is a guess: check it. "gateway check" reads the file again. The environment '
+            "is offered as soon as the gateway is started anew."
+        ),
+        _set("name", name, "what trainers call it"),
+        _set("description", findings.description, "found; shown to people")
+        if findings.description
+        else '# description = "One line for people; the server has none."',
+    ]
+    if ran:
+        lines.append(_set("image", ran.image, "of the engine, unmodified"))
+    lines.append(_set("protocol", findings.protocol.value, f"found: {findings.version}"))
+    if upstream := upstream_name(name, findings):
+        lines.append(_set("upstream_name", upstream, "found: what its server calls it"))
+    lines.append(_set("isolation", "shared", "assumed: a worker serves one session after the other"))
+    if ran and findings.capacity.slots == 1:
+        lines += _says(
+            'For a container of its own for each session, destroyed after it: isolation = "exclusive", and in [pool] '
+            "slots = 1, max_uses = 1."
+        )
+    if findings.is_own and ran:
+        lines.append("command = [] # in its image only")
+    return lines
+
+
+def _server(findings: Findings, *, ran: Ran | None, url: str) -> list[str]:
+    if ran and not ran.port:
+        return []
+    lines = ["[server]"]
+    lines.append(_set("port", ran.port, "found: it answers there") if ran else _set("url", url.rstrip("/"), "as given"))
+    if findings.ready:
+        lines.append(_set("ready", findings.ready, "found: 200 once it is up"))
+    return lines
+
+
+def _pool(findings: Findings, *, url: str) -> list[str]:
+    slots, told = findings.capacity.slots, findings.capacity.told
+    why = {
+        Told.BY_SERVER: f"found: it refused session {slots + 1} at once",
+        Told.AT_LEAST: f"found: {slots} sessions at once were not refused, and more were not tried",
+        Told.ASSUMED: "assumed: sessions at once in one worker, which its protocol does not tell",
+    }[told]
+    lines = ["[pool]", _set("slots", slots, why)]
+    if findings.protocol is Protocol.OPENENV:
+        lines += _says('slots = "learn" asks each worker as it starts, if a variable changes what the image holds.')
+    if url:
+        lines.append(_set("max_workers", 1, "a server that somebody else runs is one worker"))
+        return lines
+    workers = LONE_WORKERS if slots == 1 else WORKERS
+    lines.append(_set("min_workers", 0, "assumed: containers that are kept though idle; 1 saves the first their start"))
+    lines.append(
+        _set("max_workers", workers, f"assumed: so at most {workers * slots} sessions at once, further ones wait")
+    )
+    return lines
+
+
+def _limits(ran: Ran) -> list[str]:
+    usual = Limits()
+    lines = ["[limits]"]
+    if ran.memory_bytes is None:
+        lines.append(_set("memory_mib", usual.memory_bytes // MIB, "assumed: the engine did not tell what it uses"))
+    else:
+        used = -(-ran.memory_bytes // MIB)
+        lines.append(
+            _set("memory_mib", memory_mib(ran.memory_bytes), f"found: {used} MiB after the sessions of trial; doubled")
+        )
+    lines.append(_set("cpus", usual.cpus, "assumed"))
+    pids, why = usual.pids, "assumed"
+    if ran.pids is not None:
+        pids, why = max(PIDS_LEAST, 4 * ran.pids), f"found: {ran.pids} threads and processes; with room for more"
+    lines.append(_set("pids", pids, why))
+    lines.append(_set("tmp_mib", usual.tmp_bytes // MIB, "assumed: what may be written to /tmp; it is memory"))
+    return lines
+
+
+def memory_mib(used_bytes: int) -> int:
+    """What to allow a worker that was seen to use *used_bytes*: twice that, in steps."""
+    steps = -(-2 * used_bytes // (MEMORY_STEP_MIB * MIB))
+    return max(MEMORY_LEAST_MIB, steps * MEMORY_STEP_MIB)
+
+
+def _timeouts(findings: Findings, ran: Ran | None) -> list[str]:
+    usual = Timeouts()
+    lines = ["[timeouts]"]
+    if ran and ran.start_s is not None:
+        start_s = max(START_LEAST_S, -(-int(ran.start_s * 4) // 10) * 10)
+        lines.append(
+            _set("start_s", start_s, f"found: it was up after {ran.start_s:.1f} s; with room for a busy machine")
+        )
+    lines.append(_set("idle_s", int(usual.idle_s), "assumed: a session without calls ends after it"))
+    lines.append(_set("call_s", int(usual.call_s), "assumed: the longest call"))
+    return lines
+
+
+def _loosened(ran: Ran) -> list[str]:
+    usual = Loosened()
+    if ran.loosened == usual:
+        return _says(
+            "Nothing had to be loosened: it runs as user 10001, without network and capabilities, and writes to /tmp."
+        )
+    lines = ["[loosened]", *_says(f"Found: it does not run hardened ({ran.reason}).")]
+    if ran.loosened.writable_root:
+        lines.append(_set("writable_root", True, "found: it writes elsewhere than to /tmp"))
+    if ran.loosened.user != usual.user:
+        lines.append(_set("user", ran.loosened.user, "found: it needs its image's own user"))
+    return lines
+
+
+def _actions(findings: Findings) -> list[str]:
+    lines = [
+        "[actions]",
+        *_says(
+            "What a trainer means that sends a text, or an object that names no tool (AReaL's and OpenEnv's clients)."
+        ),
+    ]
+    if findings.protocol is Protocol.AREAL:
+        return [*_says("A text goes to the server as it is: AReaL's actions are texts.")]
+    if findings.terminal:
+        lines += _says(f"A text goes to {findings.terminal} (found): the server calls that its terminal tool.")
+        lines += ['# default_tool = "…"', '# text_field = "…"']
+        return lines
+    if findings.tools:
+        shown = ", ".join(one_line(name, limit=40) for name in findings.tools[:12])
+        if findings.default_tool:
+            lines.append(_set("default_tool", findings.default_tool, f"found; tools: {shown}"))
+        else:
+            lines += [*_says(f"Several tools, so none is the default: {shown}."), '# default_tool = "…"']
+    if findings.text_field:
+        lines.append(_set("text_field", findings.text_field, "found: the one text that has to be given"))
+    else:
+        what = f": {', '.join(one_line(name, limit=40) for name in findings.fields[:12])}" if findings.fields else ""
+        lines += [
+            *_says(f"Which field a text fills could not be told{what}. Texts that are JSON objects are the fields."),
+            '# text_field = "…"',
+        ]
+    return lines
+
+
+def _resets(findings: Findings) -> list[str]:
+    why = "found: it has splits of tasks; the rest is assumed" if findings.places else "assumed: no image tells them"
+    return [
+        "[resets]",
+        *_says(
+            "What its reset looks at. An OpenEnv server drops every other argument without a word, so the gateway "
+            "refuses a task that needs one which is not listed. Look at the signature of reset in the image's source."
+        ),
+        _set("keys", list(reset_keys(findings)), why),
+        '# from_task = { task_name = "environment_config.page" } # argument = its place in a task',
+        *(
+            []
+            if findings.splits
+            else [_set("seeds", 1000, "assumed: it has no tasks of its own, so its tasks are told apart by their seed")]
+        ),
+    ]
+
+
+def _splits(findings: Findings) -> list[str]:
+    lines: list[str] = []
+    if findings.splits:
+        lines += _says(f"Its own tasks (found), served without any file: {', '.join(map(_counted, findings.splits))}.")
+    split = first_split(findings)
+    areal = [
+        *([_set("split", split, "found: its first; it has no split train")] if split else []),
+        *([_set("max_turns", findings.max_turns, "found: max_episode_length")] if findings.max_turns else []),
+        *(
+            [_set("observation_type", findings.observation_type.value, "found")]
+            if findings.observation_type is not None
+            else []
+        ),
+        *([_set("action_type", findings.action_type.value, "found")] if findings.action_type is not None else []),
+    ]
+    if areal:
+        lines += ["[areal]", *areal]
+    if split:
+        lines += ["", "[openenv]", _set("split", split, "found: where a reset that names no task takes one from")]
+    return lines
+
+
+def _counted(split: FoundSplit) -> str:
+    return f"{one_line(split.name, limit=40)} ({'?' if split.count is None else split.count})"
+
+
+def _variables(ran: Ran) -> list[str]:
+    if not ran.variables:
+        return [*_says("Variables that the image reads; none was given."), "# [variables]", '# MAX_STEPS = "20"']
+    return ["[variables]", *(_set(_key(name), value, "as given") for name, value in sorted(ran.variables.items()))]
+
+
+def _volumes() -> list[str]:
+    return [
+        *_says("Data of the engine's machine that workers see: an absolute path, or the name of a volume."),
+        "# [[volumes]]",
+        '# source = "/srv/data"',
+        '# target = "/data"',
+        "# read_only = true",
+    ]
+
+
+def _remarks(findings: Findings) -> list[str]:
+    remarks = list(findings.remarks)
+    if findings.trouble:
+        remarks.insert(0, f"The session of trial failed: {findings.trouble}.")
+    return [line for remark in remarks for line in _says(remark, first="# Note: ")]
+
+
+def _set(key: str, value: str | bool | int | float | Sequence[str], why: str) -> str:
+    return f"{key} = {_toml(value)} # {one_line(why)}"
+
+
+def _toml(value: str | bool | int | float | Sequence[str]) -> str:
+    # What JSON writes, TOML reads; but for the one control character that JSON does not escape.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(name)
+
+
+def _says(text: str, *, first: str = "# ") -> list[str]:
+    return wrap(one_line(text, limit=2000), WIDTH, initial_indent=first, subsequent_indent="# ")

@@ -1,0 +1,14 @@
+"""The engine gate: the only process of ours that holds a Docker socket (``gateway node``).
+
+Whoever can talk to an engine owns its machine. The gateway faces trainers, so it talks to this gate instead, which
+speaks the Engine API and passes on a closed list of requests: bodies of new containers are checked against the catalog
+(`refusal`) and written anew, and of all that is on the engine only what carries our label exists.
+"""
+
+from gateway.node.gate import Gate
+from gateway.node.policy import refusal
+from gateway.node.rules import Rules
+from gateway.node.run import run_node
+from gateway.node.serve import serve_gate, serving_gate
+
+__all__ = ["Gate", "Rules", "refusal", "run_node", "serve_gate", "serving_gate"]

@@ -1,0 +1,309 @@
+"""Which containers may be created: a pure decision about the body of a create request.
+
+A closed list: what is not known here is refused by name. What is passed on is not the body that came but one that is
+written anew from the checked keys (`rewritten`): the engine reads keys without regard to case and takes the last of
+two, so a body that is only *looked at* can mean something else to it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gateway.backends.container import (
+    LABEL_DIGEST,
+    LABEL_ENVIRONMENT,
+    LABEL_INSTANCE,
+    LABEL_ROLE,
+    LABEL_WORKER,
+    WORK_BYTES,
+    WORK_TARGET,
+    Role,
+    capabilities,
+    is_sandboxed,
+    user,
+)
+from gateway.backends.folders import is_safe_id
+from gateway.backends.foreign import FORWARDER_ENTRYPOINT, forwarder_command, forwarder_environment
+from gateway.backends.seccomp import sandbox_profile
+from gateway.core.model import Environment
+from gateway.node.mounts import mount_refusal
+from gateway.node.rules import Rules
+
+MIN_MEMORY_BYTES = 6 * 2**20
+"""The engine's own minimum."""
+MAX_NOFILE = 65_536
+MAX_LOG_BYTES = 10 * 2**20
+_UNITS = {"k": 2**10, "m": 2**20}
+_LABELS = frozenset([LABEL_INSTANCE, LABEL_WORKER, LABEL_ENVIRONMENT, LABEL_DIGEST, LABEL_ROLE])
+_SHARED = re.compile(r"container:([0-9a-f]{64})", re.ASCII)
+_NO_NEW_PRIVILEGES = frozenset(["no-new-privileges", "no-new-privileges:true"])
+
+Check = Callable[[Any, Environment, Rules], bool]
+
+
+def refusal(body: Mapping[str, Any], rules: Rules) -> str | None:
+    """Say why a container must not be created from *body*, an object from `parse`; None if it may be."""
+    labels = body.get("Labels")
+    if not isinstance(labels, dict) or labels.get(LABEL_INSTANCE) != rules.instance:
+        return f"Labels must have {LABEL_INSTANCE}={rules.instance}"
+    environment = _environment(labels, rules)
+    if environment is None:
+        return f"Labels: {LABEL_ENVIRONMENT} names no environment of the catalog"
+    host = body.get("HostConfig")
+    if not isinstance(host, dict):
+        return "HostConfig is missing"
+    role = labels.get(LABEL_ROLE)
+    if role not in _roles(environment):
+        return f"Labels: {LABEL_ROLE} is not one for environment {environment.name}: {_shown(role)}"
+    of, of_body, of_host = environment, BODY, HOST_CONFIG
+    if role == Role.FORWARDER:
+        of = forwarder_environment(environment, rules.forwarder_image)
+        of_body, of_host = FORWARDER, FORWARDER_HOST_CONFIG
+    return (
+        _unknown(body, of_body, "")
+        or _unknown(host, of_host, "HostConfig.")
+        or _failed(body, of_body, "", of, rules)
+        or _failed(host, of_host, "HostConfig.", of, rules)
+        or mount_refusal(host.get("Mounts"), labels, of, rules, has_sockets=role != Role.SERVER)
+    )
+
+
+def rewritten(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Make the body that is passed on: the known keys of one that `refusal` let through."""
+    is_forwarder = body["Labels"].get(LABEL_ROLE) == Role.FORWARDER
+    kept = {key: body[key] for key in (FORWARDER if is_forwarder else BODY) if body.get(key) is not None}
+    host = body["HostConfig"]
+    return kept | {"HostConfig": {key: host[key] for key in HOST_CONFIG if host.get(key) is not None}}
+
+
+def shared_with(body: Mapping[str, Any]) -> str:
+    """The id of the container whose network *body*, which `refusal` let through, is to share; empty: of none.
+
+    Whether that one may be shared is not to be seen in the body: it must be the server of the same worker.
+    """
+    match = _SHARED.fullmatch(body["HostConfig"]["NetworkMode"])
+    return match[1] if match is not None else ""
+
+
+def _roles(environment: Environment) -> tuple[str | None, ...]:
+    """What containers of *environment* may be; of a server that somebody else runs there are none."""
+    if not environment.server.is_foreign:
+        return (None,)
+    return (Role.SERVER, Role.FORWARDER) if environment.server.port else ()
+
+
+def _environment(labels: Mapping[str, Any], rules: Rules) -> Environment | None:
+    name = labels.get(LABEL_ENVIRONMENT)
+    return rules.environments.get(name) if isinstance(name, str) else None
+
+
+def _unknown(found: Mapping[str, Any], known: Mapping[str, Check], where: str) -> str | None:
+    for key, value in found.items():
+        if key not in known and value:  # clients send many keys that are empty
+            return f"{where}{key} is not allowed"
+    return None
+
+
+def _failed(
+    found: Mapping[str, Any], checks: Mapping[str, Check], where: str, environment: Environment, rules: Rules
+) -> str | None:
+    for key, check in checks.items():
+        if not check(found.get(key), environment, rules):
+            return f"{where}{key} is not allowed for environment {environment.name}: {_shown(found.get(key))}"
+    return None
+
+
+def _shown(value: object) -> str:
+    return "it is missing" if value is None else json.dumps(value)[:200]
+
+
+def _labels(value: Any, environment: Environment, rules: Rules) -> bool:
+    worker = value.get(LABEL_WORKER)
+    return (
+        value.keys() <= _LABELS and all(isinstance(text, str) for text in value.values()) and is_safe_id(worker or "")
+    )
+
+
+def _variables(value: Any, environment: Environment, rules: Rules) -> bool:
+    return _absent(value) or (_is_texts(value) and all("=" in entry for entry in value))
+
+
+def _network(value: Any, environment: Environment, rules: Rules) -> bool:
+    # Host and other containers' networks are never given, whatever an environment.toml says.
+    return value == environment.loosened.network and value != "host" and ":" not in value
+
+
+def _shared_network(value: Any, environment: Environment, rules: Rules) -> bool:
+    return isinstance(value, str) and _SHARED.fullmatch(value) is not None
+
+
+def _root(value: Any, environment: Environment, rules: Rules) -> bool:
+    return value is True or (environment.loosened.writable_root and (value is False or value is None))
+
+
+def _capabilities(value: Any, environment: Environment, rules: Rules) -> bool:
+    if _absent(value):
+        return True
+    granted = {name for name in capabilities(environment) if _capability(name) in rules.capabilities}
+    return _is_texts(value) and set(value) <= granted
+
+
+def _capability(name: str) -> str:
+    return name.upper().removeprefix("CAP_")
+
+
+def _security(value: Any, environment: Environment, rules: Rules) -> bool:
+    return (
+        _is_texts(value)
+        and any(option in _NO_NEW_PRIVILEGES for option in value)
+        and all(option in _NO_NEW_PRIVILEGES or _is_own_profile(option, environment) for option in value)
+    )
+
+
+def _is_own_profile(option: str, environment: Environment) -> bool:
+    return is_sandboxed(environment) and option == f"seccomp={sandbox_profile()}"
+
+
+def _memory(value: Any, environment: Environment, rules: Rules) -> bool:
+    return _within(value, MIN_MEMORY_BYTES, environment.limits.memory_bytes)
+
+
+def _cpus(value: Any, environment: Environment, rules: Rules) -> bool:
+    return _within(value, 1, round(environment.limits.cpus * 1e9))
+
+
+def _pids(value: Any, environment: Environment, rules: Rules) -> bool:
+    return _within(value, 1, environment.limits.pids)
+
+
+def _shared_memory(value: Any, environment: Environment, rules: Rules) -> bool:
+    return _within(value, 1, environment.limits.tmp_bytes)
+
+
+def _tmpfs(value: Any, environment: Environment, rules: Rules) -> bool:
+    if _absent(value):
+        return True
+    sizes = {"/tmp": environment.limits.tmp_bytes} | ({WORK_TARGET: WORK_BYTES} if is_sandboxed(environment) else {})
+    return isinstance(value, dict) and all(
+        target in sizes and isinstance(options, str) and _are_tmpfs_options(options, sizes[target], environment)
+        for target, options in value.items()
+    )
+
+
+def _are_tmpfs_options(text: str, most_bytes: int, environment: Environment) -> bool:
+    options = text.split(",")
+    sizes = [option for option in options if option.startswith("size=")]
+    flags = {option for option in options if not option.startswith("size=")}
+    wanted = {"nosuid", "nodev"} if environment.loosened.writable_root else {"nosuid", "nodev", "noexec"}
+    optional = {"rw", "mode=1777"} | ({"exec", "noexec"} if environment.loosened.writable_root else set())
+    size = re.fullmatch(r"size=([1-9][0-9]{0,14})", sizes[0], re.ASCII) if len(sizes) == 1 else None
+    return size is not None and int(size[1]) <= most_bytes and wanted <= flags <= wanted | optional
+
+
+def _unmasked(value: Any, environment: Environment, rules: Rules) -> bool:
+    # Missing is the engine's own list, and any other list can only be shorter.
+    return value is None or (value == [] and is_sandboxed(environment))
+
+
+def _ulimits(value: Any, environment: Environment, rules: Rules) -> bool:
+    return _absent(value) or (
+        isinstance(value, list)
+        and all(
+            isinstance(entry, dict)
+            and entry.keys() == {"Name", "Soft", "Hard"}
+            and entry["Name"] in ("nofile", "core")
+            and _within(entry["Soft"], 0, MAX_NOFILE)
+            and _within(entry["Hard"], 0, MAX_NOFILE)
+            for entry in value
+        )
+    )
+
+
+def _log(value: Any, environment: Environment, rules: Rules) -> bool:
+    if not isinstance(value, dict) or value.keys() != {"Type", "Config"} or value["Type"] not in ("json-file", "local"):
+        return False
+    config = value["Config"]
+    if not isinstance(config, dict) or config.keys() != {"max-size", "max-file"} or not _is_texts([*config.values()]):
+        return False
+    size = re.fullmatch(r"([1-9][0-9]{0,4})([km])", config["max-size"], re.ASCII)
+    is_small = size is not None and int(size[1]) * _UNITS[size[2]] <= MAX_LOG_BYTES
+    return is_small and config["max-file"] in ("1", "2", "3")
+
+
+def _restart(value: Any, environment: Environment, rules: Rules) -> bool:
+    return _absent(value) or (
+        isinstance(value, dict)
+        and value.keys() <= {"Name", "MaximumRetryCount"}
+        and value.get("Name", "no") in ("", "no")
+        and not value.get("MaximumRetryCount")
+    )
+
+
+def _binds(value: Any, environment: Environment, rules: Rules) -> bool:
+    return _absent(value) or (_is_texts(value) and set(value) <= rules.mounts)
+
+
+def _is_list_of_objects(value: Any, environment: Environment, rules: Rules) -> bool:
+    return _absent(value) or (isinstance(value, list) and all(isinstance(entry, dict) for entry in value))
+
+
+def _absent(value: Any) -> bool:
+    return value is None or value == [] or value == {} or value == ""
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
+
+
+def _within(value: Any, least: int, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+BODY: Mapping[str, Check] = {
+    "Image": lambda value, environment, rules: value == environment.image,
+    "User": lambda value, environment, rules: value == user(environment),
+    "Env": _variables,
+    "Labels": _labels,
+    "Healthcheck": lambda value, environment, rules: _absent(value) or value == {"Test": ["NONE"]},
+    "HostConfig": lambda value, environment, rules: True,  # key by key below
+}
+"""The keys of a create body, each with its check; the check is asked also when the key is missing (None)."""
+
+HOST_CONFIG: Mapping[str, Check] = {
+    "NetworkMode": _network,
+    "IpcMode": lambda value, environment, rules: value in ("private", "none"),
+    "ReadonlyRootfs": _root,
+    "CapDrop": lambda value, environment, rules: value == ["ALL"],
+    "CapAdd": _capabilities,
+    "SecurityOpt": _security,
+    "MaskedPaths": _unmasked,
+    "ReadonlyPaths": _unmasked,
+    "Memory": _memory,
+    "MemorySwap": _memory,
+    "NanoCpus": _cpus,
+    "PidsLimit": _pids,
+    "ShmSize": _shared_memory,
+    "Tmpfs": _tmpfs,
+    "Ulimits": _ulimits,
+    "LogConfig": _log,
+    "Init": lambda value, environment, rules: value is None or isinstance(value, bool),
+    "RestartPolicy": _restart,
+    "Binds": _binds,
+    "Mounts": _is_list_of_objects,
+}
+"""As `BODY`, for ``HostConfig``. What is not here, if not empty, is refused: Privileged, Devices, DeviceRequests,
+PidMode, UTSMode, UsernsMode, CgroupParent, VolumesFrom, Sysctls, Links, Runtime and all that is to come."""
+
+FORWARDER: Mapping[str, Check] = {
+    **BODY,
+    "Entrypoint": lambda value, environment, rules: value == FORWARDER_ENTRYPOINT,
+    "Cmd": lambda value, environment, rules: value == forwarder_command(environment),
+    "Env": lambda value, environment, rules: _absent(value),
+    "Healthcheck": lambda value, environment, rules: _absent(value),
+}
+"""As `BODY`, for the forwarder beside somebody else's image."""
+
+FORWARDER_HOST_CONFIG: Mapping[str, Check] = {**HOST_CONFIG, "NetworkMode": _shared_network}

@@ -1,0 +1,178 @@
+"""Which requests the gate knows: a closed table of method and path, with the query parameters of each.
+
+Paths are compared as they came, before any decoding: there is no escape, no dot segment and no double slash in the
+table, so there are none that could mean one thing here and another to the engine.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from http import HTTPStatus
+from urllib.parse import parse_qsl
+
+MIN_MINOR = 41
+"""Of API 1.41 (engine 20.10): with an older one the engine gives containers the host's cgroup namespace."""
+_QUERY_MAX_BYTES = 8192
+_REFERENCE = r"(?P<reference>[A-Za-z0-9][A-Za-z0-9_.-]{0,254})"
+_IMAGE = (
+    r"(?P<reference>[a-z0-9][A-Za-z0-9_.-]*(?::[0-9]+)?(?:/[A-Za-z0-9_.-]+)*"
+    r"(?::[A-Za-z0-9_.-]+)?(?:(?:@|%40)sha256:[0-9a-f]{64})?)"
+)
+
+
+class Refused(Exception):
+    """A request that is not passed on; ``status`` and message are what its sender gets."""
+
+    def __init__(self, message: str, *, status: int = HTTPStatus.FORBIDDEN) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Kind(Enum):
+    """How a request is treated."""
+
+    PLAIN = auto()  #: passed on as it is
+    INFO = auto()  #: passed on, and the answer cut down
+    LIST = auto()  #: passed on with our label as a filter
+    EVENTS = auto()  #: the same, for containers only
+    CREATE = auto()  #: its body is checked
+    INSPECT = auto()  #: of a container of ours
+    CONTAINER = auto()  #: something else that is done with a container of ours
+    REMOVE = auto()  #: a container of ours, and its socket folder
+    IMAGE = auto()  #: of the catalog
+    VOLUME = auto()  #: the one with the sockets
+
+
+_FLAG = r"[01]|true|false|True|False"
+_TIME = r"[0-9]{1,12}(\.[0-9]{1,9})?"
+_PARAMETERS: Mapping[str, str] = {
+    "all": _FLAG,
+    "condition": r"not-running|next-exit|removed",
+    "filters": r".*",  # parsed and written anew
+    "follow": _FLAG,
+    "force": _FLAG,
+    "link": r"0|false|False",
+    "limit": r"-1|[0-9]{1,6}",
+    "name": r"[A-Za-z0-9][A-Za-z0-9_.-]{1,254}",
+    "one-shot": _FLAG,
+    "signal": r"[A-Z0-9+-]{1,12}",
+    "since": _TIME,
+    "size": r"0|false|False",  # anything else makes the engine walk every container's files
+    "stderr": _FLAG,
+    "stdout": _FLAG,
+    "stream": _FLAG,
+    "t": r"[0-9]{1,5}",
+    "tail": r"all|[0-9]{1,7}",
+    "timestamps": _FLAG,
+    "trunc_cmd": _FLAG,
+    "until": _TIME,
+    "v": _FLAG,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One row of the table."""
+
+    method: str
+    pattern: str
+    kind: Kind
+    parameters: tuple[str, ...] = ()
+
+
+ROUTES = (
+    Route("GET", "/_ping", Kind.PLAIN),
+    Route("HEAD", "/_ping", Kind.PLAIN),
+    Route("GET", "/version", Kind.PLAIN),
+    Route("GET", "/info", Kind.INFO),
+    Route("GET", "/containers/json", Kind.LIST, ("all", "limit", "size", "trunc_cmd", "filters")),
+    Route("POST", "/containers/create", Kind.CREATE, ("name",)),
+    Route("GET", f"/containers/{_REFERENCE}/json", Kind.INSPECT, ("size",)),
+    Route(
+        "GET",
+        f"/containers/{_REFERENCE}/logs",
+        Kind.CONTAINER,
+        ("stdout", "stderr", "timestamps", "follow", "tail", "since", "until"),
+    ),
+    Route("GET", f"/containers/{_REFERENCE}/stats", Kind.CONTAINER, ("stream", "one-shot")),
+    Route("POST", f"/containers/{_REFERENCE}/start", Kind.CONTAINER),
+    Route("POST", f"/containers/{_REFERENCE}/stop", Kind.CONTAINER, ("t", "signal")),
+    Route("POST", f"/containers/{_REFERENCE}/kill", Kind.CONTAINER, ("signal",)),
+    Route("POST", f"/containers/{_REFERENCE}/wait", Kind.CONTAINER, ("condition",)),
+    Route("POST", f"/containers/{_REFERENCE}/pause", Kind.CONTAINER),
+    Route("POST", f"/containers/{_REFERENCE}/unpause", Kind.CONTAINER),
+    Route("DELETE", f"/containers/{_REFERENCE}", Kind.REMOVE, ("v", "force", "link")),
+    Route("GET", f"/images/{_IMAGE}/json", Kind.IMAGE),
+    Route("GET", "/events", Kind.EVENTS, ("since", "until", "filters")),
+    Route("GET", f"/volumes/{_REFERENCE}", Kind.VOLUME),
+)
+_COMPILED = tuple((route, re.compile(route.pattern, re.ASCII)) for route in ROUTES)
+_VERSIONED = re.compile(r"/v1\.([0-9]{1,3})(/.*)", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A request that is in the table."""
+
+    kind: Kind
+    method: str
+    path: str
+    """Without version and query."""
+    version: str
+    """``/v1.41``, or empty: then the engine's own."""
+    reference: str
+    """The container, image or volume that the path names; empty for the others."""
+    query: Mapping[str, str]
+
+    def target(self, path: str | None = None) -> str:
+        """The path to ask the engine for: this one's, or *path* in the same version."""
+        return self.version + (self.path if path is None else path)
+
+
+def find(method: str, raw_path: bytes, query: bytes) -> Operation:
+    """Look a request up in the table.
+
+    Raises:
+        Refused: it is not there, or has a parameter that is not.
+    """
+    path = raw_path.decode("latin-1")
+    version, path = _split_version(path)
+    for route, pattern in _COMPILED:
+        match = pattern.fullmatch(path) if route.method == method else None
+        if match is not None:
+            reference = match.groupdict().get("reference", "").replace("%40", "@")
+            return Operation(route.kind, method, path, version, reference, _parameters(query, route))
+    raise Refused(f"{method} {path[:200]!r} is not among the requests that this gate passes on")
+
+
+def _split_version(path: str) -> tuple[str, str]:
+    match = _VERSIONED.fullmatch(path)
+    if match is None:
+        return "", path
+    if int(match[1]) < MIN_MINOR:
+        raise Refused(
+            f"client version 1.{match[1]} is too old. Minimum supported API version is 1.{MIN_MINOR}",
+            status=HTTPStatus.BAD_REQUEST,
+        )
+    return f"/v1.{match[1]}", match[2]
+
+
+def _parameters(query: bytes, route: Route) -> dict[str, str]:
+    if len(query) > _QUERY_MAX_BYTES:
+        raise Refused("the query is too long", status=HTTPStatus.REQUEST_URI_TOO_LONG)
+    try:
+        text = query.decode("ascii")
+        pairs = parse_qsl(text, keep_blank_values=True, strict_parsing=bool(text), errors="strict", max_num_fields=32)
+    except ValueError as error:
+        raise Refused(f"the query is malformed: {error}", status=HTTPStatus.BAD_REQUEST) from error
+    found: dict[str, str] = {}
+    for name, value in pairs:
+        if name not in route.parameters or name in found:
+            raise Refused(f"the query parameter {name[:64]!r} is not allowed here, or not twice")
+        if re.fullmatch(_PARAMETERS[name], value, re.ASCII | re.DOTALL) is None:
+            raise Refused(f"the query parameter {name} cannot be {value[:64]!r}")
+        found[name] = value
+    return found

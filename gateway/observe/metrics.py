@@ -1,0 +1,124 @@
+"""Prometheus metrics. Labels are environments, reasons and outcomes: bounded sets, never ids."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from gateway.core.model import CloseReason, EnvironmentLoad, EnvironmentName, Summary, WorkerState
+
+_CALL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What this process had to clear away for one environment, since it started."""
+
+    expired: int
+    """Sessions that nobody used any more."""
+    leaked: int
+    """Workers that the backend had and nobody knew of."""
+
+
+class Metrics:
+    """All metrics of one gateway process, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._opened = self._counter("sessions_opened", "Sessions opened.", "environment")
+        self._closed = self._counter("sessions_closed", "Sessions closed, by reason.", "environment", "reason")
+        self._refused = self._counter("sessions_refused", "Openings that failed, by error code.", "environment", "code")
+        self._calls = self._counter("calls", "Calls passed to workers, by outcome.", "environment", "outcome")
+        self._starts = self._counter(
+            "worker_starts", "Workers asked of the backend, by outcome.", "environment", "outcome"
+        )
+        self._lost = self._counter("workers_lost", "Workers that died unasked.", "environment")
+        self._orphans = self._counter(
+            "workers_orphaned", "Workers removed that the backend had and the store did not.", "environment"
+        )
+        self._of_calls: dict[tuple[EnvironmentName, str], tuple[Counter, Histogram]] = {}
+        self._tally: collections.Counter[tuple[EnvironmentName, str]] = collections.Counter()
+        self._call_s = self._histogram("call_seconds", "From a call's arrival to its end.", _CALL_BUCKETS)
+        self._open_s = self._histogram("open_seconds", "From a create's arrival to an open session.", _CALL_BUCKETS)
+        self._start_s = self._histogram(
+            "worker_start_seconds", "From asking for a worker to its readiness.", _CALL_BUCKETS
+        )
+        self._reward = self._histogram(
+            "episode_reward", "Sum of an episode's rewards.", (0, 0.25, 0.5, 0.75, 1, 2, 5, 10)
+        )
+        self._workers = self._gauge("workers", "Workers, by state.", "environment", "state")
+        self._used = self._gauge("slots_used", "Slots that hold a session.", "environment")
+        self._shown: set[EnvironmentName] = set()
+        self._waiting = self._gauge("openings_waiting", "Openings that wait for a slot.", "environment")
+
+    def session_opened(self, environment: EnvironmentName, seconds: float) -> None:
+        """Count an opened session that took *seconds*."""
+        self._opened.labels(environment).inc()
+        self._open_s.labels(environment).observe(seconds)
+
+    def session_refused(self, environment: EnvironmentName, code: str) -> None:
+        """Count an opening that failed with error *code*."""
+        self._refused.labels(environment, code).inc()
+
+    def session_closed(self, environment: EnvironmentName, reason: str, summary: Summary | None) -> None:
+        """Count a closed session and, where its worker told, its reward."""
+        self._closed.labels(environment, reason).inc()
+        if reason == CloseReason.EXPIRED.value:
+            self._tally[environment, "expired"] += 1
+        if summary is not None:
+            self._reward.labels(environment).observe(summary.reward)
+
+    def call_ended(self, environment: EnvironmentName, outcome: str, seconds: float) -> None:
+        """Count a call: ``ok``, ``broken`` (its worker failed) or ``left`` (its trainer hung up)."""
+        found = self._of_calls.get((environment, outcome))
+        if found is None:  # looked up once: each step counts one
+            found = self._calls.labels(environment, outcome), self._call_s.labels(environment)
+            self._of_calls[environment, outcome] = found
+        found[0].inc()
+        found[1].observe(seconds)
+
+    def worker_started(self, environment: EnvironmentName, outcome: str, seconds: float) -> None:
+        """Count a start: ``ready`` or ``failed``."""
+        self._starts.labels(environment, outcome).inc()
+        if outcome == "ready":
+            self._start_s.labels(environment).observe(seconds)
+
+    def worker_lost(self, environment: EnvironmentName) -> None:
+        """Count a worker that died unasked."""
+        self._lost.labels(environment).inc()
+
+    def worker_orphaned(self, environment: EnvironmentName) -> None:
+        """Count a worker that was removed because nobody knew of it."""
+        self._orphans.labels(environment).inc()
+        self._tally[environment, "orphaned"] += 1
+
+    def tally(self, environment: EnvironmentName) -> Tally:
+        """What was cleared away here."""
+        return Tally(expired=self._tally[environment, "expired"], leaked=self._tally[environment, "orphaned"])
+
+    def loaded(self, loads: Mapping[EnvironmentName, EnvironmentLoad]) -> None:
+        """Show what the store holds now."""
+        self._shown |= loads.keys()
+        for name in self._shown:  # also those that hold nothing any more: their last figures would stay
+            load = loads.get(name, EnvironmentLoad())
+            for state in WorkerState:
+                count = sum(entry.worker.state is state for entry in load.workers)
+                self._workers.labels(name, state.value).set(count)
+            self._used.labels(name).set(sum(entry.used for entry in load.workers))
+            self._waiting.labels(name).set(load.waiting)
+
+    def exposition(self) -> bytes:
+        """All of it in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"gateway_{name}", text, labels, registry=self._registry)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"gateway_{name}", text, labels, registry=self._registry)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"gateway_{name}", text, ("environment",), buckets=buckets, registry=self._registry)

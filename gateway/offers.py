@@ -1,0 +1,314 @@
+"""The tasks on offer, whoever has them: files, the store, or the image itself.
+
+Tasks of our own environments, and of foreign ones with a ``tasks`` folder, are the registry's, and looking them up asks
+nobody. A foreign environment without such a folder offers what was registered at run time, and then what its image has
+by itself: splits of the registry go before the image's of the same name, so that the place that a registration was
+answered stays what it is.
+
+Ids: the registry's. Of a foreign image's own tasks those that look like a place (``train/3``); of an AReaL server every
+other one too, as only the server itself knows its samples. Nobody searches an image's tasks for an id.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeVar
+
+from gateway.core import model
+from gateway.core.errors import InvalidRequest, UnknownTask
+from gateway.core.model import Environment, EnvironmentName, Registered, Setup, Split, TaskSpec, Wire
+from gateway.task_places import Place, TaskPlaces
+from gateway.tasks.registry import TaskRegistry
+
+T = TypeVar("T")
+
+LISTED_MAX: Final = 100_000
+"""Tasks of an image's own in one answer; who wants more asks for ranges."""
+SEARCHED_AT_ONCE: Final = 256
+MAX_DIGITS: Final = 18
+"""An index has no more; Python refuses to convert some thousands."""
+
+
+class Followed(Protocol):
+    """A registry that follows what other replicas are given."""
+
+    async def refresh(self) -> object:
+        """Take over what is new, if the store answers."""
+        ...
+
+    async def sure(self, look_up: Callable[[], T]) -> T:
+        """What *look_up* returns, before or after a refresh. Raises ``UnknownTask``, ``StoreUnavailable``."""
+        ...
+
+
+class Asked(Protocol):
+    """Who asks workers: `gateway.sessions.Sessions`."""
+
+    async def registered(self, environment: Environment) -> Registered:
+        """The tasks that they know by id."""
+        ...
+
+    async def splits(self, environment: Environment) -> list[Split]:
+        """The splits that they have."""
+        ...
+
+    async def count(self, environment: Environment, split: str) -> int:
+        """How many tasks one has. Raises ``UnknownSplit``."""
+        ...
+
+    async def tasks_of(self, environment: Environment, split: str, start: int, stop: int) -> list[TaskSpec]:
+        """Tasks of one. Raises ``UnknownSplit``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """One task, and where it stands."""
+
+    spec: Mapping[str, Any]
+    split: str = ""
+    """Empty: nobody knows where, as only the image has it."""
+    index: int | None = None
+    is_images: bool = False
+    """The image has it by itself: split and index are its own words, and nothing of it is the gateway's."""
+
+    @property
+    def place(self) -> str:
+        """Its name for people: ``split/index``."""
+        return f"{self.split}/{self.index}" if self.split else str(self.spec.get("id", ""))[:200]
+
+    @property
+    def worker_split(self) -> str:
+        """Its split in the words of its worker; empty: it has none there."""
+        return self.split if self.is_images else ""
+
+    @property
+    def worker_index(self) -> int | None:
+        """Its index there."""
+        return self.index if self.is_images else None
+
+
+class Offers:
+    """Finds tasks for the fronts."""
+
+    def __init__(self, registry: TaskRegistry, *, followed: Followed, asked: Asked) -> None:
+        self.registry = registry
+        self._followed = followed
+        self._asked = asked
+        self._counts: dict[EnvironmentName, dict[str, int]] = {}
+        """Of images, as they were last told: for a refusal that asks nobody."""
+        self._places: dict[EnvironmentName, TaskPlaces] = {}
+
+    @staticmethod
+    def asks(environment: Environment) -> bool:
+        """Whether the image itself is asked for what the registry does not have."""
+        return environment.server.is_foreign and environment.tasks is None
+
+    @staticmethod
+    def is_limited(environment: Environment, setup: Setup) -> bool:
+        """Whether a ``rate_limit`` in the task is one of ours: an image's own tasks may mean anything by the word."""
+        is_ours = not setup.split and isinstance(setup.spec.get("rate_limit"), Mapping)
+        return is_ours or not environment.server.is_foreign
+
+    async def refresh(self) -> None:
+        """Take over what other replicas were given, if the store answers: for listings."""
+        await self._followed.refresh()
+
+    async def sure(self, look_up: Callable[[], T]) -> T:
+        """What *look_up* finds in the registry as it is, or else once it is up to date. Raises as `Followed.sure`."""
+        return await self._followed.sure(look_up)
+
+    # -- by split and index ---------------------------------------------------------------------------------------
+
+    async def splits(self, environment: Environment) -> list[Split]:
+        """The environment's splits: the registry's, then the image's own."""
+        known = self.registry.splits(environment.name)
+        if not self.asks(environment):
+            return known
+        names = {split.name for split in known}
+        return [*known, *(split for split in await self._asked.splits(environment) if split.name not in names)]
+
+    async def count(self, environment: Environment, split: str) -> int:
+        """How many indices *split* has. Raises ``UnknownSplit``."""
+        if await self._is_registrys(environment, split):
+            return await self.sure(lambda: self.registry.count(environment.name, split))
+        count = await self._asked.count(environment, split)
+        self._counts.setdefault(environment.name, {})[split] = count
+        return count
+
+    async def raw(self, environment: Environment, split: str, index: int) -> bytes:
+        """One task as compact JSON; -1 is the last one. Raises ``UnknownSplit``, ``UnknownTask``."""
+        if await self._is_registrys(environment, split):
+            return await self.sure(lambda: self.registry.raw(environment.name, split, index))
+        return _compact(await self._own(environment, split, index))
+
+    async def at(self, environment: Environment, split: str, index: int) -> Offer:
+        """One task, parsed; -1 is the last one. Raises ``UnknownSplit``, ``UnknownTask``."""
+        if await self._is_registrys(environment, split):
+            return await self.sure(lambda: self._registered_at(environment, split, index))
+        count = await self.count(environment, split)
+        spec = await self._own(environment, split, index)
+        return Offer(spec=spec, split=split, index=index % count, is_images=True)
+
+    async def range(self, environment: Environment, split: str, start: int | None, stop: int | None) -> Sequence[bytes]:
+        """Tasks from *start* up to, not including, *stop*, as Python slices count.
+
+        Raises:
+            UnknownSplit: there is no such split.
+            InvalidRequest: an image has too many to be listed at once.
+        """
+        if await self._is_registrys(environment, split):
+            return await self.sure(lambda: self.registry.range(environment.name, split, start, stop))
+        first, last, _ = slice(start, stop).indices(await self.count(environment, split))
+        if last - first > LISTED_MAX:
+            raise InvalidRequest(f"split {split!r} has too many tasks for one answer: at most {LISTED_MAX} of a range")
+        return [_compact(task) for task in await self._asked.tasks_of(environment, split, first, max(first, last))]
+
+    def why_not(self, environment: Environment, split: str, index: int) -> UnknownTask | None:
+        """Why there is surely no such task, as far as that is known without asking anybody; None: there may be."""
+        try:
+            self.registry.raw(environment.name, split, index)
+        except UnknownTask as error:
+            if not self.asks(environment):
+                return error
+            count = None if environment.server.url else self._counts.get(environment.name, {}).get(split)
+            return None if count is None or -count <= index < count else UnknownTask("Invalid index")
+        return None
+
+    # -- by name --------------------------------------------------------------------------------------------------
+
+    async def find(self, environment: Environment, *ids: str, prefer: str) -> Offer:
+        """The registry's task of the first of *ids*, or aliases, that there is; of several the one in split *prefer*.
+
+        Raises:
+            UnknownTask: there is none.
+        """
+        return await self.sure(lambda: self._found(environment, ids, prefer))
+
+    async def get(self, environment: Environment, id: str) -> Offer:
+        """The registry's task of this id or alias. Raises as `TaskRegistry.get`."""
+
+        def look_up() -> Offer:
+            spec, split, index = self.registry.get(environment.name, id)
+            return Offer(spec=spec, split=split, index=index)
+
+        return await self.sure(look_up)
+
+    async def images_own(self, environment: Environment, id: str) -> Offer | None:
+        """The task of a foreign image's own that *id* means; None if it means none.
+
+        Raises:
+            UnknownTask: it means a place that is not there.
+        """
+        if not self.asks(environment):
+            return None
+        split, slash, number = id.rpartition("/")
+        splits = [one.name for one in await self._asked.splits(environment)]
+        if slash and split in splits and is_index(number):
+            return await self.at(environment, split, int(number))
+        if environment.protocol is model.Protocol.AREAL:
+            if is_index(id):
+                return await self.at(environment, self.usual(splits, environment.areal.split), int(id))
+            return Offer(spec={"id": id, "sample_id": id}, is_images=True)
+        return None
+
+    async def recognised(self, environment: Environment, spec: Mapping[str, Any]) -> Offer:
+        """A task that a trainer gave whole: if it is one of an OpenEnv image's own, word for word, with its place.
+
+        Those images are told a place, or arguments of their reset, and never a task.
+        """
+        given = Offer(spec=spec)
+        if environment.wire is not Wire.OPENENV or not self.asks(environment) or spec.get("env_type"):
+            return given
+        if spec.keys() <= set(environment.resets.keys):
+            return given  # what its reset is told
+        places = self._places.setdefault(environment.name, TaskPlaces())
+        place = places.get(spec)
+        if place is not None:
+            with contextlib.suppress(UnknownTask):
+                found = await self.at(environment, *place)
+                if found.spec == spec:
+                    return found
+            places.outdated()
+        place = await places.search(spec, self._all_of_image(environment))
+        return given if place is None else Offer(spec=spec, split=place[0], index=place[1], is_images=True)
+
+    async def _all_of_image(self, environment: Environment) -> AsyncIterator[tuple[Place, TaskSpec]]:
+        for split in await self._asked.splits(environment):
+            count = await self._asked.count(environment, split.name)
+            for start in range(0, count, SEARCHED_AT_ONCE):
+                some = await self._asked.tasks_of(environment, split.name, start, start + SEARCHED_AT_ONCE)
+                for index, task in enumerate(some, start):
+                    yield (split.name, index), task
+
+    @staticmethod
+    def usual(splits: Sequence[str], wanted: str) -> str:
+        """The split that is meant where a request names none: *wanted*, or the first where an image has no such one."""
+        return wanted if wanted in splits or not splits else splits[0]
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    async def _is_registrys(self, environment: Environment, split: str) -> bool:
+        """Whether *split* is to be looked up in the registry; also if nobody has it, so that the registry says so."""
+        if not self.asks(environment) or any(one.name == split for one in self.registry.splits(environment.name)):
+            return True
+        return all(one.name != split for one in await self._asked.splits(environment))
+
+    def _found(self, environment: Environment, ids: Sequence[str], prefer: str) -> Offer:
+        unknown = UnknownTask("no task")
+        for id in ids:
+            try:
+                return self._registered_at(environment, *self.registry.find(environment.name, id, prefer=prefer))
+            except UnknownTask as error:
+                unknown = error
+        raise unknown
+
+    def _registered_at(self, environment: Environment, split: str, index: int) -> Offer:
+        spec = self.registry.task(environment.name, split, index)
+        if index < 0:
+            index += self.registry.count(environment.name, split)
+        return Offer(spec=spec, split=split, index=index)
+
+    async def _own(self, environment: Environment, split: str, index: int) -> TaskSpec:
+        count = await self.count(environment, split)
+        if not -count <= index < count:
+            raise UnknownTask("Invalid index")
+        found = await self._asked.tasks_of(environment, split, index % count, index % count + 1)
+        if not found:
+            raise UnknownTask("Invalid index")  # it went meanwhile
+        return found[0]
+
+
+class Refreshing:
+    """A registry that is followed by somebody else, who may be asked to fetch what is new."""
+
+    def __init__(self, fetch: Callable[[], Awaitable[object]] | None) -> None:
+        """*fetch* raises nothing where it fails; None: there is nothing to fetch."""
+        self._fetch = fetch
+
+    async def refresh(self) -> None:
+        """See `Followed.refresh`."""
+        if self._fetch is not None:
+            await self._fetch()
+
+    async def sure(self, look_up: Callable[[], T]) -> T:
+        """See `Followed.sure`."""
+        try:
+            return look_up()
+        except UnknownTask:
+            if self._fetch is None:
+                raise
+            await self._fetch()
+            return look_up()
+
+
+def is_index(text: str) -> bool:
+    """Whether *text* is a number that can be an index."""
+    return text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS
+
+
+def _compact(task: TaskSpec) -> bytes:
+    return json.dumps(task, separators=(",", ":")).encode()

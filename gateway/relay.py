@@ -1,0 +1,204 @@
+"""The hot path to a worker: keep-alive connections, bytes in, bytes out.
+
+A connection belongs to one worker *life* (its id), not to an address, so that a recycled address never meets an old
+connection. A request is never repeated here: once a byte of it was written, it may have run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from functools import cache
+from typing import Final
+
+from gateway.connection import Connection, Place
+from gateway.core.addresses import parse_address
+from gateway.core.errors import UpstreamGone, UpstreamTimeout
+from gateway.core.model import WorkerId
+from gateway.core.ports import Headers, Request
+from gateway.exchanges import read_whole
+
+CONNECT_S: Final = 5.0
+"""A local worker accepts within microseconds; one that does not is gone or stopped."""
+KEEP_FOREIGN_S: Final = 2.0
+"""Of somebody else's servers: below the 5 s after which uvicorn, which most of them run, closes an idle connection."""
+MAX_CONNECTIONS: Final = 2048
+"""Per worker; each call under way holds one."""
+MAX_IDLE: Final = 128
+"""Per worker; what a burst left beyond it is closed."""
+
+
+class RelayExchange:
+    """An answer that comes in over one connection."""
+
+    def __init__(self, pool: _WorkerConnections, connection: Connection) -> None:
+        self._pool = pool
+        self._connection: Connection | None = connection
+        self.status = connection.status
+        self.headers: Headers = connection.headers
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the body as it comes."""
+        connection = self._connection
+        while connection is not None and (chunk := await connection.next_chunk()):
+            yield chunk
+
+    async def read(self, limit_bytes: int) -> bytes:
+        """Read the whole body, at most *limit_bytes*."""
+        return await read_whole(self.chunks(), limit_bytes)
+
+    async def aclose(self) -> None:
+        """Give the connection back, or drop it if the body was not read to its end."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._pool.give_back(connection)
+
+
+class _WorkerConnections:
+    """The connections of one worker's life; the newest idle one is used first."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.place = Place(parse_address(address))
+        self._idle: list[Connection] = []
+        self._busy: set[Connection] = set()
+        self._room = asyncio.Semaphore(MAX_CONNECTIONS)
+        self._takers = 0
+        self._is_closed = False
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether nobody has a connection, or is about to."""
+        return not (self._takers or self._busy or self._idle)
+
+    async def take(self, deadline: float) -> Connection:
+        self._takers += 1
+        try:
+            return await self._take(deadline)
+        finally:
+            self._takers -= 1
+
+    async def _take(self, deadline: float) -> Connection:
+        loop = asyncio.get_running_loop()
+        if self._room.locked():
+            async with asyncio.timeout_at(deadline):
+                await self._room.acquire()
+        else:
+            await self._room.acquire()  # at once; a deadline for each request would cost more than this
+        try:
+            connection = self._reuse(loop.time()) or await self._connect(loop)
+        except BaseException:
+            self._room.release()
+            raise
+        if self._is_closed:
+            connection.abort()
+            self._room.release()
+            raise UpstreamGone("the worker is gone", sent=False)
+        self._busy.add(connection)
+        return connection
+
+    def give_back(self, connection: Connection) -> None:
+        if connection not in self._busy:
+            return
+        self._busy.discard(connection)
+        self._room.release()
+        connection.rest()
+        if connection.may_be_kept and not self._is_closed and len(self._idle) < MAX_IDLE:
+            self._idle.append(connection)
+        else:
+            connection.abort()
+
+    def close(self) -> None:
+        self._is_closed = True
+        for connection in (*self._idle, *self._busy):
+            connection.break_off()
+        self._idle.clear()
+
+    def _reuse(self, now: float) -> Connection | None:
+        is_own = self.place.address.is_own
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_usable and (is_own or now - connection.idle_since < KEEP_FOREIGN_S):
+                return connection
+            connection.abort()
+        return None
+
+    async def _connect(self, loop: asyncio.AbstractEventLoop) -> Connection:
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                while True:
+                    try:
+                        return await self._connected(loop)
+                    except BlockingIOError:
+                        await asyncio.sleep(0.005)  # the socket's backlog is full; nothing was sent yet
+        except (OSError, TimeoutError) as error:
+            raise UpstreamGone(f"no connection to the worker: {error or 'timed out'}", sent=False) from error
+
+    async def _connected(self, loop: asyncio.AbstractEventLoop) -> Connection:
+        address = self.place.address
+        if address.is_unix:
+            _, connection = await loop.create_unix_connection(lambda: Connection(loop), address.path)
+            return connection
+        tls = await asyncio.to_thread(_tls) if address.tls else None
+        host, port = address.host, address.port
+        _, connection = await loop.create_connection(lambda: Connection(loop), host, port, ssl=tls)
+        return connection
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    """The system's certificates; to read them takes 20 ms."""
+    context = ssl.create_default_context()
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+class Relay:
+    """The transport to all workers."""
+
+    def __init__(self) -> None:
+        self._workers: dict[WorkerId, _WorkerConnections] = {}
+
+    async def send(self, worker: WorkerId, address: str, request: Request, *, silence_s: float) -> RelayExchange:
+        """Send *request* and return when the head of the answer is there; see `Transport.send`."""
+        connections = self._workers.get(worker)
+        if connections is None or connections.address != address:
+            connections = self._moved(worker, address)
+        loop = asyncio.get_running_loop()
+        try:
+            connection = await connections.take(loop.time() + silence_s)
+        except TimeoutError as error:
+            raise UpstreamTimeout(f"no connection to the worker was free for {silence_s:g} s") from error
+        except UpstreamGone:
+            if connections.is_unused and self._workers.get(worker) is connections:
+                del self._workers[worker]  # asked after its end: nobody would forget it
+            raise
+        try:
+            await connection.ask(request, connections.place, silence_s)
+        except BaseException:
+            connection.abort()
+            connections.give_back(connection)
+            raise
+        return RelayExchange(connections, connection)
+
+    def _moved(self, worker: WorkerId, address: str) -> _WorkerConnections:
+        """Begin with a worker at its address; connections to another one that it had are of no use any more."""
+        try:
+            connections = _WorkerConnections(address)
+        except ValueError as error:
+            raise UpstreamGone(f"the worker can't be reached: {error}", sent=False) from error
+        self.forget(worker)
+        self._workers[worker] = connections
+        return connections
+
+    def forget(self, worker: WorkerId) -> None:
+        """Drop a worker's connections; requests under way fail with ``UpstreamGone``."""
+        connections = self._workers.pop(worker, None)
+        if connections is not None:
+            connections.close()
+
+    async def aclose(self) -> None:
+        """Drop all connections."""
+        for worker in list(self._workers):
+            self.forget(worker)

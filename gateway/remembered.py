@@ -1,0 +1,134 @@
+"""What one replica remembers of the sessions that it serves, and tells the store of them.
+
+In the steady state a call needs no store: the replica notes what it saw of each session, and writes the notes once a
+second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field
+
+import anyio
+
+from gateway.core.errors import StoreUnavailable
+from gateway.core.model import Environment, Note, Session, SessionEnded, SessionId
+from gateway.core.ports import Store
+from gateway.ends import Until
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 1.0
+"""How often notes are written: idle sessions expire within about this much after their deadline."""
+CACHED_MAX = 200_000
+"""Sessions that one replica remembers; the oldest idle ones beyond it are looked up again when they call."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """What this replica knows of one session."""
+
+    session: Session
+    environment: Environment
+    quiet_since: float
+    """End of its last call or touch, by this process's clock."""
+    noted_at: float
+    """When the store was last told."""
+    busy: int = 0
+    """Calls under way here."""
+    watchers: set[Until] = field(default_factory=set)
+    """Of those under way, the ones that end with the session."""
+
+    def end(self) -> None:
+        """Wake what ends with the session."""
+        for watcher in tuple(self.watchers):
+            watcher.end()
+
+
+class Remembered:
+    """The sessions that this replica serves."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._entries: dict[SessionId, Entry] = {}
+
+    def get(self, id: SessionId) -> Entry | None:
+        """What is remembered of a session."""
+        return self._entries.get(id)
+
+    def pop(self, id: SessionId) -> Entry | None:
+        """Drop a session without waking what runs in it."""
+        return self._entries.pop(id, None)
+
+    def is_busy(self) -> bool:
+        """Whether a call is under way here."""
+        return any(entry.busy for entry in self._entries.values())
+
+    def add(self, session: Session, environment: Environment, *, noted: bool = False) -> Entry:
+        """Keep a session in mind; *noted* says that the store's deadline for it is fresh."""
+        now = time.monotonic()
+        entry = self._entries.get(session.id)
+        if entry is None or entry.session.lease != session.lease:
+            if len(self._entries) >= CACHED_MAX:
+                self._drop_the_oldest()
+            # Unless fresh, the deadline may be near: noted_at in the past makes the next call tell the store at once.
+            entry = Entry(session, environment, quiet_since=now, noted_at=now if noted else now - session.idle_s)
+            self._entries[session.id] = entry
+        return entry
+
+    def forget(self, id: SessionId, lease: str = "") -> None:
+        """Drop a session from memory; what runs in it here, and ends with it, is woken.
+
+        *lease*, if given, must be its own: word of an end may come when the next session of the id has begun.
+        """
+        entry = self._entries.get(id)
+        if entry is not None and lease in ("", entry.session.lease):
+            del self._entries[id]
+            entry.end()
+
+    def _drop_the_oldest(self) -> None:
+        for id, entry in list(self._entries.items())[: CACHED_MAX // 100]:
+            if not entry.busy and entry.noted_at >= entry.quiet_since:
+                del self._entries[id]
+
+    async def run(self) -> None:
+        """Write notes each second and follow notices, until cancelled."""
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._write_notes)
+            group.start_soon(self._follow_notices)
+
+    async def write_notes(self) -> None:
+        """Tell the store what was active since the last time."""
+        now = time.monotonic()
+        active = [e for e in self._entries.values() if e.busy or e.quiet_since > e.noted_at]
+        if not active:
+            return
+        notes = [Note(e.session.id, 0.0 if e.busy else now - e.quiet_since) for e in active]
+        ended = await self._store.touch(notes)
+        for entry in active:
+            entry.noted_at = now
+        leases = {entry.session.id: entry.session.lease for entry in active} if ended else {}
+        for id in ended:
+            self.forget(id, leases[id])
+
+    async def _write_notes(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            try:
+                await self.write_notes()
+            except StoreUnavailable as error:
+                logger.warning("store_unavailable during=notes error=%s", error)
+            except Exception:  # protects every session of this replica: without notes they expire
+                logger.exception("notes_failed")
+
+    async def _follow_notices(self) -> None:
+        while True:
+            try:
+                async for notice in self._store.notices():
+                    if isinstance(notice, SessionEnded):
+                        self.forget(notice.id, notice.lease)
+            except StoreUnavailable as error:
+                logger.warning("store_unavailable during=notices error=%s", error)
+            await asyncio.sleep(TICK_S)

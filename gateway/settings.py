@@ -1,0 +1,274 @@
+"""The only reader of the process environment: one frozen model, prefix ``GATEWAY_``.
+
+An unknown ``GATEWAY_`` variable is an error (`unknown_variables`): a typing mistake must not silently mean a default.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import re
+import secrets as random_secrets
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from gateway.core.errors import ConfigError
+
+PREFIX = "GATEWAY_"
+COMMAND_LINE = frozenset(("GATEWAY_URL", "GATEWAY_KEY"))
+"""Of ``gateway ps`` and the demo: where a gateway is, and the key for it."""
+
+
+def _state_dir() -> Path:
+    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(base) / "env-gateway"
+
+
+def _sandbox_dir() -> Path:
+    return Path("/var/lib/env-gateway/sandboxes") if os.geteuid() == 0 else _state_dir() / "sandboxes"
+
+
+def _socket_dir() -> Path:
+    # Short on purpose: the path of a Unix socket holds 107 bytes.
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if os.geteuid() == 0:
+        return Path("/run/env-gateway")
+    return Path(runtime) / "env-gateway" if runtime else Path(tempfile.gettempdir()) / f"env-gateway-{os.geteuid()}"
+
+
+class Settings(BaseSettings):
+    """What an operator can set."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore", env_ignore_empty=True)
+
+    host: str = "127.0.0.1"
+    """Address to listen on; one that is not loopback needs keys, or ``insecure``."""
+    port: int = Field(default=8080, ge=0, le=65535)
+    """Port to listen on; 0 takes a free one, which the log line ``gateway_ready`` names."""
+    insecure: bool = False
+    """Serve an address that is not loopback without keys."""
+
+    store: str = "memory"
+    """``memory``, or a Redis URL (``redis://``, ``rediss://``, ``unix://``)."""
+    store_prefix: str = "gateway"
+    """First part of every key in Redis: gateways that share a Redis need different ones."""
+    backend: Literal["process", "docker"] = "process"
+    """``process`` runs environments as local processes, ``docker`` as containers."""
+    docker_url: str = "unix:///var/run/docker.sock"
+    """The Docker engine, or better the engine gate in front of it."""
+    docker_threads: int = Field(default=8, ge=1, le=64)
+    """Engine requests under way at once; an engine starts 5 to 7 containers a second whatever the parallelism."""
+    socket_dir: Path = Field(default_factory=_socket_dir)
+    """Where the workers' Unix sockets are, as this process sees it."""
+    socket_volume: str | None = None
+    """The Docker volume that is mounted at ``socket_dir``; unset where the engine sees that very path."""
+    sandbox_dir: Path = Field(default_factory=_sandbox_dir)
+    """Of the process backend: where sandboxes have their root filesystem (100 MB, made when first needed) and are
+    mounted. Where the gateway is root, every user must be able to pass through it."""
+    state_dir: Path = Field(default_factory=_state_dir)
+    """Where the gateway's own secret is kept (``secret``, mode 0600)."""
+    secret: SecretStr | None = None
+    """Replaces the secret file; replicas on several machines need the same one."""
+    instance: str = Field(default="env-gateway", pattern=r"^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}$")
+    """Label of everything that this gateway makes on an engine; gateways that share one need different labels."""
+
+    catalog_dir: Path = Path("env_images")
+    """Folder of ``<environment>/environment.toml``."""
+    custom_tasks_dir: Path | None = None
+    """Folder of operators' task modules, a sub-folder for each environment that names a module in its ``[tasks]``."""
+    custom_tasks_volume: str | None = None
+    """The Docker volume that is mounted at ``custom_tasks_dir``; unset where the engine sees that very path."""
+    task_keys: Path | None = None
+    """Folder of the public keys whose signatures on task bundles are trusted."""
+    task_signatures: Literal["optional", "required"] = "optional"
+    """``required``: tasks are taken at run time only in bundles that a trusted key signed."""
+    environments: Annotated[tuple[str, ...], NoDecode] = ()
+    """Names of the environments to serve, comma-separated; empty: all in ``catalog_dir``."""
+    default_environment: str = ""
+    """The environment that paths without one mean; empty: the first of ``environments``, or by name."""
+    static: Annotated[tuple[str, ...], NoDecode] = ()
+    """Servers that somebody else runs: ``NAME=URL``, comma-separated. Unless ``environments`` names others, these are
+    all that is served."""
+    forwarder_image: str = "env-gateway/base:latest"
+    """The image of the small containers that stand between the gateway and images that listen on TCP."""
+    peer_url: str = ""
+    """Under which other replicas reach this one, ``http://host:port``; empty: worked out from ``host`` and ``port``."""
+
+    trainer_keys: SecretStr = SecretStr("")
+    """Keys that open sessions: ``name:key``, comma-separated. A session belongs to the key that opened it."""
+    operator_keys: SecretStr = SecretStr("")
+    """Keys for ``/admin/v1`` and ``/metrics``: ``name:key``, comma-separated."""
+
+    max_body_bytes: int = Field(default=32 * 2**20, ge=1024)
+    """The largest request body; beyond it 413."""
+    queue_max: int = Field(default=10_000, ge=1)
+    """Openings that may wait for a slot of one environment."""
+    closed_kept_s: float = Field(default=600.0, ge=0)
+    """How long the reason is remembered of a session that the gateway ended."""
+    lazy_binding: bool = True
+    """With several environments: a create by split and index that names none is bound by its first request's path."""
+    strict_paths: bool = True
+    """Answer 409 when the path names another environment than the session's."""
+    strip_platform_keys: bool = True
+    """Keep ``api_key`` and ``OPENREWARD_API_KEY``, which one SDK adds to every session's secrets, from environments
+    whose ``environment.toml`` does not say ``platform_keys = true``."""
+    drain_s: float = Field(default=10.0, ge=0)
+    """How long calls under way may finish after SIGTERM."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severe level that is logged."""
+
+    node_socket: Path = Path("/run/env-gateway/engine.sock")
+    """Where ``gateway node`` serves the engine gate."""
+    node_engine: str = "unix:///var/run/docker.sock"
+    """The engine behind the gate."""
+    node_makes_folders: bool = False
+    """The gate makes the workers' folders in ``socket_dir``, and the gateway must not be able to write there: one that
+    is taken over could otherwise put a link in a folder's place and have anything of the machine mounted."""
+    node_max_containers: int = Field(default=500, ge=1)
+    """Containers that the gate lets this instance have at once."""
+
+    @field_validator("environments", "static", mode="before")
+    @classmethod
+    def _split_names(cls, value: object) -> object:
+        return tuple(name.strip() for name in value.split(",") if name.strip()) if isinstance(value, str) else value
+
+    @field_validator("static")
+    @classmethod
+    def _static_servers_are_well_formed(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for entry in value:
+            name, equals, url = entry.partition("=")
+            if not (equals and re.fullmatch(r"[a-z][a-z0-9_-]{0,62}", name) and re.match(r"https?://[^/]", url)):
+                raise ValueError(f"{entry!r} is not of the form NAME=URL, as counter=http://127.0.0.1:8000")
+        names = [entry.partition("=")[0] for entry in value]
+        if len(set(names)) != len(names):
+            raise ValueError("a name stands twice")
+        return value
+
+    @field_validator("trainer_keys", "operator_keys")
+    @classmethod
+    def _keys_are_well_formed(cls, value: SecretStr) -> SecretStr:
+        parse_keys(value)
+        return value
+
+    def checked(self) -> Settings:
+        """Return self if the combination may be served.
+
+        Raises:
+            ConfigError: an address that is not loopback without keys; trainers' and operators' keys that overlap; a
+                volume of custom tasks that this process does not see; signatures without keys to check them by.
+        """
+        trainers, operators = parse_keys(self.trainer_keys), parse_keys(self.operator_keys)
+        if set(trainers.values()) & set(operators.values()):
+            raise ConfigError("a key is in both GATEWAY_TRAINER_KEYS and GATEWAY_OPERATOR_KEYS; they must differ")
+        if self.task_signatures == "required" and self.task_keys is None:
+            raise ConfigError("GATEWAY_TASK_SIGNATURES=required needs GATEWAY_TASK_KEYS: no key is trusted yet")
+        if self.custom_tasks_volume is not None and self.custom_tasks_dir is None:
+            raise ConfigError("GATEWAY_CUSTOM_TASKS_VOLUME needs GATEWAY_CUSTOM_TASKS_DIR: where it is mounted here")
+        if not trainers and not self.insecure and not is_loopback(self.host):
+            raise ConfigError(
+                f"refusing to listen on {self.host} without keys: set GATEWAY_TRAINER_KEYS, listen on 127.0.0.1, "
+                "or say --insecure"
+            )
+        return self
+
+    def static_servers(self) -> dict[str, str]:
+        """The servers that somebody else runs: URL by name."""
+        return {name: url for name, _, url in (entry.partition("=") for entry in self.static)}
+
+    def read_secret(self) -> bytes:
+        """The gateway's own secret, made on first use; worker tokens are derived from it.
+
+        Raises:
+            ConfigError: the state folder can't be written, or the secret's file is empty.
+        """
+        if self.secret is not None:
+            return self.secret.get_secret_value().encode()
+        path = self.state_dir / "secret"
+        try:
+            self.state_dir.mkdir(parents=True, exist_ok=True)
+            if not path.exists():
+                _make_secret(path)
+            secret = path.read_text().strip().encode()
+        except OSError as error:
+            raise ConfigError(f"GATEWAY_STATE_DIR={self.state_dir}: {error}") from error
+        if not secret:
+            raise ConfigError(f"{path} is empty: remove it, and a new secret is made")
+        return secret
+
+
+def _make_secret(path: Path) -> None:
+    """Write a new secret at *path*, whole or not at all; of replicas that start together, the first one's stays."""
+    draft = path.with_name(f"secret.{random_secrets.token_hex(8)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(random_secrets.token_hex(32))
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, path)
+    finally:
+        draft.unlink()
+
+
+def load(**overrides: object) -> Settings:
+    """Read the settings; *overrides* (from the command line) win.
+
+    Raises:
+        ConfigError: a value is wrong, or a variable is unknown.
+    """
+    unknown = unknown_variables(os.environ)
+    if unknown:
+        raise ConfigError(f"unknown settings: {', '.join(unknown)}")
+    try:
+        given = {key: value for key, value in overrides.items() if value is not None}
+        return Settings(**given)  # type: ignore[arg-type]  # the names are fields
+    except ValidationError as error:
+        lines = [
+            f"{PREFIX}{'_'.join(map(str, e['loc'])).upper()}: {e['msg']}" for e in error.errors(include_input=False)
+        ]
+        raise ConfigError("; ".join(lines)) from None
+
+
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """Names that start like settings and are none."""
+    known = {PREFIX + name.upper() for name in Settings.model_fields} | COMMAND_LINE
+    return sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
+
+
+def parse_keys(value: SecretStr) -> dict[str, str]:
+    """Turn ``name:key,name:key`` into a mapping from name to key; a key shorter than 8 characters is refused."""
+    keys: dict[str, str] = {}
+    for position, entry in enumerate(filter(None, (part.strip() for part in value.get_secret_value().split(","))), 1):
+        name, colon, key = entry.partition(":")
+        if not colon or not name.strip():
+            raise ValueError(f"entry {position} is not of the form name:key")
+        if len(key) < 8 or not (key.isascii() and key.isprintable()) or any(c in "/ " for c in key):
+            raise ValueError(
+                f"the key of {name!r} needs at least 8 printable ASCII characters without spaces and slashes"
+            )
+        if name in keys:
+            raise ValueError(f"the name {name!r} stands twice")
+        if key in keys.values():
+            raise ValueError(f"{name!r} has the same key as another name: sessions belong to one")
+        keys[name] = key
+    return keys
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach *host*."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def inherited_environ() -> Mapping[str, str]:
+    """This process's variables, of which local workers get a few harmless ones."""
+    return dict(os.environ)

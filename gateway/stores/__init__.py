@@ -1,0 +1,1 @@
+"""Where sessions, workers, leases and deadlines live: Redis, or memory in one process."""

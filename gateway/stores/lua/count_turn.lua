@@ -1,0 +1,20 @@
+-- Count one more turn of an open session.
+-- ARGV: session id, lease, key of the turn ('': it has none); the same key as at the last turn counts nothing
+-- Returns {'counted', turns}, {'closed', reason} or {'unknown'} (also if it is of another lease, or being deleted).
+
+local id, lease, turn_key = ARGV[1], ARGV[2], ARGV[3]
+local session = redis.call('HMGET', key('session', id), 'lease', 'state', 'reason', 'turn_key', 'turns')
+if session[1] ~= lease then
+  return {'unknown'}
+end
+if session[2] ~= 'open' then
+  if session[3] and session[3] ~= 'deleted' then
+    return {'closed', session[3]}
+  end
+  return {'unknown'}
+end
+if turn_key ~= '' and turn_key == session[4] then
+  return {'counted', tonumber(session[5])}
+end
+redis.call('HSET', key('session', id), 'turn_key', turn_key)
+return {'counted', redis.call('HINCRBY', key('session', id), 'turns', 1)}

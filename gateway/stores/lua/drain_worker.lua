@@ -1,0 +1,13 @@
+-- Let a ready worker take no more sessions.
+-- ARGV: worker id, '1' to do so only if it holds none
+-- Returns 1 if it is draining now, else 0.
+
+local worker = redis.call('HMGET', key('worker', ARGV[1]), 'state', 'environment', 'rank')
+if worker[1] == 'ready' then
+  if ARGV[2] == '1' and redis.call('SCARD', key('held', ARGV[1])) > 0 then
+    return 0
+  end
+  drain(ARGV[1], worker[2], worker[3])
+  return 1
+end
+return worker[1] == 'draining' and 1 or 0

@@ -1,0 +1,14 @@
+-- Begin to close those of some sessions that are open and whose deadline has passed.
+-- ARGV: time in which each should be released (s), then session ids
+-- Returns the sessions, in the order of the ids.
+
+local sessions = {}
+for i = 2, #ARGV do
+  local id = ARGV[i]
+  local deadline = redis.call('ZSCORE', key('deadlines'), id)
+  if deadline and tonumber(deadline) <= now and redis.call('HGET', key('session', id), 'state') == 'open' then
+    begin_close(id, 'expired', ARGV[1])
+    sessions[#sessions + 1] = redis.call('HGETALL', key('session', id))
+  end
+end
+return sessions

@@ -1,0 +1,17 @@
+-- Undo a claim whose caller is gone, however far it got: its place in the queue, or its slot.
+-- ARGV: session id, environment, lease
+-- Returns 1 (something was given back) or 0.
+
+local id, environment, lease = ARGV[1], ARGV[2], ARGV[3]
+redis.call('DEL', key('failed', lease))
+if redis.call('HGET', key('ticket', id), 'lease') == lease then
+  leave(environment, id)
+  return 1
+end
+local session = redis.call('HMGET', key('session', id), 'lease', 'state', 'worker')
+if session[1] ~= lease or session[2] ~= 'opening' then
+  return 0
+end
+forget(id, lease, false, '0')
+free(session[3], environment, id)
+return 1

@@ -1,0 +1,33 @@
+-- End a closing session and make its slot an opening's, so that nobody who waits comes between the two.
+-- ARGV: the fields OPENING (idle_s and setup_s in seconds), then the closing session's id and lease, time a closed session
+-- is remembered (s)
+-- Returns {'granted', session}, {'exists'}, or {'none'} if it is unknown, of another lease or not closing, or its worker
+-- takes no more sessions, holds more than it has slots, or is of another environment.
+
+local opening = {}
+for i = 1, #OPENING do
+  opening[i] = ARGV[i]
+end
+local id, lease, kept_s = ARGV[#OPENING + 1], ARGV[#OPENING + 2], ARGV[#OPENING + 3]
+
+local session = redis.call('HMGET', key('session', id), 'lease', 'state', 'reason', 'worker', 'environment')
+if session[1] ~= lease or session[2] ~= 'closing' or session[5] ~= opening[4] then
+  return {'none'}
+end
+local has = redis.call('HMGET', key('worker', session[4]), 'state', 'rank', 'slots')
+if has[1] ~= 'ready' then
+  return {'none'}
+end
+if redis.call('SCARD', key('held', session[4])) > tonumber(has[3]) then
+  return {'none'} -- it was limited: the slot goes with its session
+end
+if opening[1] ~= id then
+  local state = redis.call('HGET', key('session', opening[1]), 'state')
+  if (state and state ~= 'closed') or redis.call('EXISTS', key('ticket', opening[1])) == 1 then
+    return {'exists'}
+  end
+end
+forget(id, session[1], session[3], kept_s)
+redis.call('SREM', key('held', session[4]), id)
+grant(opening, has[2])
+return {'granted', redis.call('HGETALL', key('session', opening[1]))}

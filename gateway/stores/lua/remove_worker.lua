@@ -1,0 +1,25 @@
+-- Forget a worker and end its sessions; its slots are gone with it.
+-- ARGV: worker id, reason, time a closed session is remembered (s)
+-- Returns the sessions as they ended.
+
+local worker = redis.call('HMGET', key('worker', ARGV[1]), 'environment', 'rank')
+if not worker[1] then
+  return {}
+end
+local sessions = {}
+for _, id in ipairs(redis.call('SMEMBERS', key('held', ARGV[1]))) do
+  local session = redis.call('HMGET', key('session', id), 'lease', 'reason')
+  -- What was closing for another reason keeps it: a session that its trainer deleted is not found.
+  local reason = session[2] or ARGV[2]
+  redis.call('HSET', key('session', id), 'state', 'closed', 'reason', reason)
+  sessions[#sessions + 1] = redis.call('HGETALL', key('session', id))
+  forget(id, session[1], reason, ARGV[3])
+  publish_ended(id, session[1])
+end
+redis.call('DEL', key('held', ARGV[1]), key('worker', ARGV[1]))
+redis.call('ZREM', key('free', worker[1]), worker[2])
+redis.call('ZREM', key('workers'), ARGV[1])
+if redis.call('EXISTS', key('queue', worker[1])) == 1 then
+  publish_wanted(worker[1])
+end
+return sessions

@@ -1,0 +1,16 @@
+-- What the operations on tasks share, after the prelude of all.
+-- A change has a number; task_version is "<epoch>:<number>" of the last one. An epoch begins when there is no version:
+-- after a loss of all data its numbers must not be taken for those of before.
+
+local function changes_begin()
+  local version = redis.call('GET', key('task_version'))
+  if not version then
+    redis.call('HSET', key('task_sums'), 'epoch', time[1] .. '-' .. time[2])
+    return 0
+  end
+  return tonumber(string.match(version, ':(%d+)$'))
+end
+
+local function changes_end(number)
+  redis.call('SET', key('task_version'), redis.call('HGET', key('task_sums'), 'epoch') .. ':' .. whole(number))
+end

@@ -1,0 +1,67 @@
+-- Keep tasks, all or none of them.
+-- ARGV: whether others may be replaced ('1' or ''), the most tasks and splits of an environment, the most bytes of all,
+--   then environment, id, split, signer and body of each; no id stands twice
+-- Returns {'kept', {place, ...}}, {'exists', environment, id}, {'tasks', environment}, {'splits', environment}
+--   or {'bytes'}.
+
+local max_tasks, max_splits, max_bytes = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local sums, counted = key('task_sums'), {}
+
+local function sum(field, by)
+  if not counted[field] then
+    counted[field] = tonumber(redis.call('HGET', sums, field) or '0')
+  end
+  counted[field] = counted[field] + by
+  return counted[field]
+end
+
+-- What is there of each, and what the sums would be.
+local before, given = {}, {}
+for i = 5, #ARGV, 5 do
+  local environment, split = ARGV[i], ARGV[i + 2]
+  local name = environment .. ' ' .. ARGV[i + 1]
+  before[i] = redis.call('HGET', key('tasks'), name)
+  if before[i] then
+    if ARGV[1] ~= '1' then
+      return {'exists', environment, ARGV[i + 1]}
+    end
+    sum('bytes', -(string.len(before[i]) - string.find(before[i], '\n', 1, true)))
+  elseif sum('count:' .. environment, 1) > max_tasks then
+    return {'tasks', environment}
+  end
+  sum('bytes', string.len(ARGV[i + 4]))
+  local place = 'place:' .. environment .. ' ' .. split
+  if sum(place, 0) == 0 and not given[place] then
+    given[place] = true
+    if sum('splits:' .. environment, 1) > max_splits then
+      return {'splits', environment}
+    end
+  end
+end
+if sum('bytes', 0) > max_bytes then
+  return {'bytes'}
+end
+
+local places = {}
+local number = changes_begin()
+for i = 5, #ARGV, 5 do
+  local name, split, place = ARGV[i] .. ' ' .. ARGV[i + 1], ARGV[i + 2], nil
+  if before[i] then
+    local had, at = string.match(before[i], '^(%S+) (%d+) ')
+    place = had == split and at
+  elseif redis.call('ZSCORE', key('task_changes'), name) then
+    sum('gone', -1)
+  end
+  if not place then
+    place = whole(sum('place:' .. ARGV[i] .. ' ' .. split, 1) - 1)
+  end
+  number = number + 1
+  redis.call('HSET', key('tasks'), name, split .. ' ' .. place .. ' ' .. ARGV[i + 3] .. '\n' .. ARGV[i + 4])
+  redis.call('ZADD', key('task_changes'), whole(number), name)
+  places[#places + 1] = place
+end
+for field, value in pairs(counted) do
+  redis.call('HSET', sums, field, whole(value))
+end
+changes_end(number)
+return {'kept', places}

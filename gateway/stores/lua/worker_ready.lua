@@ -1,0 +1,13 @@
+-- Make a starting worker ready and give its slots to those that wait.
+-- ARGV: worker id, address, the slots that it told (0: those that it was added with)
+-- Returns 1, or 0 if it is unknown or not starting.
+
+local worker = redis.call('HMGET', key('worker', ARGV[1]), 'state', 'environment', 'rank', 'slots')
+if worker[1] ~= 'starting' then
+  return 0
+end
+local slots = tonumber(ARGV[3]) > 0 and ARGV[3] or worker[4]
+redis.call('HSET', key('worker', ARGV[1]), 'state', 'ready', 'address', ARGV[2], 'slots', slots, 'idle_ms', whole(now))
+list_free(ARGV[1], worker[2], worker[3], 0, tonumber(slots))
+serve(worker[2])
+return 1

@@ -1,0 +1,175 @@
+"""Tasks of a gateway that is one process: in dictionaries, gone with it.
+
+No method awaits between reading and writing, so each is atomic on the event loop.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import uuid
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace as changed
+
+from gateway.core.errors import InvalidRequest, TaskExists
+from gateway.core.model import EnvironmentName
+from gateway.core.task_ports import (
+    MAX_AT_ONCE,
+    MAX_SPLITS,
+    MAX_TASK_BYTES,
+    MAX_TASKS,
+    MAX_TOTAL_BYTES,
+    StoredTask,
+    TaskChanges,
+)
+from gateway.stores.deadlines import Deadlines
+
+_Name = tuple[EnvironmentName, str]
+
+GONE_KEPT = 10_000
+"""Names of removed tasks that are remembered; who missed more than these begins anew."""
+MAX_LIMITED = 100_000
+"""Tasks whose starts are counted at once; beyond it the one whose window ends first is forgotten."""
+
+
+class MemoryTaskStore:
+    """Tasks that came at run time, of one process; the seam is ``core.task_ports.TaskStore``."""
+
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        max_tasks: int = MAX_TASKS,
+        max_total_bytes: int = MAX_TOTAL_BYTES,
+        max_splits: int = MAX_SPLITS,
+        gone_kept: int = GONE_KEPT,
+        max_limited: int = MAX_LIMITED,
+    ) -> None:
+        """*clock*: seconds, monotonic. The limits are those above and of the seam; tests have smaller ones."""
+        self._clock = clock
+        self._max_tasks = max_tasks
+        self._max_total_bytes = max_total_bytes
+        self._max_splits = max_splits
+        self._gone_kept = gone_kept
+        self._max_limited = max_limited
+        self._epoch = uuid.uuid4().hex
+        self._number = 0
+        self._tasks: dict[_Name, StoredTask] = {}
+        self._floor = 0  # the number of the last change before which names of removed tasks were forgotten
+        self._changed: dict[_Name, int] = {}
+        self._places: dict[tuple[EnvironmentName, str], int] = {}
+        self._starts: dict[str, deque[float]] = {}
+        self._starts_end: Deadlines[str] = Deadlines()
+
+    async def put(self, tasks: Sequence[StoredTask], *, replace: bool) -> Sequence[StoredTask]:
+        check_batch(tasks)
+        for task in tasks:
+            if not replace and (task.environment, task.id) in self._tasks:
+                raise exists(task.environment, task.id)
+        self._check_room(tasks)
+        return [self._put(task) for task in tasks]
+
+    async def remove(self, environment: EnvironmentName, id: str) -> bool:
+        if self._tasks.pop((environment, id), None) is None:
+            return False
+        self._note((environment, id))
+        if len(self._changed) - len(self._tasks) > self._gone_kept:
+            self._changed = {name: at for name, at in self._changed.items() if name in self._tasks}
+            self._floor = self._number
+        return True
+
+    async def version(self) -> str:
+        return f"{self._epoch}:{self._number}" if self._number else ""
+
+    async def since(self, version: str) -> TaskChanges:
+        epoch, _, number = version.partition(":")
+        is_whole = epoch != self._epoch or int(number) < self._floor
+        names = [name for name, at in self._changed.items() if is_whole or at > int(number)]
+        return TaskChanges(
+            version=await self.version(),
+            is_whole=is_whole,
+            is_last=True,
+            tasks=[self._tasks[name] for name in names if name in self._tasks],
+            removed=[] if is_whole else [name for name in names if name not in self._tasks],
+        )
+
+    async def take(self, key: str, *, starts: int, per_s: float) -> float:
+        now = self._clock()
+        while (ended := self._starts_end.pop(now)) is not None:
+            del self._starts[ended[0]]
+        if key not in self._starts and len(self._starts) >= self._max_limited:
+            self._forget_first()
+        taken = self._starts.setdefault(key, deque())
+        while len(taken) > starts:
+            taken.popleft()
+        if len(taken) == starts and (left_s := taken[0] + per_s - now) > 0:
+            return left_s
+        taken.append(now)
+        self._starts_end.set(key, now + per_s)
+        return 0.0
+
+    async def aclose(self) -> None:
+        """Do nothing; the Redis store lets go of its connections here."""
+
+    def _forget_first(self) -> None:
+        first = self._starts_end.pop(math.inf)
+        if first is not None:
+            del self._starts[first[0]]
+
+    def _put(self, task: StoredTask) -> StoredTask:
+        name, split = (task.environment, task.id), (task.environment, task.split)
+        before = self._tasks.get(name)
+        if before is not None and before.split == task.split:
+            place = before.place
+        else:
+            place = self._places.get(split, 0)
+            self._places[split] = place + 1
+        self._tasks[name] = kept = changed(task, place=place)
+        self._note(name)
+        return kept
+
+    def _note(self, name: _Name) -> None:
+        self._number += 1
+        self._changed[name] = self._number
+
+    def _check_room(self, tasks: Sequence[StoredTask]) -> None:
+        after = self._tasks | {(task.environment, task.id): task for task in tasks}
+        counts = Counter(environment for environment, _ in after)
+        splits = Counter(environment for environment, _ in {*self._places, *((t.environment, t.split) for t in tasks)})
+        for environment in {task.environment for task in tasks}:
+            if counts[environment] > self._max_tasks:
+                raise full_of_tasks(environment, self._max_tasks)
+            if splits[environment] > self._max_splits:
+                raise full_of_splits(environment, self._max_splits)
+        if sum(len(task.body) for task in after.values()) > self._max_total_bytes:
+            raise full_of_bytes(self._max_total_bytes)
+
+
+def check_batch(tasks: Sequence[StoredTask]) -> None:
+    """Raise ``InvalidRequest`` for what no store takes, whatever it holds."""
+    if len(tasks) > MAX_AT_ONCE:
+        raise InvalidRequest(f"{len(tasks)} tasks at once; at most {MAX_AT_ONCE} are taken")
+    for task in tasks:
+        if len(task.body) > MAX_TASK_BYTES:
+            raise InvalidRequest(f"the task {task.id!r} has {len(task.body)} bytes; at most {MAX_TASK_BYTES} are taken")
+    names = Counter((task.environment, task.id) for task in tasks)
+    for (environment, id), count in names.items():
+        if count > 1:
+            raise InvalidRequest(f"the task {id!r} of {environment!r} comes {count} times")
+
+
+def exists(environment: str, id: str) -> TaskExists:
+    return TaskExists(f"{environment!r} has a task {id!r} already")
+
+
+def full_of_tasks(environment: str, limit: int) -> InvalidRequest:
+    return InvalidRequest(f"{environment!r} would have more than {limit} tasks that came at run time")
+
+
+def full_of_splits(environment: str, limit: int) -> InvalidRequest:
+    return InvalidRequest(f"{environment!r} would have had more than {limit} splits of tasks that came at run time")
+
+
+def full_of_bytes(limit: int) -> InvalidRequest:
+    return InvalidRequest(f"the tasks that came at run time would be more than {limit} bytes")

@@ -1,0 +1,239 @@
+"""One replica's connection to Redis: scripts in, answers out, and the messages that other replicas publish.
+
+A command runs to its end in a task of its own, whatever becomes of its caller: a cancelled command costs redis-py its
+connection, may still run in Redis after what its caller did next, and on Python 3.11 can swallow the cancellation
+(CPython gh-86296; redis-py sends through ``asyncio.wait_for``). So a caller only ever waits for the task, shielded.
+
+Nothing is sent twice by itself: a command whose answer was lost may have run. The one exception is a script that Redis
+says it does not have (NOSCRIPT, after a restart), since that did not run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any, TypeVar
+
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import NoScriptError, RedisError
+
+from gateway.core.errors import StoreUnavailable
+from gateway.stores.redis_records import packed, text
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+CONNECTIONS = 32
+"""Commands in flight at once; Redis runs one at a time, so more would only wait elsewhere."""
+CONNECT_S = 2.0
+ANSWER_S = 3.0
+"""The longest that one command takes; a script of ours takes some milliseconds at most."""
+CONNECTION_WAIT_S = 3.0
+"""The longest wait for one of the connections."""
+DRAIN_S = 5.0
+"""How long `Link.aclose` waits for commands in flight."""
+LISTEN_S = 5.0
+"""One wait for a message; only bounds a read, nothing happens when it ends."""
+RECONNECT_S = 0.5
+"""Pause before a lost subscription is opened again."""
+
+_FOREIGN = (RedisError, OSError, TimeoutError)
+"""What redis-py raises when Redis does not answer, or answers with an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """An operation in Lua."""
+
+    text: bytes
+    sha: str
+
+
+def scripts() -> dict[str, Script]:
+    """Read the operations next to this module, each with the prelude before it, by their names."""
+    texts = {
+        entry.name.removesuffix(".lua"): entry.read_bytes()
+        for entry in (resources.files("gateway.stores") / "lua").iterdir()
+        if entry.name.endswith(".lua")
+    }
+    prelude = texts.pop("prelude")
+    return {name: _script(prelude + b"\n" + text) for name, text in texts.items()}
+
+
+def _script(text: bytes) -> Script:
+    return Script(text, hashlib.sha1(text, usedforsecurity=False).hexdigest())
+
+
+class Link:
+    """Commands to one Redis; all raise ``StoreUnavailable`` and nothing else."""
+
+    def __init__(self, url: str, *, root: str) -> None:
+        """*root* is the hash tag that heads every key."""
+        pool = BlockingConnectionPool.from_url(
+            url,
+            max_connections=CONNECTIONS,
+            timeout=CONNECTION_WAIT_S,
+            socket_connect_timeout=CONNECT_S,
+            socket_timeout=ANSWER_S,
+            # RESP3 would ask the server for maintenance notices, which only one vendor's has.
+            protocol=2,
+            retry=Retry(NoBackoff(), 0),
+        )
+        self.client: Redis = Redis.from_pool(pool)
+        self._root = packed(root)
+        self._scripts = scripts()
+        self._running: set[asyncio.Task[Any]] = set()
+        self._answers = True
+
+    async def load(self) -> None:
+        """Load every script, so that the first requests need not."""
+        for script in self._scripts.values():
+            await self.ask("SCRIPT LOAD", script.text)
+
+    def begin(self, name: str, *arguments: str | float) -> asyncio.Task[Any]:
+        """Run an operation to its end, in a task that nobody should cancel; wait for it shielded."""
+        return self.detach(self._evaluate(self._scripts[name], [packed(value) for value in arguments]))
+
+    async def run(self, name: str, *arguments: str | float) -> Any:
+        """Run an operation and return its answer: bytes, integers, None and lists of these."""
+        return await asyncio.shield(self.begin(name, *arguments))
+
+    async def ask(self, command: str, *arguments: bytes) -> Any:
+        """Send one command of Redis' own."""
+        return await asyncio.shield(self.detach(self._guarded(command, arguments)))
+
+    def detach(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Start a task that outlives its caller; `aclose` waits for it."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    async def aclose(self) -> None:
+        """Wait for commands in flight, then close the connections."""
+        if self._running:
+            await asyncio.wait(self._running, timeout=DRAIN_S)
+        await cancelled(list(self._running))
+        try:
+            await self.client.aclose()
+        except _FOREIGN as exc:
+            logger.warning("store_close_failed error=%s", exc)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            # Its caller may be gone, and asyncio complains about errors that nobody looked at.
+            task.exception()
+
+    async def _evaluate(self, script: Script, arguments: Sequence[bytes]) -> Any:
+        command = (script.sha.encode(), b"1", self._root, *arguments)
+        try:
+            return await self._guarded("EVALSHA", command)
+        except _NotLoaded:
+            await self._guarded("SCRIPT LOAD", (script.text,))
+            return await self._guarded("EVALSHA", command)
+
+    async def _guarded(self, command: str, arguments: Sequence[bytes]) -> Any:
+        """The one place where errors of Redis become ours."""
+        try:
+            answer = await self.client.execute_command(command, *arguments)  # type: ignore[no-untyped-call]  # redis-py's own gap
+        except NoScriptError as exc:
+            raise _NotLoaded("the store has no such script") from exc
+        except _FOREIGN as exc:
+            if self._answers:
+                self._answers = False
+                logger.warning("store_lost error=%s", exc)
+            raise StoreUnavailable("the store does not answer") from exc
+        if not self._answers:
+            self._answers = True
+            logger.info("store_back")
+        return answer
+
+
+class _NotLoaded(StoreUnavailable):
+    """Redis was restarted, or its scripts were flushed."""
+
+
+class Listener:
+    """A subscription that comes back when it is lost; what was published meanwhile is lost."""
+
+    def __init__(
+        self,
+        client: Redis,
+        channels: Sequence[str],
+        *,
+        heard: Callable[[str, str], None],
+        subscribed: Callable[[], None],
+    ) -> None:
+        """*heard* gets channel and message; *subscribed* is called each time that all channels are subscribed to."""
+        self._client = client
+        self._channels = [packed(channel) for channel in channels]
+        self._heard = heard
+        self._subscribed = subscribed
+        self._stopping = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to listen, in a task of its own."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def aclose(self) -> None:
+        """Stop listening."""
+        self._stopping.set()
+        if self._task is not None:
+            await cancelled([self._task])
+
+    async def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                await self._listen()
+            except _FOREIGN as exc:
+                logger.warning("store_subscription_lost error=%s", exc)
+            except Exception:
+                # Without this loop no waiting claim of the replica would be woken in time.
+                logger.exception("store_subscription_failed")
+            await happened(self._stopping, timeout_s=RECONNECT_S)
+
+    async def _listen(self) -> None:
+        pubsub = self._client.pubsub()
+        try:
+            await pubsub.subscribe(*self._channels)
+            missing = len(self._channels)
+            while not self._stopping.is_set():
+                message = await pubsub.get_message(timeout=LISTEN_S)
+                if message is None:
+                    continue
+                if message["type"] == "subscribe":
+                    missing -= 1
+                    if missing == 0:
+                        self._subscribed()
+                elif message["type"] == "message":
+                    self._heard(text(message["channel"]), text(message["data"]))
+        finally:
+            await pubsub.aclose()  # type: ignore[no-untyped-call]  # redis-py leaves it without annotations
+
+
+async def happened(event: asyncio.Event, *, timeout_s: float) -> bool:
+    """Wait for *event*, at most *timeout_s* seconds; whether it is set."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(max(0.0, timeout_s)):
+            await event.wait()
+    return event.is_set()
+
+
+async def cancelled(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Cancel *tasks* until they are done: on Python 3.11 one cancellation may get lost in redis-py."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + DRAIN_S
+    while (left := {task for task in tasks if not task.done()}) and loop.time() < deadline:
+        for task in left:
+            task.cancel()
+        await asyncio.wait(left, timeout=0.05)

@@ -1,0 +1,154 @@
+"""Tasks that came at run time, in Redis: each operation is one Lua script (``lua/tasks/``), as in `stores.redis`.
+
+Nothing is published: a replica reads the version each second, one GET, and asks for what changed when it is another.
+
+Keys (all begin with ``{prefix}:``)
+
+======================  ======  ==========================================================  ===========================
+key                     type    holds                                                       lives until
+======================  ======  ==========================================================  ===========================
+tasks                   hash    ``<environment> <id>`` → split, place, signer, line, body   its last task goes
+task_changes            zset    the same names by the number of their last change           for ever; names of tasks
+                                                                                            that went are pruned
+task_version            string  ``<epoch>:<number of the last change>``                     for ever
+task_sums               hash    counts: tasks, splits and places of environments, bytes     for ever
+task_starts:<digest>    list    moments (ms) at which a limited task was begun              its window is over (TTL)
+======================  ======  ==========================================================  ===========================
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace as changed
+from importlib import resources
+from typing import Any
+
+from gateway.core.errors import InvalidRequest
+from gateway.core.model import EnvironmentName
+from gateway.core.task_ports import MAX_SPLITS, MAX_TASKS, MAX_TOTAL_BYTES, StoredTask, TaskChanges
+from gateway.stores.memory_tasks import (
+    GONE_KEPT,
+    check_batch,
+    exists,
+    full_of_bytes,
+    full_of_splits,
+    full_of_tasks,
+)
+from gateway.stores.redis_link import Link, Script
+from gateway.stores.redis_records import text
+
+CHANGES = 500
+CHANGES_BYTES = 4 * 2**20
+"""The most in one answer, by number and by size: some milliseconds of Redis' time."""
+
+
+def scripts() -> dict[str, Script]:
+    """Read the operations, each with both preludes before it, by their names."""
+    folder = resources.files("gateway.stores") / "lua"
+    texts = {
+        entry.name.removesuffix(".lua"): entry.read_bytes()
+        for entry in (folder / "tasks").iterdir()
+        if entry.name.endswith(".lua")
+    }
+    prelude = (folder / "prelude.lua").read_bytes() + b"\n" + texts.pop("prelude")
+    whole = {name: prelude + b"\n" + text for name, text in texts.items()}
+    return {name: Script(text, hashlib.sha1(text, usedforsecurity=False).hexdigest()) for name, text in whole.items()}
+
+
+class _TaskLink(Link):
+    """A link whose operations are those on tasks."""
+
+    def __init__(self, url: str, *, root: str) -> None:
+        super().__init__(url, root=root)
+        self._scripts = scripts()
+
+
+class RedisTaskStore:
+    """Tasks that came at run time, of all replicas; the seam is ``core.task_ports.TaskStore``."""
+
+    def __init__(
+        self,
+        *,
+        url: str,
+        prefix: str = "gateway",
+        max_tasks: int = MAX_TASKS,
+        max_total_bytes: int = MAX_TOTAL_BYTES,
+        max_splits: int = MAX_SPLITS,
+        gone_kept: int = GONE_KEPT,
+    ) -> None:
+        """Connect to nothing yet: connections are made as they are needed.
+
+        Args:
+            url: as `stores.redis.RedisStore`; never logged.
+            prefix: of every key; the same as the other store's, which keeps the clock right.
+            max_tasks, max_total_bytes, max_splits: the limits of the seam; tests have smaller ones.
+            gone_kept: names of removed tasks that are remembered.
+        """
+        root = f"{{{prefix}}}"
+        self._version_key = f"{root}:task_version".encode()
+        self._max_tasks = max_tasks
+        self._max_total_bytes = max_total_bytes
+        self._max_splits = max_splits
+        self._gone_kept = gone_kept
+        self._link = _TaskLink(url, root=root)
+
+    async def put(self, tasks: Sequence[StoredTask], *, replace: bool) -> Sequence[StoredTask]:
+        check_batch(tasks)
+        if not tasks:
+            return []
+        values = [value for task in tasks for value in _values(task)]
+        limits = (self._max_tasks, self._max_splits, self._max_total_bytes)
+        kind, *rest = await self._link.run("put", "1" if replace else "", *limits, *values)
+        match text(kind):
+            case "kept":
+                return [changed(task, place=int(place)) for task, place in zip(tasks, rest[0], strict=True)]
+            case "exists":
+                raise exists(text(rest[0]), text(rest[1]))
+            case "tasks":
+                raise full_of_tasks(text(rest[0]), self._max_tasks)
+            case "splits":
+                raise full_of_splits(text(rest[0]), self._max_splits)
+            case _:
+                raise full_of_bytes(self._max_total_bytes)
+
+    async def remove(self, environment: EnvironmentName, id: str) -> bool:
+        return bool(await self._link.run("remove", environment, id, self._gone_kept))
+
+    async def version(self) -> str:
+        found = await self._link.ask("GET", self._version_key)
+        return "" if found is None else text(found)
+
+    async def since(self, version: str) -> TaskChanges:
+        reached, is_whole, is_last, flat = await self._link.run("since", version, CHANGES, CHANGES_BYTES)
+        tasks: list[StoredTask] = []
+        removed: list[tuple[EnvironmentName, str]] = []
+        for name, kept in zip(flat[::2], flat[1::2], strict=True):
+            environment, _, id = text(name).partition(" ")
+            if kept:
+                tasks.append(_read(EnvironmentName(environment), id, kept))
+            elif not is_whole:
+                removed.append((EnvironmentName(environment), id))
+        return TaskChanges(
+            version=text(reached), is_whole=bool(is_whole), is_last=bool(is_last), tasks=tasks, removed=removed
+        )
+
+    async def take(self, key: str, *, starts: int, per_s: float) -> float:
+        digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+        left_ms = await self._link.run("take", digest, starts, per_s)
+        return int(left_ms) / 1000
+
+    async def aclose(self) -> None:
+        await self._link.aclose()
+
+
+def _values(task: StoredTask) -> tuple[Any, ...]:
+    if any(" " in name or not name for name in (task.environment, task.id, task.split)):
+        raise InvalidRequest(f"the task {task.id!r}: its environment, id and split are names without spaces")
+    return task.environment, task.id, task.split, task.signed_by, task.body.decode()
+
+
+def _read(environment: EnvironmentName, id: str, kept: bytes) -> StoredTask:
+    head, _, body = kept.partition(b"\n")
+    split, place, signed_by = text(head).split(" ", 2)
+    return StoredTask(environment=environment, id=id, split=split, body=body, signed_by=signed_by, place=int(place))

@@ -1,0 +1,95 @@
+"""All that an import found: the lines to write, and what to tell of the rest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.tasks.files import MAX_LINE_BYTES, names_of
+from gateway.tasks.importing.entries import Entry, Imported, InvalidEntry, Refused
+
+MOST_SHOWN = 20
+"""Entries that are told one by one; the others are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What became of the entries, in their order."""
+
+    lines: tuple[bytes, ...]
+    """A task each, as compact JSON without a line end: what a split's file consists of."""
+    refused: tuple[Refused, ...]
+    noted: tuple[tuple[str, str], ...]
+    """Where, and what of a task's entry was left out."""
+
+    @property
+    def entries(self) -> int:
+        """How many entries were looked at; those after a limit are not."""
+        return len(self.lines) + len(self.refused)
+
+    def summary(self) -> str:
+        """Count what was read, and what became of it."""
+        skipped = f", {len(self.refused)} skipped" if self.refused else ""
+        return f"{_count(self.entries, 'entry', 'entries')} read, {_count(len(self.lines), 'task', 'tasks')}{skipped}"
+
+    def complaints(self) -> Iterator[str]:
+        """Say of each refused entry where it is and what is wrong, of many the first ones."""
+        yield from _first(f"{entry.where}: {entry.reason}" for entry in self.refused)
+
+    def remarks(self) -> Iterator[str]:
+        """Say of each task what of its entry was left out, of many the first ones."""
+        yield from _first(f"{where}: {note}" for where, note in self.noted)
+
+
+def gather(entries: Iterable[Entry], *, limit: int | None = None) -> Batch:
+    """Make lines of *entries*, up to *limit* of them; names that stand twice, and what is too long, are refused."""
+    lines: list[bytes] = []
+    refused: list[Refused] = []
+    noted: list[tuple[str, str]] = []
+    known: dict[str, str] = {}
+    for entry in entries:
+        match entry:
+            case Refused():
+                refused.append(entry)
+            case Imported(where, task, notes):
+                try:
+                    line = _line(task, known)
+                except InvalidEntry as error:
+                    refused.append(Refused(where, str(error)))
+                    continue
+                known |= dict.fromkeys(names_of(task, where), where)
+                noted += [(where, note) for note in notes]
+                lines.append(line)
+        if len(lines) == limit:
+            break
+    return Batch(tuple(lines), tuple(refused), tuple(noted))
+
+
+def _line(task: Mapping[str, Any], known: Mapping[str, str]) -> bytes:
+    for name in names_of(task):
+        if name in known:
+            raise InvalidEntry(f"{name} is the name of {known[name]} already")
+    try:
+        line = json.dumps(task, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    except (ValueError, RecursionError) as error:  # \ud800 is half a character
+        raise InvalidEntry(str(error)) from error
+    if len(line) > MAX_LINE_BYTES:
+        raise InvalidEntry(f"a task of {len(line)} bytes; {MAX_LINE_BYTES} are the most")
+    return line
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"
+
+
+def _first(messages: Iterable[str]) -> Iterator[str]:
+    more = 0
+    for position, message in enumerate(messages):
+        if position < MOST_SHOWN:
+            yield message
+        else:
+            more += 1
+    if more:
+        yield f"… and {more} more"

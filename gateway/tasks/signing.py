@@ -1,0 +1,208 @@
+"""Signed bundles of tasks: who vouches for them, and that nobody changed them since (Ed25519).
+
+A bundle is one JSON document, ``{"format", "tasks", "key", "signature"}``. What is signed is not its bytes but a
+canonical encoding of its first three members, so that a bundle may be reformatted on its way.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from gateway.core.errors import ConfigError, NotAllowed, TaskInvalid
+
+FORMAT = "env-gateway-tasks/1"
+MAX_KEY_BYTES = 16 * 1024
+PUBLIC_SUFFIX = ".pub"
+_MEMBERS = frozenset(("format", "tasks", "key", "signature"))
+
+
+class NotSigned(NotAllowed):
+    """The tasks are in no bundle, or in one whose key is not trusted."""
+
+
+class BadSignature(NotAllowed):
+    """The signature is not one of these tasks: somebody changed them, or it."""
+
+
+class TrustedKeys:
+    """The public keys whose signatures count, by their ids."""
+
+    def __init__(self, keys: Mapping[str, Ed25519PublicKey]) -> None:
+        self._keys = dict(keys)
+
+    @property
+    def ids(self) -> list[str]:
+        """The keys' ids, sorted."""
+        return sorted(self._keys)
+
+    def verify(self, bundle: object) -> tuple[list[Any], str]:
+        """The tasks of *bundle*, not looked at yet, and the id of the key that signed them.
+
+        Raises:
+            TaskInvalid: it is no bundle.
+            NotSigned: its key is none of these.
+            BadSignature: it was changed since it was signed.
+        """
+        tasks, key, signature = opened(bundle)
+        public = self._keys.get(key)
+        if public is None:
+            raise NotSigned(f"the bundle is signed with the key {key!r}, which is not trusted here")
+        try:
+            public.verify(signature, canonical(tasks, key))
+        except InvalidSignature:
+            raise BadSignature(f"the bundle is not what the key {key!r} signed") from None
+        return tasks, key
+
+
+def is_bundle(document: object) -> bool:
+    """Whether *document* means to be a bundle."""
+    return isinstance(document, Mapping) and (
+        document.get("format") == FORMAT or {"tasks", "signature"} <= set(document)
+    )
+
+
+def opened(bundle: object) -> tuple[list[Any], str, bytes]:
+    """The tasks, key id and signature of *bundle*, nothing of it verified. Raises ``TaskInvalid``."""
+    if not isinstance(bundle, Mapping):
+        raise TaskInvalid([("", "a bundle is an object")])
+    problems = [(key, "a bundle has no such member") for key in bundle if key not in _MEMBERS]
+    problems += [(key, "is missing") for key in sorted(_MEMBERS - set(bundle))]
+    if not problems and bundle["format"] != FORMAT:
+        problems.append(("format", f"{FORMAT!r} is wanted"))
+    if not problems and not isinstance(bundle["tasks"], list):
+        problems.append(("tasks", "a list is wanted"))
+    if not problems and not isinstance(bundle["key"], str):
+        problems.append(("key", "a text is wanted"))
+    signature = b""
+    if not problems:
+        try:
+            signature = base64.b64decode(bundle["signature"], validate=True)
+        except (binascii.Error, TypeError, ValueError):
+            problems.append(("signature", "base64 is wanted"))
+    if problems:
+        raise TaskInvalid(problems, where="bundle")
+    return bundle["tasks"], bundle["key"], signature
+
+
+def sign(tasks: list[Any], private: Ed25519PrivateKey) -> dict[str, Any]:
+    """A bundle of *tasks* (plain data), signed with *private*. Raises ``TaskInvalid`` for what JSON has no word for."""
+    key = key_id(private.public_key())
+    signature = private.sign(canonical(tasks, key))
+    return {"format": FORMAT, "tasks": tasks, "key": key, "signature": base64.b64encode(signature).decode()}
+
+
+def canonical(tasks: list[Any], key: str) -> bytes:
+    """What is signed: the format's name, a line end, and JSON with sorted keys, without blanks, in UTF-8.
+
+    Numbers stand as Python writes them, which is the shortest text that reads back as the same number.
+    """
+    try:
+        text = json.dumps(
+            {"format": FORMAT, "key": key, "tasks": tasks},
+            ensure_ascii=False,
+            allow_nan=False,
+            sort_keys=True,
+            separators=(",", ":"),
+        )
+        return f"{FORMAT}\n{text}".encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TaskInvalid([("tasks", f"not JSON: {error}")], where="bundle") from None
+
+
+def key_id(public: Ed25519PublicKey) -> str:
+    """The name of a key: the first 16 hexadecimal digits of its SHA-256."""
+    raw = public.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
+    return hashlib.sha256(raw).hexdigest()[:16]
+
+
+def make_keys(path: Path) -> tuple[Path, str]:
+    """Write a new private key to *path* (mode 0600) and its public key beside it; returns that one's path, and the id.
+
+    Raises:
+        ConfigError: one of the files is there already, or cannot be written; then neither is left behind.
+    """
+    private = Ed25519PrivateKey.generate()
+    public_path = path.with_name(path.name + PUBLIC_SUFFIX)
+    private_pem = private.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    public_pem = private.public_key().public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    _write_new(path, private_pem, 0o600)
+    try:
+        _write_new(public_path, public_pem, 0o644)
+    except ConfigError:
+        path.unlink()
+        raise
+    return public_path, key_id(private.public_key())
+
+
+def read_private(path: Path) -> Ed25519PrivateKey:
+    """Read a private key as `make_keys` writes it. Raises ``ConfigError``."""
+    try:
+        key = serialization.load_pem_private_key(_read(path), password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise ConfigError(f"{path}: a private key in PEM, without a password, is wanted") from None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise ConfigError(f"{path}: an Ed25519 key is wanted")
+    return key
+
+
+def read_trusted(path: Path | None) -> TrustedKeys:
+    """Read a public key, or all ``*.pub`` of a folder; None: no key is trusted.
+
+    Raises:
+        ConfigError: a file is no public key, or *path* is not there.
+    """
+    if path is None:
+        return TrustedKeys({})
+    try:
+        files = sorted(path.glob(f"*{PUBLIC_SUFFIX}")) if path.is_dir() else [path]
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    return TrustedKeys({key_id(key): key for key in map(_read_public, files)})
+
+
+def _read_public(path: Path) -> Ed25519PublicKey:
+    try:
+        key = serialization.load_pem_public_key(_read(path))
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise ConfigError(f"{path}: a public key in PEM is wanted") from None
+    if not isinstance(key, Ed25519PublicKey):
+        raise ConfigError(f"{path}: an Ed25519 key is wanted")
+    return key
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_KEY_BYTES)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+
+
+def _write_new(path: Path, data: bytes, mode: int) -> None:
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        raise ConfigError(f"{path}: {error.strerror}") from error

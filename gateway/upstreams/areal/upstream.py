@@ -1,0 +1,396 @@
+"""AReaL's Task Server API towards workers: episodes of a server that knows nothing of us.
+
+An episode is found again by its id, which the server gives and the session's handle keeps, so that any replica can go
+on with it; nothing of it hangs on a connection.
+
+The server's own idle limit (300 s by the API) runs beside ours and nothing but a step restarts it: a session that is
+only touched for so long is lost there.
+
+Differences from the API's known clients:
+* A start whose asker left is not forgotten: if its answer still comes, the episode is cancelled.
+* What an episode that is over is asked is refused here, and by other replicas "not found": the server forgets it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from gateway.core.errors import (
+    GatewayError,
+    InvalidRequest,
+    SessionFailed,
+    SessionNotFound,
+    UnknownSplit,
+    UpstreamError,
+    UpstreamGone,
+    UpstreamTimeout,
+    WorkerFull,
+)
+from gateway.core.model import (
+    Action,
+    Block,
+    Environment,
+    Registered,
+    Session,
+    SessionId,
+    Setup,
+    Split,
+    SplitType,
+    StepResult,
+    Summary,
+    TaskSpec,
+    Worker,
+    WorkerId,
+    WorkerSession,
+)
+from gateway.core.ports import Request, Transport
+from gateway.upstreams.areal import observations, wire
+from gateway.upstreams.areal.wire import Begun, Told
+from gateway.upstreams.calling import answers
+from gateway.upstreams.calling.translated import Translated
+
+logger = logging.getLogger(__name__)
+
+ANSWER_S: Final = 10.0
+"""For requests that a server answers from memory."""
+CANCEL_S: Final = 30.0
+"""Some servers answer it when the episode's box is gone."""
+READY_PAUSE_S: Final = 0.05
+LATE_START_S: Final = 30.0
+"""How long an answer to a start is waited for that nobody waits for any more; its episode is cancelled."""
+SETTLE_S: Final = 5.0
+"""How long the end of a session waits for what was begun in it and is still under way."""
+MAX_ANSWER_BYTES: Final = 128 * 2**20
+"""As of other upstreams: OpenEnv's clients take observations of 100 MiB."""
+MAX_HANDLE_BYTES: Final = 2**20
+"""It is kept in the store, with the first observation."""
+SERVERS_MAX: Final = 10_000
+EPISODES_MAX: Final = 20_000
+"""What is remembered at most; sessions that other replicas ended are among them."""
+_PREFIXES: Final = (b"/api", b"")
+_HEADERS: Final = ((b"content-type", b"application/json"), (b"accept", b"application/json"))
+_MALFORMED: Final = (400, 413, 422)
+"""FastAPI's own word for a body that it can't read is 422, where the API wants 400."""
+_ABSENT: Final = (404, 405, 501)
+_FULL: Final = (429, 503)
+
+_Key = tuple[SessionId, str]
+
+
+@dataclass(slots=True, eq=False)
+class _Episode:
+    """What this replica knows of an episode."""
+
+    id: str
+    is_whole: bool
+    """Whether it was opened here, so that nothing of it went past."""
+    is_finished: bool = False
+    is_closed: bool = False
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by the step that runs: a server may refuse a second one."""
+
+
+class _NotYet(UpstreamError):
+    """The server is there, and not ready."""
+
+
+class ArealUpstream(Translated):
+    """Speaks AReaL's Task Server API to workers over *transport*."""
+
+    def __init__(self, transport: Transport) -> None:
+        super().__init__()
+        self._transport = transport
+        self._servers: dict[WorkerId, Told] = {}
+        self._episodes: OrderedDict[_Key, _Episode] = OrderedDict()
+        self._left: dict[_Key, asyncio.Task[None]] = {}
+        """Starts whose asker has left, until their episode is cancelled."""
+
+    # -- the server -----------------------------------------------------------------------------------------------
+
+    async def ready(self, worker: Worker, environment: Environment) -> int:
+        """Return when the server tells of its task; how many episodes it can play it never tells."""
+        while True:
+            try:
+                await self._check(worker, environment)
+            except (_NotYet, UpstreamGone, UpstreamTimeout):
+                await asyncio.sleep(READY_PAUSE_S)
+            else:
+                return 0
+
+    async def alive(self, worker: Worker, environment: Environment) -> None:
+        """Return if the server calls itself healthy and tells of its task."""
+        await self._check(worker, environment)
+
+    async def tools(self, worker: Worker, environment: Environment) -> bytes:
+        """One tool, ``act``: its input is what the agent says, or the action's object."""
+        told = await self._told(worker.id, worker.address)
+        return wire.compact(wire.tool_list(environment, told)).encode()
+
+    async def registered(self, worker: Worker, environment: Environment) -> Registered:
+        """None: the API has no word for them."""
+        return Registered()
+
+    async def splits(self, worker: Worker, environment: Environment) -> list[Split]:
+        """One, of the name that ``areal.split`` says: its tasks are the server's samples, by number."""
+        told = await self._find(worker.id, worker.address)
+        if not told.samples:
+            return []
+        name = environment.areal.split
+        return [Split(name, SplitType(name) if name in set(SplitType) else SplitType.TRAIN)]
+
+    async def count(self, worker: Worker, environment: Environment, split: str) -> int:
+        """How many samples the server says it has."""
+        told = await self._find(worker.id, worker.address)
+        if not told.samples or split != environment.areal.split:
+            raise UnknownSplit("Invalid split")
+        return told.samples
+
+    async def tasks(
+        self, worker: Worker, environment: Environment, split: str, start: int, stop: int
+    ) -> list[TaskSpec]:
+        """The samples of these numbers."""
+        count = await self.count(worker, environment, split)
+        return [{"id": str(index), "sample_id": index} for index in range(start, min(stop, count))]
+
+    async def about(self, worker: Worker, environment: Environment) -> Mapping[str, Any]:
+        """What the server answers to ``task/info``."""
+        return (await self._find(worker.id, worker.address)).info
+
+    async def _check(self, worker: Worker, environment: Environment) -> None:
+        """Ask all that says "ready". Raises ``_NotYet`` while it starts or is not healthy; else as `_find`."""
+        own = environment.server.ready
+        if own:
+            path = own if own.startswith("/") else f"/{own}"
+            status, _ = await self._get(worker.id, worker.address, path.encode())
+            if status != 200:
+                raise _NotYet(f"worker {worker.id} answered {status} to {path}")
+        told = await self._find(worker.id, worker.address)
+        if not own:
+            status, body = await self._get(worker.id, worker.address, told.base + b"/health")
+            if status != 200 and status not in _ABSENT:  # the written API has no such path
+                raise _NotYet(f"worker {worker.id} is not healthy: {wire.refusal(status, body)[0]}")
+
+    async def _told(self, worker: WorkerId, address: str) -> Told:
+        """What the server has told of itself, once per life of a worker."""
+        return self._servers.get(worker) or await self._find(worker, address)
+
+    async def _find(self, worker: WorkerId, address: str) -> Told:
+        """Ask the server what it is, with and without ``/api``.
+
+        Raises:
+            _NotYet: it fails, as servers do that start.
+            UpstreamError: it is no AReaL task server.
+        """
+        for base in _PREFIXES:
+            target = base + b"/task/info"
+            status, body = await self._get(worker, address, target)
+            if status in _ABSENT:
+                continue
+            reason, _ = wire.refusal(status, body)
+            if status >= 500 or status in _FULL:
+                raise _NotYet(f"worker {worker} answered {status} to {target.decode()}: {reason}")
+            if status != 200:
+                raise UpstreamError(f"worker {worker} answered {status} to {target.decode()}: {reason}")
+            info = wire.read(body, target.decode())
+            if not isinstance(info.get("name"), str) or not info["name"]:
+                raise UpstreamError(f"worker {worker} answered {target.decode()} without a name: no AReaL task server")
+            if len(self._servers) > SERVERS_MAX:
+                self._servers.clear()
+            told = self._servers[worker] = Told(base, info)
+            return told
+        raise UpstreamError(f"worker {worker} has neither /api/task/info nor /task/info: no AReaL task server")
+
+    # -- an episode -----------------------------------------------------------------------------------------------
+
+    async def open(self, session: Session, environment: Environment, setup: Setup) -> str:
+        """Begin an episode; its id and its first observation are the handle."""
+        body = wire.compact(wire.start_body(setup)).encode()
+        told = await self._told(session.worker, session.address)
+        starting = asyncio.ensure_future(self._start(session, environment, told, body))
+        try:
+            await asyncio.wait({starting}, timeout=environment.timeouts.setup_s)
+        except BaseException:  # a cancellation: the episode's id, which it takes to cancel it, may still come
+            self._leave(session, starting)
+            raise
+        if not starting.done():
+            self._leave(session, starting)
+            raise UpstreamTimeout(f"the server did not begin the episode within {environment.timeouts.setup_s:g} s")
+        begun = starting.result()
+        self._remember(session, _Episode(begun.episode, is_whole=True))
+        self.tallies.begin(session)
+        return begun.handle()
+
+    async def _start(self, session: Session, environment: Environment, told: Told, body: bytes) -> Begun:
+        status, answer = await self._post(
+            session, told, "episode/start", body, silence_s=environment.timeouts.setup_s + LATE_START_S
+        )
+        if status != 200:
+            reason, word = wire.refusal(status, answer)
+            if status in _FULL or word == "capacity":
+                raise WorkerFull(reason)
+            if status == 404 or status in _MALFORMED:
+                raise InvalidRequest(reason)
+            raise UpstreamError(reason)
+        begun = wire.read_start(answer)
+        try:
+            observations.read_prompt(begun.observation)
+            size = len(begun.handle())
+            if size > MAX_HANDLE_BYTES:
+                raise UpstreamError(f"the first observation has {size} bytes; {MAX_HANDLE_BYTES} can be kept")
+        except UpstreamError:
+            await self._cancel(session, told, begun.episode)
+            raise
+        return begun
+
+    def _leave(self, session: Session, starting: asyncio.Future[Begun]) -> None:
+        key = session.id, session.lease
+        undoing = self._left[key] = asyncio.ensure_future(self._undo(session, starting))
+        undoing.add_done_callback(lambda _: self._left.pop(key, None))
+
+    async def _undo(self, session: Session, starting: asyncio.Future[Begun]) -> None:
+        """Cancel the episode of a start that nobody waits for, if it is begun in time."""
+        try:
+            await asyncio.wait({starting}, timeout=LATE_START_S)
+            if not starting.done():
+                raise UpstreamTimeout(f"no answer to the start within {LATE_START_S:g} s more")
+            begun = starting.result()
+            await self._cancel(session, await self._told(session.worker, session.address), begun.episode)
+        except GatewayError as error:  # what failed here was not begun, or ends by the server's own idle limit
+            logger.warning("start_not_undone session=%s worker=%s error=%s", session.id, session.worker, error.detail)
+        finally:
+            starting.cancel()
+
+    async def close(self, session: Session, environment: Environment, *, keeps: bool = False) -> Summary | None:
+        """Cancel the episode. What this replica did not see whole has no summary.
+
+        Raises:
+            UpstreamError: the server did not take it; or a start or a step is still under way that may hold its room.
+        """
+        key = session.id, session.lease
+        if (undoing := self._left.get(key)) is not None:
+            await asyncio.wait({undoing}, timeout=SETTLE_S)
+            if not undoing.done():
+                raise UpstreamError("a start of this session is still under way: its episode could not be cancelled")
+        if not session.handle:
+            return None
+        episode = self._episode(session)
+        episode.is_closed = True
+        try:
+            told = await self._told(session.worker, session.address)
+            was_known = await self._cancel(session, told, episode.id)
+            if not await self.calls.settle(session, within_s=SETTLE_S):
+                raise UpstreamError("a step is still under way, although its episode was cancelled")
+        finally:
+            summary = self.forget(session)
+            self._episodes.pop(key, None)
+        return summary if episode.is_whole and (was_known or episode.is_finished) else None
+
+    async def _cancel(self, session: Session, told: Told, episode: str) -> bool:
+        """End an episode; whether the server knew it. Raises ``UpstreamError`` if it does not take it."""
+        body = wire.compact({"episode_id": episode}).encode()
+        status, answer = await self._post(session, told, "episode/cancel", body, silence_s=CANCEL_S)
+        if status not in (200, 404):
+            raise UpstreamError(f"the server did not cancel the episode: {wire.refusal(status, answer)[0]}")
+        return status == 200
+
+    async def sessions(self, worker: Worker, environment: Environment) -> list[WorkerSession] | None:
+        """None: the API has no such list."""
+        return None
+
+    async def prompt(self, session: Session, environment: Environment) -> list[Block]:
+        """The first observation."""
+        return observations.read_prompt(_begun(session).observation)
+
+    async def messages(self, session: Session, environment: Environment) -> bytes:
+        """The first observation as ORS messages: a conversation where it is one."""
+        said = observations.read_messages(_begun(session).observation)
+        return answers.dump([{"role": role, "blocks": answers.blocks(blocks), "detail": None} for role, blocks in said])
+
+    async def step(self, session: Session, environment: Environment, action: Action) -> StepResult:
+        """Play one turn; turns of one session follow each other."""
+        episode = self._episode(session)
+        async with episode.turn:
+            if episode.is_closed:
+                raise SessionNotFound(session.name)
+            if episode.is_finished:
+                return wire.finished(action)
+            told = await self._told(session.worker, session.address)
+            wanted = wire.written(action, environment, told)
+            if isinstance(wanted, StepResult):
+                return wanted
+            body = wire.compact({"episode_id": episode.id, "action": wanted}).encode()
+            status, answer = await self._post(
+                session, told, "episode/step", body, silence_s=environment.timeouts.call_s
+            )
+            if status != 200:
+                raise self._step_refused(session, status, answer)
+            result = wire.read_step(answer)
+            episode.is_finished = result.finished
+            return result
+
+    @staticmethod
+    def _step_refused(session: Session, status: int, answer: bytes) -> GatewayError:
+        reason, word = wire.refusal(status, answer)
+        if status == 404:
+            return SessionNotFound(session.name)
+        if status in _MALFORMED:
+            return InvalidRequest(reason)
+        return SessionFailed(reason) if word and word != "capacity" else UpstreamError(reason)
+
+    async def relay(self, session: Session, environment: Environment, message: bytes) -> bytes:
+        """The AReaL front needs none."""
+        raise NotImplementedError
+
+    async def aclose(self) -> None:
+        """Break off what is under way."""
+        left = list(self._left.values())
+        for undoing in left:
+            undoing.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        await self.calls.aclose()
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _episode(self, session: Session) -> _Episode:
+        """What is known of a session's episode. Raises ``SessionNotFound`` if it has none."""
+        key = session.id, session.lease
+        episode = self._episodes.get(key)
+        if episode is None:
+            episode = self._remember(session, _Episode(_begun(session).episode, is_whole=False))
+        self._episodes.move_to_end(key)
+        return episode
+
+    def _remember(self, session: Session, episode: _Episode) -> _Episode:
+        self._episodes[session.id, session.lease] = episode
+        if len(self._episodes) > EPISODES_MAX:
+            self._episodes.popitem(last=False)
+        return episode
+
+    async def _get(self, worker: WorkerId, address: str, target: bytes) -> tuple[int, bytes]:
+        request = Request(b"GET", target, ((b"accept", b"application/json"),))
+        return await self._ask(worker, address, request, ANSWER_S)
+
+    async def _post(
+        self, session: Session, told: Told, operation: str, body: bytes, *, silence_s: float
+    ) -> tuple[int, bytes]:
+        request = Request(b"POST", b"%s/%s" % (told.base, operation.encode()), _HEADERS, body)
+        return await self._ask(session.worker, session.address, request, silence_s)
+
+    async def _ask(self, worker: WorkerId, address: str, request: Request, silence_s: float) -> tuple[int, bytes]:
+        exchange = await self._transport.send(worker, address, request, silence_s=silence_s)
+        try:
+            return exchange.status, await exchange.read(MAX_ANSWER_BYTES)
+        finally:
+            await exchange.aclose()
+
+
+def _begun(session: Session) -> Begun:
+    try:
+        return Begun.of(session.handle)
+    except (ValueError, KeyError, TypeError) as error:
+        raise SessionNotFound(session.name) from error

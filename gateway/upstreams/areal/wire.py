@@ -1,0 +1,321 @@
+"""AReaL's Task Server API in our words: what is written to ``episode/start`` and ``episode/step``, and read from them.
+
+Differences from the API's known clients:
+* A reward is a finite number, or the reply is an error: null, NaN and, at the end of an episode, none at all are never
+  made into 0. A continuing reply may leave it out: "no reward here".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+from gateway.core.errors import InvalidRequest, UpstreamError
+from gateway.core.model import Action, Environment, Setup, StepResult
+from gateway.upstreams.areal.observations import read_observation
+
+Json = dict[str, Any]
+
+ACT: Final = "act"
+"""The one tool that a task server has in ORS' words."""
+CONTENT: Final = "content"
+"""Its input, where actions are text."""
+EPISODE_FINISHED: Final = "episode_finished"
+MAX_SHOWN_CHARS: Final = 2000
+"""Of a reason that is passed on."""
+
+_LABELS: Final = frozenset(
+    (
+        "id",
+        "env_type",
+        "name",
+        "description",
+        "version",
+        "tags",
+        "aliases",
+        "difficulty",
+        "split",
+        "rate_limit",
+        "metadata",
+    )
+)
+"""Keys of a task that are for people, trainers or the gateway: a server misses nothing without them."""
+_PLATFORM_KEYS: Final = frozenset(("api_key", "OPENREWARD_API_KEY"))
+"""The trainer's own, which SDKs add to every session's secrets."""
+
+
+def _refuse(word: str) -> NoReturn:
+    raise ValueError(f"{word} is not JSON")
+
+
+# Made once: json.loads with arguments makes one for each call.
+_DECODER: Final = json.JSONDecoder(parse_constant=_refuse)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a task server says of itself."""
+
+    base: bytes
+    """What stands before its paths: ``/api``, or nothing."""
+    info: Mapping[str, Any]
+    """The answer to ``task/info``."""
+
+    @property
+    def is_structured(self) -> bool:
+        """Whether it wants actions as objects."""
+        return self.info.get("action_type") == "structured"
+
+    @property
+    def samples(self) -> int:
+        """How many it serves; 0 where it does not say."""
+        count = self.info.get("num_samples")
+        return count if isinstance(count, int) and not isinstance(count, bool) and count > 0 else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """An episode as ``episode/start`` answered; what a session's handle holds."""
+
+    episode: str
+    observation: Any
+    info: Mapping[str, Any]
+
+    def handle(self) -> str:
+        """The same as text."""
+        return compact({"episode": self.episode, "observation": self.observation, "info": self.info})
+
+    @classmethod
+    def of(cls, handle: str) -> Begun:
+        """Read what `handle` wrote. Raises ``ValueError`` for anything else."""
+        value = json.loads(handle)
+        return cls(value["episode"], value["observation"], value["info"])
+
+
+def compact(value: Any) -> str:
+    """Write JSON. Escaped: a trainer's text may hold what UTF-8 can't (a lone surrogate), and JSON can."""
+    return json.dumps(value, separators=(",", ":"))
+
+
+def read(body: bytes, what: str) -> Mapping[str, Any]:
+    """Read an answer that has to be a JSON object. Raises ``UpstreamError``."""
+    try:
+        value = _DECODER.decode(body.decode())
+    except (ValueError, RecursionError) as error:
+        raise UpstreamError(f"the server's answer to {what} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise UpstreamError(f"the server's answer to {what} is no JSON object")
+    return value
+
+
+# -- refusals -------------------------------------------------------------------------------------------------------
+
+
+def refusal(status: int, body: bytes) -> tuple[str, str]:
+    """Why a request was refused, for people, and the API's word for it (``capacity``, …), empty if there is none."""
+    try:
+        value = _DECODER.decode(body.decode())
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        return f"the server answered {status} and gave no reason", ""
+    told = [text for text in (value.get("error"), _detail(value.get("detail"))) if isinstance(text, str) and text]
+    word = value.get("status")
+    reason = ": ".join(told) or f"the server answered {status} and gave no reason"
+    return reason[:MAX_SHOWN_CHARS], word if isinstance(word, str) else ""
+
+
+def _detail(detail: object) -> str:
+    if isinstance(detail, list):  # what is wrong with a body, where the framework says it: entries of pydantic's form
+        return "; ".join(_entry(entry) for entry in detail if isinstance(entry, Mapping))
+    return detail if isinstance(detail, str) else ""
+
+
+def _entry(entry: Mapping[str, Any]) -> str:
+    place = entry.get("loc")
+    return f"{'.'.join(map(str, place)) if isinstance(place, list) else 'body'}: {entry.get('msg')}"
+
+
+# -- start ----------------------------------------------------------------------------------------------------------
+
+
+def start_body(setup: Setup) -> Json:
+    """The body of ``episode/start`` that means *setup*.
+
+    The sample is the task's ``sample_id``, else its ``id``, else its place. The task's ``config`` (or
+    ``environment_config``), the trainer's over it, and the seed are the episode's ``config``.
+
+    Raises:
+        InvalidRequest: there is no sample, or something that the API has no word for and that would be lost.
+    """
+    _check_secrets(setup.secrets)
+    sample: Any = setup.spec.get("sample_id")
+    config: Json = {}
+    for key in ("environment_config", "config"):
+        given = setup.spec.get(key)
+        if given is None:
+            continue
+        if not isinstance(given, Mapping):
+            raise InvalidRequest(f"{key}: an object is wanted")
+        if sample is None:
+            sample = given.get("sample_id")
+        config |= {name: value for name, value in given.items() if name != "sample_id"}
+    if sample is None:
+        sample = setup.spec.get("id")
+    if sample is None:
+        sample = setup.index
+    if sample is None:
+        raise InvalidRequest("the task names no sample: an AReaL server wants a sample_id, an id or an index")
+    if isinstance(sample, bool) or not isinstance(sample, (str, int)) or sample == "":
+        raise InvalidRequest("sample_id: a non-empty string or an integer is wanted")
+    _check_rest(setup.spec)
+    config |= setup.config or {}
+    if setup.seed is not None:
+        config["seed"] = setup.seed
+    return {"sample_id": sample, "config": config}
+
+
+def read_start(body: bytes) -> Begun:
+    """Read what ``episode/start`` answered with 200.
+
+    Raises:
+        UpstreamError: it is not what the API allows.
+    """
+    value = read(body, "episode/start")
+    episode, observation, info = value.get("episode_id"), value.get("observation"), value.get("info")
+    if not isinstance(episode, str) or not episode:
+        raise UpstreamError("the server's answer to episode/start names no episode_id")
+    return Begun(episode, observation, info if isinstance(info, dict) else {})
+
+
+def _check_secrets(secrets: Mapping[str, str]) -> None:
+    lost = sorted(secrets.keys() - _PLATFORM_KEYS)
+    if lost:
+        raise InvalidRequest(f"secrets {', '.join(lost)}: AReaL's API has no way to hand secrets to an environment")
+
+
+def _check_rest(spec: Mapping[str, Any]) -> None:
+    known = _LABELS | {"sample_id", "config", "environment_config"}
+    lost = sorted(str(key) for key, value in spec.items() if key not in known and _says_something(value))
+    if lost:
+        raise InvalidRequest(
+            f"the task's {', '.join(lost)} would be lost: an AReaL server takes a sample_id of its own samples and a "
+            "config, nothing else"
+        )
+
+
+def _says_something(value: object) -> bool:
+    return value is not None and value != "" and value != {} and value != []
+
+
+# -- step -----------------------------------------------------------------------------------------------------------
+
+
+def written(action: Action, environment: Environment, told: Told) -> Json | StepResult:
+    """The API's action that *action* means; a result where it is none, so that the agent reads why."""
+    if told.is_structured:
+        return _object(action, environment)
+    if action.text is not None:
+        return _text(action.text)
+    if action.name is None:
+        fields = action.fields or {}
+        only = fields.get(CONTENT) if fields.keys() == {CONTENT} else None
+        return _text(only if isinstance(only, str) else json.dumps(dict(fields), ensure_ascii=False))
+    if action.name not in _names(environment):
+        return StepResult(error=f"there is no tool {action.name!r}, but {ACT!r}", reason="not_found")
+    if action.arguments.keys() == {CONTENT} and isinstance(text := action.arguments[CONTENT], str):
+        return _text(text)
+    return StepResult(
+        error=f"the input of {action.name!r} is one string, {CONTENT!r}, and nothing else", reason="input_validation"
+    )
+
+
+def read_step(body: bytes) -> StepResult:
+    """Read what ``episode/step`` answered with 200.
+
+    Raises:
+        UpstreamError: it is not what the API allows.
+    """
+    value = read(body, "episode/step")
+    done, info = value.get("done"), value.get("info")
+    if not isinstance(done, bool):
+        raise UpstreamError("the server's answer to episode/step says neither done nor not done")
+    if "reward" not in value and done:
+        raise UpstreamError("the server ended the episode without a reward")
+    blocks, data = read_observation(value.get("observation"))
+    return StepResult(
+        blocks=tuple(blocks),
+        reward=_reward(value["reward"]) if "reward" in value else None,
+        finished=done,
+        metadata=info if isinstance(info, dict) else None,
+        data=data,
+    )
+
+
+def finished(action: Action) -> StepResult:
+    """What comes of an action in an episode that is over."""
+    name = action.name or ACT
+    return StepResult(
+        error=f"{name!r} was not run: the episode has finished, so no further actions are accepted.",
+        reason=EPISODE_FINISHED,
+    )
+
+
+def tool_list(environment: Environment, told: Told) -> Json:
+    """The one tool, as ORS lists it."""
+    schema: Json = {"type": "object", "additionalProperties": True}
+    if not told.is_structured:
+        text = {"type": "string", "description": "The whole of what the agent says, in the form that the task asks for"}
+        schema = {"type": "object", "properties": {CONTENT: text}, "required": [CONTENT], "additionalProperties": False}
+    description = told.info.get("description")
+    shown = f"Act in the task: {description}" if isinstance(description, str) and description else "Act in the task"
+    tool = {"name": environment.actions.default_tool or ACT, "description": shown, "input_schema": schema}
+    return {"tools": [tool], "terminal_tool": None, "supports_score_group": False, "message_block_types": None}
+
+
+def _names(environment: Environment) -> set[str]:
+    return {ACT, environment.actions.default_tool} - {""}
+
+
+def _object(action: Action, environment: Environment) -> Json:
+    """An action for a server that wants objects; what is none is sent as text, which such a server may take too."""
+    if action.fields is not None:
+        return _structured(action.fields)
+    if action.name is not None:
+        if action.name in _names(environment):
+            return _structured(action.arguments)
+        # As those servers' own trainers write a tool call, and as the AReaL front reads one.
+        return _structured({"name": action.name, "arguments": dict(action.arguments)})
+    text = action.text or ""
+    if environment.actions.text_field:
+        return _structured({environment.actions.text_field: text})
+    if text.lstrip().startswith("{"):
+        try:
+            value = _DECODER.decode(text.strip())
+        except (ValueError, RecursionError):
+            return _text(text)
+        return _structured(value)
+    return _text(text)
+
+
+def _text(content: str) -> Json:
+    return {"type": "text", "content": content}
+
+
+def _structured(content: Mapping[str, Any]) -> Json:
+    return {"type": "structured", "content": dict(content)}
+
+
+def _reward(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise UpstreamError(f"the server's reward is no number: {str(value)[:64]}")
+    try:
+        reward = float(value)
+    except OverflowError:
+        reward = math.inf
+    if not math.isfinite(reward):
+        raise UpstreamError("the server's reward is not finite")
+    return reward

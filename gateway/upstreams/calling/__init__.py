@@ -1,0 +1,1 @@
+"""What upstreams share: calls that run once, and ORS bytes for servers that speak something else."""

@@ -1,0 +1,137 @@
+"""What an action means to a server that knows tool calls only.
+
+An agent may call a tool, give an object, or just write a text. The last two need to know which tool they are an input
+of, and which field of it a text fills: ``[actions]`` of an environment.toml says so, where the tools' schemas don't.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gateway.core.errors import InvalidRequest
+from gateway.core.model import Action, Environment
+
+_DEPTH: Final = 8
+"""References that are followed; a schema may refer to itself."""
+_SHOWN: Final = 20
+"""Names in a message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A tool as a server lists it."""
+
+    name: str
+    input_schema: Mapping[str, Any] | None = None
+    """JSON Schema of its input; None: it takes none."""
+
+
+class Unreadable(InvalidRequest):
+    """A text that is none of the inputs that its tool takes: an agent's mistake where it was told to write one."""
+
+
+def tool_call(action: Action, environment: Environment, tools: Sequence[Tool]) -> tuple[str, dict[str, Any]]:
+    """Return the tool that *action* means, and its arguments.
+
+    A call by name is taken as it is: the server knows best whether there is such a tool.
+
+    Raises:
+        InvalidRequest: it can't be told; with what to write into environment.toml.
+    """
+    if action.name is not None:
+        return action.name, dict(action.arguments)
+    tool = _default(environment, tools, "a text" if action.text is not None else "an object that names no tool")
+    if action.text is None:
+        return tool.name, dict(action.fields or {})
+    return tool.name, text_argument(action.text, tool.input_schema, environment.actions.text_field)
+
+
+def text_argument(text: str, schema: Mapping[str, Any] | None, wanted: str) -> dict[str, Any]:
+    """Return the input that *text* means, for a tool whose input has *schema*.
+
+    It fills the field *wanted* (``actions.text_field``), else the only field that must be given if that is a string,
+    else the only field that there is if it is one. Where none of them can be told, a text that is a JSON object stands
+    for the fields themselves.
+
+    Raises:
+        InvalidRequest: it means nothing; with what to write into environment.toml. `Unreadable` where the fields are
+            known, and a JSON object of them would have done.
+    """
+    field = wanted or _text_field(schema or {})
+    if field:
+        return {field: text}
+    fields = _object(text)
+    if fields is None:
+        names = list(_properties(schema or {}))
+        kind = Unreadable if names else InvalidRequest
+        raise kind(
+            f"a text can't be told from the input's fields ({_named(names)}): write a JSON object of them, or name the "
+            "field that a text fills as text_field in [actions] of environment.toml"
+        )
+    return fields
+
+
+def _default(environment: Environment, tools: Sequence[Tool], what: str) -> Tool:
+    wanted = environment.actions.default_tool
+    if wanted:
+        return next((tool for tool in tools if tool.name == wanted), Tool(wanted))
+    if len(tools) == 1:
+        return tools[0]
+    raise InvalidRequest(
+        f"{what} is no action where there are several tools ({_named([tool.name for tool in tools])}): call one by its "
+        "name, or name the one that is meant as default_tool in [actions] of environment.toml"
+    )
+
+
+def _text_field(schema: Mapping[str, Any]) -> str:
+    properties = _properties(schema)
+    required = [name for name in schema.get("required") or () if name in properties]
+    candidates = required or list(properties)
+    if len(candidates) == 1 and _is_text(properties[candidates[0]], schema):
+        return str(candidates[0])
+    return ""
+
+
+def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    properties = schema.get("properties")
+    return properties if isinstance(properties, Mapping) else {}
+
+
+def _is_text(field: object, schema: Mapping[str, Any], depth: int = _DEPTH) -> bool:
+    if not isinstance(field, Mapping) or not depth:
+        return False
+    kind = field.get("type")
+    if kind is not None:
+        return kind == "string" or (isinstance(kind, list) and "string" in kind)
+    reference = field.get("$ref")
+    if isinstance(reference, str):
+        return _is_text(_referred(reference, schema), schema, depth - 1)
+    choices = field.get("anyOf") or field.get("oneOf") or field.get("allOf") or ()
+    return any(_is_text(choice, schema, depth - 1) for choice in choices)
+
+
+def _referred(reference: str, schema: Mapping[str, Any]) -> object:
+    found: object = schema
+    for part in reference.removeprefix("#/").split("/"):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    if not text.lstrip().startswith("{"):
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _named(names: Sequence[str]) -> str:
+    if not names:
+        return "none are known"
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(map(repr, names[:_SHOWN])) + more

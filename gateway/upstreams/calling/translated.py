@@ -1,0 +1,315 @@
+"""ORS bytes for servers that speak something else, so that the ORS front serves every kind of worker.
+
+An upstream that has a prompt, tools and steps gets the rest from `Translated`: calls that run once, answers to
+``/call``, ``/prompt``, ``/task_tools``, ``/messages`` and ``/score_group``, and the count of its steps.
+
+Differences from the reference servers: a stream is cut so that no client loses white space; a call whose stream broke
+before its task id is found again by its repetition, and does not run twice; results of one session are not shown to
+another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack
+from typing import ClassVar, Final, Generic, TypeVar
+
+from gateway.core.errors import (
+    GatewayError,
+    SessionFailed,
+    UpstreamError,
+    UpstreamGone,
+    UpstreamTimeout,
+    WorkerFull,
+)
+from gateway.core.model import Action, Block, Environment, Session, StepResult, Summary, Worker
+from gateway.core.ports import Exchange, Headers
+from gateway.upstreams.calling import answers, sse
+from gateway.upstreams.calling.bodies import Unprocessable, read_call
+from gateway.upstreams.calling.calls import Call, Calls
+from gateway.upstreams.calling.spelling import Unreadable
+from gateway.upstreams.calling.tallies import Tallies
+from gateway.upstreams.ors.steps import SESSION_FAILED, TOOL_FAILED
+
+T = TypeVar("T")
+
+GRACE_S: Final = 0.05
+"""A stream opens this late: most calls are faster, and then a failure keeps its status."""
+UNKNOWN_TASK_ID: Final = "unknown task_id"
+_JSON: Final = ((b"content-type", b"application/json"),)
+
+Frames = tuple[bytes, bytes]
+"""An outcome in both forms: as the last events of a stream, and as one JSON object."""
+
+
+class Translated(ABC):
+    """What an upstream gets for its `step`, `prompt` and `tools`; the rest of the seam is its own."""
+
+    raises_by_event: ClassVar[bool] = False
+    """Whether a tool that failed is an ``error`` event, after which one SDK ends the session, or ``ok: false``."""
+
+    ping_s: ClassVar[float] = sse.PING_S
+    """How long a stream is silent at most."""
+
+    def __init__(self, *, calls: Calls[StepResult] | None = None) -> None:
+        self.calls = Calls[StepResult]() if calls is None else calls
+        self.tallies = Tallies()
+
+    # -- what there has to be -------------------------------------------------------------------------------------
+
+    @abstractmethod
+    async def step(self, session: Session, environment: Environment, action: Action) -> StepResult:
+        """Run *action*; it is asked for once. Raises as ``Upstream.act``."""
+
+    @abstractmethod
+    async def prompt(self, session: Session, environment: Environment) -> list[Block]:
+        """See ``Upstream.prompt``."""
+
+    @abstractmethod
+    async def tools(self, worker: Worker, environment: Environment) -> bytes:
+        """See ``Upstream.tools``."""
+
+    async def task_tools(self, session: Session, environment: Environment) -> bytes:
+        """The tools of a session, its task's own included, as ``ListToolsOutput``."""
+        return await self.tools(worker_of(session), environment)
+
+    async def messages(self, session: Session, environment: Environment) -> bytes:
+        """What the agent is told first as a list of ORS messages: the prompt, said by the user."""
+        return answers.messages(await self.prompt(session, environment))
+
+    async def score_group(
+        self, session: Session, environment: Environment, *, body: bytes, headers: Headers
+    ) -> Exchange:
+        """Judge a group of candidates; no other protocol has a word for it."""
+        return not_offered(environment)
+
+    # -- what there is then ---------------------------------------------------------------------------------------
+
+    async def act(
+        self, session: Session, environment: Environment, action: Action, *, key: str | None = None
+    ) -> StepResult:
+        """See ``Upstream.act``. A caller that leaves does not end the step."""
+        run = self._stepping(session, environment, action)
+        return await self.calls.run(session, spelled(action), run, within_s=environment.timeouts.call_s, key=key)
+
+    async def steps(self, session: Session, environment: Environment) -> int | None:
+        """The steps that this replica has seen of the session."""
+        return self.tallies.steps(session)
+
+    def forget(self, session: Session) -> Summary | None:
+        """Drop what is kept of a session that was closed; returns what was seen of it, None for nothing."""
+        self.calls.forget(session)
+        return self.tallies.pop(session)
+
+    async def forward(
+        self, session: Session, environment: Environment, operation: str, *, body: bytes, headers: Headers
+    ) -> Exchange:
+        """Answer an ORS operation; see ``Upstream.forward``."""
+        try:
+            if operation == "call":
+                return await self._call(session, environment, body, headers)
+            if operation == "score_group":
+                return await self.score_group(session, environment, body=body, headers=headers)
+            within_s = environment.timeouts.call_s
+            if operation == "prompt":
+                blocks = await within(self.prompt(session, environment), within_s)
+                return Whole(200, answers.dump(answers.blocks(blocks)))
+            if operation == "task_tools":
+                return Whole(200, await within(self.task_tools(session, environment), within_s))
+            if operation == "messages":
+                return Whole(200, await within(self.messages(session, environment), within_s))
+            return Whole(404, answers.dump({"detail": "Not Found"}))
+        except Unprocessable as error:
+            return Whole(422, answers.dump({"detail": list(error.entries)}))
+        except UpstreamError as error:
+            if isinstance(error, UpstreamGone | UpstreamTimeout | WorkerFull):
+                raise
+            return Whole(500, answers.dump({"detail": error.detail}))  # its setup failed, in the worker's words
+
+    async def _call(self, session: Session, environment: Environment, body: bytes, headers: Headers) -> Exchange:
+        action, task_id = read_call(body, header(headers, b"content-type"))
+        call: Call[StepResult] | None
+        if task_id is not None:
+            call = self.calls.find(session, task_id)
+        else:
+            call = self.calls.begin(
+                session,
+                spelled(action),
+                self._stepping(session, environment, action),
+                within_s=environment.timeouts.call_s,
+                key=header(headers, b"idempotency-key") or None,
+            )
+        return await told(self.calls, session, call, headers, self._frames, ping_s=self.ping_s)
+
+    def _stepping(
+        self, session: Session, environment: Environment, action: Action
+    ) -> Callable[[], Awaitable[StepResult]]:
+        async def step() -> StepResult:
+            try:
+                result = await self.step(session, environment, action)
+            except Unreadable as error:  # the agent reads it, and tries again
+                result = StepResult(error=error.detail, reason="input_validation")
+            self.tallies.add(session, result)
+            return result
+
+        return step
+
+    def _frames(self, result: StepResult) -> Frames:
+        payload = answers.result(result)
+        if result.error is not None and result.reason == TOOL_FAILED and self.raises_by_event:
+            return sse.written(sse.Event("error", result.error)), payload
+        return sse.result(payload), payload
+
+
+async def told(
+    calls: Calls[T],
+    session: Session,
+    call: Call[T] | None,
+    headers: Headers,
+    frames: Callable[[T], Frames],
+    *,
+    ping_s: float = sse.PING_S,
+    grace_s: float = GRACE_S,
+) -> Exchange:
+    """Answer with the outcome of *call*, None being an unknown one: an event stream, or JSON if *headers* want that.
+
+    The stream opens after *grace_s*: what fails sooner is raised.
+
+    Raises:
+        GatewayError: what the call ended with, if it did so before the head of the answer.
+    """
+    accept = header(headers, b"accept")
+    wants_json = "application/json" in accept and "text/event-stream" not in accept
+    if call is None:
+        if wants_json:
+            return Whole(200, answers.refusal(UNKNOWN_TASK_ID, "unknown_task_id"))
+        return Whole(200, sse.written(sse.Event("error", UNKNOWN_TASK_ID)), sse.HEADERS)
+    stream = _Stream(calls, session, call, frames, ping_s)
+    try:
+        if wants_json:
+            _, whole = await stream.outcome()
+            stream.delivered()
+            return Whole(200, whole)
+        if await call.over_within(grace_s):
+            await stream.outcome()  # raises what it ended with
+    except BaseException:
+        await stream.aclose()
+        raise
+    return stream
+
+
+class _Stream(Generic[T]):
+    """An outcome as an event stream, which may still be waited for."""
+
+    def __init__(
+        self, calls: Calls[T], session: Session, call: Call[T], frames: Callable[[T], Frames], ping_s: float
+    ) -> None:
+        self.status = 200
+        self.headers: Headers = sse.HEADERS
+        self._call = call
+        self._frames = frames
+        self._ping_s = ping_s
+        self._listening = ExitStack()
+        self._listening.enter_context(calls.listening(session, call))
+
+    async def outcome(self) -> Frames:
+        try:
+            return self._frames(await self._call.outcome())
+        except SessionFailed as error:
+            return sse.written(sse.Event("error", error.detail)), answers.refusal(error.detail, SESSION_FAILED)
+
+    def delivered(self) -> None:
+        self._call.was_delivered = True
+        self._listening.close()
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Yield events and, while there are none, comments. Raises as ``Exchange.chunks``."""
+        head = sse.written(sse.Event("task_id", self._call.task_id))
+        if not self._call.is_over:
+            yield head
+            head = b""
+            while not await self._call.over_within(self._ping_s):
+                yield sse.PING
+        try:
+            end, _ = await self.outcome()
+        except UpstreamError:
+            raise
+        except GatewayError as error:
+            end = sse.written(sse.Event("error", error.detail))
+        yield head + end
+        self.delivered()
+
+    async def read(self, limit_bytes: int) -> bytes:
+        """Read the whole body."""
+        body = b"".join([chunk async for chunk in self.chunks()])
+        if len(body) > limit_bytes:
+            raise UpstreamError(f"the worker's answer exceeds {limit_bytes} bytes")
+        return body
+
+    async def aclose(self) -> None:
+        """Stop listening; the call goes on."""
+        self._listening.close()
+
+
+class Whole:
+    """An answer that is there already."""
+
+    def __init__(self, status: int, body: bytes, headers: Headers = _JSON) -> None:
+        self.status = status
+        self.headers = headers
+        self._body = body
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the body."""
+        yield self._body
+
+    async def read(self, limit_bytes: int) -> bytes:
+        """Return the body."""
+        if len(self._body) > limit_bytes:
+            raise UpstreamError(f"the worker's answer exceeds {limit_bytes} bytes")
+        return self._body
+
+    async def aclose(self) -> None:
+        """Nothing is held any more."""
+
+
+def not_offered(environment: Environment) -> Exchange:
+    """The answer to ``/score_group`` of an environment that has no judge, in the servers' words."""
+    detail = f"Environment {str(environment.name)!r} does not implement score_group"
+    return Whole(404, answers.dump({"detail": detail}))
+
+
+def worker_of(session: Session) -> Worker:
+    """The worker that *session* is in, as far as a question to it needs one."""
+    return Worker(id=session.worker, environment=session.environment, digest="", slots=1, address=session.address)
+
+
+def spelled(action: Action) -> list[object]:
+    """Say what *action* is, in JSON."""
+    return [action.name, action.arguments if action.name is not None else None, action.text, action.fields]
+
+
+def header(headers: Headers, name: bytes) -> str:
+    """The value of a header; empty if it is not there."""
+    return next((value.decode("latin-1") for key, value in headers if key == name), "")
+
+
+async def within(work: Awaitable[T], seconds: float) -> T:
+    """Wait for *work* at most so long. Raises ``UpstreamTimeout`` in time, also where the work is slow to end."""
+    task = asyncio.ensure_future(work)
+    task.add_done_callback(_heard)
+    try:
+        await asyncio.wait({task}, timeout=seconds)
+    finally:
+        if not task.done():
+            task.cancel()
+    if not task.done():
+        raise UpstreamTimeout(f"the worker did not answer within {seconds:g} s")
+    return task.result()
+
+
+def _heard(task: asyncio.Future[T]) -> None:
+    if not task.cancelled():
+        task.exception()  # who waited may have left

@@ -1,0 +1,1 @@
+"""OpenEnv towards workers."""

@@ -1,0 +1,158 @@
+"""What an image's actions look like, and what an agent's action becomes in a ``step``.
+
+A Gym image has one action, offered as the tool ``step``. An image whose actions are tool calls offers its tools; they
+are called by a step as well, as only steps know rewards.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gateway.core.errors import UpstreamError
+from gateway.core.model import Action, Environment, StepResult
+from gateway.upstreams.calling.spelling import Tool, text_argument, tool_call
+from gateway.upstreams.openenv.http import INTERNAL, Http, Place, RpcError
+from gateway.upstreams.openenv.wire import compact, request
+
+STEP: Final = "step"
+_DESCRIPTION: Final = "Take one action in the environment."
+_TOOL_ACTIONS: Final = frozenset(("Action", "CallToolAction", "ListToolsAction"))
+"""Classes of actions by which a server understands calls of tools; to any other class they are a malformed action."""
+_RUNS_EPISODES: Final = frozenset(("reset", "step", "state", "close"))
+"""Words of those who run the episode: an image's own tool that bears one is not offered."""
+KNOWN_MAX: Final = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolEntry:
+    """A tool as it is offered."""
+
+    name: str
+    description: str
+    input_schema: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """The actions of one make of image."""
+
+    has_tools: bool
+    """Whether they are calls of tools; else there is one tool, ``step``, whose input is the action."""
+    tools: tuple[ToolEntry, ...]
+
+    @property
+    def listing(self) -> bytes:
+        """The tools as ORS' ``ListToolsOutput``."""
+        return compact(
+            {
+                "tools": [
+                    {"name": tool.name, "description": tool.description, "input_schema": tool.input_schema}
+                    for tool in self.tools
+                ]
+            }
+        )
+
+
+class Forms:
+    """Asks for the form of each make of image once."""
+
+    def __init__(self, http: Http) -> None:
+        self._http = http
+        self._known: OrderedDict[str, Form] = OrderedDict()
+
+    async def of(self, at: Place, digest: str) -> Form:
+        """The form of the image of *digest*, of which there is a worker at *at*."""
+        known = self._known.get(digest)
+        if known is None:
+            known = self._known[digest] = await self._asked(at)
+            if len(self._known) > KNOWN_MAX:
+                self._known.popitem(last=False)
+        return known
+
+    async def _asked(self, at: Place) -> Form:
+        status, schemas = await self._http.get(at, "/schema")
+        schema = schemas.get("action") if isinstance(schemas, Mapping) else None
+        if status != 200 or not isinstance(schema, Mapping):
+            raise UpstreamError(f"the worker answered {status} to /schema, and no schema of its actions")
+        if _is_tool_call(schema) and (await self._http.abilities(at)).has_mcp:
+            try:
+                listed = await self._http.call(at, "tools/list")
+                return Form(has_tools=True, tools=_read_tools(listed.get("tools")))
+            except RpcError as error:
+                if error.rpc_code != INTERNAL or "does not support MCP" not in error.detail:
+                    raise
+        step = ToolEntry(name=STEP, description=_DESCRIPTION, input_schema=without_metadata(schema))
+        return Form(has_tools=False, tools=(step,))
+
+
+def _is_tool_call(schema: Mapping[str, Any]) -> bool:
+    properties = schema.get("properties")
+    return schema.get("title") in _TOOL_ACTIONS or (isinstance(properties, Mapping) and "tool_name" in properties)
+
+
+def _read_tools(listed: Any) -> tuple[ToolEntry, ...]:
+    if not isinstance(listed, list):
+        raise UpstreamError("the worker's list of tools can't be read")
+    return tuple(
+        ToolEntry(
+            name=tool["name"],
+            description=str(tool.get("description") or ""),
+            input_schema=_schema(tool.get("inputSchema") or tool.get("input_schema")),
+        )
+        for tool in listed
+        if isinstance(tool, Mapping) and isinstance(tool.get("name"), str) and tool["name"] not in _RUNS_EPISODES
+    )
+
+
+def _schema(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {"type": "object", "properties": {}}
+
+
+def without_metadata(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of an action without the field that all actions inherit and no agent fills."""
+    properties = schema.get("properties")
+    cleaned = dict(schema)
+    if isinstance(properties, Mapping):
+        cleaned["properties"] = {name: value for name, value in properties.items() if name != "metadata"}
+    required = schema.get("required")
+    if isinstance(required, list):
+        cleaned["required"] = [name for name in required if name != "metadata"]
+    return cleaned
+
+
+def step_frame(action: Action, environment: Environment, form: Form) -> bytes | StepResult:
+    """The frame that means *action*; or why there is none, where it calls a tool that there is not.
+
+    Raises:
+        InvalidRequest: what it means can't be told.
+    """
+    data = _tool_data(action, environment, form) if form.has_tools else _gym_data(action, environment, form)
+    return data if isinstance(data, StepResult) else request("step", data)
+
+
+def _gym_data(action: Action, environment: Environment, form: Form) -> Mapping[str, Any] | StepResult:
+    if action.fields is not None:
+        return action.fields
+    if action.text is not None:
+        return text_argument(action.text, form.tools[0].input_schema, environment.actions.text_field)
+    if action.name in (STEP, environment.actions.default_tool):
+        return action.arguments
+    return _unknown(str(action.name))
+
+
+def _tool_data(action: Action, environment: Environment, form: Form) -> Mapping[str, Any] | StepResult:
+    fields = action.fields
+    if fields is not None and fields.get("type") in ("call_tool", "list_tools"):
+        return fields  # it is a step's data already
+    if action.name in _RUNS_EPISODES:
+        return _unknown(str(action.name))  # others may be tools that came after the list: the server knows best
+    tools = [Tool(tool.name, tool.input_schema) for tool in form.tools]
+    name, arguments = tool_call(action, environment, tools)
+    return {"type": "call_tool", "tool_name": name, "arguments": arguments}
+
+
+def _unknown(name: str) -> StepResult:
+    return StepResult(error=f"Unknown tool: {name!r}", reason="not_found")

@@ -1,0 +1,372 @@
+"""Sessions in OpenEnv servers: begun, attached to again, asked, ended.
+
+From 0.5 on a session is made over HTTP and a socket attached to it, so that it outlives sockets and replicas. Before,
+a session is its socket: when that breaks, the session is gone, and no other socket is ever taken for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import quote
+
+from gateway.core.addresses import Kind, parse_address
+from gateway.core.errors import (
+    InvalidRequest,
+    SessionNotFound,
+    UpstreamError,
+    UpstreamGone,
+    WorkerFull,
+)
+from gateway.core.model import Environment, Session, Summary
+from gateway.upstreams.openenv.codec import Handle
+from gateway.upstreams.openenv.held import Held
+from gateway.upstreams.openenv.http import INITIALISING, REFUSED, UNKNOWN_SESSION, Http, Place, RpcError
+from gateway.upstreams.openenv.lasting import Lasting
+from gateway.upstreams.openenv.socket import Line, NotListening, Sockets
+from gateway.upstreams.openenv.wire import (
+    FACTORY,
+    FAILED,
+    FULL,
+    INVALID,
+    SESSION,
+    STATE,
+    fault_of,
+    kind_of,
+    parse,
+    request,
+)
+
+logger = logging.getLogger(__name__)
+
+FULL_S: Final = 2.0
+"""A session that was just closed may hold its place a little longer."""
+ATTACH_S: Final = 5.0
+"""How long a session may be held by a socket that the server has not noticed to be gone."""
+SETTLE_S: Final = 1.0
+"""How long the end of a session waits for a step that is still under way."""
+UNDO_S: Final = 30.0
+UNDOING_MAX: Final = 4096
+PAUSE_S: Final = 0.05
+
+
+class Episodes:
+    """Begins and ends sessions in servers."""
+
+    def __init__(self, http: Http, sockets: Sockets) -> None:
+        self._http = http
+        self._sockets = sockets
+        self._lasting = Lasting(http, sockets)
+        self._undoing: dict[str, asyncio.Task[None]] = {}
+        """By lease: what an opening that failed has left, until its session is closed."""
+
+    async def begin(self, session: Session, environment: Environment, data: Mapping[str, Any]) -> Held:
+        """Open a session and reset it. See ``Upstream.open``."""
+        deadline = time.monotonic() + FULL_S
+        while True:
+            try:
+                return await self._begin(session, environment, data)
+            except WorkerFull:
+                if time.monotonic() >= deadline:
+                    raise
+            await asyncio.sleep(PAUSE_S)
+
+    async def _begin(self, session: Session, environment: Environment, data: Mapping[str, Any]) -> Held:
+        at = Place(session.worker, session.address)
+        creating: asyncio.Task[str] | None = None
+        line: Line | None = None
+        try:
+            sid = ""
+            if await self._lasting.has(at):
+                # A task: an opening that is given up must learn the id of what it has begun, to end it.
+                creating = asyncio.ensure_future(self._created(at, environment.timeouts.setup_s))
+                sid = await asyncio.shield(creating)
+            line = await self._sockets.open(at.address, _target(sid), answer_s=environment.timeouts.call_s)
+            first = await _first_reply(line, sid, request("reset", data))
+        except WorkerFull:
+            if line is not None:
+                line.abort()  # the server has closed it
+            raise
+        except BaseException as error:
+            undo = self._begin_to_undo(session.lease, at, creating, line)
+            if isinstance(error, Exception):  # else it was given up: it is undone behind it
+                await asyncio.wait({undo}, timeout=UNDO_S)
+            raise
+        return Held(session, environment, sid, line, first)
+
+    async def begin_again(
+        self, kept: Held, session: Session, environment: Environment, data: Mapping[str, Any]
+    ) -> Held:
+        """Reset the server's session of an episode that has ended, for the next one. Raises as `begin`."""
+        try:
+            first = await _first_reply(kept.line, kept.sid, request("reset", data))
+        except BaseException as error:
+            creating = asyncio.ensure_future(_known(kept.sid)) if kept.sid else None
+            undo = self._begin_to_undo(session.lease, kept.at, creating, kept.line)
+            if isinstance(error, Exception):  # else it was given up: it is undone behind it
+                await asyncio.wait({undo}, timeout=UNDO_S)
+            raise
+        return Held(session, environment, kept.sid, kept.line, first)
+
+    async def _created(self, at: Place, silence_s: float) -> str:
+        try:
+            result = await self._http.call(at, "openenv/session/create", silence_s=silence_s, repeats=False)
+        except RpcError as error:
+            capacity = error.data.get("max_sessions")
+            if error.rpc_code == REFUSED and isinstance(capacity, int):
+                raise WorkerFull(error.detail, capacity=max(0, capacity)) from error
+            raise
+        if not isinstance(sid := result.get("session_id"), str) or not sid:
+            raise UpstreamError("the server made a session without an id")
+        return sid
+
+    def _begin_to_undo(
+        self, lease: str, at: Place, creating: asyncio.Task[str] | None, line: Line | None
+    ) -> asyncio.Task[None]:
+        undo = asyncio.ensure_future(self._undo(at, creating, line))
+        undo.add_done_callback(_heard)
+        self._undoing[lease] = undo
+        if len(self._undoing) > UNDOING_MAX:
+            oldest = next((lease for lease, task in self._undoing.items() if task.done()), None)
+            if oldest is not None:
+                del self._undoing[oldest]
+        return undo
+
+    async def _undo(self, at: Place, creating: asyncio.Task[str] | None, line: Line | None) -> None:
+        """Give back what an opening that failed had got.
+
+        Raises:
+            UpstreamError: it can't be told whether the place is free.
+        """
+        if line is not None:
+            if await line.settle(SETTLE_S):
+                await line.close(UNDO_S)
+            else:
+                line.abort()
+        if creating is not None:
+            try:
+                sid = await creating
+            except (RpcError, WorkerFull):
+                sid = ""  # none was made
+            except UpstreamGone as error:
+                if error.sent:
+                    raise
+                sid = ""
+            if sid:
+                await self.end(at, sid, UNDO_S)  # a reset that still runs in it holds it up
+                return
+        if line is not None and line.overran:
+            raise UpstreamError("a reset still runs in the worker")
+
+    async def undone(self, lease: str, within_s: float) -> bool:
+        """Wait until the opening of *lease*, which failed, is undone. False: there is none to undo.
+
+        Raises:
+            UpstreamError: it is not, or nobody can tell.
+        """
+        undo = self._undoing.pop(lease, None)
+        if undo is None:
+            return False
+        await asyncio.wait({undo}, timeout=within_s)
+        if not undo.done():
+            raise UpstreamError("what was begun in the worker has not ended yet")
+        undo.result()
+        return True
+
+    async def attach(self, session: Session, environment: Environment, handle: Handle) -> Held:
+        """Attach to a session that was begun by another replica, or before this one was started.
+
+        Raises:
+            SessionNotFound: the server does not know it.
+        """
+        line, steps = await self._attached(session, environment, handle.sid)
+        held = Held(session, environment, handle.sid, line, handle.first)
+        held.steps = steps
+        return held
+
+    async def _attached(self, session: Session, environment: Environment, sid: str) -> tuple[Line, int]:
+        deadline = time.monotonic() + ATTACH_S
+        while True:
+            message = "the server closed the socket"
+            try:
+                line = await self._sockets.open(
+                    session.address, _target(sid), answer_s=environment.timeouts.call_s, within_s=ATTACH_S
+                )
+            except NotListening as error:
+                if parse_address(session.address).kind is Kind.URL:
+                    raise
+                raise SessionNotFound(f"the session is gone with its server: {error.detail}") from error
+            except UpstreamGone:
+                if time.monotonic() >= deadline:
+                    raise
+                await asyncio.sleep(PAUSE_S)  # a server that just dies may still take connections
+                continue
+            is_attached = False
+            try:
+                reply = await line.ask(STATE)
+                fault = fault_of(reply)
+                is_attached = fault is None or fault.code != SESSION
+                if is_attached:
+                    return line, _steps(reply)
+                message = fault.message if fault is not None else message
+            except UpstreamGone:
+                pass  # the close may overtake the refusal
+            finally:
+                if not is_attached:
+                    line.abort()
+            if "Unknown session_id" in message:
+                raise SessionNotFound(message)
+            if time.monotonic() >= deadline:
+                raise UpstreamError(f"the session can't be attached to: {message}")
+            await asyncio.sleep(PAUSE_S)
+
+    async def ask(self, held: Held, frame: bytes) -> bytes:
+        """Send *frame* in its turn and return its reply; a socket that broke before is replaced, if it can be.
+
+        Raises:
+            SessionNotFound: the session is gone; nothing ran.
+            UpstreamGone: the socket broke while *frame* was under way, or nobody can be reached.
+        """
+        for _ in range(2):
+            line = await self._line(held)
+            try:
+                reply = await line.ask(frame)
+            except UpstreamGone as error:
+                if error.sent or held.is_ended:
+                    raise
+                continue  # it broke while the request waited for its turn: it was not sent
+            if kind_of(reply) == "error" and (fault := fault_of(reply)) is not None and fault.code == SESSION:
+                line.abort()
+                raise UpstreamGone(f"the worker ended the session: {fault.message}", sent=True)
+            return reply
+        raise UpstreamGone("the connection to the worker broke", sent=False)
+
+    async def _line(self, held: Held) -> Line:
+        held.check()
+        if held.line.is_open:
+            return held.line
+        if not held.sid:  # never another socket: that would be another episode
+            raise SessionNotFound("the session was lost with its socket")
+        async with held.attaching:
+            before = held.line
+            if not before.is_open:
+                line, _ = await self._attached(held.session, held.environment, held.sid)
+                before.abort()
+                held.take(line)
+                if held.is_ended:
+                    line.abort()
+                held.check()
+                logger.info("session_attached_again session=%s worker=%s", held.session.id, held.session.worker)
+            return held.line
+
+    async def close(self, held: Held, within_s: float) -> Summary:
+        """End a session that is held here; its place is free when this returns.
+
+        Raises:
+            UpstreamError: it may not be: a step still runs, or the server did not take the end.
+        """
+        held.is_ended = True
+        deadline = time.monotonic() + within_s
+        line = held.line
+        if not await line.settle(min(SETTLE_S, within_s)):
+            line.abort()
+            if held.sid:  # it ends with its step
+                with contextlib.suppress(UpstreamError):
+                    await self._http.call(held.at, "openenv/session/close", {"session_id": held.sid})
+            raise UpstreamError("a step still runs in the worker")
+        if line.overran and not held.sid:
+            line.abort()
+            raise UpstreamError("a step may still run in the worker: its socket broke meanwhile")
+        if not await line.close(max(0.0, deadline - time.monotonic())):
+            raise UpstreamError("the worker did not end the session")
+        if held.sid:
+            await self.end(held.at, held.sid, max(0.0, deadline - time.monotonic()))
+        return held.summary
+
+    async def end(self, at: Place, sid: str, within_s: float) -> None:
+        """End a session by its id and wait until it is gone; unknown ones are.
+
+        Raises:
+            UpstreamError: it is not gone in time.
+        """
+        deadline = time.monotonic() + within_s
+        while True:
+            left_s = max(PAUSE_S, deadline - time.monotonic())
+            try:
+                result = await self._http.call(at, "openenv/session/close", {"session_id": sid}, silence_s=left_s)
+                if result.get("closed") is True:
+                    return
+            except RpcError as error:
+                if error.rpc_code == UNKNOWN_SESSION:
+                    return
+                if error.rpc_code != INITIALISING:
+                    raise
+            if time.monotonic() >= deadline:
+                raise UpstreamError("the worker did not end the session: a socket is still attached to it")
+            await asyncio.sleep(PAUSE_S)
+
+    async def outlives_sockets(self, at: Place) -> bool:
+        """Whether sessions of the server at *at* outlive their sockets."""
+        return await self._lasting.has(at)
+
+    async def aclose(self) -> None:
+        """Wait for what is being undone."""
+        undoing = set(self._undoing.values())
+        if undoing:
+            await asyncio.wait(undoing, timeout=SETTLE_S)
+        for undo in undoing:
+            undo.cancel()
+
+
+async def _first_reply(line: Line, sid: str, frame: bytes) -> bytes:
+    """Reset, and return the observation.
+
+    Raises:
+        WorkerFull: there was no room.
+        InvalidRequest: the environment refuses the task, or fails at it.
+        UpstreamError: it could not be made.
+    """
+    try:
+        reply = await line.ask(frame)
+    except UpstreamGone as error:
+        if not sid and line.close_code == 1000:  # the close overtook the refusal
+            raise WorkerFull("the server has no room") from error
+        raise
+    if kind_of(reply) == "observation":
+        return reply
+    fault = fault_of(reply)
+    if fault is None:
+        raise UpstreamError(f"the server answered the reset with a frame of type {kind_of(reply)!r}")
+    if fault.code == FULL:
+        raise WorkerFull(fault.message, capacity=fault.capacity)
+    if fault.code in (FAILED, INVALID):
+        raise InvalidRequest(f"the environment refused the reset: {fault.message}")
+    if fault.code == FACTORY:
+        raise UpstreamError(f"the server can't make an environment: {fault.message}")
+    raise UpstreamError(f"the reset failed: {fault.message} ({fault.code})")
+
+
+async def _known(sid: str) -> str:
+    return sid
+
+
+def _target(sid: str) -> str:
+    return f"/ws?session_id={quote(sid, safe='')}" if sid else "/ws"
+
+
+def _steps(reply: bytes) -> int:
+    """The steps that a state tells; 0 where it tells none."""
+    try:
+        steps = parse(reply)["data"].get("step_count")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return 0
+    return steps if type(steps) is int and steps > 0 else 0
+
+
+def _heard(task: asyncio.Task[None]) -> None:
+    if not task.cancelled():
+        task.exception()  # nobody may ask for it

@@ -1,0 +1,71 @@
+"""A session whose socket this replica has, and what it has seen of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Final
+
+from gateway.core.errors import SessionNotFound
+from gateway.core.model import Environment, Session, Summary
+from gateway.upstreams.openenv.http import Place
+from gateway.upstreams.openenv.socket import Line
+from gateway.upstreams.openenv.wire import FAILED, fault_of, kind_of, outcome_of
+
+_LISTS: Final = b'"list_tools"'
+_LISTS_MAX_BYTES: Final = 256
+
+
+class Held:
+    """A session whose socket this replica has."""
+
+    def __init__(self, session: Session, environment: Environment, sid: str, line: Line, first: bytes) -> None:
+        self.session = session
+        self.environment = environment
+        self.digest = environment.digest()
+        self.sid = sid
+        self.take(line)
+        self.first = first
+        """The reply to its reset; empty: not known here (any more)."""
+        self.steps = 0
+        self.is_ended = False
+        self.was_broken = False
+        """Whether its socket was found broken at the last sweep."""
+        self.attaching = asyncio.Lock()
+        self._reward = 0.0
+        self._finished = False
+        self._began_at = time.monotonic()
+
+    @property
+    def at(self) -> Place:
+        """Its worker."""
+        return Place(self.session.worker, self.session.address)
+
+    @property
+    def summary(self) -> Summary:
+        """How it went, as far as it was seen here."""
+        seconds = time.monotonic() - self._began_at
+        return Summary(reward=self._reward, finished=self._finished, steps=self.steps, seconds=seconds)
+
+    def take(self, line: Line) -> None:
+        """Go on with *line*."""
+        self.line = line
+        line.heard = self.note
+
+    def check(self) -> None:
+        """Raise ``SessionNotFound`` once it is being ended."""
+        if self.is_ended:
+            raise SessionNotFound(self.session.name)
+
+    def note(self, frame: bytes, reply: bytes) -> None:
+        """Count what came of a step; a malformed one is none."""
+        if kind_of(frame) != "step" or (len(frame) <= _LISTS_MAX_BYTES and _LISTS in frame):
+            return
+        kind = kind_of(reply)
+        if kind == "observation":
+            reward, finished = outcome_of(reply)
+            self.steps += 1
+            self._reward += reward or 0.0
+            self._finished = self._finished or finished
+        elif kind == "error" and (fault := fault_of(reply)) is not None and fault.code == FAILED:
+            self.steps += 1

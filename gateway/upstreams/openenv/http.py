@@ -1,0 +1,157 @@
+"""OpenEnv's HTTP side: what a server can do, and JSON-RPC at ``/mcp``; never its stateless reset and step."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gateway.core.errors import UpstreamError, UpstreamGone
+from gateway.core.model import WorkerId
+from gateway.core.ports import Request, Transport
+from gateway.upstreams.openenv.wire import compact, parse
+
+ANSWER_S: Final = 20.0
+"""For requests that a server answers from memory; an environment that blocks its loop holds them up."""
+MAX_ANSWER_BYTES: Final = 64 * 2**20
+KNOWN_MAX: Final = 4096
+
+UNKNOWN_SESSION: Final = -32602
+INITIALISING: Final = -32600
+REFUSED: Final = -32000
+INTERNAL: Final = -32603
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A worker, and where it is."""
+
+    worker: WorkerId
+    address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abilities:
+    """What a server can do, as its OpenAPI page tells; that of a release says no number."""
+
+    has_mcp: bool = False
+    """Since 0.2.1."""
+    has_task_api: bool = False
+    """Since 0.4.1."""
+
+    @property
+    def may_have_lasting_sessions(self) -> bool:
+        """Whether its sessions may outlive their sockets: those of 0.5 do, which came after the Task API."""
+        return self.has_mcp and self.has_task_api
+
+
+class RpcError(UpstreamError):
+    """An error that a server answered at ``/mcp``."""
+
+    def __init__(self, code: int, message: str, data: Mapping[str, Any]) -> None:
+        super().__init__(message)
+        self.rpc_code = code
+        self.data = data
+
+
+class Http:
+    """Asks servers over *transport*, and remembers what they can do."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._abilities: OrderedDict[Place, Abilities] = OrderedDict()
+
+    async def abilities(self, at: Place) -> Abilities:
+        """What the server at *at* can do; one without an OpenAPI page is taken for one of the first."""
+        known = self._abilities.get(at)
+        if known is not None:
+            return known
+        status, page = await self.get(at, "/openapi.json")
+        paths = page.get("paths", {}) if status == 200 and isinstance(page, Mapping) else {}
+        if not isinstance(paths, Mapping):
+            paths = {}
+        has_mcp = "/mcp" in paths
+        has_task_api = "/list_environments" in paths and any(str(path).endswith("/splits") for path in paths)
+        known = Abilities(has_mcp=has_mcp, has_task_api=has_task_api)
+        self._abilities[at] = known
+        if len(self._abilities) > KNOWN_MAX:
+            self._abilities.popitem(last=False)
+        return known
+
+    async def status(self, at: Place, target: str, *, silence_s: float = ANSWER_S) -> int:
+        """The status that a GET is answered with."""
+        status, _ = await self._send(at, b"GET", target, b"", silence_s)
+        return status
+
+    async def get(self, at: Place, target: str) -> tuple[int, Any]:
+        """Status and JSON of a GET; an answer that is not a success may be anything, and is read as None."""
+        return _read(target, *await self._send(at, b"GET", target, b"", ANSWER_S))
+
+    async def post(self, at: Place, target: str, body: Mapping[str, Any]) -> tuple[int, Any]:
+        """As `get`, for a POST of JSON."""
+        return _read(target, *await self._send(at, b"POST", target, compact(body), ANSWER_S))
+
+    async def call(
+        self,
+        at: Place,
+        method: str,
+        params: Mapping[str, Any] | None = None,
+        *,
+        silence_s: float = ANSWER_S,
+        repeats: bool = True,
+    ) -> Mapping[str, Any]:
+        """Call *method* at ``/mcp`` and return its result.
+
+        Args:
+            repeats: Whether it is asked again where the connection broke: not for what must not happen twice.
+
+        Raises:
+            RpcError: it was answered with an error.
+            UpstreamError: the answer is no JSON-RPC.
+        """
+        body = compact({"jsonrpc": "2.0", "method": method, "params": dict(params or {}), "id": 1})
+        status, text = await self._send(at, b"POST", "/mcp", body, silence_s, repeats=repeats)
+        _, answer = _read("/mcp", status, text)
+        error = answer.get("error") if isinstance(answer, Mapping) else None
+        if isinstance(error, Mapping):
+            data, code = error.get("data"), error.get("code")
+            raise RpcError(
+                code if isinstance(code, int) else 0,
+                str(error.get("message") or "the server gave no reason"),
+                data if isinstance(data, Mapping) else {},
+            )
+        result = answer.get("result") if isinstance(answer, Mapping) else None
+        if status != 200 or not isinstance(result, Mapping):
+            raise UpstreamError(f"the worker answered {status} to {method} at /mcp, and no result")
+        return result
+
+    async def _send(
+        self, at: Place, method: bytes, target: str, body: bytes, silence_s: float, *, repeats: bool = True
+    ) -> tuple[int, bytes]:
+        headers = [(b"accept", b"application/json")]
+        if body:
+            headers.append((b"content-type", b"application/json"))
+        request = Request(method, target.encode(), headers, body)
+        try:
+            return await self._sent(at, request, silence_s)
+        except UpstreamGone as error:
+            if not (repeats and error.sent):  # else an idle connection, which the server had closed
+                raise
+        return await self._sent(at, request, silence_s)
+
+    async def _sent(self, at: Place, request: Request, silence_s: float) -> tuple[int, bytes]:
+        exchange = await self._transport.send(at.worker, at.address, request, silence_s=silence_s)
+        try:
+            return exchange.status, await exchange.read(MAX_ANSWER_BYTES)
+        finally:
+            await exchange.aclose()
+
+
+def _read(target: str, status: int, text: bytes) -> tuple[int, Any]:
+    try:
+        return status, parse(text)
+    except ValueError as error:
+        if status != 200:
+            return status, None
+        raise UpstreamError(f"the worker's answer to {target} is not JSON") from error

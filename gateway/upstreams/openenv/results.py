@@ -1,0 +1,144 @@
+"""What OpenEnv servers answer, in the gateway's words: observations as blocks, tools' results as results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from gateway.core.errors import UpstreamError
+from gateway.core.model import Block, ImageBlock, StepResult, TextBlock
+from gateway.upstreams.openenv.wire import (
+    FAILED,
+    INVALID,
+    SESSION,
+    Fault,
+    fault_of,
+    observation_of,
+    reward_of,
+)
+
+_TEXTS: Final = ("text", "message", "result", "prompt", "content", "response", "question", "output")
+"""Fields of observations that are written for who acts; the first that is a text is shown."""
+_GOALS: Final = ("goal", "instruction")
+"""Fields that say what is to be done; shown once, before the first observation's text."""
+_REASONS: Final = {"tool_not_found": "not_found", "invalid_args": "input_validation"}
+DETAIL_MAX_BYTES: Final = 32 * 2**10
+"""A first observation up to this size stands beside its text, too."""
+
+
+def first_blocks(reply: bytes) -> list[Block]:
+    """What the agent is told first: the observation that a reset answered.
+
+    Raises:
+        UpstreamError: it is none.
+    """
+    observation, _ = _split(observation_of(reply))
+    goals = [observation[key] for key in _GOALS if isinstance(observation.get(key), str) and observation[key]]
+    blocks = list(_blocks(observation))
+    first = blocks[0] if blocks and isinstance(blocks[0], TextBlock) else TextBlock("")
+    text = "\n\n".join([*(goal for goal in goals[:1] if goal not in first.text), first.text])
+    detail = {"observation": observation} if len(reply) <= DETAIL_MAX_BYTES else None
+    return [TextBlock(text, detail), *(block for block in blocks if block is not first)]
+
+
+def step_result(reply: bytes) -> StepResult:
+    """What a step came to. An action that was refused, or failed in the environment, is a result too.
+
+    Raises:
+        UpstreamError: the reply can't be read, or says that the session is over.
+    """
+    if (fault := fault_of(reply)) is not None:
+        return _failed(fault)
+    data = observation_of(reply)
+    observation, metadata = _split(data)
+    reward, finished = reward_of(data.get("reward")), data.get("done") is True
+    if "tool_name" in observation and ("result" in observation or "error" in observation):
+        return _tool_result(observation, metadata, reward, finished)
+    return StepResult(
+        blocks=tuple(_blocks(observation)), reward=reward, finished=finished, metadata=metadata, data=observation
+    )
+
+
+def _failed(fault: Fault) -> StepResult:
+    if fault.code == INVALID:
+        return StepResult(error=fault.message, reason="input_validation")
+    if fault.code == FAILED:
+        return StepResult(error=fault.message, reason="tool_failed")
+    if fault.code == SESSION:
+        raise UpstreamError(f"the worker ended the session: {fault.message}")
+    raise UpstreamError(f"the worker answered with an error: {fault.message} ({fault.code})")
+
+
+def _split(data: Mapping[str, Any]) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
+    """The observation without its metadata, and those."""
+    observation = data.get("observation")
+    if not isinstance(observation, Mapping):
+        raise UpstreamError("the server's observation is no object")
+    own, beside = observation.get("metadata"), data.get("metadata")
+    metadata = {**(own if isinstance(own, Mapping) else {}), **(beside if isinstance(beside, Mapping) else {})}
+    return {key: value for key, value in observation.items() if key != "metadata"}, metadata or None
+
+
+def _tool_result(
+    observation: dict[str, Any], metadata: Mapping[str, Any] | None, reward: float | None, finished: bool
+) -> StepResult:
+    error, result = observation.get("error"), observation.get("result")
+    is_mapping = isinstance(result, Mapping)
+    if isinstance(error, Mapping):
+        message, reason = str(error.get("message") or "the tool failed"), str(error.get("error_type", ""))
+        reason = _REASONS.get(reason, "tool_failed")
+    elif is_mapping and result.get("is_error") is True:  # type: ignore[union-attr]  # is_mapping says so
+        message, reason = _text_of(list(_content(result))) or "the tool failed", "tool_failed"
+    else:
+        blocks = tuple(_content(result))
+        return StepResult(blocks=blocks, reward=reward, finished=finished, metadata=metadata, data=observation)
+    if finished or reward is not None:
+        # A failure that is rewarded, or ends the episode, must not lose that: an error has neither.
+        return StepResult(
+            blocks=(TextBlock(message),), reward=reward, finished=finished, metadata=metadata, data=observation
+        )
+    return StepResult(error=message, reason=reason, metadata=metadata, data=observation)
+
+
+def _content(result: Any) -> Iterator[Block]:
+    """The blocks of a tool's result: MCP's content, or whatever an older server answers."""
+    content = result.get("content") if isinstance(result, Mapping) else None
+    if not isinstance(content, list):
+        if isinstance(result, Mapping) and "data" in result:
+            result = result["data"]
+        yield TextBlock(result if isinstance(result, str) else _json(result))
+        return
+    for item in content:
+        if isinstance(item, Mapping) and isinstance(item.get("text"), str):
+            yield TextBlock(item["text"])
+        elif isinstance(item, Mapping) and item.get("type") == "image" and isinstance(item.get("data"), str):
+            yield ImageBlock(item["data"], str(item.get("mimeType") or item.get("mime_type") or "image/png"))
+        else:
+            yield TextBlock(_json(item))
+
+
+def _blocks(observation: Mapping[str, Any]) -> Iterator[Block]:
+    images = list(_images(observation.get("images")))
+    text = next(
+        (observation[key] for key in _TEXTS if isinstance(observation.get(key), str) and observation[key]), None
+    )
+    if text is None:
+        shown = {key: value for key, value in observation.items() if not (images and key == "images")}
+        text = _json(shown)
+    yield TextBlock(text)
+    yield from images
+
+
+def _images(value: Any) -> Iterator[ImageBlock]:
+    for item in value if isinstance(value, list) else ():
+        if isinstance(item, Mapping) and isinstance(item.get("data"), str) and isinstance(item.get("mime_type"), str):
+            yield ImageBlock(item["data"], item["mime_type"])
+
+
+def _text_of(blocks: list[Block]) -> str:
+    return "\n".join(block.text for block in blocks if isinstance(block, TextBlock))
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)

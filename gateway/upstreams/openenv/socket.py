@@ -1,0 +1,270 @@
+"""WebSockets to OpenEnv servers: a connection for each session, on which requests go in order.
+
+A reply belongs to a request by its place alone. So who leaves before the reply came does not end the exchange: the
+reply is read and dropped, and the next request gets its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import ssl
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
+from websockets.protocol import State
+
+from gateway.core.addresses import parse_address
+from gateway.core.errors import PoolExhausted, UpstreamError, UpstreamGone, UpstreamTimeout
+from gateway.upstreams.openenv.wire import CLOSE
+
+logger = logging.getLogger(__name__)
+
+CONNECT_S: Final = 20.0
+"""The longest upgrade; a server that imports its environment for its first session blocks for as long."""
+PING_S: Final = 30.0
+PONG_S: Final = 3660.0
+"""Longer than the longest call: an environment that blocks its server's loop answers no ping meanwhile."""
+GOODBYE_S: Final = 5.0
+MAX_REPLY_BYTES: Final = 160 * 2**20
+"""OpenEnv's clients take observations of 100 MiB."""
+QUEUE_MAX: Final = 32
+"""Requests that wait in one session."""
+BACKLOG_PAUSE_S: Final = 0.005
+
+
+class NotListening(UpstreamGone):
+    """Nobody listens there: the server's process is gone, and its sessions with it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, sent=False)
+
+
+class Sockets:
+    """Opens WebSockets."""
+
+    def __init__(self) -> None:
+        self._tls: ssl.SSLContext | None = None
+
+    async def open(self, address: str, target: str, *, answer_s: float, within_s: float = CONNECT_S) -> Line:
+        """Open one at *target* (path and query).
+
+        Args:
+            answer_s: The longest that a reply may take.
+
+        Raises:
+            NotListening: nobody listens there.
+            UpstreamGone: no connection.
+            UpstreamError: the server refuses the upgrade.
+        """
+        try:
+            async with asyncio.timeout(within_s):
+                while True:
+                    try:
+                        return Line(await self._connect(address, target), answer_s=answer_s)
+                    except BlockingIOError:
+                        await asyncio.sleep(BACKLOG_PAUSE_S)  # the Unix socket's backlog is full
+        except InvalidStatus as error:
+            status = error.response.status_code
+            message = f"the server refuses a WebSocket at {target.partition('?')[0]}: HTTP {status}"
+            if status >= 500:
+                raise UpstreamGone(message, sent=False) from error
+            raise UpstreamError(message) from error
+        except (ConnectionRefusedError, FileNotFoundError) as error:
+            raise NotListening(f"no connection to the worker: {error}") from error
+        except (OSError, TimeoutError, InvalidHandshake, InvalidURI, ConnectionClosed, EOFError) as error:
+            raise UpstreamGone(f"no connection to the worker: {error or 'timed out'}", sent=False) from error
+
+    async def _connect(self, address: str, target: str) -> ClientConnection:
+        place = parse_address(address)
+        more: dict[str, Any] = {}
+        if place.is_unix:
+            more = {"unix": True, "path": place.path}
+        elif place.tls:
+            if self._tls is None:
+                self._tls = ssl.create_default_context()  # once: it takes 20 ms
+            more = {"ssl": self._tls}
+        return await connect(
+            place.url(target, scheme="ws"),
+            compression=None,
+            proxy=None,
+            max_size=MAX_REPLY_BYTES,
+            ping_interval=PING_S,
+            ping_timeout=PONG_S,
+            open_timeout=None,
+            close_timeout=GOODBYE_S,
+            **more,
+        )
+
+
+class _Asked:
+    """A request and who waits for its reply."""
+
+    __slots__ = ("frame", "reply")
+
+    def __init__(self, frame: bytes) -> None:
+        self.frame = frame
+        self.reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+
+class Line:
+    """One connection, owned by a task that asks one request after the other."""
+
+    def __init__(self, socket: ClientConnection, *, answer_s: float) -> None:
+        self._socket = socket
+        self._answer_s = answer_s
+        self._waiting: deque[_Asked] = deque()
+        self._wanted = asyncio.Event()
+        self._current: _Asked | None = None
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+        self._is_done = False
+        self.heard: Callable[[bytes, bytes], None] | None = None
+        """Told of each request and its reply, also where nobody waits for it any more."""
+        self.overran = False
+        """Whether it ended while the server still worked on a request."""
+        self._task = asyncio.ensure_future(self._run())
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a request may be sent."""
+        return not self._is_done and self._socket.state is State.OPEN
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the server works on a request."""
+        return self._current is not None and self._socket.state is State.OPEN
+
+    @property
+    def close_code(self) -> int | None:
+        """Why the socket was closed; None if it is open."""
+        return self._socket.close_code
+
+    async def ask(self, frame: bytes) -> bytes:
+        """Send *frame* in its turn and return its reply. Who is cancelled leaves; the exchange goes on.
+
+        Raises:
+            UpstreamGone: the connection broke; ``sent`` tells whether *frame* may have reached the server.
+            UpstreamTimeout: the reply took longer than it may; the connection was given up.
+            PoolExhausted: too many requests wait; nothing was sent.
+        """
+        if self._is_done:
+            raise UpstreamGone(self._broken(), sent=False)
+        if len(self._waiting) >= QUEUE_MAX:
+            raise PoolExhausted("too many requests wait in this session")
+        asked = _Asked(frame)
+        self._waiting.append(asked)
+        self._wanted.set()
+        try:
+            return await asked.reply
+        except asyncio.CancelledError:
+            with contextlib.suppress(ValueError):
+                self._waiting.remove(asked)  # it was not sent yet, and won't be
+            raise
+
+    async def settle(self, within_s: float) -> bool:
+        """Wait until no request is under way, at most so long; whether none is."""
+        # Not its future: that one is cancelled when its waiter leaves, and the reply is still to come.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._is_idle.wait()
+        return not self.is_busy
+
+    async def close(self, within_s: float) -> bool:
+        """Say goodbye and wait until the server has closed: a session that was its socket's has ended by then.
+
+        Returns False where it did not close in time; then the connection was dropped.
+        """
+        self._stop(UpstreamGone("the session ends", sent=False))
+        try:
+            async with asyncio.timeout(within_s):
+                if self._socket.state is State.OPEN:
+                    with contextlib.suppress(ConnectionClosed):
+                        await self._socket.send(CLOSE, text=True)
+                await self._socket.wait_closed()
+        except TimeoutError:
+            self._socket.transport.abort()
+            return False
+        except BaseException:
+            self._socket.transport.abort()
+            raise
+        return True
+
+    async def leave(self) -> None:
+        """Close the socket without a goodbye: the server keeps a session that is not its socket's."""
+        self._stop(UpstreamGone("this replica lets go of the session", sent=True))
+        await self._socket.close(1001)
+
+    def abort(self) -> None:
+        """Drop the connection at once."""
+        self.overran = self.overran or self.is_busy
+        self._stop(UpstreamGone("the connection was given up", sent=True))
+        self._socket.transport.abort()
+
+    async def _run(self) -> None:
+        while True:
+            while not self._waiting:
+                self._wanted.clear()
+                await self._wanted.wait()
+            asked = self._waiting.popleft()
+            if asked.reply.done():  # its waiter left
+                continue
+            self._current = asked
+            self._is_idle.clear()
+            try:
+                reply = await self._exchange(asked.frame)
+                if self.heard is not None:
+                    self.heard(asked.frame, reply)
+            except UpstreamError as error:
+                self._fail(error)
+                return
+            except Exception as error:  # protects those who wait: each gets an answer, whatever breaks
+                logger.exception("openenv_socket_broken")
+                self._fail(UpstreamGone(f"the connection to the worker broke: {error}", sent=True))
+                self._socket.transport.abort()
+                return
+            self._current = None
+            self._is_idle.set()
+            if not asked.reply.done():
+                asked.reply.set_result(reply)
+
+    async def _exchange(self, frame: bytes) -> bytes:
+        is_sent = self._socket.state is State.OPEN
+        try:
+            async with asyncio.timeout(self._answer_s):
+                if is_sent:
+                    with contextlib.suppress(ConnectionClosed):
+                        await self._socket.send(frame, text=True)
+                # Also where it is closed already: a server that refuses a session says so first, and closes at once.
+                return await self._socket.recv(decode=False)
+        except ConnectionClosed as error:
+            self.overran = is_sent
+            raise UpstreamGone(self._broken(), sent=is_sent) from error
+        except TimeoutError as error:
+            self.overran = True
+            self._socket.transport.abort()
+            raise UpstreamTimeout(f"the worker did not reply within {self._answer_s:g} s") from error
+
+    def _fail(self, error: UpstreamError) -> None:
+        """Let the request under way fail with *error*, and those that were not sent with what is true of them."""
+        self._is_done = True
+        current, self._current = self._current, None
+        self._is_idle.set()
+        if current is not None and not current.reply.done():
+            current.reply.set_exception(error)
+        while self._waiting:
+            asked = self._waiting.popleft()
+            if not asked.reply.done():
+                asked.reply.set_exception(UpstreamGone(str(error), sent=False))
+
+    def _stop(self, error: UpstreamGone) -> None:
+        self._task.cancel()
+        self._fail(error)
+
+    def _broken(self) -> str:
+        code, reason = self._socket.close_code, self._socket.close_reason
+        return f"the worker closed the connection (code {code}{f', {reason}' if reason else ''})"

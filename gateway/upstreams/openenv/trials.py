@@ -1,0 +1,153 @@
+"""Whether a worker is ready, and how many sessions it holds: found out by sockets that are opened on trial.
+
+``/health`` is constant, and a refusal comes after the upgrade. So a worker is ready when a socket gets a reply; and
+what it holds is told by the refusal of one socket too many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from typing import Final
+
+from gateway.core.errors import UpstreamError, UpstreamGone, UpstreamTimeout, WorkerFull
+from gateway.core.model import Environment, Worker
+from gateway.upstreams.openenv.http import Http, Place
+from gateway.upstreams.openenv.socket import Line, Sockets
+from gateway.upstreams.openenv.wire import FACTORY, FULL, SESSION, STATE, fault_of
+
+PAUSE_S: Final = 0.05
+TRIALS_MAX: Final = 64
+FREE_S: Final = 10.0
+"""How long the places of trial sockets may take to be free again."""
+CLOSE_S: Final = 30.0
+KNOWN_MAX: Final = 1024
+
+
+class Trials:
+    """Tries workers out."""
+
+    def __init__(self, http: Http, sockets: Sockets) -> None:
+        self._http = http
+        self._sockets = sockets
+        self._capacities: OrderedDict[str, int] = OrderedDict()
+
+    async def ready(self, worker: Worker, environment: Environment) -> int:
+        """See ``Upstream.ready``."""
+        at = Place(worker.id, worker.address)
+        await self._healthy(at, environment)
+        answer_s = environment.timeouts.start_s
+        while True:
+            try:
+                capacity = await self._tried(at, environment, answer_s)
+                break
+            except (UpstreamGone, UpstreamTimeout):
+                await asyncio.sleep(PAUSE_S)
+        return capacity
+
+    async def alive(self, worker: Worker, environment: Environment) -> None:
+        """See ``Upstream.alive``."""
+        at = Place(worker.id, worker.address)
+        status = await self._http.status(at, "/health")
+        if status != 200:
+            raise UpstreamError(f"worker {worker.id} answered {status} to /health")
+
+    async def _healthy(self, at: Place, environment: Environment) -> None:
+        while True:
+            try:
+                own = environment.server.ready
+                if not own or await self._http.status(at, own) == 200:
+                    status = await self._http.status(at, "/health")
+                    if status == 200:
+                        return
+                    if status < 500:
+                        raise UpstreamError(f"the server answered {status} to /health: it is no OpenEnv server")
+            except (UpstreamGone, UpstreamTimeout):
+                pass
+            await asyncio.sleep(PAUSE_S)
+
+    async def _tried(self, at: Place, environment: Environment, answer_s: float) -> int:
+        if not environment.pool.learns_slots:
+            await self._count(at, answer_s, at_most=1)
+            return 0
+        digest = environment.digest()
+        known = self._capacities.get(digest)
+        if known is not None:
+            await self._count(at, answer_s, at_most=1)
+            return known
+        capacity = await self._count(at, answer_s, at_most=TRIALS_MAX)
+        if not environment.server.url:  # of those somebody else may hold the places
+            await self._freed(at, answer_s)
+        self._capacities[digest] = capacity
+        if len(self._capacities) > KNOWN_MAX:
+            self._capacities.popitem(last=False)
+        return capacity
+
+    async def _count(self, at: Place, answer_s: float, *, at_most: int) -> int:
+        """Open up to *at_most* sockets at once; how many sessions the server holds, as far as that shows."""
+        lines: list[Line] = []
+        try:
+            while len(lines) < at_most:
+                try:
+                    lines.append(await self._trial(at, answer_s))
+                except WorkerFull as error:
+                    return error.capacity or max(1, len(lines))
+                except UpstreamError as error:
+                    if not lines or isinstance(error, UpstreamGone | UpstreamTimeout):
+                        raise
+                    return len(lines)  # no more of them can be made, whatever it promises
+            return len(lines)
+        finally:
+            await _closed(lines)
+
+    async def _trial(self, at: Place, answer_s: float) -> Line:
+        """Open a socket and wait for one reply on it.
+
+        Raises:
+            WorkerFull: it has no room.
+            UpstreamError: it can't make an environment, with its reason.
+        """
+        line = await self._sockets.open(at.address, "/ws", answer_s=answer_s)
+        try:
+            try:
+                reply = await line.ask(STATE)
+            except UpstreamGone as error:
+                if line.close_code == 1000:  # the close overtook the refusal
+                    raise WorkerFull("the server has no room") from error
+                raise
+            fault = fault_of(reply)
+            if fault is not None and fault.code == FULL:
+                raise WorkerFull(fault.message, capacity=fault.capacity)
+            if fault is not None and fault.code in (FACTORY, SESSION):
+                raise UpstreamError(f"the server can't make an environment: {fault.message}")
+        except BaseException:
+            line.abort()
+            raise
+        return line
+
+    async def _freed(self, at: Place, answer_s: float) -> None:
+        """Return when a socket gets a place again."""
+        deadline = asyncio.get_running_loop().time() + FREE_S
+        while True:
+            try:
+                await _closed([await self._trial(at, answer_s)])
+                return
+            except WorkerFull as error:
+                if asyncio.get_running_loop().time() > deadline:
+                    raise UpstreamError(
+                        "the server does not give back the places of sockets that were closed"
+                    ) from error
+            await asyncio.sleep(PAUSE_S)
+
+
+async def _closed(lines: list[Line]) -> None:
+    """Close trial sockets and wait until the server has, too: their places are free by then."""
+    closing = [asyncio.ensure_future(line.close(CLOSE_S)) for line in lines]
+    try:
+        if closing:
+            await asyncio.wait(closing)
+    finally:
+        for line, close in zip(lines, closing, strict=True):
+            if not close.done():
+                close.cancel()
+                line.abort()

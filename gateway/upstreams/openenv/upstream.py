@@ -1,0 +1,332 @@
+"""OpenEnv towards workers: unmodified servers of 0.2.0 to 0.10.0, one WebSocket for each session.
+
+A session's socket is held by one replica; the others ask that one. Where the server's sessions outlive their sockets
+(from 0.5 on), another replica takes a session over when its holder is gone; before, the session is gone with it.
+
+Differences from a stock client: a socket that broke is never replaced by one with a fresh episode; a request whose
+asker left is played to its end, so that replies never shift; the stateless HTTP reset and step are never used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Final, TypeVar
+
+from gateway.core.errors import (
+    InvalidRequest,
+    SessionNotFound,
+    UpstreamError,
+    UpstreamGone,
+    UpstreamTimeout,
+)
+from gateway.core.model import (
+    Action,
+    Block,
+    CloseReason,
+    Environment,
+    Registered,
+    Session,
+    Setup,
+    Split,
+    StepResult,
+    Summary,
+    TaskSpec,
+    Worker,
+    WorkerSession,
+)
+from gateway.core.ports import Exchange, Headers, Peers, Transport
+from gateway.upstreams.calling.translated import Translated
+from gateway.upstreams.openenv.actions import Forms, step_frame
+from gateway.upstreams.openenv.codec import (
+    Handle,
+    read_action,
+    read_handle,
+    read_result,
+    read_summary,
+    write_action,
+    write_result,
+    write_summary,
+)
+from gateway.upstreams.openenv.episodes import Episodes
+from gateway.upstreams.openenv.held import Held
+from gateway.upstreams.openenv.holding import Find, Holding, Rebind, remember
+from gateway.upstreams.openenv.http import Http, Place
+from gateway.upstreams.openenv.kept import Kept
+from gateway.upstreams.openenv.resets import reset_data
+from gateway.upstreams.openenv.results import first_blocks, step_result
+from gateway.upstreams.openenv.socket import Sockets
+from gateway.upstreams.openenv.tasks import Tasks
+from gateway.upstreams.openenv.trials import Trials
+from gateway.upstreams.openenv.wire import compact, kind_of, parse
+
+T = TypeVar("T")
+
+OPENED_MAX: Final = 10_000
+THREAD_BYTES: Final = 4 * 2**20
+"""Larger observations are read in a thread, so that other sessions go on."""
+_RELAYED: Final = frozenset(("step", "state", "mcp"))
+_KEY: ContextVar[str | None] = ContextVar("openenv_key", default=None)
+"""The idempotency key of the call that runs: the replica that holds the session must know it, too."""
+
+
+class OpenEnvUpstream(Translated):
+    """Speaks OpenEnv to workers: HTTP over *transport*, WebSockets of its own."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        peers: Peers | None = None,
+        *,
+        rebind: Rebind | None = None,
+        find: Find | None = None,
+    ) -> None:
+        """Wire it.
+
+        Args:
+            peers: The other replicas; None: there are none.
+            rebind: Tells the store who holds a session from now on. None: nobody else wants to know.
+            find: Looks a session up in the store: another replica may have taken it over.
+        """
+        super().__init__()
+        self._http = Http(transport)
+        self._sockets = Sockets()
+        self._trials = Trials(self._http, self._sockets)
+        self._forms = Forms(self._http)
+        self._tasks = Tasks(self._http)
+        self._episodes = Episodes(self._http, self._sockets)
+        self._kept = Kept(self._episodes)
+        self._holding = Holding(self._episodes, peers=peers, rebind=rebind, find=find)
+        self._opened: OrderedDict[str, None] = OrderedDict()
+        """Leases whose opening was tried here: what they left behind is known."""
+
+    # -- workers --------------------------------------------------------------------------------------------------
+
+    async def ready(self, worker: Worker, environment: Environment) -> int:
+        """Return when a socket gets a reply; with ``pool.learns_slots`` the sessions that the server holds at once."""
+        return await self._trials.ready(worker, environment)
+
+    async def alive(self, worker: Worker, environment: Environment) -> None:
+        """Return if the server answers; no socket is opened, which would take a place.
+
+        One that works on a request from here is not asked: its environment may block whatever else it is to answer.
+        """
+        if self._holding.is_busy(worker.id):
+            return
+        await self._trials.alive(worker, environment)
+
+    async def tools(self, worker: Worker, environment: Environment) -> bytes:
+        """The image's own tools; for a Gym image the tool ``step``, whose input is its action."""
+        return (await self._forms.of(Place(worker.id, worker.address), environment.digest())).listing
+
+    async def registered(self, worker: Worker, environment: Environment) -> Registered:
+        """None: OpenEnv has no ids of tasks."""
+        return Registered()
+
+    async def splits(self, worker: Worker, environment: Environment) -> list[Split]:
+        """The splits of the image's Task API, else one of seeds."""
+        return await self._tasks.splits(Place(worker.id, worker.address), environment)
+
+    async def count(self, worker: Worker, environment: Environment, split: str) -> int:
+        """How many tasks a split has. Raises ``UnknownSplit``."""
+        return await self._tasks.count(Place(worker.id, worker.address), environment, split)
+
+    async def tasks(
+        self, worker: Worker, environment: Environment, split: str, start: int, stop: int
+    ) -> list[TaskSpec]:
+        """Tasks of a split. Raises ``UnknownSplit``."""
+        return await self._tasks.range(Place(worker.id, worker.address), environment, split, start, stop)
+
+    async def about(self, worker: Worker, environment: Environment) -> Mapping[str, Any]:
+        """The image's schemas and metadata, as it answers them."""
+        at = Place(worker.id, worker.address)
+        found = {}
+        for what in ("schema", "metadata"):
+            status, answer = await self._http.get(at, f"/{what}")
+            if status == 200 and isinstance(answer, Mapping):
+                found[what] = answer
+        return found
+
+    async def sessions(self, worker: Worker, environment: Environment) -> list[WorkerSession] | None:
+        """None: servers do not list their sessions."""
+        return None
+
+    # -- open and close -------------------------------------------------------------------------------------------
+
+    async def open(self, session: Session, environment: Environment, setup: Setup) -> str:
+        """Begin an episode; see ``Upstream.open``. From then on this replica holds its socket."""
+        data = reset_data(environment, setup)
+        remember(self._opened, session.lease, None, OPENED_MAX)
+        kept = await self._kept.take(session, environment)
+        if kept is not None:
+            held = await self._episodes.begin_again(kept, session, environment, data)
+        else:
+            held = await self._episodes.begin(session, environment, data)
+        self._holding.add(held)
+        return Handle(sid=held.sid, holder=self._holding.me, first=held.first).written()
+
+    async def close(self, session: Session, environment: Environment, *, keeps: bool = False) -> Summary | None:
+        """End the episode, here or in the replica that holds it; see ``Upstream.close``.
+
+        A server's session is reset for the next episode, as its own clients would do: to make one may take long.
+        """
+        within_s = environment.timeouts.close_s
+        await self._kept.drop(session, within_s)
+        held, handle = self._holding.pop(session)
+        was_opened_here = self._opened.pop(session.lease, False) is None
+        try:
+            if held is not None:
+                if keeps and await self._kept.put(held):
+                    return held.summary
+                return await self._episodes.close(held, within_s)
+            if await self._episodes.undone(session.lease, within_s):
+                return None
+            if handle:
+                return await self._close_elsewhere(session, environment, read_handle(handle))
+            if session.reason is CloseReason.OPEN_FAILED and not was_opened_here:
+                await self._refuse_unknown_rest(session)
+            return None
+        finally:
+            self.forget(session)
+
+    async def _close_elsewhere(self, session: Session, environment: Environment, handle: Handle) -> Summary | None:
+        within_s = environment.timeouts.close_s
+        answer = None
+        try:
+            answer = await self._holding.ask_holder(handle, "close", session, b"", within_s=within_s)
+        except UpstreamGone:
+            if not handle.sid:
+                raise
+        if answer is not None:
+            return read_summary(answer)
+        if handle.sid:
+            await self._episodes.end(Place(session.worker, session.address), handle.sid, within_s)
+        return None
+
+    async def _refuse_unknown_rest(self, session: Session) -> None:
+        """A replica that died while it opened a session may have left one in the server that nobody knows the id of.
+
+        Raises:
+            UpstreamError: that may be so.
+        """
+        if await self._episodes.outlives_sockets(Place(session.worker, session.address)):
+            raise UpstreamError("another replica did not finish its opening: it may have left a session in the worker")
+
+    # -- act ------------------------------------------------------------------------------------------------------
+
+    async def act(
+        self, session: Session, environment: Environment, action: Action, *, key: str | None = None
+    ) -> StepResult:
+        """Run *action* as a step; see ``Upstream.act``."""
+        with _keyed(key):
+            return await super().act(session, environment, action, key=key)
+
+    async def forward(
+        self, session: Session, environment: Environment, operation: str, *, body: bytes, headers: Headers
+    ) -> Exchange:
+        """Answer an ORS operation; see ``Upstream.forward``."""
+        key = next((value.decode("latin-1") for name, value in headers if name == b"idempotency-key"), None)
+        with _keyed(key or None):
+            return await super().forward(session, environment, operation, body=body, headers=headers)
+
+    async def step(self, session: Session, environment: Environment, action: Action) -> StepResult:
+        """Run *action* in the replica that holds the session. Raises as ``Upstream.act``."""
+
+        async def here(held: Held) -> StepResult:
+            return await self._stepped(held, action)
+
+        def message() -> bytes:
+            return write_action(action, _KEY.get())
+
+        return await self._holding.wherever(session, environment, "act", message, here, read_result)
+
+    async def _stepped(self, held: Held, action: Action) -> StepResult:
+        try:
+            form = await self._forms.of(held.at, held.digest)
+        except (UpstreamGone, UpstreamTimeout) as error:  # of a question: nothing of the action was sent
+            raise UpstreamGone(error.detail, sent=False) from error
+        frame = step_frame(action, held.environment, form)
+        if isinstance(frame, StepResult):
+            return frame
+        return await _read(step_result, await self._episodes.ask(held, frame))
+
+    async def relay(self, session: Session, environment: Environment, message: bytes) -> bytes:
+        """Pass a frame on and return the one that replies to it; see ``Upstream.relay``."""
+        if message and kind_of(message, parsed_max=len(message)) not in _RELAYED:
+            raise InvalidRequest("only step, state and mcp are passed on: the gateway itself begins and ends episodes")
+        if not message and self._holding.get(session) is None and (first := read_handle(session.handle).first):
+            return first
+
+        async def here(held: Held) -> bytes:
+            return await self._relayed(held, message)
+
+        return await self._holding.wherever(session, environment, "relay", lambda: message, here, bytes)
+
+    async def _relayed(self, held: Held, message: bytes) -> bytes:
+        if message:
+            return await self._episodes.ask(held, message)
+        if not held.first:
+            raise UpstreamError("the first observation is not kept any more: it was too large")
+        return held.first
+
+    async def prompt(self, session: Session, environment: Environment) -> list[Block]:
+        """The first observation."""
+        return await _read(first_blocks, await self.relay(session, environment, b""))
+
+    async def steps(self, session: Session, environment: Environment) -> int | None:
+        """The steps that the session's holder has seen; None if nobody knows the session."""
+
+        async def here(held: Held) -> int:
+            return held.steps
+
+        try:
+            return await self._holding.wherever(
+                session, environment, "steps", bytes, here, lambda answer: int(parse(answer))
+            )
+        except SessionNotFound:
+            return None
+
+    # -- replicas -------------------------------------------------------------------------------------------------
+
+    async def serve(self, operation: str, session_id: str, lease: str, message: bytes, within_s: float) -> bytes:
+        """Do for another replica what it asks of a session that is held here; the other side of ``Peers.ask``.
+
+        Who calls this ends it after *within_s*, by a cancellation: what was sent to the server is played to its end.
+
+        Raises:
+            SessionNotFound: it is not held here; nothing ran.
+        """
+        held = await self._holding.here(session_id, lease)
+        if operation == "relay":
+            return await self._relayed(held, message)
+        if operation == "act":
+            action, key = read_action(message)
+            return write_result(await self.act(held.session, held.environment, action, key=key))
+        if operation == "steps":
+            return compact(held.steps)
+        if operation == "close":
+            return write_summary(await self.close(held.session, held.environment))
+        raise InvalidRequest(f"replicas do not ask for {operation[:40]!r}")
+
+    async def aclose(self) -> None:
+        """Let go of all sockets; sessions that outlive them go on, for other replicas."""
+        await self.calls.aclose()
+        await self._holding.aclose()
+        await self._kept.aclose()
+        await self._episodes.aclose()
+
+
+async def _read(read: Callable[[bytes], T], reply: bytes) -> T:
+    return await asyncio.to_thread(read, reply) if len(reply) > THREAD_BYTES else read(reply)
+
+
+@contextmanager
+def _keyed(key: str | None) -> Iterator[None]:
+    token = _KEY.set(key)
+    try:
+        yield
+    finally:
+        _KEY.reset(token)

@@ -1,0 +1,1 @@
+"""ORS towards workers: our own images, and standard servers."""

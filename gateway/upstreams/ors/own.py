@@ -1,0 +1,351 @@
+"""ORS towards workers: our own images, which add a token, a summary and a session list to the standard.
+
+Differences from a plain ORS client: the session's id is the gateway's own (trainers of different keys may choose the
+same name), every request carries the worker's token, and a request is sent once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from gateway.core.errors import (
+    CallConflict,
+    InvalidRequest,
+    SessionNotFound,
+    UnknownSplit,
+    UpstreamError,
+    UpstreamGone,
+    UpstreamTimeout,
+)
+from gateway.core.model import (
+    Action,
+    Block,
+    Environment,
+    Registered,
+    Session,
+    SessionId,
+    Setup,
+    Split,
+    StepResult,
+    Summary,
+    TaskSpec,
+    Worker,
+    WorkerId,
+    WorkerSession,
+)
+from gateway.core.ports import Exchange, Headers, Request, Transport
+from gateway.upstreams.ors.steps import read_blocks, read_result, written
+
+SILENCE_S: Final = 45.0
+"""Workers write a comment every 10 s into an open stream, so this much silence is a worker that hangs."""
+ANSWER_S: Final = 10.0
+"""For requests that a worker answers from memory."""
+MAX_ANSWER_BYTES: Final = 128 * 2**20
+"""OpenEnv's clients take observations of 100 MiB."""
+READY_PAUSE_S: Final = 0.02
+STARTING_PAUSE_S: Final = 0.5
+"""Before a worker is asked again that answered that a session's setup still runs; it holds a request 25 s itself."""
+_JSON: Final = ((b"content-type", b"application/json"), (b"accept", b"application/json"))
+
+UNKNOWN_SESSION: Final = b"Active environment not found"
+"""How a worker says that it does not know a session."""
+_PASSED_ON: Final = frozenset((b"content-type", b"accept", b"idempotency-key", b"x-request-id", b"user-agent"))
+"""Headers of a trainer's request that a worker may see; never keys, cookies or addresses."""
+
+
+class OrsUpstream:
+    """Speaks ORS to workers over *transport*; *secret* is what their tokens are derived from."""
+
+    def __init__(self, transport: Transport, *, secret: bytes) -> None:
+        self._transport = transport
+        self._secret = secret
+        self._tokens: dict[WorkerId, bytes] = {}
+
+    def token(self, worker: WorkerId) -> bytes:
+        """The worker's token: HMAC-SHA256 of its id, so that a restarted gateway can compute it again."""
+        known = self._tokens.get(worker)
+        if known is None:
+            known = hmac.new(self._secret, worker.encode(), hashlib.sha256).hexdigest().encode()
+            if len(self._tokens) > 10_000:
+                self._tokens.clear()
+            self._tokens[worker] = known
+        return known
+
+    async def ready(self, worker: Worker, environment: Environment) -> int:
+        """Return when the worker answers, is claimed by us, and serves the environment."""
+        while True:
+            try:
+                status, names = await self._json(worker.id, worker.address, b"GET", b"/list_environments")
+            except (UpstreamGone, UpstreamTimeout):
+                await asyncio.sleep(READY_PAUSE_S)
+                continue
+            if status == 401:
+                raise UpstreamError(
+                    f"worker {worker.id} was claimed with another token (was the gateway's secret replaced?)"
+                )
+            if status != 200:
+                raise UpstreamError(f"worker {worker.id} answered {status} to /list_environments")
+            if not isinstance(names, list) or environment.worker_name not in names:
+                raise UpstreamError(f"worker {worker.id} serves {names!r}, not {environment.worker_name!r}")
+            return 0
+
+    async def alive(self, worker: Worker, environment: Environment) -> None:
+        """Return if the worker answers."""
+        await self.ready(worker, environment)
+
+    async def tools(self, worker: Worker, environment: Environment) -> bytes:
+        """The environment's tool list, as the worker writes it."""
+        exchange = await self._send(worker.id, worker.address, b"GET", _path(environment, "tools"))
+        try:
+            body = await exchange.read(MAX_ANSWER_BYTES)
+        finally:
+            await exchange.aclose()
+        if exchange.status != 200:
+            raise UpstreamError(f"the worker answered {exchange.status} to /tools")
+        return body
+
+    async def registered(self, worker: Worker, environment: Environment) -> Registered:
+        """The tasks that the worker knows by itself; none if it is a standard server."""
+        target = _path(environment, "registered")
+        status, answer = await self._json(worker.id, worker.address, b"GET", target)
+        if status == 404:
+            return Registered()
+        if status != 200 or not isinstance(answer, Mapping):
+            raise UpstreamError(f"the worker answered {status} to /registered: {_detail(answer)}")
+        tasks = [entry for entry in answer.get("tasks", ()) if isinstance(entry, Mapping)]
+        modules = [entry for entry in answer.get("modules", ()) if isinstance(entry, Mapping)]
+        return Registered(
+            tasks={str(entry.get("id")): entry for entry in tasks},
+            failed={str(entry.get("module")): str(entry["error"]) for entry in modules if entry.get("error")},
+        )
+
+    async def splits(self, worker: Worker, environment: Environment) -> list[Split]:
+        """None: the tasks of our own images are the gateway's."""
+        return []
+
+    async def count(self, worker: Worker, environment: Environment, split: str) -> int:
+        """Raises ``UnknownSplit``."""
+        raise UnknownSplit("Invalid split")
+
+    async def tasks(
+        self, worker: Worker, environment: Environment, split: str, start: int, stop: int
+    ) -> list[TaskSpec]:
+        """Raises ``UnknownSplit``."""
+        raise UnknownSplit("Invalid split")
+
+    async def about(self, worker: Worker, environment: Environment) -> Mapping[str, Any]:
+        """Nothing beyond its tools."""
+        return {}
+
+    async def open(self, session: Session, environment: Environment, setup: Setup) -> str:
+        """Open the session in its worker, under the id that it has here."""
+        wish: dict[str, Any] = {"env_name": environment.worker_name, "task_spec": setup.spec}
+        if setup.seed is not None:
+            wish["seed"] = setup.seed
+        if setup.config is not None:
+            wish["config"] = setup.config
+        headers = [*_session(session), (b"content-type", b"application/json")]
+        if setup.secrets:
+            headers.append((b"x-secrets", _encode_secrets(setup.secrets)))
+        # Escaped: a trainer's text may hold what UTF-8 can't (a lone surrogate), and JSON can.
+        body = json.dumps(wish, separators=(",", ":")).encode()
+        status, answer = await self._json(
+            session.worker,
+            session.address,
+            b"POST",
+            b"/create",
+            headers,
+            body,
+            silence_s=environment.timeouts.setup_s,
+        )
+        if status == 200:
+            return ""
+        detail = _detail(answer)
+        if 400 <= status < 500 and status not in (401, 429):
+            raise InvalidRequest(detail)
+        raise UpstreamError(detail)
+
+    async def close(self, session: Session, environment: Environment, *, keeps: bool = False) -> Summary | None:
+        """Close the session in its worker, waiting for its teardown."""
+        status, answer = await self._json(
+            session.worker,
+            session.address,
+            b"POST",
+            b"/delete",
+            _session(session),
+            silence_s=environment.timeouts.close_s,
+        )
+        if status != 200:
+            raise UpstreamError(f"the worker answered {status} to /delete: {_detail(answer)}")
+        return _summary(answer.get("summary")) if isinstance(answer, Mapping) else None
+
+    async def sessions(self, worker: Worker, environment: Environment) -> list[WorkerSession] | None:  # the seam's form
+        """The worker's own list of sessions; None if it is a standard server, which has none."""
+        status, answer = await self._json(worker.id, worker.address, b"GET", b"/sessions")
+        if status == 404:
+            return None
+        if status != 200 or not isinstance(answer, Mapping):
+            raise UpstreamError(f"the worker answered {status} to /sessions")
+        return [
+            WorkerSession(
+                id=SessionId(str(entry["sid"])),
+                busy=bool(entry["busy"]),
+                steps=int(entry["steps"]),
+                idle_s=float(entry["idle_s"]),
+            )
+            for entry in answer.get("sessions", ())
+        ]
+
+    async def steps(self, session: Session, environment: Environment) -> int | None:
+        """How many steps the session has seen, as the worker's list says."""
+        worker = Worker(id=session.worker, environment=session.environment, digest="", slots=1, address=session.address)
+        listed = await self.sessions(worker, environment)
+        return next((one.steps for one in listed or () if one.id == session.id), None)
+
+    async def prompt(self, session: Session, environment: Environment) -> list[Block]:
+        """What the agent is told first, when the task's setup is done."""
+        status, _, body = await self._settled(session, environment, b"GET", "prompt")
+        if status != 200:
+            raise UpstreamError(_detail(_parsed(body, "prompt")))
+        return read_blocks(_parsed(body, "prompt"))
+
+    async def act(
+        self, session: Session, environment: Environment, action: Action, *, key: str | None = None
+    ) -> StepResult:
+        """Run an action, once."""
+        headers = [*_JSON, *([(b"idempotency-key", key.encode("latin-1", "replace"))] if key else [])]
+        status, kind, body = await self._settled(session, environment, b"POST", "call", headers, written(action))
+        if status == 200:
+            return read_result(body, kind)
+        detail = _detail(_parsed(body, "call"))
+        if status == 410:  # deleted while the call waited for its turn
+            raise SessionNotFound(detail)
+        if status == 409:
+            raise CallConflict(detail)
+        if status in (400, 404, 422, 429):
+            raise InvalidRequest(detail)
+        raise UpstreamError(detail)
+
+    async def _settled(
+        self,
+        session: Session,
+        environment: Environment,
+        method: bytes,
+        operation: str,
+        headers: Headers = (),
+        body: bytes = b"",
+    ) -> tuple[int, bytes, bytes]:
+        """Send a request until the worker no longer says that the session's setup runs (then nothing else did).
+
+        Returns status, content type and body. Raises ``SessionNotFound`` if the worker does not know the session.
+        """
+        while True:
+            exchange = await self._send(
+                session.worker,
+                session.address,
+                method,
+                _path(environment, operation),
+                [*_session(session), *headers],
+                body,
+                silence_s=environment.timeouts.call_s,  # an answer in JSON comes in one piece, with nothing before it
+            )
+            try:
+                answer = await exchange.read(MAX_ANSWER_BYTES)
+            finally:
+                await exchange.aclose()
+            known = dict(exchange.headers)
+            if exchange.status == 404 and UNKNOWN_SESSION in answer:
+                raise SessionNotFound(session.name)
+            if exchange.status != 503 or known.get(b"x-backend-state") != b"starting":
+                return exchange.status, known.get(b"content-type", b""), answer
+            await asyncio.sleep(STARTING_PAUSE_S)
+
+    async def forward(
+        self, session: Session, environment: Environment, operation: str, *, body: bytes, headers: Headers
+    ) -> Exchange:
+        """Pass an operation on, bytes for bytes."""
+        method = b"POST" if operation in ("call", "score_group") else b"GET"
+        passed = [*_session(session), *((name, value) for name, value in headers if name in _PASSED_ON)]
+        return await self._send(
+            session.worker, session.address, method, _path(environment, operation), passed, body, silence_s=SILENCE_S
+        )
+
+    async def relay(self, session: Session, environment: Environment, message: bytes) -> bytes:
+        """ORS is passed on by `forward`."""
+        raise NotImplementedError
+
+    async def _send(
+        self,
+        worker: WorkerId,
+        address: str,
+        method: bytes,
+        target: bytes,
+        headers: Headers = (),
+        body: bytes = b"",
+        *,
+        silence_s: float = ANSWER_S,
+    ) -> Exchange:
+        request = Request(method, target, [(b"x-worker-token", self.token(worker)), *headers], body)
+        return await self._transport.send(worker, address, request, silence_s=silence_s)
+
+    async def _json(
+        self,
+        worker: WorkerId,
+        address: str,
+        method: bytes,
+        target: bytes,
+        headers: Headers = (),
+        body: bytes = b"",
+        *,
+        silence_s: float = ANSWER_S,
+    ) -> tuple[int, Any]:
+        exchange = await self._send(worker, address, method, target, headers, body, silence_s=silence_s)
+        try:
+            text = await exchange.read(MAX_ANSWER_BYTES)
+        finally:
+            await exchange.aclose()
+        return exchange.status, _parsed(text, target.decode())
+
+
+def _parsed(text: bytes, what: str) -> Any:
+    try:
+        return json.loads(text) if text else None
+    except (ValueError, RecursionError) as error:
+        raise UpstreamError(f"the worker's answer to {what} is not JSON") from error
+
+
+def _path(environment: Environment, operation: str) -> bytes:
+    return f"/{environment.worker_name}/{operation}".encode()
+
+
+def _session(session: Session) -> list[tuple[bytes, bytes]]:
+    return [(b"x-session-id", session.id.encode())]
+
+
+def _encode_secrets(secrets: Mapping[str, str]) -> bytes:
+    wrapped = {name: {"value": value} for name, value in secrets.items()}
+    return base64.b64encode(json.dumps(wrapped, separators=(",", ":")).encode())
+
+
+def _detail(answer: object) -> str:
+    detail = answer.get("detail") if isinstance(answer, Mapping) else None
+    if isinstance(detail, list):  # what is wrong with a body: entries of pydantic's form
+        return "; ".join(str(entry.get("msg")) for entry in detail if isinstance(entry, Mapping))
+    return detail if isinstance(detail, str) else "the worker gave no reason"
+
+
+def _summary(value: object) -> Summary | None:
+    if not isinstance(value, Mapping):
+        return None
+    return Summary(
+        reward=float(value["reward"]),
+        finished=bool(value["finished"]),
+        steps=int(value["steps"]),
+        seconds=float(value["seconds"]),
+    )

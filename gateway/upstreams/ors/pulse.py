@@ -1,0 +1,106 @@
+"""Signs of life for sessions in servers that end those that they did not hear of for a while, running calls included.
+
+A standard ORS server ends a session 15 minutes after the last request that named it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from gateway.core.errors import GatewayError
+from gateway.core.model import Session, SessionId
+
+logger = logging.getLogger(__name__)
+
+AT_ONCE = 16
+"""Pings that are under way at a time."""
+
+
+@dataclass(slots=True)
+class _Beat:
+    session: Session
+    keep_s: float
+    used_at: float
+    """When a trainer was last heard of."""
+    told_at: float
+    """When the server was."""
+
+
+class Pulse:
+    """Pings the sessions that this replica serves."""
+
+    def __init__(
+        self,
+        *,
+        ping: Callable[[Session], Awaitable[bool]],
+        is_busy: Callable[[Session], bool],
+        every_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Keep sessions alive.
+
+        Args:
+            ping: False if the server does not know the session.
+            every_s: How long a server is left without a word of a session.
+        """
+        self._ping = ping
+        self._is_busy = is_busy
+        self._every_s = every_s
+        self._clock = clock
+        self._beats: OrderedDict[tuple[SessionId, str], _Beat] = OrderedDict()
+        self._task: asyncio.Task[None] | None = None
+
+    def note(self, session: Session, *, keep_s: float) -> None:
+        """A request names *session* now; it is kept alive for *keep_s* more, and while a call runs in it."""
+        now = self._clock()
+        self._beats[session.id, session.lease] = _Beat(session, keep_s, now, now)
+        if self._task is None or self._task.done():
+            self._task = asyncio.ensure_future(self._run())
+
+    def forget(self, session: Session) -> None:
+        """It is over."""
+        self._beats.pop((session.id, session.lease), None)
+
+    async def aclose(self) -> None:
+        """Stop."""
+        self._beats.clear()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while self._beats:
+            await asyncio.sleep(self._every_s / 8)
+            due = self._due()
+            for at in range(0, len(due), AT_ONCE):
+                await asyncio.gather(*map(self._beat, due[at : at + AT_ONCE]))
+
+    def _due(self) -> list[_Beat]:
+        now = self._clock()
+        due = []
+        for place, beat in list(self._beats.items()):
+            if self._is_busy(beat.session):
+                beat.used_at = now
+            if now - beat.used_at > beat.keep_s:
+                del self._beats[place]  # the gateway ends it too, if it has not yet
+            elif now - beat.told_at >= self._every_s:
+                due.append(beat)
+        return due
+
+    async def _beat(self, beat: _Beat) -> None:
+        beat.told_at = self._clock()
+        try:
+            is_known = await self._ping(beat.session)
+        except GatewayError as error:
+            logger.info("session_not_pinged session=%s error=%s", beat.session.id, error)
+            return
+        except Exception:  # protects the other sessions' pings
+            logger.exception("ping_failed")
+            return
+        if not is_known and not self._is_busy(beat.session):
+            self.forget(beat.session)

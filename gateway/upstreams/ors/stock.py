@@ -1,0 +1,366 @@
+"""Standard ORS servers as workers: images of ``ors-sdk``, of ``openreward``, and whatever else keeps to the standard.
+
+Differences from a plain client: the session's id is the gateway's own; a call is sent once, and after that only its
+outcome is asked for, by its task id; a session whose setup runs is waited for; what the two packages do differently is
+found out from each server's own description.
+
+A standard server knows no seeds. One that a trainer gives is dropped: the task is complete without it, so that the same
+task is the same episode for everybody. Other configuration of an episode is refused, since it would be lost silently.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar, Final
+
+from gateway.core.errors import (
+    UnknownSplit,
+    UpstreamError,
+    UpstreamGone,
+    UpstreamTimeout,
+    WorkerFull,
+)
+from gateway.core.model import (
+    Action,
+    Block,
+    Environment,
+    Registered,
+    Session,
+    SessionId,
+    Setup,
+    Split,
+    StepResult,
+    Summary,
+    TaskSpec,
+    Worker,
+    WorkerSession,
+)
+from gateway.core.ports import Exchange, Headers, Transport
+from gateway.upstreams.calling import answers, sse
+from gateway.upstreams.calling.bodies import read_object
+from gateway.upstreams.calling.calls import Calls
+from gateway.upstreams.calling.spelling import Tool, tool_call
+from gateway.upstreams.calling.translated import Frames, Translated, Whole, header, not_offered, told
+from gateway.upstreams.ors.flavours import Flavours, path
+from gateway.upstreams.ors.link import STARTING_PAUSE_S, Answer, Link, Refused, of, refusal
+from gateway.upstreams.ors.pulse import Pulse
+from gateway.upstreams.ors.steps import TOOL_FAILED, read_blocks, read_result
+from gateway.upstreams.ors.streams import outcome
+from gateway.upstreams.ors.words import reason_of, refuse_config, split_of, tool_list, wish_of
+
+READY_PAUSE_S: Final = 0.1
+READY_ANSWER_S: Final = 5.0
+"""While it starts, a server may take a connection and not answer."""
+BUSY_ANSWER_S: Final = 2.0
+"""For a sign of life of a server in which a call runs: a blocking tool may hold its only thread."""
+PING_S: Final = 240.0
+"""A server ends a session that it did not hear of for 900 s, running calls included."""
+SETTLE_S: Final = 5.0
+"""How long a call may outlive the end of its session before its slot is no longer trusted."""
+JUDGE_GRACE_S: Final = 2.0
+"""Only the server knows whether a group can be judged: its refusal should keep its status."""
+TOOLS_MAX: Final = 4096
+"""Sessions whose tools are remembered."""
+
+
+class StockOrsUpstream(Translated):
+    """Speaks standard ORS to workers over *transport*."""
+
+    raises_by_event: ClassVar[bool] = True
+
+    def __init__(self, transport: Transport, *, ping_s: float = PING_S) -> None:
+        super().__init__()
+        self._link = Link(transport)
+        self._flavours = Flavours(self._link)
+        self._scores: Calls[sse.Event] = Calls()
+        self._tools: OrderedDict[tuple[SessionId, str], Mapping[str, Any]] = OrderedDict()
+        self._pulse = Pulse(ping=self._ping, is_busy=self._is_busy, every_s=ping_s)
+
+    async def aclose(self) -> None:
+        """Break off what runs; sessions stay as they are in their servers."""
+        await self._pulse.aclose()
+        await self.calls.aclose()
+        await self._scores.aclose()
+
+    # -- workers --------------------------------------------------------------------------------------------------
+
+    async def ready(self, worker: Worker, environment: Environment) -> int:
+        """Return when the server answers, and serves the environment. Its capacity is not in the protocol: 0."""
+        self._flavours.forget(worker.id, worker.address)
+        while True:
+            with contextlib.suppress(UpstreamGone, UpstreamTimeout):
+                if await self._is_ready(worker, environment):
+                    return 0
+            await asyncio.sleep(READY_PAUSE_S)
+
+    async def _is_ready(self, worker: Worker, environment: Environment) -> bool:
+        place = worker.id, worker.address
+        if target := environment.server.ready:
+            answer = await self._link.ask(*place, target.encode(), silence_s=READY_ANSWER_S)
+            if answer.status != 200:
+                return False
+        answer = await self._link.ask(*place, b"/health", silence_s=READY_ANSWER_S)
+        if answer.status not in (200, 404, 405):  # the standard asks for none
+            return False
+        (await self._flavours.of(*place)).named(environment)
+        return True
+
+    async def alive(self, worker: Worker, environment: Environment) -> None:
+        """Return if the server answers; one in which a call runs that blocks it is alive too."""
+        is_busy = bool(self.calls.busy(worker.id))
+        silence_s = BUSY_ANSWER_S if is_busy else READY_ANSWER_S
+        try:
+            answer = await self._link.ask(worker.id, worker.address, b"/list_environments", silence_s=silence_s)
+        except UpstreamTimeout:
+            if is_busy:
+                return
+            raise
+        if answer.status != 200:
+            raise UpstreamError(f"worker {worker.id} answered {answer.status} to /list_environments")
+
+    async def tools(self, worker: Worker, environment: Environment) -> bytes:
+        """The environment's tool list, with every key that the standard has."""
+        answer = await self._ask(worker, environment, "tools")
+        return answers.dump(tool_list(answer.parsed("/tools")))
+
+    async def registered(self, worker: Worker, environment: Environment) -> Registered:
+        """None: tasks stand in splits."""
+        return Registered()
+
+    async def splits(self, worker: Worker, environment: Environment) -> list[Split]:
+        """The splits that the server lists."""
+        listed = (await self._ask(worker, environment, "splits")).parsed("/splits")
+        if not isinstance(listed, list):
+            raise UpstreamError("the worker's splits are no list")
+        return [split_of(entry) for entry in listed]
+
+    async def count(self, worker: Worker, environment: Environment, split: str) -> int:
+        """How many tasks a split has."""
+        answer = (await self._ask(worker, environment, "num_tasks", {"split": split})).parsed("/num_tasks")
+        count = answer.get("num_tasks") if isinstance(answer, Mapping) else None
+        if not isinstance(count, int) or isinstance(count, bool):
+            raise UpstreamError("the worker's number of tasks is no integer")
+        return count
+
+    async def tasks(
+        self, worker: Worker, environment: Environment, split: str, start: int, stop: int
+    ) -> list[TaskSpec]:
+        """Tasks of a split by their places: a server may have too many of them to list them all."""
+        wish = {"split": split, "start": start, "stop": stop}
+        answer = (await self._ask(worker, environment, "task_range", wish)).parsed("/task_range")
+        tasks = answer.get("tasks") if isinstance(answer, Mapping) else None
+        if not isinstance(tasks, list) or not all(isinstance(task, dict) for task in tasks):
+            raise UpstreamError("the worker's tasks are no list of objects")
+        return tasks
+
+    async def about(self, worker: Worker, environment: Environment) -> Mapping[str, Any]:
+        """Nothing beyond its tools."""
+        return {}
+
+    async def sessions(self, worker: Worker, environment: Environment) -> list[WorkerSession] | None:
+        """Those in which a call runs that this replica began, also of a trainer that hung up. There is no list."""
+        return [
+            WorkerSession(id=one.id, busy=True, steps=self.tallies.steps(one), idle_s=0.0)
+            for one in self.calls.busy(worker.id)
+        ]
+
+    async def _ask(
+        self, worker: Worker, environment: Environment, operation: str, wish: Mapping[str, Any] | None = None
+    ) -> Answer:
+        name = (await self._flavours.of(worker.id, worker.address)).named(environment)
+        answer = await self._link.ask(worker.id, worker.address, path(name, operation), body=wish)
+        if answer.status == 400 and wish is not None and "split" in wish:
+            raise UnknownSplit(answer.detail)
+        if answer.status != 200:
+            raise UpstreamError(f"/{operation}: {answer.detail}")
+        return answer
+
+    # -- sessions -------------------------------------------------------------------------------------------------
+
+    async def open(self, session: Session, environment: Environment, setup: Setup) -> str:
+        """Open the session under the id that it has here; its handle is the environment's name in the server."""
+        refuse_config(setup)
+        flavour = await self._flavours.of(session.worker, session.address)
+        name = flavour.named(environment)
+        wish, headers = wish_of(setup, name, flavour)
+        answer = await self._create(session, environment, wish, headers)
+        if answer.status == 400 and answer.detail == "Session already exists":
+            # It is of an earlier episode of this name, which nobody holds any more; the server began nothing.
+            await self._delete(session, environment)
+            answer = await self._create(session, environment, wish, headers)
+        if answer.status == 200:
+            self.tallies.begin(session)
+            self._note(session, environment)
+            return name
+        if answer.status in (404, 422):
+            self._flavours.forget(session.worker, session.address)  # it may be another server by now
+        if answer.status == 429:
+            raise WorkerFull(answer.detail)
+        raise refusal(answer)
+
+    async def _create(
+        self, session: Session, environment: Environment, wish: Mapping[str, Any], headers: Headers
+    ) -> Answer:
+        while True:
+            answer = await self._link.ask(
+                session.worker,
+                session.address,
+                b"/create",
+                body=wish,
+                headers=(*of(session), *headers),
+                silence_s=environment.timeouts.setup_s,
+            )
+            if not answer.is_starting:
+                return answer
+            await asyncio.sleep(STARTING_PAUSE_S)
+
+    async def close(self, session: Session, environment: Environment, *, keeps: bool = False) -> Summary | None:
+        """Close the session in its server, waiting for its teardown; what this replica saw of it.
+
+        A server does not end a call with its session. One that goes on for some seconds makes this an error.
+        """
+        self._pulse.forget(session)
+        try:
+            await self._delete(session, environment)
+            is_idle = await self.calls.settle(session, within_s=min(SETTLE_S, environment.timeouts.close_s / 2))
+        finally:
+            self._tools.pop((session.id, session.lease), None)
+            self._scores.forget(session)
+            summary = self.forget(session)
+        if not is_idle:
+            raise UpstreamError("the session was closed, but a call still runs in it")
+        return summary
+
+    async def _delete(self, session: Session, environment: Environment) -> None:
+        answer = await self._link.ask(
+            session.worker,
+            session.address,
+            b"/delete",
+            method=b"POST",
+            headers=of(session),
+            silence_s=environment.timeouts.close_s,
+        )
+        if answer.status != 200:
+            raise UpstreamError(f"the worker answered {answer.status} to /delete: {answer.detail}")
+
+    async def prompt(self, session: Session, environment: Environment) -> list[Block]:
+        """What the agent is told first, when the task's setup is done."""
+        return read_blocks((await self._told(session, environment, "prompt")).parsed("/prompt"))
+
+    async def task_tools(self, session: Session, environment: Environment) -> bytes:
+        """The session's tools, its task's own included."""
+        return answers.dump(await self._session_tools(session, environment))
+
+    async def messages(self, session: Session, environment: Environment) -> bytes:
+        """The conversation that the agent is told first; a server that has none has a prompt."""
+        flavour = await self._flavours.of(session.worker, session.address)
+        if not flavour.offers("messages"):
+            return await super().messages(session, environment)
+        return (await self._told(session, environment, "messages")).body
+
+    async def step(self, session: Session, environment: Environment, action: Action) -> StepResult:
+        """Run *action*; of a stream that breaks only the outcome is asked for again."""
+        name, arguments = await self._meant(session, environment, action)
+        wish = {"name": name, "input": arguments}
+        try:
+            end = await self._stream(session, environment, "call", wish)
+        except Refused as error:
+            raise refusal(error.answer) from error
+        if end.name == "error":
+            return StepResult(error=end.data, reason=TOOL_FAILED)
+        result = read_result(end.data.encode(), b"application/json")
+        if result.error is not None and result.reason == TOOL_FAILED:
+            return replace(result, reason=reason_of(result.error))
+        return result
+
+    async def score_group(
+        self, session: Session, environment: Environment, *, body: bytes, headers: Headers
+    ) -> Exchange:
+        """Judge a group of candidates, once, where the server offers it."""
+        flavour = await self._flavours.of(session.worker, session.address)
+        wish = read_object(body, header(headers, b"content-type"))
+        if not flavour.offers("score_group"):
+            return not_offered(environment)
+        if isinstance(task_id := wish.get("task_id"), str):
+            return await told(self._scores, session, self._scores.find(session, task_id), headers, _scored)
+
+        async def judge() -> sse.Event:
+            return await self._stream(session, environment, "score_group", wish)
+
+        call = self._scores.begin(session, wish, judge, within_s=environment.timeouts.call_s)
+        try:
+            return await told(self._scores, session, call, headers, _scored, grace_s=JUDGE_GRACE_S)
+        except Refused as error:
+            return Whole(error.answer.status, error.answer.body)
+
+    async def relay(self, session: Session, environment: Environment, message: bytes) -> bytes:
+        """ORS is passed on by `forward`."""
+        raise NotImplementedError
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    async def _stream(
+        self, session: Session, environment: Environment, operation: str, wish: Mapping[str, Any]
+    ) -> sse.Event:
+        self._note(session, environment)
+        target = path(await self._name(session, environment), operation)
+        return await outcome(self._link, session, environment, target, wish)
+
+    async def _told(self, session: Session, environment: Environment, operation: str) -> Answer:
+        self._note(session, environment)
+        target = path(await self._name(session, environment), operation)
+        answer = await self._link.settled(session, target, silence_s=environment.timeouts.call_s)
+        if answer.status != 200:
+            raise UpstreamError(answer.detail)
+        return answer
+
+    async def _meant(self, session: Session, environment: Environment, action: Action) -> tuple[str, dict[str, Any]]:
+        if action.name is not None:
+            return action.name, dict(action.arguments)
+        listed = await self._session_tools(session, environment)
+        terminal = listed["terminal_tool"]
+        if action.text is not None and isinstance(terminal, Mapping) and not environment.actions.default_tool:
+            # What a harness does with a text that calls no tool: it is the final message.
+            field = environment.actions.text_field or terminal.get("arg")
+            return str(terminal["name"]), {str(field): action.text} if field else {}
+        tools = [Tool(tool["name"], tool["input_schema"]) for tool in listed["tools"]]
+        return tool_call(action, environment, tools)
+
+    async def _session_tools(self, session: Session, environment: Environment) -> Mapping[str, Any]:
+        place = session.id, session.lease
+        known = self._tools.get(place)
+        if known is None:
+            answer = await self._told(session, environment, "task_tools")
+            known = self._tools[place] = tool_list(answer.parsed("/task_tools"))
+            if len(self._tools) > TOOLS_MAX:
+                self._tools.popitem(last=False)
+        return known
+
+    async def _name(self, session: Session, environment: Environment) -> str:
+        return session.handle or (await self._flavours.of(session.worker, session.address)).named(environment)
+
+    def _note(self, session: Session, environment: Environment) -> None:
+        self._pulse.note(session, keep_s=environment.timeouts.idle_s)
+
+    def _is_busy(self, session: Session) -> bool:
+        return bool(self.calls.running(session) or self._scores.running(session))
+
+    async def _ping(self, session: Session) -> bool:
+        place = session.worker, session.address
+        answer = await self._link.ask(*place, b"/ping", method=b"POST", headers=of(session))
+        return answer.status != 404
+
+
+def _scored(event: sse.Event) -> Frames:
+    if event.name == "error":
+        return sse.written(event), answers.refusal(event.data, TOOL_FAILED)
+    try:
+        payload = answers.dump(json.loads(event.data))
+    except (ValueError, RecursionError) as error:
+        raise UpstreamError("the worker's scores are not JSON") from error
+    return sse.result(payload), payload

@@ -1,0 +1,48 @@
+"""A lean environment server that speaks the Open Reward Standard: write a class, call ``serve``."""
+
+from . import openenv_names as _openenv_names
+from .content import (
+    Block,
+    GroupCandidate,
+    GroupScore,
+    ImageBlock,
+    Message,
+    Prompt,
+    ReasoningBlock,
+    Split,
+    StepResult,
+    TextBlock,
+    ToolCall,
+    ToolCallBlock,
+    ToolResultBlock,
+)
+from .environment import Environment
+from .errors import SessionFailed
+from .server import serve
+from .task import Task
+from .tools import tool
+from .version import VERSION as __version__
+
+_openenv_names.install()  # the one thing that happens at import: task modules import the name before they see a server
+
+__all__ = [
+    "Block",
+    "Environment",
+    "GroupCandidate",
+    "GroupScore",
+    "ImageBlock",
+    "Message",
+    "Prompt",
+    "ReasoningBlock",
+    "SessionFailed",
+    "Split",
+    "StepResult",
+    "Task",
+    "TextBlock",
+    "ToolCall",
+    "ToolCallBlock",
+    "ToolResultBlock",
+    "__version__",
+    "serve",
+    "tool",
+]

@@ -1,0 +1,228 @@
+"""Request bodies: parsed, checked against closed models, and refused in the reference servers' words."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from .content import (
+    GroupCandidate,
+    ImageBlock,
+    Message,
+    ReasoningBlock,
+    TextBlock,
+    ToolCallBlock,
+    ToolResultBlock,
+)
+from .errors import Refused
+from .messages import Request
+from .nodes import AnyValue, Bool, Choice, DictOf, Fault, Field, Int, ListOf, Loc, Node, Shape, Str, fault, optional
+
+NO_BODY = None
+"""An absent body and ``null`` are the same to a model."""
+_NOT_A_MODEL = ("model_attributes_type", "Input should be a valid dictionary or object to extract fields from")
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """A checked ``/create`` body; either *task_spec* or both *split* and *index* are set."""
+
+    env_name: str | None = None
+    task_spec: dict[str, Any] | None = None
+    split: str | None = None
+    index: int | None = None
+    secrets: dict[str, str] | None = None
+    toolset_name: str | None = None
+    seed: int | None = None
+    config: dict[str, Any] | None = None
+
+
+class Action(NamedTuple):
+    """What is to be done, in one of three spellings; or ``score``, a group to judge."""
+
+    spelling: Literal["name", "text", "action", "score"]
+    name: str
+    """Of the tool; empty in the other spellings."""
+    given: Any
+    """The tool's input, the text, the gym-style dict, or the candidates."""
+
+
+class CallBody(NamedTuple):
+    """A checked ``/call`` or ``/score_group`` body."""
+
+    action: Action
+    task_id: str | None
+
+
+def parse(request: Request) -> Any:
+    """Read the body's JSON; a body that is not called JSON is returned as text, which no model takes.
+
+    Raises:
+        Refused: 422 for malformed JSON, 400 for what cannot be read at all.
+    """
+    if not request.body:
+        return NO_BODY
+    if not _is_json(request.headers.get(b"content-type", b"")):
+        return request.body.decode(errors="replace")
+    try:
+        return json.loads(request.body)
+    except json.JSONDecodeError as error:
+        entry = fault("json_invalid", ("body", error.pos), "JSON decode error", {})
+        raise Refused(422, [{**entry, "ctx": {"error": error.msg}}]) from error
+    except (ValueError, RecursionError) as error:  # not UTF-8, a number without end, nested without end
+        raise Refused(400, "There was an error parsing the body") from error
+
+
+def split_of(value: Any) -> str:
+    """
+    Raises:
+        Refused: 422; as the others here.
+    """
+    split: str = _checked(_SPLIT, value)["split"]
+    return split
+
+
+def split_index_of(value: Any) -> tuple[str, int]:
+    body = _checked(_TASK, value)
+    return body["split"], body["index"]
+
+
+def split_range_of(value: Any) -> tuple[str, int | None, int | None]:
+    body = _checked(_TASK_RANGE, value)
+    return body["split"], body.get("start"), body.get("stop")
+
+
+def create_of(value: Any) -> Create:
+    body: Create = _checked(_CREATE, value)
+    return body
+
+
+def call_of(value: Any) -> CallBody:
+    is_spelled = isinstance(value, dict) and (value.get("text") is not None or value.get("action") is not None)
+    body: CallBody = _checked(_SPELLED_CALL if is_spelled else _CALL, value)
+    return body
+
+
+def score_of(value: Any) -> CallBody:
+    body = _checked(_SCORE_GROUP, value)
+    return CallBody(Action("score", "score_group", body["candidates"]), body.get("task_id"))
+
+
+def _checked(shape: Shape, value: Any) -> Any:
+    faults: list[Fault] = []
+    if value is NO_BODY:
+        raise Refused(422, [fault("missing", ("body",), "Field required", None)])
+    checked = shape.check(value, ("body",), faults)
+    if faults:
+        raise Refused(422, faults)
+    return checked
+
+
+def _is_json(content_type: bytes) -> bool:
+    kind = content_type.split(b";", 1)[0].strip().lower()
+    return kind == b"application/json" or (kind.startswith(b"application/") and kind.endswith(b"+json"))
+
+
+def _create(**given: Any) -> Create:
+    body = Create(**given)
+    has_reference = body.split is not None and body.index is not None
+    if (body.task_spec is not None) == has_reference:
+        raise ValueError("Provide either task_spec or both split and index, not both/neither")
+    if (body.split is None) != (body.index is None):
+        raise ValueError("split and index must both be provided together")
+    return body
+
+
+def _call(*, name: str, input: dict[str, Any], task_id: str | None = None, **_: None) -> CallBody:
+    return CallBody(Action("name", name, input), task_id)
+
+
+def _spelled_call(
+    *,
+    name: str | None = None,
+    input: Any = None,
+    text: str | None = None,
+    action: dict[str, Any] | None = None,
+    task_id: str | None = None,
+) -> CallBody:
+    if sum((name is not None or input is not None, text is not None, action is not None)) != 1:
+        raise ValueError("Provide exactly one of name with input, text, or action")
+    if text is not None:
+        return CallBody(Action("text", "", text), task_id)
+    return CallBody(Action("action", "", action), task_id)
+
+
+class _Tagged:
+    """An object whose ``type`` says which shape it has."""
+
+    def __init__(self, shapes: Mapping[str, Shape]) -> None:
+        self._shapes = shapes
+
+    def schema(self) -> dict[str, Any]:
+        return {"anyOf": [shape.schema() for shape in self._shapes.values()]}
+
+    def check(self, value: Any, loc: Loc, faults: list[Fault], *, lax: bool = True) -> Any:
+        tag = value.get("type") if isinstance(value, dict) else None
+        shape = self._shapes.get(tag) if isinstance(tag, str) else None
+        if shape is None:
+            text = f"Input should be an object whose 'type' is one of {', '.join(map(repr, self._shapes))}"
+            faults.append(fault("union_tag_invalid", loc, text, value))
+            return value
+        return shape.check({key: item for key, item in value.items() if key != "type"}, loc, faults, lax=lax)
+
+
+def _closed(*fields: Field, make: Any = dict) -> Shape:
+    return Shape(fields, make, closed=True, not_object=_NOT_A_MODEL)
+
+
+def _maybe(name: str, node: Node) -> Field:
+    return Field(name, optional(node), required=False)
+
+
+_OBJECT = DictOf(AnyValue())
+_SPLIT = _closed(Field("split", Str()))
+_TASK = _closed(Field("split", Str()), Field("index", Int()))
+_TASK_RANGE = _closed(Field("split", Str()), _maybe("start", Int()), _maybe("stop", Int()))
+_CREATE = _closed(
+    _maybe("env_name", Str()),
+    _maybe("task_spec", _OBJECT),
+    _maybe("split", Str()),
+    _maybe("index", Int()),
+    _maybe("secrets", DictOf(Str())),
+    _maybe("toolset_name", Str()),
+    _maybe("seed", Int()),
+    _maybe("config", _OBJECT),
+    make=_create,
+)
+_UNUSED = (_maybe("text", Str()), _maybe("action", _OBJECT))
+_CALL = _closed(Field("name", Str()), Field("input", _OBJECT), _maybe("task_id", Str()), *_UNUSED, make=_call)
+_SPELLED_CALL = _closed(
+    _maybe("name", Str()), _maybe("input", _OBJECT), _maybe("task_id", Str()), *_UNUSED, make=_spelled_call
+)
+_DETAIL = _maybe("detail", _OBJECT)
+_PLAIN_BLOCKS = {
+    "text": _closed(Field("text", Str()), _DETAIL, make=TextBlock),
+    "image": _closed(
+        Field("data", Str()),
+        Field("mimeType", Str()),
+        _DETAIL,
+        make=lambda *, data, mimeType, detail=None: ImageBlock(data, mimeType, detail),
+    ),
+}
+_BLOCKS = _PLAIN_BLOCKS | {
+    "reasoning": _closed(Field("text", Str()), _maybe("signature", Str()), _DETAIL, make=ReasoningBlock),
+    "tool_call": _closed(
+        Field("id", Str()), Field("name", Str()), Field("input", _OBJECT), _DETAIL, make=ToolCallBlock
+    ),
+    "tool_result": _closed(
+        Field("tool_call_id", Str()),
+        Field("blocks", ListOf(_Tagged(_PLAIN_BLOCKS))),
+        Field("is_error", Bool(), required=False),
+        _DETAIL,
+        make=ToolResultBlock,
+    ),
+}
+_ROLES = Choice([(role, role) for role in ("system", "user", "assistant")], "literal_error")
+_MESSAGE = _closed(Field("role", _ROLES), Field("blocks", ListOf(_Tagged(_BLOCKS))), _DETAIL, make=Message)
+_CANDIDATE = _closed(Field("messages", ListOf(_MESSAGE)), _maybe("metadata", _OBJECT), make=GroupCandidate)
+_SCORE_GROUP = _closed(Field("candidates", ListOf(_CANDIDATE)), _maybe("task_id", Str()))

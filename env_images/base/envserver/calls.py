@@ -1,0 +1,361 @@
+"""Calls: admitted once, run in turn, their outcomes kept.
+
+A call belongs to its session and outlives the request that brought it. It runs at most once: whoever asks again, by
+task id, by idempotency key or by repeating a call whose stream was cut, gets the outcome of the first run.
+"""
+
+import asyncio
+import inspect
+import logging
+import math
+import os
+from collections.abc import Callable
+from typing import Any
+
+from . import steps
+from .bodies import Action, CallBody
+from .content import ToolCall
+from .environment import Environment
+from .errors import InvalidInput, Refused, SessionFailed, describe
+from .jsontext import canonical
+from .outcomes import Outcome, Outcomes
+from .runner import Runner
+from .session import Call, Session, deleted
+from .tools import Mode, Tool
+
+logger = logging.getLogger("envserver")
+WAITING_MAX = 256
+"""Calls that may wait in one session."""
+CUT_MAX = 64
+"""Cut calls that a session remembers."""
+
+
+class Calls:
+    """The calls of a server. Used from the server's thread only."""
+
+    def __init__(self, *, runner: Runner, outcomes: Outcomes, clock: Callable[[], float]) -> None:
+        self._runner = runner
+        self._outcomes = outcomes
+        self._clock = clock
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # -- admission
+
+    def admit(self, session: Session, body: CallBody, *, key: str | None) -> Call | None:
+        """Find the call that *body* means, or begin it; None for an unknown task id.
+
+        A session that has failed tells what it knows, and begins nothing more.
+
+        Raises:
+            Refused: 409 for a key that stands for another body, 429 where too many calls wait, 500 where the session
+                has failed.
+        """
+        if body.task_id is not None:
+            found = self._resume(session, body.task_id)
+            if found is None:
+                session.check()
+            return found
+        task_id = os.urandom(16).hex()
+        if key is not None:
+            known = self._outcomes.claim(session.serial, key, _digest(body.action), task_id)
+            if known is not None:
+                return session.calls.get(known.task_id) or _ended(session, known.task_id, known.outcome)
+        elif session.cut and (same := self._same(session, body.action)) is not None:
+            return same
+        try:
+            session.check()
+            if session.turns.waiting + len(session.early) >= WAITING_MAX:
+                raise Refused(429, "too many calls wait in this session", {"Retry-After": "1"})
+        except Refused:
+            if key is not None:
+                self._outcomes.abandon(session.serial, key)
+            raise
+        call = Call(session, body.action, task_id=task_id, key=key)
+        session.calls[task_id] = call
+        if session.state == "ready":
+            self._join(call)
+        else:
+            session.early.append(call)
+        return call
+
+    def attach(self, call: Call) -> None:
+        """Note that a request waits for *call*; ``detach`` must follow."""
+        call.listeners += 1
+
+    def detach(self, call: Call, *, delivered: bool) -> None:
+        """Note that a request got the whole outcome, or went away without it.
+
+        A call that nobody waits for and that has not begun never will.
+        """
+        call.listeners -= 1
+        session = call.session
+        if delivered:
+            call.was_delivered = True
+            session.cut.pop(call.task_id, None)
+        elif not call.listeners and not call.was_delivered and call.refusal is None:
+            if call.state == "waiting":
+                self._withdraw(call)
+            else:
+                session.cut[call.task_id] = _digest(call.action)
+                if len(session.cut) > CUT_MAX:
+                    del session.cut[next(iter(session.cut))]
+
+    def _resume(self, session: Session, task_id: str) -> Call | None:
+        if (live := session.calls.get(task_id)) is not None:
+            return live
+        outcome = self._outcomes.find(session.serial, task_id)
+        return None if outcome is None else _ended(session, task_id, outcome)
+
+    def _same(self, session: Session, action: Action) -> Call | None:
+        """Find a call with the same action that nobody got the outcome of."""
+        wanted = _digest(action)
+        for task_id in [task_id for task_id, digest in session.cut.items() if digest == wanted]:
+            call = self._resume(session, task_id)
+            if call is None:  # its outcome is no longer kept
+                del session.cut[task_id]
+            elif not call.listeners:
+                return call
+        return None
+
+    # -- order
+
+    def settle(self, session: Session) -> None:
+        """Let the calls go on that waited for *session*'s setup: to their turns, or away."""
+        early, session.early = session.early, []
+        if session.state == "ready":
+            for call in early:
+                self._join(call)
+            return
+        for call in [*early, *session.turns.drain()]:
+            self._refuse(call, Refused(500, session.failure) if session.state == "failed" else deleted())
+
+    def abort(self, session: Session, text: str) -> None:
+        """End the running calls of *session* with an error; their code may go on, its result counts for nothing."""
+        for call in list(session.calls.values()):
+            self._finish(call, steps.failed(text))
+
+    def _join(self, call: Call) -> None:
+        call.mode = self._mode(call)
+        call.session.turns.join(call)
+        self._advance(call.session)
+
+    def _advance(self, session: Session) -> None:
+        if session.is_advancing:  # a call that ends at once is followed by the loop below, not by recursion
+            return
+        session.is_advancing = True
+        try:
+            while (call := session.turns.next()) is not None:
+                self._begin(call)
+        finally:
+            session.is_advancing = False
+
+    def _mode(self, call: Call) -> Mode:
+        session, action = call.session, call.action
+        if action.spelling == "score":
+            return "concurrent"
+        if action.spelling == "text" and session.kind.parses_text:
+            # Which tool it means is known only when it was parsed: the strictest that could come out of it.
+            tools = (*session.kind.tools.values(), *session.task_tools.values())
+            return "exclusive" if any(tool.mode == "exclusive" for tool in tools) else "serial"
+        tool = self._tool(session, self._name(session, action))
+        return tool.mode if isinstance(tool, Tool) else "serial"
+
+    def _withdraw(self, call: Call) -> None:
+        session = call.session
+        if call in session.early:
+            session.early.remove(call)
+        else:
+            session.turns.leave(call)
+        self._refuse(call, deleted())
+        self._advance(session)
+
+    def _refuse(self, call: Call, refusal: Refused) -> None:
+        call.session.calls.pop(call.task_id, None)
+        if call.key is not None:
+            self._outcomes.abandon(call.session.serial, call.key)
+        call.end(None, refusal)
+
+    # -- running
+
+    def _begin(self, call: Call) -> None:
+        call.state = "running"
+        session, action = call.session, call.action
+        if action.spelling == "score":
+            self._spawn(self._score(call))
+        elif action.spelling == "text" and session.kind.parses_text:
+            self._spawn(self._parse_and_run(call))
+        else:
+            self._dispatch(call, self._name(session, action), self._given(session, action))
+
+    def _dispatch(self, call: Call, name: str | None, given: dict[str, Any] | str) -> None:
+        """Run tool *name* with *given*; a text instead is why there is nothing to run."""
+        session = call.session
+        tool = self._tool(session, name)
+        if isinstance(tool, str):
+            known = name in session.task_tools
+            self._finish(call, steps.refusal("name_collision" if known else "not_found", tool))
+            return
+        if session.finished:
+            self._finish(call, _not_run(tool.name))
+            return
+        if isinstance(given, str):
+            self._finish(call, steps.refusal("input_validation", given))
+            return
+        try:
+            # ORS ignores what a tool does not take; who sends a gym's object learns that a field is none.
+            arguments = tool.arguments(given, strict=call.action.spelling == "action")
+        except InvalidInput as error:
+            self._finish(call, steps.refusal("input_validation", str(error)))
+            return
+        if tool.inline and not tool.is_async:
+            self._run_inline(call, tool, arguments)
+        else:
+            self._spawn(self._run(call, tool, arguments))
+
+    def _run_inline(self, call: Call, tool: Tool, arguments: dict[str, Any]) -> None:
+        session = call.session
+        try:
+            outcome = self._returned(call, tool, steps.run(tool, self._self(session, tool), arguments))
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # the author's code: its failure is an outcome
+            outcome = self._raised(call, tool.name, error)
+            session.steps += 1
+        self._finish(call, outcome)
+
+    async def _run(self, call: Call, tool: Tool, arguments: dict[str, Any]) -> None:
+        session = call.session
+        environment = self._self(session, tool)
+        try:
+            if tool.inline:
+                ran = await steps.run_async(tool, environment, arguments)
+            else:
+                step = steps.run_async if tool.is_async else steps.run
+                ran = await self._runner.run(session.place, step, tool, environment, arguments)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # the author's code: its failure is an outcome
+            outcome = self._raised(call, tool.name, error)
+            session.steps += 1
+        else:
+            outcome = self._returned(call, tool, ran)
+        self._finish(call, outcome)
+
+    async def _parse_and_run(self, call: Call) -> None:
+        session = call.session
+        assert session.environment is not None
+        try:
+            parsed = await self._runner.run(session.place, session.environment.parse_text, call.action.given)
+            if not isinstance(parsed, ToolCall | str):
+                raise TypeError(f"parse_text returned {type(parsed).__name__}; expected ToolCall or str")
+        except Exception as error:  # noqa: BLE001  # the author's code: its failure is an outcome
+            self._finish(call, self._raised(call, "parse_text", error))
+            return
+        if isinstance(parsed, str):
+            self._finish(call, steps.refusal("input_validation", parsed))
+        else:
+            self._dispatch(call, parsed.name, dict(parsed.input))
+
+    async def _score(self, call: Call) -> None:
+        session = call.session
+        judge = session.environment
+        assert judge is not None
+        judging = steps.score_async if inspect.iscoroutinefunction(judge.score_group) else steps.score
+        try:
+            outcome: Outcome = ("result", await self._runner.run(session.place, judging, judge, call.action.given))
+        except Exception as error:  # noqa: BLE001  # the author's code: its failure is an outcome
+            outcome = self._raised(call, "score_group", error)
+        self._finish(call, outcome)
+
+    def _returned(self, call: Call, tool: Tool, ran: steps.Ran) -> Outcome:
+        session = call.session
+        payload, reward, finished = ran
+        session.steps += 1
+        if session.state == "failed":  # a call beside this one found it broken: what it gave counts for nothing
+            return steps.failed(session.failure, ending="session_failed")
+        if session.finished:  # a call beside this one ended the episode first: one grade, not two
+            return _not_run(tool.name)
+        session.finished = finished
+        if reward is not None and math.isfinite(reward):
+            session.reward += reward
+        return "result", payload
+
+    def _raised(self, call: Call, name: str, error: BaseException) -> Outcome:
+        session = call.session
+        if isinstance(error, SessionFailed):
+            logger.warning("session_failed environment=%s tool=%s", session.kind.name, name)
+            logger.debug("session_traceback", exc_info=error)
+            if session.state == "ready":  # and not deleted meanwhile
+                session.failure = describe(error)
+                session.settle("failed")
+                self.settle(session)
+            return steps.failed(str(error), ending="session_failed")
+        logger.warning("tool_raised environment=%s tool=%s error=%s", session.kind.name, name, type(error).__name__)
+        logger.debug("tool_traceback", exc_info=error)
+        return steps.failed(str(error))
+
+    def _finish(self, call: Call, outcome: Outcome) -> None:
+        if call.state == "ended":  # aborted meanwhile
+            return
+        session = call.session
+        call.end(outcome)
+        session.calls.pop(call.task_id, None)
+        self._outcomes.keep(session.serial, call.task_id, outcome)
+        if call.key is not None:
+            self._outcomes.hold(session.serial, call.key, outcome)
+        session.turns.leave(call)
+        session.used_at = self._clock()
+        if session.is_over:
+            self._runner.leave(session.place)
+        self._advance(session)
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # -- from an action to a tool
+
+    def _tool(self, session: Session, name: str | None) -> Tool | str:
+        """Find a tool, or say why it cannot be called."""
+        if name is None:
+            return "this environment has no default tool; call one by its name"
+        own, further = session.kind.tools.get(name), session.task_tools.get(name)
+        if own is not None and further is not None:
+            return (
+                f"Tool name collision: '{name}' is defined in both the environment and the task's tools. "
+                f"Please rename one of them to avoid conflicts."
+            )
+        return own or further or f"{name!r} is not a valid tool"
+
+    def _name(self, session: Session, action: Action) -> str | None:
+        if action.spelling == "name":
+            return action.name
+        return session.kind.default_tool.name if session.kind.default_tool else None
+
+    def _given(self, session: Session, action: Action) -> dict[str, Any] | str:
+        if action.spelling != "text":
+            given: dict[str, Any] = action.given
+            return given
+        tool = session.kind.default_tool
+        key = tool.text_key() if tool is not None else None
+        return {key: action.given} if key is not None else "free text is not understood here; call a tool by its name"
+
+    def _self(self, session: Session, tool: Tool) -> Environment | None:
+        return None if tool.is_bound else session.environment
+
+
+def _digest(action: Action) -> int:
+    # Python's own hash of text: keyed at random per process, so nobody can make two texts meet in it.
+    return hash(canonical(action))
+
+
+def _ended(session: Session, task_id: str, outcome: Outcome | None) -> Call:
+    call = Call(session, Action("name", "", None), task_id=task_id)
+    call.end(outcome)
+    call.was_delivered = True  # only asked for again: losing this stream as well makes no call to attach to
+    return call
+
+
+def _not_run(name: str) -> Outcome:
+    return steps.refusal(
+        "episode_finished",
+        f"{name!r} was not run: the episode has finished (a tool returned finished=True), "
+        f"so no further tool calls are accepted.",
+    )

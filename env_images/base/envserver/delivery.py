@@ -1,0 +1,155 @@
+"""How a call's outcome reaches its client: as an event stream, or as one JSON object.
+
+Differences from the reference servers: a call that waits for its session's setup opens its stream after two seconds
+instead of keeping the client without a header until it gives up and asks again.
+"""
+
+import os
+from collections.abc import Callable
+
+from . import sse
+from .bodies import CallBody
+from .calls import Calls
+from .http import Answer, Connection, Pending
+from .jsontext import encode
+from .messages import Request, Response, json_response
+from .session import Call, Session
+from .waits import SETUP_WAIT_S, starting
+
+HOLD_S = 2.0
+"""A stream opens this late where the setup runs: failures until then keep their status."""
+GRACE_S = 0.05
+"""A stream opens this late where the session is ready: most tools are faster, and then all goes in one write."""
+
+
+class Delivery:
+    """Answers ``/call``, ``/score_group`` and ``/create_session``."""
+
+    def __init__(self, *, calls: Calls, clock: Callable[[], float]) -> None:
+        self._calls = calls
+        self._clock = clock
+
+    def new_session_id(self, request: Request) -> Response:
+        """Offer a session id, a random UUID; nothing is kept of it."""
+        digits = os.urandom(16).hex()
+        variant = "89ab"[int(digits[16], 16) % 4]
+        sid = f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:]}"
+        if _wants_json(request):
+            return json_response({"sid": sid})
+        return Response(sse.task_id(sid) + sse.event("end", b""), headers=sse.HEADERS, is_stream=True)
+
+    def answer(self, request: Request, connection: Connection, session: Session, body: CallBody) -> Answer:
+        """Admit the call and answer with its outcome.
+
+        Raises:
+            Refused: the call was not admitted.
+        """
+        call = self._calls.admit(session, body, key=request.text(b"idempotency-key"))
+        wants_json = _wants_json(request)
+        if call is None:
+            return _unknown_task(as_json=wants_json)
+        listener = _Listener(self._calls, call)
+        if call.outcome is not None:
+            return listener.whole(as_json=wants_json)
+        session.requests += 1
+
+        def release() -> None:
+            session.requests -= 1
+            session.used_at = self._clock()
+            listener.leave()
+
+        work = _json(listener) if wants_json else _stream(listener, connection)
+        return Pending(work, release)
+
+
+class _Listener:
+    """One request's interest in a call; it ends exactly once."""
+
+    def __init__(self, calls: Calls, call: Call) -> None:
+        self.call = call
+        self._calls = calls
+        self._in_hand = True
+        calls.attach(call)
+
+    def whole(self, *, as_json: bool) -> Response:
+        """Write the whole answer; from now on the connection tells what became of it."""
+        self._in_hand = False
+        call = self.call
+        if as_json:
+            return Response(_object(call), on_sent=self._settle)
+        body = sse.task_id(call.task_id) + _frames(call)
+        return Response(body, headers=sse.HEADERS, is_stream=True, on_sent=self._settle)
+
+    def leave(self, *, delivered: bool = False) -> None:
+        """End the interest, where it has not ended and is not the connection's."""
+        if self._in_hand:
+            self._in_hand = False
+            self._settle(delivered)
+
+    def _settle(self, delivered: bool) -> None:
+        self._calls.detach(self.call, delivered=delivered)
+
+
+async def _json(listener: _Listener) -> Response:
+    """
+    Raises:
+        Refused: the call never ran.
+    """
+    call = listener.call
+    session = call.session
+    if not session.settled.is_set and not await session.settled.wait(SETUP_WAIT_S):
+        raise starting()
+    while not await call.ended.wait(sse.PING_S):
+        continue  # as long as the client stays
+    if call.refusal is not None:
+        raise call.refusal.again()
+    return listener.whole(as_json=True)
+
+
+async def _stream(listener: _Listener, connection: Connection) -> Response | None:
+    """
+    Raises:
+        Refused: the call never ran, and no header was sent.
+    """
+    call = listener.call
+    session = call.session
+    if not session.settled.is_set:
+        await session.settled.wait(HOLD_S)
+    if session.settled.is_set:
+        await call.ended.wait(GRACE_S)
+    if call.refusal is not None:
+        raise call.refusal.again()
+    if call.outcome is not None:
+        return listener.whole(as_json=False)
+    stream = connection.stream(sse.HEADERS)
+    stream.write(sse.task_id(call.task_id))
+    while not await call.ended.wait(sse.PING_S):
+        stream.keep_alive(sse.PING)
+    listener.leave(delivered=await stream.end(_frames(call)))
+    return None
+
+
+def _frames(call: Call) -> bytes:
+    if call.outcome is None:
+        assert call.refusal is not None  # a call ends with one of both
+        return sse.error(str(call.refusal.detail))
+    ending, payload = call.outcome
+    return sse.result(payload) if ending == "result" else sse.error(payload.decode())
+
+
+def _object(call: Call) -> bytes:
+    assert call.outcome is not None  # asked by whoever waited for it
+    ending, payload = call.outcome
+    return payload if ending == "result" else encode({"ok": False, "error": payload.decode(), "reason": ending})
+
+
+def _unknown_task(*, as_json: bool) -> Response:
+    text = "unknown task_id"
+    if as_json:
+        return json_response({"ok": False, "error": text, "reason": "unknown_task_id"})
+    return Response(sse.error(text), headers=sse.HEADERS, is_stream=True)
+
+
+def _wants_json(request: Request) -> bool:
+    accept = request.headers.get(b"accept", b"")
+    return b"application/json" in accept and b"text/event-stream" not in accept

@@ -1,0 +1,124 @@
+"""The tasks that this process offers by id, as task modules register them while they are imported."""
+
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from .task import GenericTask, TaskError, lengthened, parse_task
+
+MAX_TASKS = 100_000
+_WHOLE = frozenset({"instruction", "config", "evaluation"})
+
+
+class UnknownTask(KeyError):
+    """No task of that id is registered."""
+
+    def __str__(self) -> str:
+        return f"Unknown task: {self.args[0]}"
+
+
+class TaskRegistry:
+    """Tasks by id, in the order of their registration; safe to use from many threads.
+
+    An id names one task, whatever environment it is for.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._tasks: dict[str, GenericTask] = {}
+
+    def __repr__(self) -> str:
+        return f"<TaskRegistry of {len(self._tasks)} tasks>"
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __contains__(self, task_id: object) -> bool:
+        return task_id in self._tasks
+
+    def register(
+        self, task_id: str, env_type: str, config: Mapping[str, Any] | GenericTask, *, replace: bool = False
+    ) -> GenericTask:
+        """Offer a task; *config* is a task, whole or in the RFC's short form, or an environment's configuration.
+
+        A mapping with ``instruction``, ``config`` or ``evaluation`` is a whole task. In any other one ``goal`` and
+        ``reward_fn`` have the meaning of the RFC's short form, and all other keys are the configuration.
+
+        Args:
+            replace: take the place of a task of that id, instead of being refused.
+
+        Raises:
+            TaskError: a ValueError; the task does not fit the schema, or says another id or environment.
+            ValueError: the id is taken, or there are `MAX_TASKS` of them.
+        """
+        if isinstance(config, GenericTask):
+            whole = config.to_dict()
+        elif not isinstance(config, Mapping):
+            raise TaskError([("", f"a task is an object, not {type(config).__name__}")])
+        else:
+            whole = dict(config) if _WHOLE & config.keys() else lengthened(config)
+        for key, value in (("id", task_id), ("env_type", env_type)):
+            if not value or whole.get(key, value) != value:
+                said = (
+                    f"registered as {value!r:.80}, and the task says {whole[key]!r:.80}" if value else "none is given"
+                )
+                raise TaskError([(key, said)])
+        task = parse_task({**whole, "id": task_id, "env_type": env_type})
+        with self._lock:
+            if task.id in self._tasks and not replace:
+                raise ValueError(f"the task {task.id} is registered already")
+            if task.id not in self._tasks and len(self._tasks) >= MAX_TASKS:
+                raise ValueError(f"at most {MAX_TASKS} tasks can be registered")
+            self._tasks[task.id] = task
+        return task
+
+    def unregister(self, task_id: str) -> GenericTask:
+        """Offer a task no longer; sessions that are open on it go on.
+
+        Raises:
+            UnknownTask: a KeyError; there is none of that id.
+        """
+        with self._lock:
+            if task_id not in self._tasks:
+                raise UnknownTask(task_id)
+            return self._tasks.pop(task_id)
+
+    def get(self, task_id: str) -> GenericTask:
+        """Find a task.
+
+        Raises:
+            UnknownTask: a KeyError; there is none of that id.
+        """
+        with self._lock:
+            if task_id not in self._tasks:
+                raise UnknownTask(task_id)
+            return self._tasks[task_id]
+
+    def snapshot(self) -> dict[str, GenericTask]:
+        """Give what is registered now, for ``restore``."""
+        with self._lock:
+            return dict(self._tasks)
+
+    def restore(self, snapshot: Mapping[str, GenericTask]) -> None:
+        """Have what was registered when *snapshot* was taken, and nothing else."""
+        with self._lock:
+            self._tasks = dict(snapshot)
+
+    def list(
+        self, env_type: str | Iterable[str] | None = None, tag: str | None = None, split: str | None = None
+    ) -> list[GenericTask]:
+        """List the tasks of an environment (or of several names of one), with a tag, of a split."""
+        names = None if env_type is None else {env_type} if isinstance(env_type, str) else set(env_type)
+        with self._lock:
+            tasks = [*self._tasks.values()]
+        return [
+            task
+            for task in tasks
+            if (names is None or task.env_type in names)
+            and (tag is None or tag in task.tags)
+            and (split is None or task.split == split)
+        ]
+
+
+registry = TaskRegistry()
+"""This process's own. Module state on purpose: a module registers its tasks as it is imported, and has no other way."""

@@ -1,0 +1,184 @@
+"""Rewards by name: which functions a task may name, and what a call of one gives.
+
+A task's ``evaluation.reward_function`` is a name with literal arguments, ``contains('dashboard')``; further keys of
+``evaluation`` are arguments too. The first argument of the function, what is judged, comes from the environment.
+"""
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from .calls import parse_call
+
+_Function = TypeVar("_Function", bound=Callable[..., float])
+
+
+class RewardError(RuntimeError):
+    """A reward function broke, or gave something that is no reward: a failure, and never a reward of 0."""
+
+
+class RewardFunction:
+    """A function that tasks may name: takes what is judged, then the task's arguments; gives a reward."""
+
+    def __init__(
+        self, name: str, function: Callable[..., float], *, check: Callable[..., object] | None = None
+    ) -> None:
+        """*check* takes the task's arguments, once they fit the signature, and raises ValueError for bad ones."""
+        self.name = name
+        self.function = function
+        self._check = check
+        self._signature = _signature(function)
+
+    def __repr__(self) -> str:
+        return f"<RewardFunction {self.name}{self._signature}>"
+
+    def check(self, *args: Any, **kwargs: Any) -> None:
+        """Check the task's arguments: their number and names, and their types where the function has annotations.
+
+        Raises:
+            ValueError: they do not fit.
+        """
+        try:
+            bound = self._signature.bind(None, *args, **kwargs)
+        except TypeError as error:
+            raise ValueError(f"{self.name}: {error}") from None
+        judged = next(iter(self._signature.parameters))
+        for name, given in bound.arguments.items():
+            parameter = self._signature.parameters[name]
+            if name == judged or parameter.annotation is parameter.empty:
+                continue
+            is_named = parameter.kind is parameter.VAR_KEYWORD
+            many = given.values() if is_named else given if parameter.kind is parameter.VAR_POSITIONAL else (given,)
+            for value in many:
+                if not _fits(value, parameter.annotation):
+                    raise ValueError(f"{self.name}: {name} must be {_written(parameter.annotation)}, not {value!r:.60}")
+        if self._check is not None:
+            try:
+                self._check(*args, **kwargs)
+            except ValueError as error:
+                raise ValueError(f"{self.name}: {error}") from None
+
+    def __call__(self, subject: Any, *args: Any, **kwargs: Any) -> float:
+        """Judge *subject*; the reward is in [0, 1].
+
+        Raises:
+            RewardError: the function raised, or its result is no number in [0, 1].
+        """
+        try:
+            reward = float(self.function(subject, *args, **kwargs))
+        except RewardError:
+            raise
+        except Exception as error:
+            raise RewardError(f"{self.name}: {type(error).__name__}: {error}") from error
+        if math.isnan(reward) or not 0.0 <= reward <= 1.0:
+            raise RewardError(f"{self.name} gave {reward}, which is no reward from 0 to 1")
+        return reward
+
+
+REWARDS: dict[str, RewardFunction] = {}
+"""By name. Module state on purpose, as the registry of tasks is."""
+
+
+def reward_function(name: str, *, check: Callable[..., object] | None = None) -> Callable[[_Function], _Function]:
+    """Let tasks name the decorated function; it may be registered again under its name by the same module only.
+
+    Args:
+        check: takes the arguments of a task's call, and raises ValueError for bad ones, before a session begins.
+
+    Raises:
+        ValueError: the name is no identifier, or another module's.
+    """
+    if not name.isidentifier():
+        raise ValueError(f"{name!r:.80} cannot be the name of a reward function: it must be an identifier")
+
+    def register(function: _Function) -> _Function:
+        taken = REWARDS.get(name)
+        if taken is not None and taken.function.__module__ != function.__module__:
+            raise ValueError(f"the reward function {name} is taken by {taken.function.__module__}")
+        REWARDS[name] = RewardFunction(name, function, check=check)
+        return function
+
+    return register
+
+
+@dataclass(frozen=True, slots=True)
+class RewardCall:
+    """A named function with its arguments. Calling it needs the function to exist; reading it does not."""
+
+    name: str
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """
+        Raises:
+            ValueError: there is no such function here, or the arguments do not fit it.
+        """
+        self._function().check(*self.args, **self.kwargs)
+
+    def __call__(self, subject: Any) -> float:
+        """Judge *subject*; in [0, 1].
+
+        Raises:
+            ValueError: as in ``check``.
+            RewardError: the function broke.
+        """
+        return self._function()(subject, *self.args, **self.kwargs)
+
+    def _function(self) -> RewardFunction:
+        if self.name not in REWARDS:
+            raise ValueError(f"no reward function {self.name!r:.80}; there are {', '.join(sorted(REWARDS))}")
+        return REWARDS[self.name]
+
+
+def parse_reward(text: object) -> RewardCall:
+    """Read ``name`` or ``name(literals, key=literal)``; nothing is evaluated.
+
+    Raises:
+        ValueError: *text* is something else, with what was found.
+    """
+    return RewardCall(*parse_call(text))
+
+
+def read_reward(evaluation: object) -> RewardCall:
+    """Read and check a task's ``evaluation`` that names a reward function; its further keys are named arguments.
+
+    Raises:
+        ValueError: the shape is wrong, there is no such function, or the arguments do not fit it.
+    """
+    if not isinstance(evaluation, Mapping) or "reward_function" not in evaluation:
+        raise ValueError("evaluation must be an object with reward_function")
+    call = parse_reward(evaluation["reward_function"])
+    further = {key: value for key, value in evaluation.items() if key != "reward_function"}
+    for key in further:
+        if key in call.kwargs:
+            raise ValueError(f"evaluation.{key} is an argument of the call already")
+    whole = RewardCall(call.name, call.args, {**call.kwargs, **further})
+    whole.check()
+    return whole
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    try:
+        signature = inspect.signature(function, eval_str=True)
+    except NameError:  # an annotation that exists for type checkers only
+        signature = inspect.signature(function)
+    if not signature.parameters:
+        raise ValueError("a reward function takes what is judged as its first argument")
+    return signature
+
+
+def _fits(value: object, annotation: Any) -> bool:
+    """Whether *value* is of the type; True where that cannot be said. A bool is no number, an int is a float."""
+    try:
+        if isinstance(value, bool):
+            return annotation in (Any, object) or bool in (annotation, *getattr(annotation, "__args__", ()))
+        return isinstance(value, annotation) or (isinstance(value, int) and isinstance(0.0, annotation))
+    except TypeError:
+        return True
+
+
+def _written(annotation: Any) -> str:
+    return getattr(annotation, "__name__", None) or str(annotation)

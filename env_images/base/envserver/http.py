@@ -1,0 +1,340 @@
+"""HTTP/1.1 on an ``asyncio.Protocol``: what a connection does between its bytes and the application.
+
+Requests of one connection are answered one at a time, in their order; what was sent ahead waits in a short backlog.
+A hang-up cancels the answer that is being made: whatever must outlive it runs in a task of its own.
+
+Differences from RFC 9110: ``Upgrade`` is refused, and an HTTP/1.0 connection serves one request.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias, cast
+
+from .errors import Refused
+from .messages import Request, Response, head_of, refused
+from .receiver import Receiver
+
+BACKLOG = 16
+"""Requests that a connection may send ahead before it is no longer read."""
+RECEIVE_S = 60.0
+"""A request must be complete this long after its first byte, or at least have grown in that time."""
+DRAIN_S = 60.0
+"""A client that takes no byte for this long is cut off."""
+LINGER_S = 2.0
+"""After a refusal the client's bytes are read and dropped for this long, so that it gets to read the answer."""
+
+Work: TypeAlias = Coroutine[Any, Any, Response | None]
+"""Makes a response; None where it wrote a stream itself."""
+
+
+class Pending(NamedTuple):
+    """An answer to wait for."""
+
+    work: Work
+    release: Callable[[], None]
+    """Called once, even where a hang-up cancels *work* before its first line."""
+
+
+Answer: TypeAlias = Response | Pending | Work
+Application: TypeAlias = Callable[[Request, "Connection"], Answer]
+
+
+class Connection(asyncio.Protocol):
+    """One client's connection."""
+
+    __slots__ = (
+        "_answering",
+        "_application",
+        "_backlog",
+        "_connections",
+        "_deadline",
+        "_drained",
+        "_failure",
+        "_idle",
+        "_is_last",
+        "_is_paused",
+        "_keep_alive_s",
+        "_loop",
+        "_on_sent",
+        "_receiver",
+        "_stalled",
+        "_task",
+        "_transport",
+        "_used_at",
+    )
+
+    def __init__(
+        self,
+        *,
+        application: Application,
+        failure: Callable[[Exception], Response],
+        connections: "set[Connection]",
+        body_max_bytes: int,
+        keep_alive_s: float,
+    ) -> None:
+        """
+        Args:
+            failure: writes what *application* raised.
+            connections: where the connection enters itself while it is open.
+            keep_alive_s: an idle connection is closed after this long; 0 is never.
+        """
+        self._application = application
+        self._failure = failure
+        self._connections = connections
+        self._keep_alive_s = keep_alive_s
+        self._loop = asyncio.get_running_loop()
+        self._receiver = Receiver(
+            body_max_bytes=body_max_bytes,
+            on_request=self._received,
+            on_refusal=self._received,
+            on_expect=self._expected,
+        )
+        self._transport: asyncio.Transport
+        self._backlog: deque[Request | Refused] = deque()
+        self._answering: Request | None = None
+        """The request whose answer is being made or sent."""
+        self._task: asyncio.Task[None] | None = None
+        """Makes that answer, where it takes time."""
+        self._is_last = False
+        """Whether the connection ends with that answer."""
+        self._is_paused = False
+        """Whether reading is paused because of the backlog."""
+        self._on_sent: Callable[[bool], None] | None = None
+        """Of a response that has not left this process wholly."""
+        self._drained: asyncio.Future[None] | None = None
+        """There while bytes wait to be sent; done when they are or never will be."""
+        self._deadline: asyncio.TimerHandle | None = None
+        self._stalled: asyncio.TimerHandle | None = None
+        self._idle: asyncio.TimerHandle | None = None
+        self._used_at = self._loop.time()
+
+    # -- the transport's calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # A cast, not a check: uvloop's transports are no subclass of this, and do what it says.
+        self._transport = cast("asyncio.Transport", transport)
+        # With 0 a write is tried at once, and "paused" means exactly: there are unsent bytes.
+        self._transport.set_write_buffer_limits(high=0)
+        self._connections.add(self)
+        if self._keep_alive_s:
+            self._idle = self._loop.call_later(self._keep_alive_s, self._close_if_idle)
+
+    def data_received(self, data: bytes) -> None:
+        self._receiver.feed(data)
+        self._answer_next()
+        if self._receiver.is_receiving and self._deadline is None:
+            self._deadline = self._loop.call_later(RECEIVE_S, self._check_progress, self._receiver.total_bytes)
+
+    def eof_received(self) -> None:
+        """Take the end of the client's bytes for a hang-up: the transport closes itself."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.discard(self)
+        self._backlog.clear()
+        self._receiver.close()
+        self._cancel_timers()
+        if self._task is not None:
+            self._task.cancel()
+        self._settle(sent=False)
+
+    def pause_writing(self) -> None:
+        self._drained = self._loop.create_future()
+        self._stalled = self._loop.call_later(DRAIN_S, self._check_drain, self._transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+        self._settle(sent=True)
+        self._answer_next()
+
+    # -- receiving
+
+    def _received(self, request: Request | Refused) -> None:
+        self._backlog.append(request)
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _expected(self) -> None:
+        # Inside another answer it would be noise; the client sends its body without it too, after a while.
+        if self._answering is None and not self._backlog:
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _check_progress(self, total_bytes: int) -> None:
+        self._deadline = None
+        if not self._receiver.is_receiving:
+            return
+        # A slow body may go on as long as it grows; headers have one span of time.
+        has_grown = self._receiver.total_bytes > total_bytes and self._receiver.in_body
+        if has_grown or self._is_paused:
+            self._deadline = self._loop.call_later(RECEIVE_S, self._check_progress, self._receiver.total_bytes)
+            return
+        self._receiver.is_deaf = True
+        self._received(Refused(408, "Request took too long"))
+        self._answer_next()
+
+    # -- answering
+
+    def _answer_next(self) -> None:
+        while self._backlog and self._answering is None and self._drained is None and not self._is_last:
+            request = self._backlog.popleft()
+            if isinstance(request, Refused):
+                self._refuse(request)
+                return
+            self._answering = request
+            self._used_at = self._loop.time()
+            answer = self._ask(request)
+            if isinstance(answer, Response):
+                self._finish(answer)
+            else:
+                work, release = answer if isinstance(answer, Pending) else (answer, None)
+                self._task = self._loop.create_task(self._answer(work))
+                self._task.add_done_callback(partial(_release, work, release))
+        # Bodies wait in the kernel rather than here: a backlog of them could be large.
+        has_body = any(isinstance(request, Request) and request.body for request in self._backlog)
+        self._pause_reading(has_body or len(self._backlog) >= BACKLOG)
+
+    def _ask(self, request: Request) -> Answer:
+        try:
+            return self._application(request, self)
+        except Exception as error:  # noqa: BLE001  # a request's failure is its own: the server goes on
+            return self._failure(error)
+
+    async def _answer(self, work: Work) -> None:
+        try:
+            response = await work
+        except Exception as error:  # noqa: BLE001  # as above
+            response = self._failure(error)
+        self._task = None
+        self._finish(response)
+        self._answer_next()
+
+    def _finish(self, response: Response | None) -> None:
+        request = self._answering
+        assert request is not None
+        self._answering = None
+        self._used_at = self._loop.time()
+        keep_alive = request.keep_alive and not self._is_last
+        if response is not None and not self._transport.is_closing():
+            self._on_sent = response.on_sent
+            has_body = request.method != b"HEAD"
+            self._transport.write(
+                response.wire(has_body=has_body, keep_alive=keep_alive, is_http_11=request.is_http_11)
+            )
+            if self._drained is None:
+                self._settle(sent=not self._transport.is_closing())
+        elif response is not None and response.on_sent is not None:
+            response.on_sent(False)
+        if not keep_alive:
+            self._is_last = True
+            self._transport.close()  # what is buffered is still sent
+
+    def _refuse(self, refusal: Refused) -> None:
+        self._is_last = True
+        self._transport.write(refused(refusal).wire(has_body=True, keep_alive=False, is_http_11=True))
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        self._loop.call_later(LINGER_S, self._transport.close)
+
+    def _pause_reading(self, pause: bool) -> None:
+        if pause != self._is_paused and not self._transport.is_closing():
+            self._is_paused = pause
+            (self._transport.pause_reading if pause else self._transport.resume_reading)()
+
+    # -- sending
+
+    def stream(self, headers: bytes) -> "Stream":
+        """Begin a streamed answer to the request that is being answered."""
+        request = self._answering
+        assert request is not None
+        return Stream(self, headers, is_chunked=request.is_http_11, keep_alive=request.keep_alive and not self._is_last)
+
+    def write(self, data: bytes) -> None:
+        """Send *data*; dropped where the connection is lost."""
+        if not self._transport.is_closing():
+            self._transport.write(data)
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether bytes wait for the client to take them."""
+        return self._drained is not None
+
+    async def drain(self) -> bool:
+        """Wait until all was sent; False where it never will be. Bounded: a client that stalls is cut off."""
+        if self._drained is not None:
+            await asyncio.wait((self._drained,))
+        return not self._transport.is_closing()
+
+    def _settle(self, *, sent: bool) -> None:
+        drained, self._drained = self._drained, None
+        on_sent, self._on_sent = self._on_sent, None
+        if drained is not None and not drained.done():
+            drained.set_result(None)
+        if on_sent is not None:
+            on_sent(sent)
+
+    def _check_drain(self, size: int) -> None:
+        left = self._transport.get_write_buffer_size()
+        if left < size:
+            self._stalled = self._loop.call_later(DRAIN_S, self._check_drain, left)
+        else:
+            self._transport.abort()
+
+    # -- ending
+
+    def shutdown(self) -> None:
+        """Close when the answer under way, if any, is sent."""
+        self._is_last = True
+        if self._answering is None:
+            self._transport.close()
+
+    def _close_if_idle(self) -> None:
+        if self._transport.is_closing():
+            return
+        is_idle = self._answering is None and not self._receiver.is_receiving and self._drained is None
+        left_s = self._used_at + self._keep_alive_s - self._loop.time()
+        if is_idle and left_s <= 0:
+            self._transport.close()
+        else:
+            self._idle = self._loop.call_later(max(left_s, 1.0), self._close_if_idle)
+
+    def _cancel_timers(self) -> None:
+        for timer in (self._deadline, self._stalled, self._idle):
+            if timer is not None:
+                timer.cancel()
+
+
+def _release(work: Work, release: Callable[[], None] | None, _: asyncio.Task[None]) -> None:
+    work.close()  # one that never began would warn
+    if release is not None:
+        release()
+
+
+class Stream:
+    """A response that is written piece by piece."""
+
+    __slots__ = ("_connection", "_is_chunked")
+
+    def __init__(self, connection: Connection, headers: bytes, *, is_chunked: bool, keep_alive: bool) -> None:
+        self._connection = connection
+        self._is_chunked = is_chunked
+        framing = b"Transfer-Encoding: chunked\r\n" if is_chunked else b""
+        ending = b"Connection: keep-alive\r\n" if keep_alive else b"Connection: close\r\n"
+        connection.write(b"%b%b%b%b\r\n" % (head_of(200), headers, framing, ending))
+
+    def write(self, data: bytes) -> None:
+        """Send *data* as one chunk."""
+        self._connection.write(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
+
+    def keep_alive(self, data: bytes) -> None:
+        """Send *data* unless the client still has not taken what was sent before."""
+        if not self._connection.is_stalled:
+            self.write(data)
+
+    async def end(self, data: bytes) -> bool:
+        """Send *data* and the end; False where the client never gets it."""
+        self._connection.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if self._is_chunked else data)
+        return await self._connection.drain()

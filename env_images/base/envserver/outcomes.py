@@ -1,0 +1,145 @@
+"""What calls ended with, kept for those who ask again; bounded by time and by memory.
+
+Results are kept as bytes inside plain tuples, which the garbage collector does not walk: a minute of results as
+objects costs the reference servers stalls of hundreds of milliseconds.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Literal, NamedTuple, TypeAlias
+
+from .errors import Refused
+
+KEPT_S = 60.0
+"""As long as the reference servers keep a result (``LINGER_SECONDS``)."""
+KEYS_FOR_LIFE = 8
+"""The last so many keyed outcomes of a session stay as long as it lives."""
+KEYS_MAX = 1024
+"""Keys that a session may have; beyond it the oldest is forgotten even within the minute."""
+OVERHEAD_BYTES = 400
+"""What keeping an outcome costs beside its payload, roughly."""
+
+Ending: TypeAlias = Literal["result", "tool_failed", "session_failed"]
+Outcome: TypeAlias = tuple[Ending, bytes]
+"""How a call ended, and its payload: a result's JSON, or the text of a failure."""
+_Kept: TypeAlias = tuple[int, float, Ending, bytes]
+
+
+class Keyed(NamedTuple):
+    """What is known of an idempotency key."""
+
+    digest: int
+    """Of the call's body."""
+    task_id: str
+    ended_at: float | None
+    """None: the call has not ended."""
+    outcome: Outcome | None
+    """None: not ended, or given up for lack of memory."""
+
+
+class Outcomes:
+    """The results of a server's calls. An owner is a session's serial number; nobody reads another owner's."""
+
+    def __init__(self, *, max_bytes: int, clock: Callable[[], float]) -> None:
+        self._max_bytes = max_bytes
+        self._clock = clock
+        self._by_id: dict[str, _Kept] = {}
+        self._order: deque[str] = deque()
+        self._keys: dict[int, OrderedDict[str, Keyed]] = {}
+        self._held: OrderedDict[tuple[int, str], int] = OrderedDict()
+        self._bytes = 0
+
+    def __repr__(self) -> str:
+        return f"<Outcomes {len(self._by_id)} kept, {len(self._held)} held, {self._bytes} bytes>"
+
+    @property
+    def total_bytes(self) -> int:
+        return self._bytes
+
+    # -- by task id
+
+    def keep(self, owner: int, task_id: str, outcome: Outcome) -> None:
+        """Keep the outcome of a call that ended now."""
+        self._by_id[task_id] = (owner, self._clock(), *outcome)
+        self._order.append(task_id)
+        self._bytes += len(outcome[1]) + OVERHEAD_BYTES
+        self.sweep()
+
+    def find(self, owner: int, task_id: str) -> Outcome | None:
+        """Give the outcome, or None where it is unknown, too old or another owner's."""
+        kept = self._by_id.get(task_id)
+        if kept is None or kept[0] != owner or self._clock() - kept[1] > KEPT_S:
+            return None
+        return kept[2], kept[3]
+
+    # -- by idempotency key
+
+    def claim(self, owner: int, key: str, digest: int, task_id: str) -> Keyed | None:
+        """Take *key* for a new call, or tell the call that has it.
+
+        Raises:
+            Refused: 409, the key stands for another body, or its outcome was given up.
+        """
+        self._forget_old_keys(owner)
+        keys = self._keys.setdefault(owner, OrderedDict())
+        known = keys.get(key)
+        if known is None:
+            keys[key] = Keyed(digest, task_id, None, None)
+            return None
+        if known.digest != digest:
+            raise Refused(409, "Idempotency-Key was used with another body")
+        if known.ended_at is not None and known.outcome is None:
+            raise Refused(409, "the outcome of this Idempotency-Key is no longer kept")
+        return known
+
+    def abandon(self, owner: int, key: str) -> None:
+        """Forget a key whose call never ran."""
+        self._keys[owner].pop(key, None)
+
+    def hold(self, owner: int, key: str, outcome: Outcome) -> None:
+        """Keep the outcome of a keyed call that ended now; nothing where the owner is gone."""
+        keys = self._keys.get(owner)
+        if keys is None or key not in keys:
+            return
+        keys[key] = keys[key]._replace(ended_at=self._clock(), outcome=outcome)
+        keys.move_to_end(key)
+        size = len(outcome[1]) + OVERHEAD_BYTES
+        self._held[owner, key] = size
+        self._bytes += size
+        self._forget_old_keys(owner)
+        self.sweep()
+
+    def forget(self, owner: int) -> None:
+        """Forget an owner's keys; what is known by task id runs out by itself."""
+        for key in self._keys.pop(owner, ()):
+            self._release(owner, key)
+
+    # -- bounds
+
+    def sweep(self) -> None:
+        """Drop what is too old, and the oldest of the rest while there is too much."""
+        now = self._clock()
+        while self._order:
+            ended_at = self._by_id[self._order[0]][1]
+            if now - ended_at <= KEPT_S and self._bytes <= self._max_bytes:
+                break
+            kept = self._by_id.pop(self._order.popleft())
+            self._bytes -= len(kept[3]) + OVERHEAD_BYTES
+        while self._held and self._bytes > self._max_bytes:
+            (owner, key), size = self._held.popitem(last=False)
+            self._bytes -= size
+            # The key stays: a second run would be worse than a refusal.
+            self._keys[owner][key] = self._keys[owner][key]._replace(outcome=None)
+
+    def _forget_old_keys(self, owner: int) -> None:
+        keys = self._keys.get(owner, OrderedDict())
+        horizon = self._clock() - KEPT_S
+        while len(keys) > KEYS_FOR_LIFE:
+            key, oldest = next(iter(keys.items()))
+            if oldest.ended_at is None or (oldest.ended_at > horizon and len(keys) <= KEYS_MAX):
+                return
+            del keys[key]
+            self._release(owner, key)
+
+    def _release(self, owner: int, key: str) -> None:
+        self._bytes -= self._held.pop((owner, key), 0)

@@ -1,0 +1,10 @@
+"""Sandboxes for environments whose agents run code. Import it where it is used: a bare server does not need it."""
+
+from .errors import SandboxError
+from .layers import Layer
+from .sandbox import Sandbox
+from .sandboxes import Sandboxes
+from .terminal import Terminal
+from .values import Box, Completed, Limits
+
+__all__ = ["Box", "Completed", "Layer", "Limits", "Sandbox", "SandboxError", "Sandboxes", "Terminal"]

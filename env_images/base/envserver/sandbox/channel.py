@@ -1,0 +1,167 @@
+"""The server's end of a connection to its spawner or to a supervisor: many requests at a time, answers by number."""
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from . import wire
+from .errors import SandboxError
+
+Answer = tuple[dict[str, object], list[int]]
+_PAUSE_S = 0.002
+_PATIENCE_S = 10.0
+"""For a peer that reads nothing although it waits for nobody: it is stopped or gone."""
+
+
+class Expectation:
+    """Answers to one request number, in order; closing it closes files that nobody took."""
+
+    def __init__(self) -> None:
+        self._answers: asyncio.Queue[Answer | None] = asyncio.Queue()
+
+    def put(self, answer: Answer | None) -> None:
+        self._answers.put_nowait(answer)
+
+    async def get(self) -> Answer:
+        """Wait for the next answer.
+
+        Raises:
+            SandboxError: ``ended`` when the peer is gone; else with the peer's own code.
+        """
+        answer = await self._answers.get()
+        if answer is None:
+            self._answers.put_nowait(None)
+            raise SandboxError("the sandbox has ended", code="ended")
+        message, _ = answer
+        if "error" in message:
+            raise SandboxError(str(message["error"]), code=str(message.get("code", "refused")))
+        return answer
+
+    def discard(self) -> None:
+        while not self._answers.empty():
+            if (answer := self._answers.get_nowait()) is not None:
+                _close_all(answer[1])
+
+
+class Channel:
+    """Owns the socket *sock*. *on_event* gets what answers no request; *on_end* is called once at the end."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        *,
+        on_event: Callable[[dict[str, object]], None] | None = None,
+        on_end: Callable[[], None] | None = None,
+    ) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._on_event = on_event
+        self._on_end = on_end
+        self._expected: dict[int, Expectation] = {}
+        self._events: asyncio.Queue[dict[str, object]] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+        self.is_closed = False
+        self._loop.add_reader(sock.fileno(), self._on_readable)
+
+    def __repr__(self) -> str:
+        return f"<Channel {'closed' if self.is_closed else 'open'}, {len(self._expected)} requests>"
+
+    def listen(self, on_event: Callable[[dict[str, object]], None], on_end: Callable[[], None]) -> None:
+        """From now on events go to *on_event*, and the end to *on_end*."""
+        self._on_event, self._on_end = on_event, on_end
+
+    def expect(self, number: int) -> Expectation:
+        expectation = self._expected[number] = Expectation()
+        if self.is_closed:
+            expectation.put(None)
+        return expectation
+
+    def forget(self, number: int) -> None:
+        """Nobody waits for *number* any more; late answers to it are dropped with their files."""
+        if (expectation := self._expected.pop(number, None)) is not None:
+            expectation.discard()
+
+    async def next_event(self) -> dict[str, object]:
+        """Wait for an event; without a listener only. ``{}`` at the end of the stream."""
+        return await self._events.get()
+
+    async def send(self, message: wire.Message) -> None:
+        """Send *message*.
+
+        Raises:
+            SandboxError: the peer is gone, or takes nothing.
+        """
+        deadline = self._loop.time() + _PATIENCE_S
+        while not self.is_closed:
+            try:
+                wire.send(self._sock, message)
+            except BlockingIOError:
+                if self._loop.time() > deadline:
+                    break
+                await asyncio.sleep(_PAUSE_S)
+            except ValueError as error:
+                raise SandboxError(str(error)) from error
+            except OSError:
+                self._on_readable()  # the peer's last words say why it is gone
+                break
+            else:
+                return
+        raise SandboxError("the sandbox has ended", code="ended")
+
+    def post(self, message: wire.Message) -> None:
+        """Send *message* if that can be done now: for the cleanup of who is being cancelled."""
+        if not self.is_closed:
+            with suppress(OSError):
+                wire.send(self._sock, message)
+
+    def _on_readable(self) -> None:
+        for _ in range(64):  # then the loop's other work has a turn
+            if self.is_closed:
+                return
+            try:
+                received = wire.receive(self._sock)
+            except BlockingIOError:
+                return
+            except ConnectionResetError:
+                continue  # told once, where the peer left something unread; its own last words stand behind it
+            except OSError:
+                received = None
+            if received is None:
+                self.close()
+                return
+            self._dispatch(*received)
+
+    def _dispatch(self, message: dict[str, object], files: list[int]) -> None:
+        number = message.get("id")
+        expectation = self._expected.get(number) if isinstance(number, int) else None
+        if expectation is not None:
+            expectation.put((message, files))
+            return
+        _close_all(files)
+        if number is not None:
+            return
+        if self._on_event is not None:
+            self._on_event(message)
+        else:
+            self._events.put_nowait(message)
+
+    def close(self) -> None:
+        """Hang up: the peer ends, and whoever waits here learns it. Idempotent."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self._loop.remove_reader(self._sock.fileno())
+        self._sock.close()
+        for expectation in self._expected.values():
+            expectation.put(None)
+        self._events.put_nowait({})
+        if self._on_end is not None:
+            self._on_end()
+
+
+def _close_all(files: Sequence[int]) -> None:
+    for fd in files:
+        with suppress(OSError):
+            os.close(fd)

@@ -1,0 +1,143 @@
+"""Starting the spawner: a small interpreter of its own that knows nothing of the server.
+
+Not a fork of the server: the fork would hold its memory, and an agent's processes begin as forks of it.
+"""
+
+import asyncio
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from . import seccomp, wire
+from .channel import Channel
+from .errors import SandboxError
+from .values import UIDS, Box, Limits
+
+START_S = 20.0
+"""An interpreter's start and two mounts: some 50 ms on an idle machine."""
+_CAP_SETGID, _CAP_SETUID = 6, 7
+# The packages by hand, without their __init__: those import the whole server.
+_BOOT = """
+import sys, types
+for name, path in (("envserver", sys.argv[1]), ("envserver.sandbox", sys.argv[2])):
+    package = types.ModuleType(name)
+    package.__path__ = [path]
+    sys.modules[name] = package
+from envserver.sandbox.spawner import main
+main(int(sys.argv[3]))
+"""
+
+
+def may_map_range() -> bool:
+    """Whether this process may map a range of uids: it has CAP_SETUID and CAP_SETGID here."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("CapEff:"):
+            held = int(line.split()[1], 16)
+            return bool(held >> _CAP_SETGID & 1 and held >> _CAP_SETUID & 1)
+    return False
+
+
+def _configuration(box: Box, work: Path, limits: Limits, *, ranged: bool) -> dict[str, object]:
+    bubblewrap = shutil.which("bwrap", path="/usr/bin:/bin:/usr/local/bin")
+    if bubblewrap is None:
+        raise SandboxError("bubblewrap is missing: install the package `bubblewrap`, 0.8 or later", code="unsupported")
+    for path, name in ((Path(box.path), "the box"), (work, "the work folder")):
+        if not path.is_dir():
+            raise SandboxError(f"{name} {path} is no directory", code="unsupported")
+    try:
+        calls = seccomp.program()
+    except ValueError as error:
+        raise SandboxError(str(error), code="unsupported") from error
+    return {
+        "box": str(Path(box.path).absolute()),
+        "work": str(work.absolute()),
+        "limits": limits.as_message(),
+        "calls": calls.hex(),
+        "ranged": ranged,
+        "bubblewrap": bubblewrap,
+    }
+
+
+def _spawn(theirs: socket.socket) -> "subprocess.Popen[bytes]":
+    here = Path(__file__).parent
+    argv = [sys.executable, "-I", "-S", "-c", _BOOT, str(here.parent), str(here), str(theirs.fileno())]
+    return subprocess.Popen(
+        argv, pass_fds=[theirs.fileno()], env={}, cwd="/", stdin=subprocess.DEVNULL, start_new_session=True
+    )
+
+
+class SpawnerProcess:
+    """The running spawner and the channel to it."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", channel: Channel) -> None:
+        self.process = process
+        self.channel = channel
+
+    def stop(self) -> None:
+        """End the spawner, and with it every sandbox."""
+        self.channel.close()
+        with suppress(ProcessLookupError):
+            self.process.kill()
+        self.process.wait()  # it was killed: this takes no longer than the kernel needs
+
+
+async def launch(box: Box, work: Path, limits: Limits) -> SpawnerProcess:
+    """Start a spawner and map its users.
+
+    Raises:
+        SandboxError: ``unsupported``, with what to change.
+    """
+    ranged = may_map_range()
+    configuration = _configuration(box, work, limits, ranged=ranged)
+    ours, theirs = wire.pair()
+    with theirs:
+        process = _spawn(theirs)
+    running = SpawnerProcess(process, Channel(ours))
+    try:
+        async with asyncio.timeout(START_S):
+            await _settle(running, configuration, first_uid=box.first_uid, ranged=ranged)
+    except TimeoutError:
+        running.stop()
+        raise SandboxError("the spawner did not start in time", code="unsupported") from None
+    except BaseException:
+        running.stop()
+        raise
+    return running
+
+
+async def _settle(running: SpawnerProcess, configuration: dict[str, object], *, first_uid: int, ranged: bool) -> None:
+    channel, pid = running.channel, running.process.pid
+    await channel.send(configuration)
+    _told(await channel.next_event())
+    try:
+        _map_users(pid, first_uid=first_uid, ranged=ranged)
+    except OSError as error:
+        raise SandboxError(
+            f"users could not be mapped: {error}; see SANDBOX.md, 'Machines'", code="unsupported"
+        ) from error
+    await channel.send({"mapped": True})
+    _told(await channel.next_event())
+
+
+def _told(event: dict[str, object]) -> None:
+    if "unshared" in event or "settled" in event:
+        return
+    reason = event.get("failed", "the spawner ended")
+    raise SandboxError(
+        f"this machine opens no sandboxes: {reason}. In a container: the seccomp profile for sandboxes, unmasked /proc "
+        "paths and CAP_SETUID and CAP_SETGID are needed; elsewhere: user namespaces, and folders for the box and the "
+        "work that any user can pass through; see SANDBOX.md, 'Machines'",
+        code="unsupported",
+    )
+
+
+def _map_users(pid: int, *, first_uid: int, ranged: bool) -> None:
+    process = Path(f"/proc/{pid}")
+    if not ranged:
+        (process / "setgroups").write_text("deny")
+    (process / "uid_map").write_text(f"0 {first_uid} {UIDS}" if ranged else f"0 {os.geteuid()} 1")
+    (process / "gid_map").write_text(f"0 {first_uid} {UIDS}" if ranged else f"0 {os.getegid()} 1")

@@ -1,0 +1,238 @@
+"""Starting a process in the sandbox: the last steps between the supervisor's fork and the agent's program.
+
+Runs in the supervisor, which has entered the sandbox's namespaces. The fork is not dumpable and its memory belongs to
+an outer user namespace, so not even the sandbox's root can look into it before it has become the agent's program.
+
+What every program of the sandbox inherits in the same way, the supervisor takes upon itself once (``take_bounds``): it
+needs nothing of what it gives up there. Only what differs, or what would bind the supervisor too, is left to each fork.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import resource
+import signal
+import struct
+import termios
+from dataclasses import dataclass
+
+from . import kernel
+from .users import User
+
+CAPABILITIES = {0, 1, 3, 4, 5, 6, 7, 8, 10, 18, 29, 31}
+"""CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP, NET_BIND_SERVICE, SYS_CHROOT, AUDIT_WRITE and
+SETFCAP: what Docker gives a container's root, without raw sockets and device nodes. All hold inside only."""
+_LAST_CAPABILITY = 63
+"""Capabilities are 64 bits; the kernel knows some 41 of them."""
+_IGNORED = (signal.SIGPIPE, signal.SIGXFSZ)
+"""Python's interpreter ignores these two from its start, and a program would inherit that. SIGINT has a handler, which
+an exec resets; the other signals are default since ``default_signals``."""
+_OF_THE_LIBRARY = (32, 33)
+"""Signals that the C library keeps for threads (nptl(7)); some machines start all their processes with one ignored."""
+OPEN_FILES = 1024
+"""Of each process: files in flight are counted per user across sandboxes, so this also keeps room for the others."""
+_NICE = 5
+"""The server answers first when the machine is full."""
+_TIOCSPTLCK, _TIOCGPTPEER = 0x40045431, 0x5441
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What ``setrlimit`` can hold, for each process alone."""
+
+    memory_bytes: int
+    cpu_s: int
+
+
+@dataclass(frozen=True)
+class Program:
+    argv: list[str]
+    cwd: str
+    env: dict[str, str]
+    user: User
+
+
+def open_terminal(rows: int, cols: int) -> tuple[int, int]:
+    """Open a pty of the sandbox's own: (master, slave)."""
+    master = os.open("/dev/pts/ptmx", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        fcntl.ioctl(master, _TIOCSPTLCK, struct.pack("i", 0))
+        # By the master and not by name: the name is the agent's to change.
+        slave = fcntl.ioctl(master, _TIOCGPTPEER, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
+    except BaseException:
+        os.close(master)
+        raise
+    return master, slave
+
+
+def default_signals() -> None:
+    """Let no ignored signal of who started the spawner (``nohup`` for one) reach a program; all forks inherit this."""
+    kept = (*_IGNORED, signal.SIGINT, signal.SIGKILL, signal.SIGSTOP)
+    for number in range(1, signal.NSIG):
+        if number in _OF_THE_LIBRARY:
+            kernel.stop_ignoring(number)
+        elif number not in kept:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def take_bounds(calls: bytes) -> None:
+    """Drop capabilities, new privileges and system calls for this process and all that come of it.
+
+    For the supervisor, once it has entered: it makes no namespace and no mount any more, and of the filtered calls it
+    makes none. Its own capabilities stay; at an exec they are cut to the bounding set.
+    """
+    for capability in range(_LAST_CAPABILITY + 1):
+        if capability not in CAPABILITIES:
+            try:
+                kernel.prctl(kernel.PR_CAPBSET_DROP, capability)
+            except OSError as error:
+                if error.errno == errno.EINVAL:  # beyond the kernel's last one
+                    break
+                raise
+    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    kernel.filter_system_calls(calls)
+
+
+def start(program: Program, files: tuple[int, int, int], *, bounds: Bounds, ranged: bool) -> tuple[int, int]:
+    """Start *program* with *files* as its first three; give its pid outside and inside.
+
+    Raises:
+        OSError: it could not be started; ENOENT for a missing program or folder, EAGAIN when the sandbox is at its
+            limit of processes.
+    """
+    report, fault = os.pipe2(os.O_CLOEXEC)
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _become(program, files, fault, bounds, ranged)
+    except BaseException:
+        os.close(report)
+        raise
+    finally:
+        os.close(fault)
+    words = _read_all(report).split(b"\n")
+    if len(words) > 2:
+        os.waitpid(pid, 0)
+        raise OSError(int(words[1]), os.strerror(int(words[1])), words[2].decode(errors="replace"))
+    return pid, int(words[0] or b"0")
+
+
+def _read_all(fd: int) -> bytes:
+    """Read the pipe *fd* to its end and close it."""
+    data = b""
+    try:
+        while part := os.read(fd, 65_536):
+            data += part
+    finally:
+        os.close(fd)
+    return data
+
+
+def _become(program: Program, files: tuple[int, int, int], fault: int, bounds: Bounds, ranged: bool) -> None:
+    """Turn this fork into *program*; never returns."""
+    subject = program.cwd
+    try:
+        os.write(fault, b"%d" % os.getpid())
+        os.setsid()
+        high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64) for fd in (*files, fault)]
+        for target, fd in enumerate(high[:3]):
+            os.dup2(fd, target)
+        os.dup2(high[3], 3, inheritable=False)
+        fault = 3
+        os.closerange(4, 4096)
+        if os.isatty(0):
+            with contextlib.suppress(OSError):
+                fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        _restrict(bounds)
+        _become_user(program.user, ranged=ranged)
+        os.chdir(program.cwd)
+        subject = program.argv[0]
+        _execute(program)
+    except OSError as error:
+        os.write(fault, b"\n%d\n%s" % (error.errno or errno.EIO, os.fsencode(subject)))
+    except BaseException as error:  # noqa: BLE001 - a fork must not run its parent's code
+        os.write(fault, b"\n%d\n%s" % (errno.EINVAL, str(error).encode(errors="replace")))
+    finally:
+        os._exit(127)
+
+
+def _execute(program: Program) -> None:
+    """Replace this process by *program*, found along its own PATH.
+
+    ``os.execvpe`` would import a module first, at a time when the interpreter's folders are the agent's.
+
+    Raises:
+        OSError: why it did not start where it is; where it is nowhere, ENOENT or ENOTDIR of the last place.
+    """
+    name = program.argv[0]
+    if "/" in name:
+        os.execve(name, program.argv, program.env)
+    fault: OSError | None = None
+    last: OSError
+    for folder in program.env.get("PATH", PATH).split(":"):
+        try:
+            os.execve(f"{folder or '.'}/{name}", program.argv, program.env)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            last = error
+        except OSError as error:  # it is there, but may also be further on
+            fault, last = fault or error, error
+    raise fault or last
+
+
+def _restrict(bounds: Bounds) -> None:
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    os.umask(0o022)
+    os.nice(_NICE)
+    for which, soft, hard in (
+        (resource.RLIMIT_CORE, 0, 0),
+        (resource.RLIMIT_NOFILE, OPEN_FILES, OPEN_FILES),
+        (resource.RLIMIT_DATA, bounds.memory_bytes, bounds.memory_bytes),
+        (resource.RLIMIT_CPU, bounds.cpu_s, bounds.cpu_s + 1),
+        (resource.RLIMIT_MEMLOCK, 65_536, 65_536),
+    ):
+        resource.setrlimit(which, (soft, hard))
+
+
+def _become_user(user: User, *, ranged: bool) -> None:
+    if ranged:
+        os.setgroups([user.gid, *user.groups])
+    os.setresgid(user.gid, user.gid, user.gid)
+    os.setresuid(user.uid, user.uid, user.uid)
+
+
+def session_members(session: int) -> list[int]:
+    """List the pids inside whose session is *session*; called in a fork that lives inside."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as stat:
+                if int(stat.read().rpartition(b")")[2].split()[3]) == session:
+                    found.append(int(name))
+    return found
+
+
+def kill_session(pid: int, inner_pid: int) -> None:
+    """Kill all processes of the session that the process *pid* (inside: *inner_pid*) leads.
+
+    Its process group alone would leave out what ``timeout`` and job control put into groups of their own. Where no
+    process is left for looking, the group has to do.
+    """
+    try:
+        looker = os.fork()
+    except OSError:
+        looker = -1
+    if looker == 0:
+        for _ in range(3):  # a fork between the look and the kill is met by the next look
+            for member in session_members(inner_pid):
+                with contextlib.suppress(OSError):
+                    os.kill(member, signal.SIGKILL)
+        os._exit(0)
+    if looker > 0:
+        os.waitpid(looker, 0)
+    with contextlib.suppress(OSError):
+        os.killpg(pid, signal.SIGKILL)

@@ -1,0 +1,246 @@
+"""One sandbox, as an environment uses it."""
+
+import asyncio
+import itertools
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+
+from .channel import Channel, Expectation
+from .errors import SandboxError
+from .streams import Input, Output
+from .terminal import Terminal
+from .values import Completed, Limits
+
+_START_S = 20.0
+"""For a fork and an exec on a machine under full load."""
+_KILL_S = 10.0
+_CHUNK_BYTES = 1024 * 1024
+_REASONS = {
+    "memory": "it used more memory than its limit",
+    "pids": "it stayed at its limit of processes",
+    "init": "its first process ended",
+}
+
+
+class Sandbox:
+    """Opened and ended by ``Sandboxes``. *release* waits until the spawner has freed it.
+
+    Attributes:
+        number: the spawner's name for it.
+        killed: why it was ended from outside (``memory``, ``pids``, ``init``: its init died, ``lost``: its supervisor
+            died); None while it lives and after a plain ``close``.
+    """
+
+    def __init__(
+        self, number: int, channel: Channel, *, limits: Limits, release: Callable[[], Awaitable[None]]
+    ) -> None:
+        self.number = number
+        self.killed: str | None = None
+        self._channel = channel
+        self._limits = limits
+        self._release = release
+        self._requests = itertools.count(1)
+        self._terminals: dict[int, Terminal] = {}
+        self._closing: asyncio.Task[None] | None = None
+        channel.listen(self._on_event, self._on_end)
+
+    def __repr__(self) -> str:
+        return f"<Sandbox {self.number} {self.killed or ('closed' if self.is_closed else 'open')}>"
+
+    @property
+    def is_closed(self) -> bool:
+        return self._channel.is_closed
+
+    def _on_event(self, event: dict[str, object]) -> None:
+        if event.get("event") == "killed":
+            self.killed = str(event["reason"])
+
+    def _on_end(self) -> None:
+        if self.killed is None and self._closing is None:
+            self.killed = "lost"
+
+    def _ended(self) -> SandboxError:
+        if self.killed is None:
+            return SandboxError("the sandbox is closed", code="ended")
+        return SandboxError(f"the sandbox was ended: {_REASONS.get(self.killed, self.killed)}", code="ended")
+
+    async def _ask(self, expectation: Expectation, message: Mapping[str, object]) -> list[int]:
+        """Send *message* and give the files of its first answer."""
+        try:
+            await self._channel.send(message)
+            async with asyncio.timeout(_START_S):
+                _, files = await expectation.get()
+        except TimeoutError:
+            raise SandboxError("the sandbox does not answer", code="ended") from None
+        except SandboxError as error:
+            raise self._ended() if error.code == "ended" else error from None
+        return files
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        cwd: str = "/root",
+        env: Mapping[str, str] | None = None,
+        user: str = "root",
+        timeout_s: float = 30.0,
+        output_bytes: int | None = None,
+    ) -> Completed:
+        """Run *argv* to its end; what it started in the background may live on, without these pipes.
+
+        Args:
+            env: added to PATH, HOME, USER, LOGNAME and LANG; nothing else is set.
+            output_bytes: kept of each stream, instead of the limits' number.
+
+        Raises:
+            SandboxError: ``refused`` for a missing program, folder or user; ``full`` when no process can be made;
+                ``ended`` when the sandbox is gone or goes meanwhile, with the watchdog's reason.
+        """
+        number = next(self._requests)
+        expectation = self._channel.expect(number)
+        request = {"op": "run", "id": number, "argv": list(argv), "cwd": cwd, "env": dict(env or {}), "user": user}
+        most_bytes = self._limits.output_bytes if output_bytes is None else output_bytes
+        status: int | None = None
+        streams: list[Input | Output] = []
+        try:
+            files = await self._ask(expectation, request)
+            source, out, err = Input(files[0], stdin), Output(files[1], most_bytes), Output(files[2], most_bytes)
+            streams += [source, out, err]
+            status = await self._exit(expectation, timeout_s)
+            timed_out = status is None
+            if status is None:
+                await self._channel.send({"op": "kill", "target": number})
+                status = await self._exit(expectation, _KILL_S)
+            if status is None:
+                raise SandboxError("a killed process does not end", code="ended")
+            out.finish()
+            err.finish()
+            return Completed(status, out.kept, err.kept, timed_out, out.truncated or err.truncated)
+        finally:
+            for stream in streams:
+                stream.close()
+            self._channel.forget(number)
+            if status is None:
+                self._channel.post({"op": "kill", "target": number})
+
+    async def _exit(self, expectation: Expectation, timeout_s: float) -> int | None:
+        """Wait for a process's status; None when *timeout_s* is over."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                message, _ = await expectation.get()
+        except TimeoutError:
+            return None
+        except SandboxError as error:
+            raise self._ended() if error.code == "ended" else error from None
+        return int(str(message["status"]))
+
+    async def terminal(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str = "/root",
+        env: Mapping[str, str] | None = None,
+        rows: int = 24,
+        cols: int = 80,
+        user: str = "root",
+    ) -> Terminal:
+        """Start *argv* on a pty, as the leader of a session of its own. ``TERM`` is ``dumb`` unless *env* says more.
+
+        Raises:
+            SandboxError: as for ``run``.
+        """
+        number = next(self._requests)
+        expectation = self._channel.expect(number)
+        request = {
+            "op": "terminal", "id": number, "argv": list(argv), "cwd": cwd, "user": user,
+            "env": {"TERM": "dumb", **(env or {})}, "rows": rows, "cols": cols,
+        }  # fmt: skip
+        try:
+            files = await self._ask(expectation, request)
+        except BaseException:
+            self._channel.forget(number)
+            self._channel.post({"op": "kill", "target": number})
+            raise
+
+        def forget() -> None:
+            self._channel.forget(number)
+            self._terminals.pop(number, None)
+
+        terminal = Terminal(files[0], number=number, send=self._tell, forget=forget)
+        self._terminals[number] = terminal
+        return terminal
+
+    async def _tell(self, message: dict[str, object]) -> None:
+        with suppress(SandboxError):  # a sandbox that is gone needs no killing
+            await self._channel.send(message)
+
+    async def _open_file(self, path: str, *, is_write: bool, mode: int = 0) -> int:
+        if not path.startswith("/") or "\0" in path:
+            raise SandboxError(f"not an absolute path: {path!r}")
+        number = next(self._requests)
+        expectation = self._channel.expect(number)
+        try:
+            request = {"op": "open", "id": number, "path": path, "write": is_write, "mode": mode}
+            return (await self._ask(expectation, request))[0]
+        finally:
+            self._channel.forget(number)
+
+    async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        """Write *data* to the regular file *path*, made with its folders where missing; root owns what is made.
+
+        Links are followed as the sandbox's own root would, never out of it.
+
+        Raises:
+            SandboxError: ``refused`` with the kernel's reason; ``full`` when the disk is.
+        """
+        fd = await self._open_file(path, is_write=True, mode=mode)
+        try:
+            for start in range(0, len(data), _CHUNK_BYTES):
+                _write_all(fd, data[start : start + _CHUNK_BYTES])
+                await asyncio.sleep(0)
+        except OSError as error:
+            raise SandboxError(f"{path}: {os.strerror(error.errno or 28)}", code="full") from error
+        finally:
+            os.close(fd)
+
+    async def read_file(self, path: str, *, max_bytes: int) -> bytes:
+        """Give the first *max_bytes* of the regular file *path*.
+
+        Raises:
+            SandboxError: ``refused`` with the kernel's reason.
+        """
+        fd = await self._open_file(path, is_write=False)
+        try:
+            data = bytearray()
+            while len(data) < max_bytes and (part := os.read(fd, min(_CHUNK_BYTES, max_bytes - len(data)))):
+                data += part
+                await asyncio.sleep(0)
+            return bytes(data)
+        except OSError as error:
+            raise SandboxError(f"{path}: {os.strerror(error.errno or 5)}") from error
+        finally:
+            os.close(fd)
+
+    async def close(self) -> None:
+        """Kill everything inside and free its disk; returns when both are done. Idempotent.
+
+        A caller that is cancelled here leaves the closing to itself: it goes on.
+        """
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        for terminal in list(self._terminals.values()):
+            terminal.abandon()
+        self._terminals.clear()
+        self._channel.close()  # its supervisor ends the sandbox when the connection ends
+        await self._release()
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(fd, rest) :]

@@ -1,0 +1,237 @@
+"""One process per worker that opens its sandboxes: it owns the user namespace and holds the layers' mounts.
+
+Its own small interpreter, started with nothing of the server's memory, environment or files. All that it mounts is in
+a mount namespace of its own, so when it ends, however it ends, the kernel takes every mount and sandbox with it.
+A sandbox whose files nobody will want mounts them in a namespace of its own: every opening copies its parent's mounts.
+"""
+
+import contextlib
+import gc
+import os
+import selectors
+import socket
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from . import kernel, processes, supervisor, wire
+from .rooms import Room
+
+Request = dict[str, Any]
+_BOX, _FIRST_OWNER, _MOST_SANDBOXES = "0", 60_000, 4_096
+"""Owners of the sandboxes' user namespaces are uids of the spawner's, which are mapped in no sandbox."""
+_MAP = f"0 0 {_FIRST_OWNER}\n65534 65534 1\n".encode()
+_SINGLE_MAP = b"0 0 1\n"
+_MOST_FD = 2**31 - 1
+"""One system call closes all up to it (close_range)."""
+
+
+@dataclass
+class _Tenant:
+    """Who has a room: a sandbox, or (without a pid) the layer that it became."""
+
+    room: Room
+    owner: int | None
+    is_build: bool
+    """It may become a layer, so its room is mounted here."""
+    pid: int = 0
+    is_kept: bool = False
+
+
+class Spawner:
+    """Answers its server's requests one at a time; each takes a few milliseconds and waits for nobody's program."""
+
+    def __init__(self, server: socket.socket, config: Request) -> None:
+        self._server = server
+        self._bubblewrap = str(config["bubblewrap"])
+        self._limits: dict[str, int] = config["limits"]
+        self._calls = bytes.fromhex(str(config["calls"]))
+        self._ranged = bool(config["ranged"])
+        self._tenants: dict[int, _Tenant] = {}
+        self._owners = list(range(_FIRST_OWNER, _FIRST_OWNER + _MOST_SANDBOXES))
+        self._selector = selectors.DefaultSelector()
+
+    def serve(self) -> None:
+        self._selector.register(self._server, selectors.EVENT_READ, None)
+        while True:
+            for key, _ in self._selector.select():
+                if key.data is not None:
+                    self._on_end(int(key.data), key.fd)
+                elif not self._on_request():
+                    return
+
+    def _on_request(self) -> bool:
+        received = wire.receive(self._server)
+        if received is None:
+            return False
+        request, _ = received
+        try:
+            if request["op"] == "open":
+                self._open(request)
+            elif request["op"] == "drop":
+                self._drop(int(str(request["room"])))
+                wire.send(self._server, {"id": request["id"]})
+            elif request["op"] == "keep":
+                self._keep(int(str(request["room"])))
+                wire.send(self._server, {"id": request["id"]})
+        except (OSError, KeyError, ValueError, IndexError) as error:
+            wire.send(self._server, {"id": request["id"], "error": str(error)})
+        return True
+
+    def _open(self, request: Request) -> None:
+        """Make a room and fork its supervisor, which mounts it; give the server the supervisor's other end."""
+        number = int(request["id"])
+        layers = [self._tenants[int(layer)].room.upper for layer in request["layers"]]
+        if not self._owners:
+            raise ValueError(f"{_MOST_SANDBOXES} sandboxes are open")
+        room = Room(f"{number:x}", ":".join([*reversed(layers), _BOX]), self._limits["disk_bytes"])
+        tenant = _Tenant(room, self._owners.pop() if self._ranged else None, bool(request["build"]))
+        try:
+            os.mkdir(room.name, 0o700)
+            if tenant.is_build:
+                room.mount()
+            ours, theirs = wire.pair()
+            try:
+                tenant.pid = self._fork(tenant, theirs)
+                self._tenants[number] = tenant
+                self._selector.register(os.pidfd_open(tenant.pid), selectors.EVENT_READ, number)
+                wire.send(self._server, {"id": number}, (ours.fileno(),))
+            finally:
+                ours.close()
+                theirs.close()
+        except BaseException:
+            if number not in self._tenants:
+                self._free(tenant)
+            raise
+
+    def _fork(self, tenant: _Tenant, theirs: socket.socket) -> int:
+        mine, sync = socket.socketpair()
+        plan = supervisor.Plan(
+            room=tenant.room,
+            is_mounted=tenant.is_build,
+            bubblewrap=self._bubblewrap,
+            owner=tenant.owner,
+            memory_bytes=self._limits["memory_bytes"],
+            pids=self._limits["pids"],
+            cpu_s=self._limits["cpu_s"],
+            calls=self._calls,
+        )
+        pid = os.fork()
+        if pid == 0:
+            try:
+                _keep_only(theirs.fileno(), sync.fileno())
+                supervisor.live(plan, theirs, sync.fileno())
+            finally:
+                os._exit(1)
+        sync.close()
+        with mine:
+            mine.settimeout(10.0)
+            if mine.recv(1) == b"u":
+                self._map(pid)
+                mine.sendall(b"m")
+        return pid
+
+    def _map(self, pid: int) -> None:
+        if not self._ranged:
+            kernel.write(f"/proc/{pid}/setgroups", b"deny")
+        table = _MAP if self._ranged else _SINGLE_MAP
+        kernel.write(f"/proc/{pid}/uid_map", table)
+        kernel.write(f"/proc/{pid}/gid_map", table)
+
+    def _keep(self, number: int) -> None:
+        tenant = self._tenants[number]
+        if not tenant.is_build:
+            raise ValueError(f"sandbox {number} was not opened to be kept")
+        tenant.is_kept = True
+
+    def _on_end(self, number: int, pidfd: int) -> None:
+        """A supervisor is gone: so is all that ran below it. Free its room, or leave its files as a layer."""
+        tenant = self._tenants[number]
+        self._selector.unregister(pidfd)
+        os.close(pidfd)
+        os.waitpid(tenant.pid, 0)
+        if tenant.is_kept:
+            self._give_back(tenant)
+            tenant.pid = 0
+            tenant.room.freeze()
+        else:
+            del self._tenants[number]
+            self._free(tenant)
+        wire.send(self._server, {"ended": number})
+
+    def _drop(self, number: int) -> None:
+        self._free(self._tenants.pop(number))
+
+    def _free(self, tenant: _Tenant) -> None:
+        self._give_back(tenant)
+        if tenant.is_build:
+            tenant.room.unmount()
+        with contextlib.suppress(OSError):
+            os.rmdir(tenant.room.name)
+
+    def _give_back(self, tenant: _Tenant) -> None:
+        if tenant.owner is not None:
+            self._owners.append(tenant.owner)
+            tenant.owner = None
+
+
+def _keep_only(*kept: int) -> None:
+    first = 3
+    for fd in sorted(kept):
+        os.closerange(first, fd)
+        first = fd + 1
+    os.closerange(first, _MOST_FD)
+
+
+def _import_no_more() -> None:
+    """Take this interpreter's importers away: inside a sandbox its folders are the agent's. An import fails then."""
+    for places in (sys.path, sys.meta_path, sys.path_hooks):
+        places.clear()
+
+
+def settle(server: socket.socket, config: Request) -> None:
+    """Enter the user and mount namespaces that the server maps for us, and mount the work folder and the box."""
+    kernel.prctl(kernel.PR_CAP_AMBIENT, kernel.PR_CAP_AMBIENT_CLEAR_ALL)  # bubblewrap refuses to start with any
+    kernel.unshare(kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS)
+    box = os.open(str(config["box"]), os.O_PATH | os.O_DIRECTORY)
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
+    wire.send(server, {"unshared": os.getpid()})
+    if wire.receive(server) is None:
+        raise OSError("the server hung up")
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+    if config["ranged"]:
+        os.setgroups([])
+    os.umask(0o022)
+    kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
+    work = str(config["work"])
+    kernel.mount("box", work, "tmpfs", kernel.MS_NODEV, "size=16m,mode=0700")
+    os.chdir(work)
+    os.mkdir(_BOX)
+    kernel.mount(f"/proc/self/fd/{box}", _BOX, "", kernel.MS_BIND)
+    os.close(box)
+
+
+def main(fd: int) -> None:
+    """Serve the server at the other end of the inherited socket *fd* until it hangs up."""
+    kernel.hide_command_line()
+    kernel.set_name("spawner")
+    processes.default_signals()
+    server = socket.socket(fileno=fd)
+    # A collection would touch every page that the forks share; what is here lives as long as the process.
+    _import_no_more()
+    gc.disable()
+    gc.freeze()
+    received = wire.receive(server)
+    if received is None:
+        return
+    config, _ = received
+    try:
+        settle(server, config)
+        spawner = Spawner(server, config)
+    except OSError as error:
+        wire.send(server, {"failed": str(error)})
+        return
+    wire.send(server, {"settled": True})
+    with contextlib.suppress(ConnectionError):
+        spawner.serve()

@@ -1,0 +1,310 @@
+"""One process per sandbox: starts its programs, opens its files, watches what it uses, and ends it.
+
+It has entered all the sandbox's namespaces, but lives in the PID namespace outside: the agent neither sees nor signals
+it. When it ends, for whatever reason, the kernel ends the sandbox.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import resource
+import selectors
+import signal
+import socket
+import stat
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from . import birth, kernel, processes, watchdog, wire
+from .rooms import Room
+from .users import Users
+
+Request = dict[str, Any]
+_FILE_FLAGS = os.O_NONBLOCK | os.O_NOCTTY
+_MOST_WORDS = 4_096
+"""Characters of a refusal's message."""
+_PF_EXITING = 0x4
+"""Of a process's flags in /proc/PID/stat (linux/sched.h)."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the spawner decided about a sandbox."""
+
+    room: Room
+    is_mounted: bool
+    """Its room is mounted already, by the spawner."""
+    bubblewrap: str
+    owner: int | None
+    """The uid that owns its user namespace; None where one uid is all there is."""
+    memory_bytes: int
+    pids: int
+    cpu_s: int
+    calls: bytes
+
+
+def live(plan: Plan, server: socket.socket, sync: int) -> None:
+    """Make the sandbox and serve it until its server hangs up, its init dies or its watchdog bites; never returns."""
+    status = 1
+    try:
+        spawner = os.getppid()
+        ranged = plan.owner is not None
+        kernel.set_name("box")  # what the sandbox sees of a fork that is not yet its program
+        if not plan.is_mounted:
+            kernel.unshare(kernel.CLONE_NEWNS)
+            plan.room.mount()
+        root = f"{os.getcwd()}/{plan.room.root}"
+        birth.enter_user_namespace(plan.owner, pids=plan.pids, sync=sync)
+        # After the last change of user, which would forget it.
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != spawner:
+            return
+        os.close(sync)
+        born = birth.start_init(root, program=plan.bubblewrap, memory_bytes=plan.memory_bytes, calls=plan.calls)
+        birth.enter(born)
+        _open_many_files()
+        supervisor = Supervisor(plan, server, born, ranged=ranged)
+        processes.take_bounds(plan.calls)
+        wire.send(server, {"event": "ready"})
+        supervisor.serve()
+        status = 0
+    except (birth.BirthError, OSError, ValueError) as error:
+        with contextlib.suppress(OSError):
+            wire.send(server, {"event": "failed", "error": str(error)})
+    finally:
+        os._exit(status)
+
+
+def _open_many_files() -> None:
+    """Room for files in flight: they count per user, and agents may have some too."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+@dataclass
+class _Running:
+    pid: int
+    inner_pid: int
+    pidfd: int
+
+
+class Supervisor:
+    """The loop of one sandbox; not one step of it waits for the agent."""
+
+    def __init__(self, plan: Plan, server: socket.socket, born: birth.Born, *, ranged: bool) -> None:
+        self._plan = plan
+        self._server = server
+        self._born = born
+        self._ranged = ranged
+        self._bounds = processes.Bounds(memory_bytes=plan.memory_bytes, cpu_s=plan.cpu_s)
+        self._running: dict[int, _Running] = {}
+        self._selector = selectors.DefaultSelector()
+        self._users = Users()
+        self._gauge = watchdog.Gauge()
+        self._looks_full = 0
+        self._look_at = 0.0
+        self._look_every_s = watchdog.LOOK_S
+        self._ended = False
+        self._operations: dict[str, Callable[[Request], None]] = {
+            "run": self._run,
+            "terminal": self._terminal,
+            "kill": self._kill,
+            "kill_group": self._kill_group,
+            "open": self._open,
+            "close": self._close,
+        }
+
+    def serve(self) -> None:
+        self._selector.register(self._server, selectors.EVENT_READ, self._on_request)
+        self._selector.register(self._born.init, selectors.EVENT_READ, self._on_init_death)
+        self._look_at = time.monotonic() + self._look_every_s
+        while not self._ended:
+            for key, _ in self._selector.select(max(0.0, self._look_at - time.monotonic())):
+                key.data()
+            if time.monotonic() >= self._look_at and not self._ended:
+                self._look()
+        self._end()
+
+    def _end(self) -> None:
+        """Kill the init, which takes every process of its namespace with it, and wait until they are gone."""
+        with contextlib.suppress(OSError):
+            signal.pidfd_send_signal(self._born.init, signal.SIGKILL)
+        for running in self._running.values():
+            # An init does not end before all of its namespace are reaped, and these are ours to reap.
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(running.pid, 0)
+        with contextlib.suppress(OSError):
+            # The monitor dies with the init or by this; waiting for the init's pidfd waits for all inside.
+            _wait_readable(self._born.init)
+            os.kill(self._born.monitor, signal.SIGKILL)
+            os.waitpid(self._born.monitor, 0)
+
+    def _look(self) -> None:
+        usage = self._gauge.look(memory_bytes=self._plan.memory_bytes)
+        self._looks_full = self._looks_full + 1 if watchdog.is_full(usage, pids=self._plan.pids) else 0
+        reason = watchdog.verdict(
+            usage, memory_bytes=self._plan.memory_bytes, pids=self._plan.pids, looks_full=self._looks_full
+        )
+        if reason is not None:
+            self._say({"event": "killed", "reason": reason})
+            self._ended = True
+        self._look_every_s = watchdog.LOOK_S if usage.pids else watchdog.QUIET_LOOK_S
+        self._look_at = time.monotonic() + self._look_every_s
+
+    def _look_soon(self) -> None:
+        self._look_at = min(self._look_at, time.monotonic() + watchdog.LOOK_S)
+
+    def _say(self, message: wire.Message, files: tuple[int, ...] = ()) -> None:
+        try:
+            wire.send(self._server, message, files)
+        except OSError:
+            self._ended = True  # the server is gone
+
+    def _on_init_death(self) -> None:
+        self._say({"event": "killed", "reason": "init"})
+        self._ended = True
+
+    def _on_request(self) -> None:
+        try:
+            received = wire.receive(self._server)
+        except OSError:
+            received = None
+        if received is None:
+            self._ended = True
+            return
+        request, files = received
+        for fd in files:
+            os.close(fd)
+        try:
+            self._operations[str(request["op"])](request)
+        except KeyError as error:
+            self._refuse(request, f"no such user: {error.args[0]}")
+        except OSError as error:
+            if error.errno == errno.ENOMEM and _is_dying():
+                self._on_init_death()  # a PID namespace whose init is ending takes no more processes
+            else:
+                self._refuse(request, _told(error), full=error.errno in (errno.EAGAIN, errno.ENOMEM, errno.ENOSPC))
+        except ValueError as error:
+            self._refuse(request, str(error))
+
+    def _refuse(self, request: Request, message: str, *, full: bool = False) -> None:
+        # Short enough to go without a memory file: the filter holds for the supervisor too, and a message may hold a
+        # path of any length.
+        error = message[:_MOST_WORDS]
+        self._say({"id": request.get("id"), "error": error, "code": "full" if full else "refused"})
+
+    def _start(self, request: Request, files: tuple[int, int, int]) -> None:
+        user = self._users.find(str(request["user"]))
+        env = {
+            "PATH": processes.PATH,
+            "HOME": user.home,
+            "USER": user.name,
+            "LOGNAME": user.name,
+            "LANG": "C.UTF-8",
+            **request["env"],
+        }
+        program = processes.Program(list(request["argv"]), str(request["cwd"]), env, user)
+        pid, inner_pid = processes.start(program, files, bounds=self._bounds, ranged=self._ranged)
+        running = _Running(pid, inner_pid, os.pidfd_open(pid))
+        number = int(request["id"])
+        self._running[number] = running
+        self._selector.register(running.pidfd, selectors.EVENT_READ, lambda: self._on_exit(number))
+        self._look_soon()
+
+    def _on_exit(self, number: int) -> None:
+        running = self._running.pop(number)
+        self._selector.unregister(running.pidfd)
+        os.close(running.pidfd)
+        _, status = os.waitpid(running.pid, 0)
+        self._say({"id": number, "status": os.waitstatus_to_exitcode(status)})
+
+    def _run(self, request: Request) -> None:
+        pipes = [os.pipe2(os.O_CLOEXEC) for _ in range(3)]
+        inside = (pipes[0][0], pipes[1][1], pipes[2][1])
+        outside = (pipes[0][1], pipes[1][0], pipes[2][0])
+        try:
+            self._start(request, inside)
+            self._say({"id": request["id"], "started": True}, outside)
+        finally:
+            for fd in (*inside, *outside):
+                os.close(fd)
+
+    def _terminal(self, request: Request) -> None:
+        master, slave = processes.open_terminal(int(request["rows"]), int(request["cols"]))
+        try:
+            with contextlib.suppress(OSError):
+                os.fchown(slave, self._users.find(str(request["user"])).uid, -1)
+            self._start(request, (slave, slave, slave))
+            self._say({"id": request["id"], "started": True}, (master,))
+        finally:
+            os.close(master)
+            os.close(slave)
+
+    def _kill(self, request: Request) -> None:
+        running = self._running.get(int(request["target"]))
+        if running is not None:
+            processes.kill_session(running.pid, running.inner_pid)
+
+    def _kill_group(self, request: Request) -> None:
+        """Kill the process group in front of a terminal; the kernel allows it inside this user namespace only."""
+        group = int(request["group"])
+        if group > 1 and os.getpgrp() != group:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGKILL)
+
+    def _open(self, request: Request) -> None:
+        path, is_write = str(request["path"]), bool(request["write"])
+        if is_write:
+            _make_folders(path)
+        flags = os.O_WRONLY | os.O_CREAT if is_write else os.O_RDONLY
+        fd = kernel.open_inside(path, flags | _FILE_FLAGS, int(request["mode"]) if is_write else 0)
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise ValueError(f"not a regular file: {path}")
+            if is_write:
+                os.ftruncate(fd, 0)
+                os.fchmod(fd, int(request["mode"]))
+            fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_NONBLOCK)
+            self._say({"id": request["id"], "opened": True}, (fd,))
+        finally:
+            os.close(fd)
+
+    def _close(self, request: Request) -> None:
+        self._ended = True
+
+
+def _is_dying() -> bool:
+    """Whether the init is ending: its end shows at its pidfd only when all others inside are gone."""
+    try:
+        with open(kernel.open_inside("/proc/1/stat", os.O_RDONLY), "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return True
+    return fields[0] in (b"Z", b"X") or bool(int(fields[6]) & _PF_EXITING)
+
+
+def _wait_readable(fd: int) -> None:
+    """Wait until *fd* is readable, at most ten seconds: a process that is being killed goes at once."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(fd, selectors.EVENT_READ)
+        selector.select(10.0)
+
+
+def _make_folders(path: str) -> None:
+    """Make the missing folders above *path*, each below one that was opened inside."""
+    parts = [part for part in path.split("/") if part][:-1]
+    for depth in range(1, len(parts) + 1):
+        parent = kernel.open_inside("/" + "/".join(parts[: depth - 1]), os.O_PATH | os.O_DIRECTORY)
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(parts[depth - 1], 0o755, dir_fd=parent)
+        finally:
+            os.close(parent)
+
+
+def _told(error: OSError) -> str:
+    text = os.strerror(error.errno or 5)
+    return f"{error.filename}: {text}" if error.filename else text

@@ -1,0 +1,59 @@
+"""What a sandbox is made of and what a command in it comes to: values, no behaviour."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+UIDS = 65_536
+"""Users of a full Debian: ``nobody`` is 65534."""
+FIRST_UID = 100_000
+"""The first subordinate uid of a Linux machine (shadow's SUB_UID_MIN); the box's root belongs to it."""
+
+
+@dataclass(frozen=True)
+class Box:
+    """The agent's root filesystem: a tree of its own, which no sandbox ever changes."""
+
+    path: str | Path
+    """A directory with ``/bin``, ``/etc`` and so on, in which every owner is shifted by *first_uid*."""
+    first_uid: int = FIRST_UID
+    """What root is outside. Where one uid is all there is (a plain user), the box belongs to that user instead."""
+
+    @staticmethod
+    def from_host(folder: str | Path, *, first_uid: int | None = None) -> "Box":
+        """Give the box in *folder*, made of this machine's own programs the first time; see ``hostbox``."""
+        from .hostbox import build
+
+        return build(Path(folder), first_uid=first_uid)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of each sandbox. A worker with n slots needs n x (memory_bytes + disk_bytes) and its layers' bytes."""
+
+    memory_bytes: int = 512 * 1024 * 1024
+    """Of all processes together, held by a watchdog that kills the sandbox; one process alone gets ENOMEM at once."""
+    pids: int = 128
+    """Processes and threads at a time; the next one gets EAGAIN. At the limit for a second, the sandbox is killed."""
+    disk_bytes: int = 256 * 1024 * 1024
+    """What may be written; it is memory. Beyond it a write gets ENOSPC."""
+    cpu_s: int = 600
+    """CPU seconds of one process; then it gets SIGXCPU and, a second later, SIGKILL."""
+    output_bytes: int = 65_536
+    """Kept of each stream of a command; the rest is read and dropped."""
+
+    def as_message(self) -> dict[str, int]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Completed:
+    """A command that ran. Its background children may still live."""
+
+    status: int
+    """The exit status, or minus the signal's number."""
+    stdout: bytes
+    stderr: bytes
+    timed_out: bool = False
+    """It was killed at its deadline, with all of its session; *status* is then -9."""
+    truncated: bool = False
+    """Output beyond the bound was dropped."""

@@ -1,0 +1,171 @@
+"""The sandboxes of one environment class: opened up as the server starts, tried again until they can be had."""
+
+import asyncio
+import logging
+import os
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from .errors import Refused
+from .kinds import Kind
+from .runner import Place, Runner
+from .settings import SandboxSettings
+
+if TYPE_CHECKING:  # a bare server imports nothing of it
+    from .sandbox import Box, Limits, Sandboxes
+
+logger = logging.getLogger("envserver")
+CLOSE_S = 0.9
+"""Of the five seconds that a stop may take; what is left then dies with the process."""
+_MIB = 1024 * 1024
+
+
+class Sandboxing:
+    """Makes the class's ``Sandboxes`` on the lane that all of its sessions share. Used from the server's thread only.
+
+    Never without: where there are none, no session begins.
+    """
+
+    def __init__(self, kind: Kind, limits: "Limits", *, settings: SandboxSettings, runner: Runner) -> None:
+        """
+        Raises:
+            RuntimeError: no thread could be started for the lane.
+        """
+        self._kind = kind
+        self._limits = bounded(limits, settings)
+        self._settings = settings
+        self._runner = runner
+        runner.keep(kind.place)
+        self._place = Place(kind.place)
+        self._sandboxes: Sandboxes | None = None
+        self._made: list[str] = []
+        """Folders that were made here, the inner one first."""
+        self._attempt: asyncio.Task[str] | None = None
+        self._stopped = asyncio.get_running_loop().create_future()
+        """Done when no more attempts are made."""
+        self._told = ""
+        self.is_ready = False
+        """Whether a sandbox could be opened."""
+
+    def __repr__(self) -> str:
+        return f"<Sandboxing of {self._kind.name}, {'ready' if self.is_ready else 'not ready'}>"
+
+    def start(self) -> None:
+        """Make the first attempt, beside everything else: a box that has to be made takes seconds."""
+        self._begin()
+
+    async def ready(self) -> None:
+        """Wait for the attempt that is under way, or make another one.
+
+        Raises:
+            Refused: 500, there are no sandboxes; the detail says why and what to do.
+        """
+        if self.is_ready:
+            return
+        attempt = self._begin()
+        await asyncio.wait((attempt, self._stopped), return_when=asyncio.FIRST_COMPLETED)
+        refusal = attempt.result() if attempt.done() else "the server is shutting down"
+        if refusal:
+            raise Refused(500, f"no sandboxes: {refusal}")
+
+    def _begin(self) -> "asyncio.Task[str]":
+        if self._attempt is None or (self._attempt.done() and not self._stopped.done()):
+            self._attempt = asyncio.get_running_loop().create_task(self._try())
+        return self._attempt
+
+    async def _try(self) -> str:
+        """Make the sandboxes and open one; say why there are none, in an empty text that there are."""
+        try:
+            await self._make()
+        except Exception as error:  # noqa: BLE001  # the server goes on: a machine that is mended needs no restart
+            text = str(error) or type(error).__name__
+            if text != self._told and not self._stopped.done():
+                logger.warning("sandboxes_refused environment=%s error=%s", self._kind.name, text)
+            self._told = text
+            return text
+        self.is_ready = True
+        return ""
+
+    async def _make(self) -> None:
+        from .sandbox import Sandboxes
+
+        box, work = await self._runner.run(self._place, self._furnish)
+        if self._stopped.done():
+            raise RuntimeError("the server is shutting down")
+        sandboxes = self._sandboxes = Sandboxes(box, work, self._limits)
+        try:
+            await self._runner.run(self._place, sandboxes.check)
+            if self._stopped.done():  # another server of this process may have given the class its own meanwhile
+                raise RuntimeError("the server is shutting down")
+        except BaseException:
+            await self._runner.run(self._place, sandboxes.close)
+            raise
+        self._kind.cls.sandboxes = sandboxes
+
+    def _furnish(self) -> "tuple[Box, str]":
+        """Find the box and the work folder, or make them; runs in a thread, and takes some seconds the first time."""
+        from .sandbox import Box, SandboxError
+
+        settings = self._settings
+        if settings.host:
+            box = Box.from_host(settings.box)
+            self._made = self._made or _make_folders(settings.work)
+            return box, self._made[0]
+        for path, name, what in (
+            (settings.box, "SANDBOX_BOX", "the box"),
+            (settings.work, "SANDBOX_WORK", "the work folder"),
+        ):
+            if not os.path.isdir(path):
+                raise SandboxError(
+                    f"{what} {path} is no directory: use an image made for sandboxes, set ENVSERVER_{name}, or set "
+                    "ENVSERVER_SANDBOX_HOST=1 to make both of this machine's own programs",
+                    code="unsupported",
+                )
+        return Box(settings.box), settings.work
+
+    def give_up(self) -> None:
+        """Make no more attempts; who waits for one is refused."""
+        if not self._stopped.done():
+            self._stopped.set_result(None)
+
+    async def close(self) -> None:
+        """End every sandbox and layer and the spawner, and remove the work folder where it was made here."""
+        self.give_up()
+        self.is_ready = False
+        endings: list[asyncio.Future[Any]] = [self._attempt] if self._attempt is not None else []
+        sandboxes, self._sandboxes = self._sandboxes, None
+        if sandboxes is not None:
+            endings.append(asyncio.ensure_future(self._runner.run(self._place, sandboxes.close)))
+        if endings:
+            done, left = await asyncio.wait(endings, timeout=CLOSE_S)
+            if left or any(ending.exception() is not None for ending in done):
+                logger.warning("sandboxes_left environment=%s", self._kind.name)
+        with suppress(OSError):  # another server's folder is beside it, or the operator removed it
+            for folder in self._made:
+                os.rmdir(folder)
+
+
+def bounded(limits: "Limits", settings: SandboxSettings) -> "Limits":
+    """Give the class's *limits* with those of *settings* that are set in their place."""
+    given = {
+        "memory_bytes": settings.memory_mib and settings.memory_mib * _MIB,
+        "pids": settings.pids,
+        "disk_bytes": settings.disk_mib and settings.disk_mib * _MIB,
+        "cpu_s": settings.cpu_s,
+    }
+    return replace(limits, **{name: value for name, value in given.items() if value is not None})
+
+
+def _make_folders(work: str) -> list[str]:
+    """Make a work folder of this server's own below *work*, and *work*; give those that were made.
+
+    Not *work* itself: to remove a folder that another server has mounted something on would unmount it there.
+    """
+    import tempfile
+
+    made = [] if os.path.isdir(work) else [work]
+    os.makedirs(work, exist_ok=True)
+    folder = tempfile.mkdtemp(prefix="worker-", dir=work)
+    os.chmod(folder, 0o755)  # the spawner's root, an ordinary user outside, has to reach it
+    return [folder, *made]

@@ -1,0 +1,301 @@
+"""Sessions: created once per id, set up in the background, torn down by whoever is first.
+
+Opening and teardown run in tasks of their own: a client that hangs up neither stops nor repeats them.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from .bodies import Create
+from .calls import Calls
+from .content import blocks_of, prompt_of
+from .environment import Environment
+from .errors import AuthorCancelled, Refused, describe
+from .jsontext import encode
+from .kinds import Kind
+from .registered import Registered, is_reference
+from .runner import Runner
+from .sandboxing import Sandboxing
+from .secrets import secrets_of
+from .session import Session
+from .task import Task
+from .tasksets import TaskSets
+from .tools import task_tools_of
+
+logger = logging.getLogger("envserver")
+TEARDOWN_S = 30.0
+"""``/delete`` waits this long for a teardown, and a teardown for code that cannot be cancelled."""
+
+
+class Sessions:
+    """The sessions of a server. Used from the server's thread only."""
+
+    def __init__(
+        self,
+        *,
+        kinds: Mapping[str, Kind],
+        tasks: Mapping[str, TaskSets],
+        runner: Runner,
+        calls: Calls,
+        forget: Callable[[int], None],
+        slots: int,
+        clock: Callable[[], float],
+        sandboxing: Mapping[str, Sandboxing],
+        registered: Registered,
+    ) -> None:
+        """
+        Args:
+            kinds: by name, the first one is the default; *tasks* has the same keys.
+            sandboxing: of those kinds that need sandboxes.
+            forget: told the serial number of a session that ended.
+            slots: most sessions at a time, those being torn down among them; 0 is no limit.
+        """
+        self._kinds = kinds
+        self._default = next(iter(kinds.values()))
+        self._tasks = tasks
+        self._runner = runner
+        self._calls = calls
+        self._forget = forget
+        self._slots = slots
+        self._sandboxing = sandboxing
+        self._registered = registered
+        self._clock = clock
+        self._open: dict[str, Session] = {}
+        self._closing: dict[int, Session] = {}  # by serial number: an id may be used again meanwhile
+        self._serial = 0
+        self._running: set[asyncio.Task[None]] = set()
+
+    def __repr__(self) -> str:
+        return f"<Sessions {len(self._open)} open, {len(self._closing)} closing>"
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    # -- finding
+
+    def get(self, sid: str) -> Session:
+        """
+        Raises:
+            Refused: 404, there is no such session (any more).
+        """
+        session = self._open.get(sid)
+        if session is None:
+            raise Refused(404, "Active environment not found")
+        return session
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Describe the open sessions, the oldest first."""
+        now = self._clock()
+        return [session.row(now) for session in self._open.values()]
+
+    # -- opening
+
+    def create(self, sid: str, body: Create, *, digest: int, secrets_header: str | None) -> Session:
+        """Begin a session; its ``opened`` tells when ``/create`` can be answered.
+
+        Args:
+            digest: of the request, secrets and all; a retry with the same one gets the session that there is.
+
+        Raises:
+            Refused: 400, 404 or 429; no session was made.
+        """
+        existing = self._open.get(sid)
+        if existing is not None:
+            if existing.digest != digest:
+                raise Refused(400, "Session already exists")
+            return existing
+        kind = self._kind(body.env_name)
+        if body.split is not None:
+            self._tasks[kind.name].check_split(body.split)
+        secrets = secrets_of(secrets_header, body.secrets)
+        if body.toolset_name is not None:
+            raise Refused(400, f"unknown toolset {body.toolset_name!r}; valid options are []")
+        if self._slots and len(self._open) + len(self._closing) >= self._slots:
+            raise Refused(429, "no free slot", {"Retry-After": "1"})
+        self._serial += 1
+        seed = int.from_bytes(os.urandom(4)) >> 1 if body.seed is None else body.seed
+        session = Session(
+            sid, kind, serial=self._serial, digest=digest, seed=seed, config=body.config, now=self._clock()
+        )
+        self._open[sid] = session
+        self._begin(session, body, secrets)
+        return session
+
+    def _kind(self, name: str | None) -> Kind:
+        if name is None:
+            return self._default
+        kind = self._kinds.get(name.lower())
+        if kind is None:
+            raise Refused(404, f"unknown environment {name!r}")
+        return kind
+
+    def _begin(self, session: Session, body: Create, secrets: dict[str, str]) -> None:
+        sandboxing = self._sandboxing.get(session.kind.name)
+        has_wait = session.kind.has_init or (sandboxing is not None and not sandboxing.is_ready)
+        if body.task_spec is not None and not has_wait and not is_reference(body.task_spec):  # /create answers at once
+            session.task = Task(body.task_spec)
+            session.environment = self._prepared(session, secrets)
+            session.opened.set()
+            session.setup = self._spawn(self._set_up(session))
+        else:
+            session.setup = self._spawn(self._open_and_set_up(session, body, secrets))
+
+    async def _open_and_set_up(self, session: Session, body: Create, secrets: dict[str, str]) -> None:
+        try:
+            if (sandboxing := self._sandboxing.get(session.kind.name)) is not None:
+                await sandboxing.ready()
+            session.task = await self._task(session.kind, body)
+            environment = self._prepared(session, secrets)
+            # Known before its constructor ran, so that ``close`` can undo half of that.
+            session.environment = environment
+            if session.kind.has_init:
+                # mypy: a subclass's constructor may want arguments; then the TypeError is the author's to read.
+                await self._runner.run(session.place, environment.__init__)  # type: ignore[misc]
+        except Refused as refusal:
+            self._discard(session, refusal)
+        except Exception as error:  # the author's code: its failure is this session's answer
+            logger.warning("open_failed environment=%s error=%s", session.kind.name, type(error).__name__)
+            logger.debug("open_traceback", exc_info=error)
+            self._discard(session, Refused(500, describe(error)))
+        else:
+            session.opened.set()
+            await self._set_up(session)
+
+    async def _task(self, kind: Kind, body: Create) -> Task:
+        if body.task_spec is not None and is_reference(body.task_spec):
+            return Task(await self._registered.resolve(kind, body.task_spec))
+        if body.task_spec is not None:
+            return Task(body.task_spec)
+        assert body.split is not None  # Create holds one of both
+        assert body.index is not None
+        spec = await self._tasks[kind.name].get(body.split, body.index)
+        return Task(spec, task_id=f"{body.split}-{body.index}")
+
+    def _prepared(self, session: Session, secrets: dict[str, str]) -> Environment:
+        assert session.task is not None
+        environment = session.kind.cls.__new__(session.kind.cls)
+        environment.task = session.task
+        environment.seed = session.seed
+        environment.config = session.config
+        environment.secrets = secrets
+        return environment
+
+    def _discard(self, session: Session, refusal: Refused) -> None:
+        session.open_refusal = refusal
+        if self._open.get(session.sid) is session:
+            self._close(session)
+        session.opened.set()
+
+    async def _set_up(self, session: Session) -> None:
+        environment, kind = session.environment, session.kind
+        assert environment is not None
+        try:
+            prompt: Any = None
+            if kind.has_reset:
+                prompt = await self._run(session, environment.reset, session.task, seed=session.seed)
+            await self._write_opening(session, environment, prompt)
+            if kind.has_task_tools:
+                further = await self._run(session, environment.task_tools, session.task)
+                session.task_tools = task_tools_of(further)
+                session.task_tools_json = kind.list_tools(list(session.task_tools.values()))
+        except Exception as error:  # the author's code: its failure is this session's answer
+            if session.state == "closed":
+                return
+            logger.warning("setup_failed environment=%s error=%s", kind.name, type(error).__name__)
+            logger.debug("setup_traceback", exc_info=error)
+            session.failure = describe(error)
+            session.settle("failed")
+        else:
+            if session.state == "closed":
+                return
+            session.settle("ready")
+        session.used_at = self._clock()
+        self._calls.settle(session)
+
+    async def _write_opening(self, session: Session, environment: Environment, prompt: Any) -> None:
+        if session.kind.has_messages:
+            messages = list(await self._run(session, environment.messages))
+            session.messages_json = encode([message.wire() for message in messages])
+            blocks = prompt_of(messages) if prompt is None else blocks_of(prompt)
+        elif prompt is None:
+            raise TypeError("reset returned None; expected a text or blocks")
+        else:
+            blocks = blocks_of(prompt)
+        written = [block.wire() for block in blocks]
+        session.prompt_json = encode(written)
+        if not session.messages_json:
+            session.messages_json = encode([{"role": "user", "blocks": written, "detail": None}])
+
+    async def _run(self, session: Session, hook: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if session.state == "closed":
+            raise AuthorCancelled("session deleted")
+        return await self._runner.run(session.place, hook, *args, **kwargs)
+
+    # -- ending
+
+    async def delete(self, sid: str) -> dict[str, Any] | None:
+        """End a session and wait for its teardown; give its summary, or None where there is no such session."""
+        session = self._open.get(sid)
+        if session is not None:
+            self._close(session)
+        else:
+            session = next((one for one in reversed(self._closing.values()) if one.sid == sid), None)
+        if session is None:
+            return None
+        summary = session.summary(self._clock())
+        assert session.teardown is not None
+        await asyncio.wait((session.teardown,), timeout=TEARDOWN_S)
+        return summary
+
+    def reap(self, idle_s: float) -> int:
+        """End the sessions that were idle for *idle_s* seconds; give their number."""
+        horizon = self._clock() - idle_s
+        idle = [session for session in self._open.values() if not session.is_busy and session.used_at <= horizon]
+        for session in idle:
+            logger.info("session_idle environment=%s idle_s=%.0f", session.kind.name, idle_s)
+            self._close(session)
+        return len(idle)
+
+    async def close_all(self, *, timeout_s: float) -> None:
+        """End all sessions, and their running calls too when the teardowns are done or *timeout_s* has passed."""
+        ended = [*self._open.values(), *self._closing.values()]
+        for session in list(self._open.values()):
+            self._close(session)
+        teardowns = [session.teardown for session in ended if session.teardown is not None]
+        if teardowns:
+            await asyncio.wait(teardowns, timeout=timeout_s)
+        for session in ended:
+            self._calls.abort(session, "the server is shutting down")
+
+    def _close(self, session: Session) -> None:
+        del self._open[session.sid]
+        session.settle("closed")
+        self._calls.settle(session)
+        self._forget(session.serial)
+        self._closing[session.serial] = session
+        session.teardown = self._spawn(self._tear_down(session))
+
+    async def _tear_down(self, session: Session) -> None:
+        setup = session.setup
+        if setup is not None and not setup.done():
+            if session.place.cancel is not None:
+                session.place.cancel()
+            await asyncio.wait((setup,), timeout=TEARDOWN_S)
+        if session.environment is not None and session.kind.has_close:
+            try:
+                await self._runner.run(session.place, session.environment.close)
+            except Exception as error:  # noqa: BLE001  # the author's code: the session ends all the same
+                logger.warning("close_failed environment=%s error=%s", session.kind.name, describe(error))
+        session.is_torn_down = True
+        if session.is_over:
+            self._runner.leave(session.place)
+        del self._closing[session.serial]
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task

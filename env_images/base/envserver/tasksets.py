@@ -1,0 +1,145 @@
+"""The tasks of an environment as the wire asks for them, through the author's hooks."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from .errors import Refused
+from .kinds import Kind, overrides
+from .runner import Place, Runner
+
+_NOT_LISTED = (
+    "list_tasks is not supported for this environment. Use the index-based API (num_tasks + get_task) instead."
+)
+
+
+class TaskSets:
+    """The tasks of one environment.
+
+    A ``tasks`` hook is asked once a split for everything that goes by index, and anew for a whole listing.
+    """
+
+    def __init__(self, kind: Kind, *, runner: Runner) -> None:
+        cls = kind.cls
+        self._kind = kind
+        self._runner = runner
+        self._has_list = overrides(cls, "tasks")
+        self._has_count = overrides(cls, "num_tasks")
+        self._has_get = overrides(cls, "get_task")
+        self._lists: dict[str, list[dict[str, Any]]] = {}
+        self._locks = {split.name: asyncio.Lock() for split in kind.splits}
+
+    def check_split(self, split: str) -> None:
+        """
+        Raises:
+            Refused: the environment has no such split.
+        """
+        if split not in self._locks:
+            raise Refused(400, "Invalid split")
+
+    async def all(self, split: str) -> list[dict[str, Any]]:
+        """List a split's tasks.
+
+        Raises:
+            Refused: no such split, or the environment knows tasks by index only.
+        """
+        self.check_split(split)
+        if self._has_get and not self._has_list:
+            raise Refused(400, _NOT_LISTED)
+        try:
+            return _objects(await self._run(self._kind.cls.tasks, split))
+        except NotImplementedError as error:
+            raise Refused(400, _NOT_LISTED) from error
+
+    async def count(self, split: str) -> int:
+        """Count a split's tasks.
+
+        Raises:
+            Refused: no such split.
+        """
+        self.check_split(split)
+        if self._has_list and not self._has_count:
+            return len(await self._cached(split))
+        return int(await self._run(self._kind.cls.num_tasks, split))
+
+    async def get(self, split: str, index: int) -> dict[str, Any]:
+        """Give one task; *index* -1 is the last.
+
+        Raises:
+            Refused: no such split, or beyond either end.
+        """
+        count = await self.count(split)
+        place = index + count if index < 0 else index
+        if not 0 <= place < count:
+            raise Refused(400, "Invalid index")
+        if self._has_list and not self._has_get:
+            return (await self._cached(split))[place]
+        try:
+            return _object(await self._run(self._kind.cls.get_task, split, place))
+        except IndexError as error:
+            raise Refused(400, "Invalid index") from error
+
+    async def range(self, split: str, start: int | None, stop: int | None) -> list[dict[str, Any]]:
+        """Give tasks *start* to *stop*, exclusive; None is either end, negatives count from the end, all is clamped.
+
+        Raises:
+            Refused: no such split, or the environment raised IndexError.
+        """
+        count = await self.count(split)
+        first, last = clamp(start, 0, count), clamp(stop, count, count)
+        if self._has_list and not self._has_get:
+            return (await self._cached(split))[first:last]
+        if not self._has_get:
+            return _objects(await self._run(self._kind.cls.task_files.read, split, first, last))
+        try:
+            return [_object(await self._run(self._kind.cls.get_task, split, i)) for i in range(first, last)]
+        except IndexError as error:
+            raise Refused(400, "Invalid index range") from error
+
+    @property
+    def has_ids(self) -> bool:
+        """Whether tasks can be found by id: not in a set that is known by index only."""
+        return self._has_list or not self._has_get
+
+    async def find(self, task_id: str) -> dict[str, Any] | None:
+        """Find a task by its id in all splits; None where there is none, or ids are not known."""
+        if not self.has_ids:
+            return None
+        if not self._has_list:
+            found: dict[str, Any] | None = await self._run(self._kind.cls.task_files.find, task_id)
+            return found
+        for split in self._locks:
+            for task in await self._cached(split):
+                if task.get("id", task.get("task_id")) == task_id:
+                    return task
+        return None
+
+    async def _cached(self, split: str) -> list[dict[str, Any]]:
+        async with self._locks[split]:  # one caller asks the author, the others wait for that
+            if split not in self._lists:
+                self._lists[split] = _objects(await self._run(self._kind.cls.tasks, split))
+            return self._lists[split]
+
+    async def _run(self, hook: Any, *args: Any) -> Any:
+        place = Place(self._kind.place if self._kind.shares_lane else None)
+        try:
+            return await self._runner.run(place, hook, *args)
+        finally:
+            self._runner.leave(place)
+
+
+def clamp(bound: int | None, default: int, count: int) -> int:
+    """Bring a slice's bound into 0 to *count*."""
+    if bound is None:
+        return default
+    return min(max(bound + count, 0) if bound < 0 else bound, count)
+
+
+def _object(task: Any) -> dict[str, Any]:
+    if not isinstance(task, Mapping):
+        raise TypeError(f"a task must be a mapping, not {type(task).__name__}")
+    return dict(task)
+
+
+def _objects(tasks: Any) -> list[dict[str, Any]]:
+    return [_object(task) for task in tasks]

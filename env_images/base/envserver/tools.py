@@ -1,0 +1,184 @@
+"""Tools: the ``@tool`` decorator, and what the server knows of each tool."""
+
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, TypeVar, overload
+
+from .errors import ConfigError, InvalidInput
+from .nodes import Fault, Shape, fault
+from .signatures import parameters_of
+
+Mode: TypeAlias = Literal["serial", "concurrent", "exclusive"]
+"""How a call runs beside the session's other calls: one at a time in arrival order; beside them; or quite alone."""
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_MARK = "__envserver_tool__"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOptions:
+    """What ``@tool`` was given."""
+
+    concurrent: bool = False
+    exclusive: bool = False
+    terminal: bool = False
+    inline: bool = False
+    listed: bool = True
+
+
+@overload
+def tool(function: _Function, /) -> _Function: ...
+@overload
+def tool(
+    *,
+    concurrent: bool = False,
+    exclusive: bool = False,
+    terminal: bool = False,
+    inline: bool = False,
+    listed: bool = True,
+) -> Callable[[_Function], _Function]: ...
+def tool(
+    function: Any = None,
+    /,
+    *,
+    concurrent: bool = False,
+    exclusive: bool = False,
+    terminal: bool = False,
+    inline: bool = False,
+    listed: bool = True,
+) -> Any:
+    """Offer a method to the agent: name, docstring and signature become the tool's name, description and schema.
+
+    Args:
+        concurrent: run beside the session's other calls instead of one at a time.
+        exclusive: wait for every running call of the session and hold back new ones.
+        terminal: hidden from the tool list; a harness passes the agent's final message to it. Implies *exclusive*.
+        inline: run on the server's own loop. Fast, and a promise: the code never blocks, not for a millisecond.
+        listed: False for a method that only ``task_tools`` may offer.
+
+    Raises:
+        ConfigError: *concurrent* together with *exclusive* or *terminal*.
+    """
+    if concurrent and (exclusive or terminal):
+        raise ConfigError("a tool cannot be concurrent and exclusive (or terminal) at once")
+    options = ToolOptions(concurrent, exclusive or terminal, terminal, inline, listed)
+
+    def mark(marked: _Function) -> _Function:
+        setattr(marked, _MARK, options)
+        return marked
+
+    return mark if function is None else mark(function)
+
+
+class Tool:
+    """One tool, ready to be listed, checked and run."""
+
+    __slots__ = ("_shape", "description", "function", "inline", "is_async", "is_bound", "mode", "name", "terminal")
+
+    def __init__(self, name: str, function: Callable[..., Any], *, bound: bool) -> None:
+        options: ToolOptions = getattr(function, _MARK, ToolOptions())
+        self.name = name
+        self.function = function
+        self.is_bound = bound
+        """Whether *function* has its ``self`` already; else it takes the environment first."""
+        self.description = (inspect.getdoc(function) or "").strip()
+        self.terminal = options.terminal
+        self.inline = options.inline
+        self.mode: Mode = "exclusive" if options.exclusive else "concurrent" if options.concurrent else "serial"
+        self.is_async = inspect.iscoroutinefunction(function)
+        self._shape = Shape(parameters_of(function, bound=bound))
+
+    def spec(self) -> dict[str, Any]:
+        """Describe the tool: the wire's three keys, ``input_schema`` null where it takes nothing."""
+        schema = self._shape.schema() if self._shape.fields else None
+        return {"name": self.name, "description": self.description, "input_schema": schema}
+
+    def terminal_spec(self) -> dict[str, Any]:
+        """Describe a terminal tool; ``arg`` is the key that the final message goes to."""
+        names = [field.name for field in self._shape.fields]
+        return {"name": self.name, "arg": names[0] if names else None, "description": self.description}
+
+    def text_key(self) -> str | None:
+        """Name the one key that a free text can fill, or None: the only required one, and it is a string."""
+        keys = [field for field in self._shape.fields if field.required] or list(self._shape.fields)
+        if len(keys) == 1 and keys[0].node.schema().get("type") == "string":
+            return keys[0].name
+        return None
+
+    def takes(self) -> int:
+        return len(self._shape.fields)
+
+    def arguments(self, given: dict[str, Any], *, strict: bool = False) -> dict[str, Any]:
+        """Check *given* against the signature; unknown keys are ignored, unless *strict*.
+
+        Raises:
+            InvalidInput: it does not fit.
+        """
+        faults: list[Fault] = []
+        if strict:
+            names = {field.name for field in self._shape.fields}
+            extra = [key for key in given if key not in names]
+            faults = [fault("extra_forbidden", (key,), "Extra inputs are not permitted", given[key]) for key in extra]
+        if not self._shape.fields and not faults:
+            return {}
+        arguments: dict[str, Any] = self._shape.check(given, (), faults)
+        if faults:
+            raise InvalidInput(f"Tool input validation error: {faults}")
+        return arguments
+
+
+def tools_of(cls: type) -> dict[str, Tool]:
+    """Find the tools of an environment class, sorted by name, the terminal one and unlisted ones not among them."""
+    return {name: found for name, found in _all(cls).items() if not found.terminal and _is_listed(found)}
+
+
+def terminal_of(cls: type, named: str | None) -> Tool | None:
+    """Find the class's terminal tool: marked so, or *named*.
+
+    Raises:
+        ConfigError: several of them, a name that is no tool, or a tool with more than one argument.
+    """
+    tools = _all(cls)
+    if named is not None and named not in tools:
+        raise ConfigError(f"{cls.__name__}.terminal_tool: {named!r} is not a tool")
+    found = [candidate for candidate in tools.values() if candidate.terminal or candidate.name == named]
+    if len(found) > 1:
+        raise ConfigError(f"{cls.__name__}: several terminal tools: {', '.join(one.name for one in found)}")
+    if found and found[0].takes() > 1:
+        raise ConfigError(f"{cls.__name__}.{found[0].name}: a terminal tool takes one argument or none")
+    if found:
+        found[0].mode = "exclusive"
+    return found[0] if found else None
+
+
+def task_tools_of(functions: Iterable[Callable[..., Any]]) -> dict[str, Tool]:
+    """Make tools of what ``task_tools`` returned: bound methods or functions, in their order.
+
+    Raises:
+        ConfigError: two have one name, or a signature cannot be read.
+    """
+    tools: dict[str, Tool] = {}
+    for function in functions:
+        name = function.__name__
+        if name in tools:
+            raise ConfigError(f"task_tools: two tools are called {name!r}")
+        tools[name] = Tool(name, function, bound=True)
+    return tools
+
+
+def _all(cls: type) -> dict[str, Tool]:
+    marked = {name: getattr(cls, name, None) for name in dir(cls)}
+    return {
+        name: Tool(name, member, bound=not _takes_self(cls, name))
+        for name, member in marked.items()
+        if callable(member) and hasattr(member, _MARK)
+    }
+
+
+def _takes_self(cls: type, name: str) -> bool:
+    return not isinstance(inspect.getattr_static(cls, name), staticmethod | classmethod)
+
+
+def _is_listed(candidate: Tool) -> bool:
+    options: ToolOptions = getattr(candidate.function, _MARK)
+    return options.listed

@@ -1,0 +1,140 @@
+"""Actions: BrowserGym's strings, such as ``click('12')``, read strictly and turned into calls of its own functions.
+
+Differences: where BrowserGym takes an element's bid, a CSS selector does as well, ``click('#login-button')``, and means
+the first element that it finds. The functions that hand files of the server's to a page (``upload_file``,
+``mouse_upload_file``) are not offered, and what would wait without end or leave the task's pages is refused before
+anything runs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+MAX_ACTION_CHARS = 8_000
+MAX_CALLS = 10
+"""In one action; BrowserGym advises two or three."""
+MAX_WAIT_MS = 5_000
+"""Of all ``noop`` in one action."""
+MAX_TYPED_CHARS = 1_000
+"""Of all ``keyboard_type`` in one action: each key takes some milliseconds. ``fill`` takes a text at once."""
+OFFERED = (
+    *("noop", "click", "dblclick", "hover", "fill", "press", "focus", "clear", "select_option", "drag_and_drop"),
+    *("scroll", "goto", "go_back", "go_forward", "new_tab", "tab_close", "tab_focus", "send_msg_to_user"),
+    *("report_infeasible", "scroll_at", "mouse_move", "mouse_up", "mouse_down", "mouse_click", "mouse_dblclick"),
+    *("mouse_drag_and_drop", "keyboard_down", "keyboard_up", "keyboard_press", "keyboard_type"),
+    "keyboard_insert_text",
+)
+"""By the names of BrowserGym's functions."""
+
+_SELECTORS = ("#", ".", "[")
+"""What a CSS selector begins with, and no bid does."""
+_BIDS: dict[str, tuple[str | int, ...]] = {
+    **dict.fromkeys(("click", "dblclick", "hover", "fill", "press", "focus", "clear", "select_option"), (0, "bid")),
+    "drag_and_drop": (0, 1, "from_bid", "to_bid"),
+}
+"""Which arguments are bids, by place and by name."""
+
+_FENCE = re.compile(r"\s*```[\w-]*[ \t]*\n(?P<code>.*?)\n?[ \t]*```\s*", re.DOTALL)
+
+
+class ActionError(Exception):
+    """An action that is not carried out; the text is what the agent reads."""
+
+
+def unfenced(text: str) -> str:
+    """Take an action out of the code fence round it, if there is one."""
+    found = _FENCE.fullmatch(text)
+    return (found["code"] if found else text).strip()
+
+
+class Actions:
+    """BrowserGym's high-level action set with what this environment offers of it."""
+
+    def __init__(self) -> None:
+        action: Any = import_module("browsergym.core.action.base")
+        functions: Any = import_module("browsergym.core.action.functions")
+        highlevel: Any = import_module("browsergym.core.action.highlevel")
+        self._execute: Callable[..., None] = action.execute_python_code
+        self._parser: Any = import_module("browsergym.core.action.parsers").highlevel_action_parser
+        self._set: Any = highlevel.HighLevelActionSet(
+            subsets=["custom"],
+            custom_actions=[getattr(functions, name) for name in OFFERED],
+            multiaction=True,
+            strict=True,
+            demo_mode="off",
+        )
+
+    def describe(self) -> str:
+        """Say each action's signature, one a line."""
+        return "\n".join(action.signature.replace("typing.", "") for action in self._set.action_set.values())
+
+    def code_of(self, text: str, *, may_open: Callable[[str], bool], bid_of: Callable[[str], str]) -> str:
+        """Read *text* and give the Python code that BrowserGym makes of it: function definitions and calls of them.
+
+        Args:
+            may_open: whether ``goto`` may open a URL.
+            bid_of: finds the bid of the element that a selector means; raises ``ActionError`` where there is none.
+
+        Raises:
+            ActionError: it is no action, or one that is refused.
+        """
+        if len(text) > MAX_ACTION_CHARS:
+            raise ActionError(f"an action has at most {MAX_ACTION_CHARS} characters")
+        if not text:
+            raise ActionError("the action is empty")
+        try:
+            calls = self._parser.parse_string(text, parse_all=True).as_list()
+        except Exception as error:  # noqa: BLE001  # pyparsing's, and what literals in it raise
+            raise ActionError(f"this is no action: {str(error)[:300]}") from None
+        if len(calls) > MAX_CALLS:
+            raise ActionError(f"an action has at most {MAX_CALLS} calls")
+        waited, typed = 0.0, 0
+        for name, arguments in calls:
+            if name not in self._set.action_set:
+                raise ActionError(f"there is no action {name!r:.60}; there are {', '.join(self._set.action_set)}")
+            values = {
+                getattr(given, "name", place): getattr(given, "value", given) for place, given in enumerate(arguments)
+            }
+            if name == "noop":
+                waited += _waiting_ms(values.get(0, values.get("wait_ms", 1000)))
+            if name == "keyboard_type":
+                typed += len(str(values.get(0, values.get("text", ""))))
+            if name == "goto":
+                _check_url(values.get(0, values.get("url")), may_open)
+        if waited > MAX_WAIT_MS:
+            raise ActionError(f"an action waits at most {MAX_WAIT_MS} ms")
+        if typed > MAX_TYPED_CHARS:
+            raise ActionError(f"an action types at most {MAX_TYPED_CHARS} characters; fill() takes more at once")
+        return str(self._set.to_python_code(_with_bids(text, calls, bid_of)))
+
+    def execute(self, code: str, page: Any, *, tell: Callable[[str], None], give_up: Callable[[str], None]) -> None:
+        """Run what `code_of` gave, on the engine's thread; raises whatever the page or Playwright does not like."""
+        self._execute(code, page, send_message_to_user=tell, report_infeasible_instructions=give_up)
+
+
+def _with_bids(text: str, calls: list[Any], bid_of: Callable[[str], str]) -> str:
+    """The action with bids for selectors; as it was written where it has none."""
+    written, has_selector = [], False
+    for name, arguments in calls:
+        parts = []
+        for place, given in enumerate(arguments):
+            key, value = getattr(given, "name", None), getattr(given, "value", given)
+            if isinstance(value, str) and value.startswith(_SELECTORS) and (key or place) in _BIDS.get(name, ()):
+                value, has_selector = bid_of(value), True
+            parts.append(repr(value) if key is None else f"{key}={value!r}")
+        written.append(f"{name}({', '.join(parts)})")
+    return "\n".join(written) if has_selector else text
+
+
+def _waiting_ms(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_WAIT_MS:
+        raise ActionError(f"noop waits from 0 to {MAX_WAIT_MS} ms")
+    return float(value)
+
+
+def _check_url(url: object, may_open: Callable[[str], bool]) -> None:
+    if not isinstance(url, str) or not may_open(url):
+        raise ActionError(f"goto opens the pages of this task only, not {url!r:.200}")

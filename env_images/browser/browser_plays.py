@@ -1,0 +1,179 @@
+"""How a task is begun in a window and judged after each step: declarative ones, classes, and MiniWoB's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+from browser_site import ORIGIN, Site, folder_source, origin_of
+from browser_spec import STEPS, Evaluation, InvalidTask, Spec
+from browser_tasks import ENV_TYPE, CustomBrowserGymEnvironment, get_custom_task, goal_of
+from browser_window import View, Window
+from envserver.generic import registry
+
+MINIWOB_ORIGIN = "http://miniwob.test"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a step came to."""
+
+    reward: float | None
+    """None: no reward for this step."""
+    is_done: bool
+    info: dict[str, Any] = field(default_factory=dict)
+
+
+class Play(Protocol):
+    """One episode's task, on the engine's thread."""
+
+    max_steps: int
+    view: View
+    site: Site
+
+    def begin(self, window: Window) -> str:
+        """Set the window up; gives the goal."""
+
+    def judge(self, window: Window, action: str, error: str) -> Verdict:
+        """Judge the window after *action*; *error* says what was wrong with it, if anything."""
+
+    def at_the_end(self, window: Window, verdict: Verdict) -> Verdict:
+        """Judge once more where the steps are used up and *verdict* did not end the episode."""
+
+
+def play_of(spec: Spec, *, seed: int) -> Play:
+    """Make the play of a task.
+
+    Raises:
+        InvalidTask: there is no such custom or MiniWoB task.
+    """
+    if spec.evaluation is not None:
+        return DeclaredPlay(spec, spec.evaluation)
+    if spec.benchmark == "custom":
+        try:
+            return ClassPlay(spec, get_custom_task(spec.name))
+        except ValueError as error:
+            raise InvalidTask(str(error)) from None
+    return MiniwobPlay(spec, seed=seed)
+
+
+class DeclaredPlay:
+    """A task that is data: it ends when its condition holds, when `fail` does, or with a message to the user.
+
+    A message is the agent's answer. It has one: else it could try them all.
+    """
+
+    def __init__(self, spec: Spec, evaluation: Evaluation) -> None:
+        self.max_steps = spec.max_steps or STEPS
+        self.view = spec.view
+        self.site = Site(base=origin_of(spec.start_url) or ORIGIN)
+        self._spec = spec
+        self._evaluation = evaluation
+        for address, html in spec.pages.items():
+            self.site.put(address, html)
+
+    def begin(self, window: Window) -> str:
+        window.page.goto(self.site.url(self._spec.start_url))
+        return self._spec.goal
+
+    def judge(self, window: Window, action: str, error: str) -> Verdict:
+        if self._evaluation.fail is not None and self._evaluation.fail.score(window) >= 1.0:
+            return Verdict(0.0, is_done=True, info={"failed": True})
+        score = self._evaluation.goal.score(window)
+        if score >= 1.0 or window.messages or window.gave_up:
+            return Verdict(score, is_done=True)
+        return Verdict(None, is_done=False)
+
+    def at_the_end(self, window: Window, verdict: Verdict) -> Verdict:
+        return Verdict(self._evaluation.goal.score(window), is_done=True)
+
+
+class ClassPlay:
+    """A task that is a class: its reward for each step is passed on as it is."""
+
+    def __init__(self, spec: Spec, cls: type[CustomBrowserGymEnvironment]) -> None:
+        self.max_steps = spec.max_steps or cls.max_steps
+        self.view = spec.view
+        self.site = Site()
+        self._spec = spec
+        self._cls = cls
+        self._task: CustomBrowserGymEnvironment | None = None
+
+    def begin(self, window: Window) -> str:
+        self._task = self._cls(page=window.page, serve=self._serve)
+        self._task._setup_page(self._task._get_html_content())
+        return self._spec.goal or goal_of(self._cls)
+
+    def judge(self, window: Window, action: str, error: str) -> Verdict:
+        assert self._task is not None  # begun
+        data = self._task.get_page_data(window.page)
+        reward = float(self._task._calculate_reward(data, action, error or None))
+        return Verdict(reward, is_done=bool(self._task._check_done(data)) or window.gave_up)
+
+    def at_the_end(self, window: Window, verdict: Verdict) -> Verdict:
+        return replace(verdict, is_done=True)
+
+    def _serve(self, path: str, html: str) -> str:
+        self.site.put(path, html)
+        return self.site.url(path)
+
+
+class MiniwobPlay:
+    """An official MiniWoB task, judged by its own class: 1 where its raw reward is above 0, else 0."""
+
+    def __init__(self, spec: Spec, *, seed: int) -> None:
+        found = miniwob_tasks().get(spec.name)
+        if found is None:
+            raise InvalidTask(f"Unknown miniwob task: {spec.name}")
+        self._task: Any = found(seed=seed % 2**32, base_url=f"{MINIWOB_ORIGIN}/miniwob/")
+        self.max_steps = spec.max_steps or STEPS
+        self.view = spec.view if spec.has_view else replace(spec.view, **self._task.viewport)
+        self.site = Site(base=MINIWOB_ORIGIN)
+        self.site.mount(MINIWOB_ORIGIN, folder_source(miniwob_pages()))
+
+    def begin(self, window: Window) -> str:
+        goal, _ = self._task.setup(window.page)
+        return str(goal)
+
+    def judge(self, window: Window, action: str, error: str) -> Verdict:
+        chat = [{"role": "assistant", "message": text} for text in window.messages]
+        reward, is_done, _, info = self._task.validate(window.page, chat)
+        if window.gave_up:
+            return Verdict(0.0, is_done=True)
+        known = {key: info[key] for key in ("REWARD_REASON", "error") if isinstance(info.get(key), str)}
+        return Verdict(float(reward), bool(is_done), known) if is_done else Verdict(None, is_done=False)
+
+    def at_the_end(self, window: Window, verdict: Verdict) -> Verdict:
+        return Verdict(0.0, is_done=True)
+
+
+@cache
+def miniwob_tasks() -> dict[str, Any]:
+    """Give the official classes by their names, such as ``click-test``."""
+    miniwob: Any = import_module("browsergym.miniwob")
+    return {task.subdomain: task for task in miniwob.ALL_MINIWOB_TASKS}
+
+
+def register_miniwob() -> None:
+    """Offer each official task by its id, such as ``miniwob/click-test``."""
+    for name, task in miniwob_tasks().items():
+        whole = {
+            "name": name,
+            "description": task.desc,
+            "tags": ["miniwob"],
+            "config": {"benchmark": "miniwob", "task_name": name},
+        }
+        registry.register(f"miniwob/{name}", ENV_TYPE, whole)
+
+
+@cache
+def miniwob_pages() -> Path:
+    """Find the pages of the package `miniwob`, without importing it: that would start its registrations."""
+    found = find_spec("miniwob")
+    if found is None or not found.submodule_search_locations:
+        raise InvalidTask("the package miniwob is not installed")
+    return (Path(found.submodule_search_locations[0]) / "html").resolve()

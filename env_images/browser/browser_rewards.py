@@ -1,0 +1,222 @@
+"""What a declarative task can ask of the pages: named functions of a window's state, and conditions made of them.
+
+All is read from the server's side: the browser's own records, or Playwright's selectors, which look from a world of
+their own into which no script of a page reaches. A page is the truth about itself and cannot lie about what it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from envserver.generic import REWARDS, RewardCall, parse_reward, reward_function
+
+MAX_SELECTOR_CHARS = 500
+MAX_CONDITIONS = 50
+MAX_DEPTH = 5
+READ_MS = 1_000
+"""For one look at an element."""
+TEXT_CHARS = 100_000
+
+
+class InvalidCondition(ValueError):
+    """A condition that cannot be judged; *path* says where."""
+
+    def __init__(self, path: str, problem: str) -> None:
+        super().__init__(f"{path}: {problem}")
+        self.path = path
+
+
+def _check_selector(selector: str, *more: object, **named: object) -> None:
+    if not selector.strip() or len(selector) > MAX_SELECTOR_CHARS:
+        raise ValueError(f"a selector has 1 to {MAX_SELECTOR_CHARS} characters")
+
+
+@reward_function("check_url_contains")
+def check_url_contains(window: Any, part: str) -> float:
+    """The active tab's address has *part* in it."""
+    return float(part in window.page.url)
+
+
+@reward_function("check_url_equals")
+def check_url_equals(window: Any, url: str) -> float:
+    """The active tab's address is *url*; a path stands for one of the task's own."""
+    return float(window.page.url == window.site.url(url))
+
+
+@reward_function("page_title_contains")
+def page_title_contains(window: Any, part: str) -> float:
+    """The active tab's title has *part* in it."""
+    return float(part in window.page.title())
+
+
+@reward_function("tab_count")
+def tab_count(window: Any, number: int) -> float:
+    """There are *number* tabs."""
+    return float(len(window.context.pages) == number)
+
+
+@reward_function("tab_url_contains")
+def tab_url_contains(window: Any, part: str) -> float:
+    """Some tab's address has *part* in it."""
+    return float(any(part in page.url for page in window.context.pages))
+
+
+@reward_function("element_present", check=_check_selector)
+def element_present(window: Any, selector: str) -> float:
+    """The active tab has an element that *selector* (CSS) finds and that can be seen."""
+    return float(_elements(window, selector).locator("visible=true").count() > 0)
+
+
+@reward_function("element_count", check=_check_selector)
+def element_count(window: Any, selector: str, number: int) -> float:
+    """The active tab has *number* elements that *selector* finds."""
+    return float(_elements(window, selector).count() == number)
+
+
+@reward_function("element_text_equals", check=_check_selector)
+def element_text_equals(window: Any, selector: str, text: str) -> float:
+    """The first such element's text is *text*; runs of white space are one space."""
+    return float(_text(window, selector) == " ".join(text.split()))
+
+
+@reward_function("element_text_contains", check=_check_selector)
+def element_text_contains(window: Any, selector: str, part: str) -> float:
+    """The first such element's text has *part* in it."""
+    found = _text(window, selector)
+    return float(found is not None and " ".join(part.split()) in found)
+
+
+@reward_function("input_value_equals", check=_check_selector)
+def input_value_equals(window: Any, selector: str, value: str) -> float:
+    """The first such input, text area or select has *value*."""
+    found = _elements(window, selector)
+    return float(found.count() > 0 and found.first.input_value(timeout=READ_MS) == value)
+
+
+@reward_function("checkbox_checked", check=_check_selector)
+def checkbox_checked(window: Any, selector: str, checked: bool = True) -> float:
+    """The first such checkbox or radio button is checked, or is not."""
+    found = _elements(window, selector)
+    return float(found.count() > 0 and found.first.is_checked(timeout=READ_MS) is checked)
+
+
+@reward_function("local_storage_equals")
+def local_storage_equals(window: Any, key: str, value: str) -> float:
+    """The local storage of the active tab's origin holds *value* under *key*."""
+    session = window.context.new_cdp_session(window.page)
+    try:
+        frame = session.send("Page.getFrameTree")["frameTree"]["frame"]["id"]
+        storage = session.send("Storage.getStorageKeyForFrame", {"frameId": frame})["storageKey"]
+        of = {"storageId": {"storageKey": storage, "isLocalStorage": True}}
+        entries = session.send("DOMStorage.getDOMStorageItems", of)["entries"]
+    finally:
+        session.detach()
+    return float([key, value] in entries)
+
+
+@reward_function("cookie_equals")
+def cookie_equals(window: Any, name: str, value: str) -> float:
+    """The active tab's address has the cookie *name* with *value*."""
+    cookies = window.context.cookies([window.page.url]) if window.page.url.startswith("http") else []
+    return float(any(cookie["name"] == name and cookie["value"] == value for cookie in cookies))
+
+
+PAGE_REWARDS = frozenset(name for name, entry in REWARDS.items() if entry.function.__module__ == __name__)
+"""The names of the functions above; all others judge the agent's last message to the user."""
+
+
+def _elements(window: Any, selector: str) -> Any:
+    return window.page.locator(f"css={selector}")
+
+
+def _text(window: Any, selector: str) -> str | None:
+    found = _elements(window, selector)
+    if found.count() == 0:
+        return None
+    return " ".join(found.first.inner_text(timeout=READ_MS)[:TEXT_CHARS].split())
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One question to a window, or several: worth *weight* among its neighbours."""
+
+    kind: Literal["call", "all", "any", "not"]
+    call: RewardCall | None = None
+    parts: tuple[Condition, ...] = ()
+    is_partial: bool = False
+    """For ``all``: the share of what holds, instead of all or nothing."""
+    weight: float = 1.0
+
+    def score(self, window: Any) -> float:
+        """Judge *window*; in [0, 1].
+
+        Raises:
+            RewardError: a function broke; nothing is known then.
+        """
+        if self.call is not None:
+            if self.call.name in PAGE_REWARDS:
+                return self.call(window)
+            return self.call(window.messages[-1]) if window.messages else 0.0
+        scores = [part.score(window) for part in self.parts]
+        if self.kind == "not":
+            return 1.0 - scores[0]
+        if self.kind == "any":
+            return max(scores)
+        if not self.is_partial:
+            return min(scores)
+        weights = [part.weight for part in self.parts]
+        return sum(score * weight for score, weight in zip(scores, weights, strict=True)) / sum(weights)
+
+    def asks_for_message(self) -> bool:
+        """Whether it depends on what the agent says."""
+        if self.call is not None:
+            return self.call.name not in PAGE_REWARDS
+        return any(part.asks_for_message() for part in self.parts)
+
+
+def read_condition(given: object, path: str, *, depth: int = 0) -> Condition:
+    """Read a condition: a call as text, or an object with one of ``reward_function``, ``all``, ``any`` and ``not``.
+
+    Raises:
+        InvalidCondition: it is something else, with the path of what is wrong.
+    """
+    if isinstance(given, str):
+        return Condition("call", call=_read_call(given, path))
+    if not isinstance(given, Mapping):
+        raise InvalidCondition(path, "a text such as element_present('#done'), or an object, is wanted")
+    kinds = [key for key in ("reward_function", "all", "any", "not") if key in given]
+    if len(kinds) != 1:
+        raise InvalidCondition(path, "exactly one of reward_function, all, any and not is wanted")
+    kind = kinds[0]
+    weight = given.get("weight", 1.0)
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight <= 1_000:
+        raise InvalidCondition(f"{path}.weight", "a number above 0, at most 1000, is wanted")
+    is_partial = given.get("partial", False)
+    if not isinstance(is_partial, bool) or (is_partial and kind != "all"):
+        raise InvalidCondition(f"{path}.partial", "true or false is wanted, and only beside all")
+    if kind == "reward_function":
+        named = {key: value for key, value in given.items() if key not in ("reward_function", "weight", "partial")}
+        return Condition("call", call=_read_call(given[kind], f"{path}.{kind}", named), weight=weight)
+    if further := given.keys() - {kind, "weight", "partial"}:
+        raise InvalidCondition(f"{path}.{min(further)}", "no such key")
+    if depth >= MAX_DEPTH:
+        raise InvalidCondition(path, f"nested more than {MAX_DEPTH} deep")
+    if kind == "not":
+        return Condition("not", parts=(read_condition(given[kind], f"{path}.not", depth=depth + 1),), weight=weight)
+    items = given[kind]
+    if not isinstance(items, list | tuple) or not 1 <= len(items) <= MAX_CONDITIONS:
+        raise InvalidCondition(f"{path}.{kind}", f"a list of 1 to {MAX_CONDITIONS} conditions is wanted")
+    parts = tuple(read_condition(item, f"{path}.{kind}[{place}]", depth=depth + 1) for place, item in enumerate(items))
+    return Condition("all" if kind == "all" else "any", parts=parts, is_partial=is_partial, weight=weight)
+
+
+def _read_call(text: object, path: str, named: Mapping[str, Any] | None = None) -> RewardCall:
+    try:
+        call = parse_reward(text)
+        whole = RewardCall(call.name, call.args, {**call.kwargs, **(named or {})})
+        whole.check()
+    except ValueError as error:
+        raise InvalidCondition(path, str(error)) from None
+    return whole

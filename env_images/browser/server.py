@@ -1,0 +1,184 @@
+"""The browser environment: one window of a real browser, acted on with BrowserGym's actions.
+
+A session is a browser context of its own in a Chromium that was started before the server was ready. What the browser
+stands on is `browser_engine`, how it is kept from this server `browser_launch`; `browser_spec` reads tasks, and
+`browser_plays` judges them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from typing import Any, ClassVar
+
+import browser_builtin  # noqa: F401  # registers its tasks
+from browser_actions import Actions, unfenced
+from browser_engine import BrowserLost, Engine
+from browser_plays import Play, Verdict, play_of, register_miniwob
+from browser_spec import Spec, read_spec
+from browser_window import Look, Window
+from envserver import Environment, ImageBlock, Prompt, SessionFailed, StepResult, Task, TextBlock, ToolCall, serve, tool
+
+OPEN_S = 45.0
+"""For a new window and its first page; the gateway gives an opening 60 s."""
+CLOSE_S = 5.0
+
+
+class Browser(Environment):
+    """A session is one task; it ends when the task says so, or with its last step."""
+
+    name = "browser"
+    env_types: ClassVar[tuple[str, ...]] = ("browsergym", "browsergym_env")
+    default_tool = "act"
+    engine: ClassVar[Engine | None] = None
+    """Shared by the worker's sessions; each has a context of its own. The next session replaces one that is lost."""
+    actions: ClassVar[Actions]
+
+    _spec: Spec
+    _play: Play
+    _window: Window | None = None
+    _engine: Engine
+    _goal: str
+    _steps = 0
+
+    async def reset(self, task: Task, *, seed: int) -> Prompt:
+        """Open the task's pages; *seed* makes MiniWoB's tasks, all others are as they are written.
+
+        Raises:
+            InvalidTask: the task cannot be played; no session begins.
+            SessionFailed: the browser is lost.
+        """
+        self._spec = read_spec(task)
+        self._engine = await running_engine()
+        # Chosen on the engine's thread: custom tasks and MiniWoB's are code that may import more.
+        try:
+            look = await self._engine.run(self._open, seed, timeout_s=OPEN_S)
+        except BrowserLost as error:
+            raise SessionFailed(str(error)) from error
+        return self._shown(look, "", is_first=True)
+
+    async def close(self) -> None:
+        """Close the window; a browser that does not let it go is killed."""
+        if self._window is not None and not self._engine.is_lost():
+            try:
+                await self._engine.run(self._window.close, timeout_s=CLOSE_S)
+            except BrowserLost:
+                return  # and the window with it
+
+    @tool
+    async def act(self, action_str: str) -> StepResult:
+        """Act on the page with a BrowserGym action, such as click('12') or fill('a5', 'text')."""
+        action = unfenced(action_str)
+        try:
+            verdict, look, error = await self._engine.run(self._step, action, timeout_s=self._spec.step_s)
+        except BrowserLost as lost:
+            raise SessionFailed(str(lost)) from lost
+        return StepResult(
+            self._shown(look, error),
+            reward=verdict.reward,
+            finished=verdict.is_done,
+            metadata=self._metadata() | verdict.info,
+            data=self._observation(look, error),
+        )
+
+    def parse_text(self, text: str) -> ToolCall:
+        """Take a free text as an action, with or without a code fence round it."""
+        return ToolCall("act", {"action_str": text})
+
+    def _open(self, seed: int) -> Look:
+        self._play = play_of(self._spec, seed=seed)
+        window = Window(
+            self._engine.browser,
+            site=self._play.site,
+            view=self._play.view,
+            actions=self.actions,
+            crashed=lambda: self._engine.kill("a page has crashed"),
+        )
+        self._window = window
+        self._goal = self._play.begin(window)
+        window.settle()
+        return window.look()
+
+    def _step(self, action: str) -> tuple[Verdict, Look, str]:
+        window = self._window
+        assert window is not None  # opened
+        self._steps += 1
+        error = window.act(action)
+        try:
+            verdict = self._play.judge(window, action, error)
+            if not verdict.is_done and self._steps >= self._play.max_steps:
+                verdict = self._play.at_the_end(window, verdict)
+                verdict.info["truncated"] = True
+        except Exception as broken:  # a task's class too: no reward is better than a made-up one
+            raise SessionFailed(f"the task cannot be judged: {type(broken).__name__}: {broken}"[:2000]) from broken
+        try:
+            return verdict, window.look(), error
+        except Exception as broken:
+            raise SessionFailed(f"the page cannot be looked at: {type(broken).__name__}: {broken}"[:2000]) from broken
+
+    def _shown(self, look: Look, error: str, *, is_first: bool = False) -> Prompt:
+        lines = [f"Goal: {self._goal}", f"URL: {look.url}"]
+        if len(look.titles) > 1:
+            tabs = (f"{place}: {title}" for place, title in enumerate(look.titles))
+            lines.append(f"Tabs: {'; '.join(tabs)} (active: {look.active})")
+        if error:
+            lines.append(f"Error of the last action: {error}")
+        lines.append(f"Page:\n{look.axtree}")
+        if is_first:
+            lines.append(f"Act with the tool `act`, one or a few of these calls at a time:\n{self.actions.describe()}")
+        detail = {"observation": self._observation(look, error)} if is_first else None
+        text = TextBlock("\n".join(lines), detail)
+        return [text] if look.screenshot is None else [text, ImageBlock(look.screenshot, "image/png")]
+
+    def _observation(self, look: Look, error: str) -> dict[str, Any]:
+        """Write the observation with BrowserGym's fields; the picture is the image block beside it."""
+        return {
+            "text": look.axtree,
+            "url": look.url,
+            "screenshot": None,
+            "goal": self._goal,
+            "axtree_txt": look.axtree,
+            "pruned_html": look.html,
+            "error": error,
+            "last_action_error": bool(error),
+            "open_pages_titles": list(look.titles),
+            "active_page_index": look.active,
+            "metadata": self._metadata(),
+        }
+
+    def _metadata(self) -> dict[str, Any]:
+        return {
+            "benchmark": self._spec.benchmark,
+            "task_name": self._spec.name,
+            "step": self._steps,
+            "max_steps": self._play.max_steps,
+        }
+
+
+async def running_engine() -> Engine:
+    """Give the worker's browser, a new one where the last was lost.
+
+    Raises:
+        SessionFailed: none can be started.
+    """
+    engine = Browser.engine
+    if engine is None or engine.is_lost() or engine.is_gone():
+        if engine is not None:
+            engine.kill("it ended between sessions")
+        try:
+            engine = await asyncio.to_thread(Engine().wait_ready)
+        except BrowserLost as error:
+            raise SessionFailed(str(error)) from error
+        Browser.engine = engine
+    return engine
+
+
+if __name__ == "__main__":
+    # Before the server is ready: no session waits for a browser, or for what BrowserGym and Playwright import.
+    Browser.engine = Engine()
+    Browser.actions = Actions()
+    register_miniwob()
+    for module in ("browsergym.core.observation", "browsergym.utils.obs"):
+        importlib.import_module(module)
+    Browser.engine.wait_ready()
+    serve(Browser)

@@ -1,0 +1,72 @@
+"""The chat environment: a conversation with a scripted user, whose last reply is scored by named reward functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, cast
+
+from chat_dialogue import MAX_CHARS, Dialogue
+from chat_scoring import Evaluation
+from envserver import Environment, Message, Prompt, SessionFailed, StepResult, Task, TextBlock, ToolCall, serve, tool
+from envserver.content import Role
+from envserver.generic import RewardError, parse_task
+
+HOW_TO_ANSWER = "Answer with the tool `reply`: your message and nothing beside it. If you cannot call tools, write it."
+
+
+class Chat(Environment):
+    """A session is one conversation; it ends when the user has nothing more to say, or with the last turn."""
+
+    name = "chat"
+    env_types: ClassVar[tuple[str, ...]] = ("chat_env",)
+    default_tool = "reply"
+
+    _dialogue: Dialogue
+    _evaluation: Evaluation
+
+    def reset(self, task: Task, *, seed: int) -> Prompt:
+        """Take the conversation; *seed* is unused, since the task says all.
+
+        Raises:
+            ValueError: the task's conversation cannot be held or judged; no session begins.
+        """
+        given = parse_task(task)
+        self._dialogue = Dialogue(given.instruction, given.config)
+        self._evaluation = Evaluation.read(given.evaluation)
+        said = self._dialogue.said
+        shown = said[0].content if len(said) == 1 else "\n\n".join(f"[{one.role}]\n{one.content}" for one in said)
+        return [TextBlock(f"{shown}\n\n{HOW_TO_ANSWER}", {"observation": self._observation()})]
+
+    def messages(self) -> Sequence[Message]:
+        """Give the conversation as it stands before the agent's first reply."""
+        return [Message(cast(Role, one.role), [TextBlock(one.content)]) for one in self._dialogue.said]
+
+    @tool
+    def reply(self, message: str) -> StepResult:
+        """Say something to the user. Your last message is what is judged."""
+        message = message if len(message) <= MAX_CHARS else ""
+        try:
+            heard = self._dialogue.answer(message)
+            if heard is not None:
+                return StepResult(heard, data=self._observation())
+            score = self._evaluation.score(message)
+        except RewardError as error:
+            raise SessionFailed(f"the reply could not be judged: {error}") from error
+        return StepResult(
+            "The conversation is over.",
+            reward=score.reward,
+            finished=True,
+            metadata={"turns": self._dialogue.turns, "scores": list(score.parts)},
+            data=self._observation(),
+        )
+
+    def parse_text(self, text: str) -> ToolCall:
+        """Take the whole text as the reply."""
+        return ToolCall("reply", {"message": text})
+
+    def _observation(self) -> dict[str, Any]:
+        return {"messages": [one.wire() for one in self._dialogue.said]}
+
+
+if __name__ == "__main__":
+    serve(Chat)

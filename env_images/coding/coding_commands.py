@@ -1,0 +1,99 @@
+"""Judges a workspace by a test command, in a fresh fork that holds the agent's files and the hidden tests.
+
+The agent's code and the tests meet in one process, so code that sets out to deceive its own tests can: README.md says
+what is kept from it and what is not.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+from coding_judge import LIMITED, WALL_EXTRA_S, WALL_FACTOR, Kind, Outcome, Verdict, past_a_limit
+from coding_sandbox import ENVIRONMENT, ITS_OWN_DOING, Sandbox, Sandboxes, SandboxFault
+from coding_tasks import Command
+from coding_workspace import WORKSPACE, checked, put
+
+GUARDED = (
+    "conftest.py",
+    "pytest.ini",
+    ".pytest.ini",
+    "tox.ini",
+    "setup.cfg",
+    "pyproject.toml",
+    "sitecustomize.py",
+    "usercustomize.py",
+)
+"""Names that decide how tests are run: they stay as the task has them, and new ones are left out."""
+OUTPUT_BYTES = 256 * 1024
+
+_NAMES = [word for name in GUARDED for word in ("!", "-name", name)]
+# The repository that the task began with: a test command may ask it. The agent's own never comes here.
+_NAMES += ["!", "-path", f"{WORKSPACE}/.git/*"]
+CLEAR = ["find", WORKSPACE, "-mindepth", "1", "(", "-type", "f", "-o", "-type", "l", ")", *_NAMES, "-delete"]
+UNPACK = [
+    *("tar", "-C", WORKSPACE, "-xf", "-", "--no-same-owner", "--keep-directory-symlink", "--exclude=.git"),
+    # Bytecode may claim to be of any source, a hidden test's too.
+    *("--exclude=__pycache__", "--exclude=*.pyc"),
+    *(f"--exclude={name}" for name in GUARDED),
+]
+
+_PYTEST = re.compile(rb"\b(\d+) passed\b")
+_UNITTEST = re.compile(rb"^Ran (\d+) tests? in ", re.MULTILINE)
+
+
+class CommandJudge:
+    """Runs test commands in sandboxes of its own; one for a worker."""
+
+    def __init__(self, *, sandboxes: Sandboxes, error: type[Exception]) -> None:
+        """*error* is what the sandboxes raise when one cannot go on."""
+        self._sandboxes = sandboxes
+        self._error = error
+
+    async def judge(self, evaluation: Command, tree: bytes, *, layer: Any) -> Verdict:
+        """Run the command over *tree*, a tar archive from `collect`, on top of the task's own *layer*.
+
+        Raises:
+            InvalidTask: the archive cannot be unpacked.
+            SandboxFault: a sandbox failed for a reason that is not the solution's; there is no verdict.
+        """
+        try:
+            sandbox = await self._sandboxes.open(layer)
+        except self._error as error:
+            raise SandboxFault(f"no sandbox could be opened to judge in: {error}") from error
+        try:
+            outcome = await self._outcome(sandbox, evaluation, tree)
+        except self._error as error:
+            if sandbox.killed not in ITS_OWN_DOING:
+                raise SandboxFault(f"a sandbox failed while it judged: {error}") from error
+            outcome = Outcome("killed", f"stopped by the watchdog: {sandbox.killed}")
+        finally:
+            await sandbox.close()
+        return Verdict((outcome,), float(outcome.kind == "passed"))
+
+    async def _outcome(self, sandbox: Sandbox, evaluation: Command, tree: bytes) -> Outcome:
+        await checked(sandbox, CLEAR, "the workspace cannot be cleared")
+        await checked(sandbox, UNPACK, "the workspace cannot be unpacked", stdin=tree)
+        for path, text in evaluation.files.items():
+            await put(sandbox, f"{WORKSPACE}/{path}", text.encode("utf-8", "replace"))
+        cpu_s = math.ceil(evaluation.time_limit_s)
+        done = await sandbox.run(
+            ["sh", "-c", LIMITED, str(cpu_s), "bash", "-c", evaluation.command],
+            cwd=WORKSPACE,
+            env=ENVIRONMENT,
+            timeout_s=evaluation.time_limit_s * WALL_FACTOR + WALL_EXTRA_S,
+            output_bytes=OUTPUT_BYTES,
+        )
+        if (outcome := past_a_limit(done, cpu_s=cpu_s)) is not None:
+            return outcome
+        counted = counted_tests(done.stdout + b"\n" + done.stderr)
+        right = done.status == 0 and evaluation.passed in (None, counted)
+        kind: Kind = "passed" if right else "wrong"
+        return Outcome(kind, f"exit status {done.status}, {counted} tests")
+
+
+def counted_tests(output: bytes) -> int | None:
+    """Read the number of tests in the last summary of pytest ("5 passed") or unittest ("Ran 5 tests"); else None."""
+    found = _PYTEST.findall(output) or _UNITTEST.findall(output)
+    return int(found[-1][:9]) if found else None

@@ -1,0 +1,200 @@
+"""Judges solutions: each case in a fresh process of a fresh sandbox, the answers compared here, in the server.
+
+No expected output ever enters a sandbox, so a solution that takes over everything around it there has won nothing: it
+still has to know the answer. A case sees no trace of another one: no file, no process, no clock of theirs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from coding_compare import NotAnAnswer, parse, same, same_text
+from coding_sandbox import ENVIRONMENT, ITS_OWN_DOING, Completed, Sandbox, Sandboxes, SandboxFault
+from coding_tasks import Case, Cases, Scripts
+
+DRIVER = Path(__file__).with_name("coding_driver.py").read_text("utf-8")
+PROGRAM = "/tmp/solution.py"
+OUTPUT_BYTES = 1024 * 1024
+"""Of what one case may print; the longest expected output of our own tasks has 4 KiB."""
+MAX_SOURCE_BYTES = 256 * 1024
+TOTAL_S = 300.0
+"""For all cases of a judgement; those left then were not passed. Half of the environment's limit for a call."""
+WALL_FACTOR, WALL_EXTRA_S = 3.0, 5.0
+"""A case may take this much real time for its CPU time limit: a busy machine must not decide what a solution is worth,
+and one that sleeps must end."""
+
+LIMITED = 'ulimit -t "$0"; exec "$@"'
+"""For `sh -c`: the first argument is the CPU time in whole seconds, the others are the command."""
+
+Kind: TypeAlias = Literal["passed", "wrong", "fault", "time", "killed", "output", "not run"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one case ended."""
+
+    kind: Kind
+    detail: str = ""
+    """What the solution answered, or what went wrong; for public cases only, and bounded by `shown`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a solution is worth."""
+
+    outcomes: tuple[Outcome, ...]
+    score: float
+    """In [0, 1]."""
+
+    @property
+    def passed(self) -> int:
+        """Count the cases that were passed."""
+        return sum(outcome.kind == "passed" for outcome in self.outcomes)
+
+
+class Judge:
+    """Runs solutions in sandboxes of its own; one for a worker, safe to use from many sessions on one loop."""
+
+    def __init__(self, *, sandboxes: Sandboxes, error: type[Exception], total_s: float = TOTAL_S) -> None:
+        """*error* is what the sandboxes raise when one cannot go on."""
+        self._sandboxes = sandboxes
+        self._error = error
+        self._total_s = total_s
+
+    async def judge(self, evaluation: Cases | Scripts, source: str, *, public: bool = False) -> Verdict:
+        """Run *source* on the hidden tests, or on the public ones.
+
+        Raises:
+            SandboxFault: a sandbox failed for a reason that is not the solution's; there is no verdict.
+        """
+        tests: Sequence[Case | str] = evaluation.public if public else evaluation.hidden
+        deadline = asyncio.get_running_loop().time() + self._total_s
+        outcomes = [await self._before(deadline, evaluation, source, test) for test in tests]
+        return Verdict(tuple(outcomes), score(outcomes, credit=evaluation.credit))
+
+    async def _before(self, deadline: float, evaluation: Cases | Scripts, source: str, test: Case | str) -> Outcome:
+        left_s = deadline - asyncio.get_running_loop().time()
+        if left_s <= 0:
+            return Outcome("not run", "the time for all tests was over")
+        wall_s = min(left_s, evaluation.time_limit_s * WALL_FACTOR + WALL_EXTRA_S)
+        cpu_s = math.ceil(evaluation.time_limit_s)
+        if isinstance(evaluation, Scripts):
+            request: dict[str, object] = {"script": test, **with_prelude(evaluation.prelude, source)}
+            return await self._driven(request, lambda answer: True, cpu_s, wall_s)
+        assert isinstance(test, Case)
+        if evaluation.function is not None:
+            request = {"source": source, "function": evaluation.function, "arguments": test.arguments}
+            return await self._driven(request, lambda answer: same(answer, test.output), cpu_s, wall_s)
+        return await self._program(source, test, cpu_s, wall_s)
+
+    async def _driven(
+        self, request: dict[str, object], is_right: Callable[[object], bool], cpu_s: int, wall_s: float
+    ) -> Outcome:
+        """Run the driver with *request*."""
+        nonce = secrets.token_hex(16)
+        stdin = json.dumps({"nonce": nonce, **request}).encode()
+        ended = await self._run(["python3", "-I", "-c", DRIVER], stdin, None, cpu_s, wall_s)
+        return ended if isinstance(ended, Outcome) else framed(ended, nonce=nonce, is_right=is_right)
+
+    async def _program(self, source: str, case: Case, cpu_s: int, wall_s: float) -> Outcome:
+        """Run *source* as a program on the case's input."""
+        stdin = (case.stdin or "").encode()
+        ended = await self._run(["python3", "-I", PROGRAM], stdin, source.encode("utf-8", "replace"), cpu_s, wall_s)
+        if isinstance(ended, Outcome):
+            return ended
+        if ended.status != 0:
+            return Outcome("fault", shown(_last_line(ended.stderr) or f"exit status {ended.status}"))
+        kind: Kind = "passed" if same_text(ended.stdout, case.output) else "wrong"
+        return Outcome(kind, shown(ended.stdout.decode("utf-8", "replace")))
+
+    async def _run(
+        self, argv: Sequence[str], stdin: bytes, program: bytes | None, cpu_s: int, wall_s: float
+    ) -> Completed | Outcome:
+        """Run *argv* in a sandbox of its own; an outcome if it went past a limit."""
+        try:
+            sandbox = await self._sandboxes.open()
+        except self._error as error:
+            raise SandboxFault(f"no sandbox could be opened to judge in: {error}") from error
+        try:
+            if program is not None:
+                await sandbox.write_file(PROGRAM, program)
+            done = await sandbox.run(
+                ["sh", "-c", LIMITED, str(cpu_s), *argv],
+                stdin=stdin,
+                cwd="/tmp",
+                env=ENVIRONMENT,
+                timeout_s=wall_s,
+                output_bytes=OUTPUT_BYTES,
+            )
+        except self._error as error:
+            return self._killed(sandbox, error)
+        finally:
+            await sandbox.close()
+        return past_a_limit(done, cpu_s=cpu_s) or done
+
+    def _killed(self, sandbox: Sandbox, error: Exception) -> Outcome:
+        if sandbox.killed not in ITS_OWN_DOING:
+            raise SandboxFault(f"a sandbox failed while it judged: {error}") from error
+        return Outcome("killed", f"stopped by the watchdog: {sandbox.killed}")
+
+
+def with_prelude(prelude: str, source: str) -> dict[str, str]:
+    """Put *prelude* before *source*; one that begins with a blank completes the prelude's last function."""
+    first = next((line for line in source.splitlines() if line.strip()), "")
+    if prelude and first[:1] in (" ", "\t"):
+        return {"source": f"{prelude.rstrip()}\n{source}"}
+    return {"prelude": prelude, "source": source}
+
+
+def past_a_limit(done: Completed, *, cpu_s: int) -> Outcome | None:
+    """Say which limit a process went past, if it did."""
+    if done.timed_out:
+        return Outcome("time", "stopped: it took too long")
+    if done.truncated:
+        return Outcome("output", f"it printed more than {OUTPUT_BYTES} bytes")
+    if done.status in (-9, 137, -24, 152):  # SIGKILL and SIGXCPU, as either kind of status
+        return Outcome("killed", f"stopped: more than {cpu_s} s of CPU time, or too much memory")
+    return None
+
+
+def framed(done: Completed, *, nonce: str, is_right: Callable[[object], bool]) -> Outcome:
+    """Read the driver's one line; anything else, before or after it too, is no answer."""
+    text = done.stdout.decode("utf-8", "replace")
+    if not (text.startswith(nonce) and text.endswith("\n")) or "\n" in text[:-1]:
+        return Outcome("fault", f"no answer: the process ended with status {done.status}")
+    try:
+        frame = parse(text[len(nonce) :])
+    except NotAnAnswer as error:
+        return Outcome("fault", f"the answer cannot be read: {error}")
+    match frame:
+        case {"answer": answer, **rest} if not rest:
+            # The text as it came: to write the value again could fail, for one that is nested deeply.
+            return Outcome("passed" if is_right(answer) else "wrong", shown(text[len(nonce) + len('{"answer":') : -2]))
+        case {"fault": str(fault), **rest} if not rest:
+            return Outcome("fault", shown(fault))
+    return Outcome("fault", "the answer cannot be read")
+
+
+def score(outcomes: Sequence[Outcome], *, credit: Literal["fraction", "all"]) -> float:
+    """Give the fraction that was passed; with *credit* "all", 1 or 0."""
+    if not outcomes:
+        return 0.0
+    fraction = sum(outcome.kind == "passed" for outcome in outcomes) / len(outcomes)
+    return fraction if credit == "fraction" else float(fraction == 1.0)
+
+
+def shown(text: str, *, most: int = 1_000) -> str:
+    """Cut *text* for display."""
+    return text if len(text) <= most else f"{text[:most]}… ({len(text)} characters)"
+
+
+def _last_line(output: bytes) -> str:
+    lines = output.decode("utf-8", "replace").strip().splitlines()
+    return lines[-1] if lines else ""

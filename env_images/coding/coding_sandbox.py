@@ -1,0 +1,91 @@
+"""What this environment needs of a sandbox, as protocols: `envserver.sandbox` has it, and so has anything that fits.
+
+All of it is asynchronous and bounded; a sandbox has a writable root of its own and no network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from envserver import SessionFailed
+
+ENVIRONMENT: Mapping[str, str] = {
+    "HOME": "/root",
+    "LANG": "C.UTF-8",
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "TERM": "dumb",
+}
+"""The whole environment of every process that is started in a sandbox here."""
+
+ITS_OWN_DOING = ("memory", "pids", "init")
+"""Reasons of a watchdog that are the code's inside: too much memory, too many processes, its first process killed. Any
+other end of a sandbox is a fault of the machinery."""
+
+
+class Completed(Protocol):
+    """How a process ended."""
+
+    @property
+    def status(self) -> int | None:
+        """The exit status; negative, or 128 and more, for a signal."""
+
+    @property
+    def stdout(self) -> bytes:
+        """What it wrote, up to the bound."""
+
+    @property
+    def stderr(self) -> bytes:
+        """What it wrote, up to the bound."""
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether it was killed at its time limit."""
+
+    @property
+    def truncated(self) -> bool:
+        """Whether it wrote more than the bound."""
+
+
+class Sandbox(Protocol):
+    """One open sandbox."""
+
+    @property
+    def killed(self) -> str | None:
+        """Why a watchdog ended the sandbox ("memory", "pids", …); None while it lives."""
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        cwd: str = "/root",
+        env: Mapping[str, str] = ...,
+        user: str = "root",
+        timeout_s: float = 30.0,
+        output_bytes: int | None = None,
+    ) -> Completed:
+        """Run a process to its end, or to *timeout_s*."""
+
+    async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        """Write a file inside; its directory exists."""
+
+    async def read_file(self, path: str, *, max_bytes: int) -> bytes:
+        """Read a file inside."""
+
+    async def close(self) -> None:
+        """Kill everything in it and free what it holds; may be called again."""
+
+
+class Sandboxes(Protocol):
+    """Opens sandboxes; one for a worker."""
+
+    async def open(self, layer: Any = None) -> Sandbox:
+        """Open a fresh sandbox, on top of *layer* if given."""
+
+    async def layer(self, key: str, build: Callable[[Any], Awaitable[None]]) -> Any:
+        """Give the layer that *build* makes in a sandbox; it runs once for each *key* that is still kept."""
+
+
+class SandboxFault(SessionFailed):
+    """A sandbox could not do its part: the machinery's fault and nobody's solution's, so there is no reward."""

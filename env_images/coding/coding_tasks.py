@@ -1,0 +1,236 @@
+"""A task's evaluation, read and checked: test cases, test scripts, or a test command.
+
+A task's own words are in README.md. `evaluation` may be left out where the task has `test_cases` itself, the form in
+which the Open Reward Standard shows a coding task.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
+from typing import Any, Literal, TypeAlias
+
+MOST_CASES = 200
+MOST_TIME_LIMIT_S = 60.0
+DEFAULT_TIME_LIMIT_S = 5.0
+MAX_INPUT_BYTES = 4 * 1024 * 1024
+"""Of one case's input, as JSON."""
+MAX_TREE_BYTES = 16 * 1024 * 1024
+"""Of a task's files together, and of a workspace that is judged."""
+
+Credit: TypeAlias = Literal["fraction", "all"]
+
+_TEST = re.compile(r"test_.*\.py|.*_test\.py")
+"""What pytest collects. Where a script judges, the task's files of such names are put back before it runs, and so are
+those that the script names: the agent may read them, and change them for itself alone."""
+
+
+class InvalidTask(ValueError):
+    """The task cannot be asked or judged; no session begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One call of a function or one run of a program."""
+
+    arguments: list[Any] | None
+    """For a function."""
+    stdin: str | None
+    """For a program."""
+    output: Any
+    """What is expected: a JSON value from a function, a text from a program."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cases:
+    """Judged by comparing answers."""
+
+    function: str | None
+    """None: the solution is a program, from standard input to standard output."""
+    public: tuple[Case, ...]
+    hidden: tuple[Case, ...]
+    time_limit_s: float
+    """CPU time of one case."""
+    credit: Credit
+
+
+@dataclass(frozen=True, slots=True)
+class Scripts:
+    """Judged by Python code that raises unless the solution is right; runs in the solution's own process."""
+
+    public: tuple[str, ...]
+    hidden: tuple[str, ...]
+    prelude: str
+    """Code that stands before every solution: what a prompt imports and defines."""
+    time_limit_s: float
+    credit: Credit
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """Judged by a command's exit status, run over the agent's files and hidden ones."""
+
+    command: str
+    files: Mapping[str, str]
+    """Path within the workspace to text; written over whatever the agent has there."""
+    passed: int | None
+    """If given, the number of tests that the command's summary (pytest's or unittest's) must show."""
+    time_limit_s: float
+
+
+Evaluation: TypeAlias = Cases | Scripts | Command
+
+
+def read_evaluation(task: Mapping[str, Any]) -> Evaluation:
+    """Check a task's evaluation.
+
+    Raises:
+        InvalidTask: the shape is wrong, a bound is passed, or nothing in it is hidden.
+    """
+    data = task.get("evaluation", task)
+    if not isinstance(data, Mapping):
+        raise InvalidTask("evaluation must be an object")
+    if "script" in data:
+        return _script(data, task.get("config"))
+    if "test_cases" in data:
+        return _cases(data)
+    if "test_scripts" in data:
+        return _scripts(data)
+    if "command" in data:
+        return _command(data)
+    raise InvalidTask("evaluation must have test_cases, test_scripts, command or script")
+
+
+def instruction(task: Mapping[str, Any]) -> str:
+    """Find the problem's statement.
+
+    Raises:
+        InvalidTask: there is none.
+    """
+    for key in ("instruction", "description", "prompt"):
+        if isinstance(text := task.get(key), str) and text.strip():
+            return text.strip()
+    raise InvalidTask("the task has no instruction")
+
+
+def read_files(data: object, *, name: str) -> dict[str, str]:
+    """Check a file tree: relative paths, without '..', to texts; *name* is for the error.
+
+    Raises:
+        InvalidTask: it is something else, or larger than `MAX_TREE_BYTES`.
+    """
+    if not isinstance(data, Mapping):
+        raise InvalidTask(f"{name} must map relative paths without '..' to texts")
+    for path, text in data.items():
+        if not (isinstance(path, str) and isinstance(text, str) and _is_inner(path)):
+            raise InvalidTask(f"{name} must map relative paths without '..' to texts: not so {path!r:.200}")
+    if sum(len(path) + len(text.encode("utf-8", "replace")) for path, text in data.items()) > MAX_TREE_BYTES:
+        raise InvalidTask(f"{name} must have at most {MAX_TREE_BYTES} bytes")
+    return dict(data)
+
+
+def _cases(data: Mapping[str, Any]) -> Cases:
+    function = data.get("function")
+    if function is not None and not (isinstance(function, str) and function.isidentifier()):
+        raise InvalidTask("function must be a name")
+    rows = _rows(data["test_cases"], name="test_cases")
+    read = [(_case(row, is_function=function is not None), row.get("public") is True) for row in rows]
+    public, hidden = _parted(read)
+    return Cases(function, public, hidden, _time_limit_s(data), _credit(data))
+
+
+def _case(row: Mapping[str, Any], *, is_function: bool) -> Case:
+    if "output" not in row or ("arguments" in row) == ("input" in row):
+        raise InvalidTask("a test case must have output, and either arguments or input")
+    try:
+        large = len(json.dumps(row, allow_nan=False)) > MAX_INPUT_BYTES
+    except ValueError:
+        raise InvalidTask("a test case must not hold NaN or an infinity") from None
+    if large:
+        raise InvalidTask(f"a test case must have at most {MAX_INPUT_BYTES} bytes")
+    if is_function:
+        arguments = row.get("arguments", [row.get("input")])
+        if not isinstance(arguments, list):
+            raise InvalidTask("arguments must be a list")
+        return Case(arguments, None, row["output"])
+    if not isinstance(row.get("input"), str) or not isinstance(row["output"], str):
+        raise InvalidTask("without a function, a test case's input and output must be texts")
+    return Case(None, row["input"], row["output"])
+
+
+def _scripts(data: Mapping[str, Any]) -> Scripts:
+    rows = _rows(data["test_scripts"], name="test_scripts")
+    if not all(isinstance(row.get("code"), str) for row in rows):
+        raise InvalidTask("a test script must have code")
+    public, hidden = _parted([(str(row["code"]), row.get("public") is True) for row in rows])
+    if not isinstance(prelude := data.get("prelude", ""), str):
+        raise InvalidTask("prelude must be a text")
+    return Scripts(public, hidden, prelude, _time_limit_s(data), _credit(data))
+
+
+def _script(data: Mapping[str, Any], config: object) -> Command:
+    """Read the generic form: a script whose exit status decides, with its tests among the task's own files."""
+    if "command" in data:
+        raise InvalidTask("evaluation must have command or script, not both")
+    command = _command({**data, "command": data["script"]}, name="script")
+    files = read_files(config.get("files", {}) if isinstance(config, Mapping) else {}, name="config.files")
+    words = set(re.split(r"[^\w./-]+", command.command))
+    tests = {
+        path: text
+        for path, text in files.items()
+        if str(PurePosixPath(path)) in {str(PurePosixPath(word)) for word in words if word}
+        or _TEST.fullmatch(PurePosixPath(path).name)
+    }
+    return replace(command, files={**tests, **command.files})
+
+
+def _command(data: Mapping[str, Any], *, name: str = "command") -> Command:
+    command, passed = data["command"], data.get("passed")
+    if not isinstance(command, str) or not command.strip():
+        raise InvalidTask(f"evaluation.{name} must be a text")
+    if passed is not None and (not isinstance(passed, int) or isinstance(passed, bool) or passed < 1):
+        raise InvalidTask("passed must be a positive integer")
+    files = read_files(data.get("files", {}), name="evaluation.files")
+    return Command(command, files, passed, _time_limit_s(data))
+
+
+def _rows(data: object, *, name: str) -> Sequence[Mapping[str, Any]]:
+    if not isinstance(data, list) or len(data) > MOST_CASES or not all(isinstance(row, Mapping) for row in data):
+        raise InvalidTask(f"{name} must be a list of at most {MOST_CASES} objects")
+    return data
+
+
+def _parted(rows: Sequence[tuple[Any, bool]]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Part into public and hidden."""
+    public = tuple(item for item, is_public in rows if is_public)
+    hidden = tuple(item for item, is_public in rows if not is_public)
+    if not hidden:
+        raise InvalidTask("at least one test must be hidden: without `public`")
+    return public, hidden
+
+
+def _time_limit_s(data: Mapping[str, Any]) -> float:
+    given = data.get("time_limit_seconds", DEFAULT_TIME_LIMIT_S)
+    if not isinstance(given, int | float) or isinstance(given, bool) or not math.isfinite(given):
+        raise InvalidTask("time_limit_seconds must be a number")
+    if not 0 < given <= MOST_TIME_LIMIT_S:
+        raise InvalidTask(f"time_limit_seconds must be above 0 and at most {MOST_TIME_LIMIT_S:g}")
+    return float(given)
+
+
+def _credit(data: Mapping[str, Any]) -> Credit:
+    match data.get("credit", "fraction"):
+        case "fraction":
+            return "fraction"
+        case "all":
+            return "all"
+    raise InvalidTask("credit must be 'fraction' or 'all'")
+
+
+def _is_inner(path: str) -> bool:
+    parts = PurePosixPath(path).parts
+    return bool(parts) and not path.startswith("/") and ".." not in parts and "\0" not in path

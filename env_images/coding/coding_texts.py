@@ -1,0 +1,81 @@
+"""What the agent is told: the opening, a command's output, and how the public tests went."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+
+from coding_judge import Outcome, Verdict, shown
+from coding_sandbox import Completed
+from coding_tasks import Case, Cases, Command, Evaluation, Scripts
+from coding_workspace import SOLUTION, WORKSPACE
+
+
+def opening(text: str, evaluation: Evaluation, *, files: Sequence[str]) -> str:
+    """Say what is asked, what is there and how to answer; of the tests only the public ones."""
+    parts = [text]
+    if not isinstance(evaluation, Command):
+        if evaluation.public:
+            parts.append("Examples:\n" + "\n".join(examples(evaluation)))
+        limit = f"{evaluation.time_limit_s:g} s of CPU time for each test"
+        parts.append(
+            f"Write your solution to {SOLUTION} (Python 3, the standard library; {limit}), try it with `run_tests`, "
+            "and hand it in with `submit`; or give `submit` the code itself. Hidden tests judge it. If you cannot call "
+            "tools, answer with the code in one fenced block."
+        )
+    else:
+        parts.append(f"Work in {WORKSPACE} and call `submit` when you are done: hidden tests are run on your files.")
+    if files:
+        parts.append("Files: " + ", ".join(files[:50]) + (" …" if len(files) > 50 else ""))
+    parts.append("`execute` runs commands in a sandbox without a network. You can submit once.")
+    return "\n\n".join(parts)
+
+
+def examples(evaluation: Cases | Scripts) -> Iterable[str]:
+    """Write the public tests."""
+    for test in evaluation.public:
+        if isinstance(test, str):
+            yield test.strip()
+        elif isinstance(evaluation, Cases):
+            yield example(evaluation, test)
+
+
+def example(evaluation: Cases, case: Case) -> str:
+    """Write one public case: a call and its result, or an input and its output."""
+    if evaluation.function is None:
+        return f"input:\n{case.stdin}\noutput:\n{case.output}"
+    arguments = ", ".join(map(repr, case.arguments or []))
+    return f"{evaluation.function}({arguments}) == {case.output!r}"
+
+
+def completed_text(done: Completed, *, timeout_s: float) -> str:
+    """Write a command's output and how it ended."""
+    parts = [stream.decode("utf-8", "replace").rstrip("\n") for stream in (done.stdout, done.stderr)]
+    lines = [part for part in parts if part]
+    if done.truncated:
+        lines.append("[the output was cut]")
+    if done.timed_out:
+        lines.append(f"[stopped after {timeout_s:g} s]")
+    elif done.status != 0:
+        lines.append(f"[exit status {done.status}]")
+    return "\n".join(lines) or "[no output]"
+
+
+def public_report(evaluation: Cases | Scripts, verdict: Verdict) -> str:
+    """Say for each public test how it went."""
+    lines = [f"Passed {verdict.passed} of {len(verdict.outcomes)} public tests."]
+    tests: Sequence[Case | str] = evaluation.public
+    for text, test, outcome in zip(examples(evaluation), tests, verdict.outcomes, strict=True):
+        lines.append(f"{'passed' if outcome.kind == 'passed' else 'FAILED'}: {shown(text)}")
+        if outcome.kind != "passed":
+            lines.append(f"  {reason(test, outcome)}")
+    return "\n".join(lines)
+
+
+def reason(test: Case | str, outcome: Outcome) -> str:
+    """Say why a public test was not passed."""
+    if outcome.kind == "wrong" and isinstance(test, Case):
+        return f"your answer: {outcome.detail}" + (
+            "" if test.stdin is not None else f"\n  expected: {shown(json.dumps(test.output))}"
+        )
+    return outcome.detail

@@ -1,0 +1,274 @@
+"""The games of TextArena that are offered: where each one is, its parameters with their bounds, and what it lacks.
+
+Left out, though they run without a download: `FifteenPuzzle` (every other board cannot be solved, and solving one
+raises), `PegJump` (its jumps are not those of the board that it shows), `Bandit` (of two wrong answers the worse one
+scores more), `Sokoban` (needs numpy), `RushHour` (may offer a board without a solution), `Blackjack` (luck).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from game_play import MAX_TURNS, InvalidGame
+
+DIRECTIONS = ("[up]", "[down]", "[left]", "[right]")
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A whole number as a parameter."""
+
+    default: int
+    least: int
+    most: int
+
+    def read(self, value: object) -> int:
+        """
+        Raises:
+            ValueError: *value* is not of this kind; so for the other kinds.
+        """
+        if not isinstance(value, int) or isinstance(value, bool) or not self.least <= value <= self.most:
+            raise ValueError(f"must be a whole number from {self.least} to {self.most}")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A yes or no as a parameter."""
+
+    default: bool
+
+    def read(self, value: object) -> bool:
+        if not isinstance(value, bool):
+            raise ValueError("must be true or false")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """A list of whole numbers as a parameter."""
+
+    default: tuple[int, ...]
+    most: int
+    largest: int
+
+    def read(self, value: object) -> list[int]:
+        numbers = value if isinstance(value, list) else []
+        fit = all(isinstance(n, int) and not isinstance(n, bool) and 1 <= n <= self.largest for n in numbers)
+        if not 2 <= len(numbers) <= self.most or not fit:
+            raise ValueError(f"must be a list of 2 to {self.most} whole numbers from 1 to {self.largest}")
+        return list(numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """A text of one form as a parameter."""
+
+    default: str
+    form: str
+    """A regular expression for the whole of it."""
+
+    def read(self, value: object) -> str:
+        if not isinstance(value, str) or len(value) > 60 or not re.fullmatch(self.form, value):
+            raise ValueError("must be an addition of two to four words in capitals, such as 'SEND + MORE = MONEY'")
+        return value
+
+
+Parameter: TypeAlias = Number | Flag | Numbers | Pattern
+
+
+def never_wrong(_: Mapping[str, Any]) -> None:
+    """Find nothing wrong with parameters that are right one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Title:
+    """One game of TextArena's."""
+
+    module: str
+    """Its folder below `textarena.envs`."""
+    class_name: str
+    move_form: str
+    parameters: Mapping[str, Parameter]
+    max_turns: int
+    """Default of the task's `max_turns`."""
+    moves: Sequence[str] = ()
+    """Where the same moves are offered all the time."""
+    takes_turn_limit: bool = True
+    """Whether the game tells the limit to the player, as its parameter `max_turns`."""
+    optimal_turns: Callable[[Mapping[str, Any]], int | None] = field(default=lambda _: None)
+    """The fewest turns that win for these parameters, where that is known."""
+    measure: str = "_get_percentage_completion"
+    """The game's method that says how far the player came."""
+    fault: Callable[[Mapping[str, Any]], str | None] = never_wrong
+    """Says what is wrong with parameters that are right one by one."""
+    is_won: Callable[[Any], bool] = field(default=lambda game: bool(game.state.rewards[0] >= 1))
+    """Judges a game that ended, and not by an invalid move."""
+
+
+def _guesses(given: Mapping[str, Any]) -> str | None:
+    return None if given["min_number"] < given["max_number"] else "min_number must be below max_number"
+
+
+def _code(given: Mapping[str, Any]) -> str | None:
+    if given["duplicate_numbers"] or given["code_length"] <= given["num_numbers"]:
+        return None
+    return "a code without duplicates cannot be longer than num_numbers"
+
+
+def _holes(given: Mapping[str, Any]) -> str | None:
+    most = given["size"] ** 2 // 3
+    return None if given["num_holes"] <= most else f"num_holes must be at most {most} for this size"
+
+
+def _mines(given: Mapping[str, Any]) -> str | None:
+    most = given["rows"] * given["cols"] // 3
+    return (
+        None
+        if given["num_mines"] <= most and given["rows"] * given["cols"] - 9 > most
+        else (f"num_mines must be at most {most} for this size, and the board have more than 13 cells")
+    )
+
+
+def _letters(given: Mapping[str, Any]) -> str | None:
+    letters = set(re.findall("[A-Z]", given["equation"]))
+    return None if len(letters) <= 10 else "equation must have at most 10 different letters"
+
+
+def _tile(given: Mapping[str, Any]) -> str | None:
+    return None if given["target_tile"].bit_count() == 1 else "target_tile must be a power of two"
+
+
+TITLES: Mapping[str, Title] = {
+    "guess_the_number": Title(
+        "GuessTheNumber",
+        "GuessTheNumberEnv",
+        "a number in square brackets, such as [5]",
+        {"min_number": Number(1, 0, 10_000), "max_number": Number(20, 1, 10_000)},
+        max_turns=10,
+        fault=_guesses,
+    ),
+    "tower_of_hanoi": Title(
+        "TowerOfHanoi",
+        "TowerOfHanoiEnv",
+        "the source tower and the target tower, such as [A C]",
+        {"num_disks": Number(3, 2, 8)},
+        max_turns=100,
+        optimal_turns=lambda given: int(2 ** given["num_disks"]) - 1,
+    ),
+    "frozen_lake": Title(
+        "FrozenLake",
+        "FrozenLakeEnv",
+        "one of " + ", ".join(DIRECTIONS),
+        {"size": Number(4, 3, 10), "num_holes": Number(3, 0, 33)},
+        max_turns=100,
+        moves=DIRECTIONS,
+        takes_turn_limit=False,
+        fault=_holes,
+    ),
+    "mastermind": Title(
+        "Mastermind",
+        "MastermindEnv",
+        "the digits with spaces between, such as [2 1 4 5]",
+        {"code_length": Number(4, 2, 8), "num_numbers": Number(6, 2, 9), "duplicate_numbers": Flag(False)},
+        max_turns=20,
+        fault=_code,
+    ),
+    "lights_out": Title(
+        "LightsOut",
+        "LightsOutEnv",
+        "the row and the column of a light, such as [0 2]",
+        {"size": Number(5, 2, 9)},
+        max_turns=50,
+    ),
+    "2048": Title(
+        "Game2048",
+        "Game2048Env",
+        "one of " + ", ".join(DIRECTIONS),
+        {"target_tile": Number(128, 8, 2048), "board_size": Number(4, 3, 6)},
+        max_turns=MAX_TURNS,
+        moves=DIRECTIONS,
+        takes_turn_limit=False,
+        fault=_tile,
+        # The game's own measure can reach 1 for a lost board with a high score.
+        is_won=lambda game: bool(max(map(max, game.state.game_state["board"])) >= game.target_tile),
+    ),
+    "minesweeper": Title(
+        "Minesweeper",
+        "MinesweeperEnv",
+        "the row and the column of a cell, such as [3 2]",
+        {"rows": Number(8, 4, 16), "cols": Number(8, 4, 16), "num_mines": Number(10, 1, 60)},
+        max_turns=100,
+        fault=_mines,
+    ),
+    "sudoku": Title(
+        "Sudoku",
+        "SudokuEnv",
+        "row, column and digit, each from 1 to 9, such as [5 3 7]",
+        # With 30 clues, the game's own default, its search for a puzzle with one solution may take a second.
+        {"clues": Number(50, 36, 80)},
+        max_turns=100,
+    ),
+    "cryptarithm": Title(
+        "Cryptarithm",
+        "CryptarithmEnv",
+        "a letter and its digit, such as [A 5]",
+        {"equation": Pattern("SEND + MORE = MONEY", r"[A-Z]{1,8}( \+ [A-Z]{1,8}){1,3} = [A-Z]{1,9}")},
+        max_turns=100,
+        measure="_progress",
+        fault=_letters,
+    ),
+    "slitherlink": Title(
+        "Slitherlink",
+        "SlitherlinkEnv",
+        "h or v, row and column of the edge, such as [h 0 1]",
+        {"rows": Number(4, 2, 8), "cols": Number(4, 2, 8)},
+        max_turns=100,
+        measure="_progress",
+    ),
+    "countdown": Title(
+        "Countdown",
+        "CountdownEnv",
+        "two indices and an operator out of + - * /, such as [0 2 *]",
+        {"numbers": Numbers((100, 75, 6, 4, 3, 2), 8, 100), "target": Number(532, 1, 9_999)},
+        max_turns=12,
+        measure="_calculate_progress",
+    ),
+}
+
+ALIASES: Mapping[str, str] = {
+    **{f"{title.module}-v0".lower(): name for name, title in TITLES.items()},
+    **{title.module.lower(): name for name, title in TITLES.items()},
+    "2048-v0": "2048",
+}
+"""TextArena's own ids, in lower case."""
+
+
+def read_parameters(name: str, given: object) -> dict[str, Any]:
+    """Read `config.parameters` of the game *name*; what is not given has its default.
+
+    Raises:
+        InvalidGame: an unknown parameter, or a value out of bounds.
+    """
+    title = TITLES[name]
+    if given is None:
+        given = {}
+    if not isinstance(given, Mapping):
+        raise InvalidGame("config.parameters: must be an object")
+    for key in given:
+        if key not in title.parameters:
+            offered = ", ".join(title.parameters)
+            raise InvalidGame(f"config.parameters: {name} has no parameter {key!r}; there are {offered}")
+    read: dict[str, Any] = {}
+    for key, parameter in title.parameters.items():
+        default = list(parameter.default) if isinstance(parameter, Numbers) else parameter.default
+        try:
+            read[key] = parameter.read(given.get(key, default))
+        except ValueError as error:
+            raise InvalidGame(f"config.parameters.{key}: {error}") from error
+    if wrong := title.fault(read):
+        raise InvalidGame(f"config.parameters: {wrong}")
+    return read

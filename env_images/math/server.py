@@ -1,0 +1,135 @@
+"""The math environment: one question, one tool to answer it, scored by the family's own reasoning-gym scorer, or by a
+reward function that the task names.
+
+There is no calculator among the tools: in most families the calculation is the task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from envserver import Environment, Prompt, StepResult, Task, ToolCall, serve, tool
+from math_scorers import MAX_ANSWER_CHARS, Evaluation, Scorers
+
+if TYPE_CHECKING:  # imported for the tasks that need it
+    from math_named import Named
+
+MOST_ATTEMPTS = 10
+"""Upper bound of a task's `max_attempts`: more would let a model search instead of think."""
+
+
+class Math(Environment):
+    """A session is one question; it ends with a right answer or with the last attempt."""
+
+    name = "math"
+    env_types = ("reasoning_gym", "reasoning_gym_env")
+    default_tool = "submit"
+    scorers: ClassVar[Scorers] = Scorers()
+    """Shared by all sessions of the worker; holds nothing of any session."""
+
+    _evaluation: Evaluation | Named
+    _attempts_left: int
+
+    def reset(self, task: Task, *, seed: int) -> Prompt:
+        """Take the question; *seed* is unused, since the task says all.
+
+        Raises:
+            ValueError: the task cannot be asked or scored; no session begins.
+        """
+        question = task.get("instruction")
+        if not isinstance(question, str) or not question.strip():
+            raise ValueError("the task has no instruction")
+        self._evaluation = evaluation = evaluation_of(task.get("evaluation"))
+        self._attempts_left = max_attempts(task.get("config"))
+        if isinstance(evaluation, Evaluation):
+            self.scorers.check(evaluation)
+        return instructions(question, attempts=self._attempts_left)
+
+    @tool(inline=True)  # the slowest answer tried takes 0.2 ms, a thread's turn about as much
+    async def submit(self, answer: str) -> StepResult:
+        """Submit your answer: the final answer alone, in the form that the question asks for."""
+        self._attempts_left -= 1
+        if isinstance(self._evaluation, Evaluation):
+            verdict = self.scorers.judge(self._evaluation, answer)
+        else:
+            verdict = await self._evaluation.judge(answer)
+        if verdict.score < 1.0 and self._attempts_left > 0:
+            # No score before the end: how near an attempt came would lead to the answer.
+            return StepResult(f"Not right. Attempts left: {self._attempts_left}.")
+        return StepResult(
+            verdict.text,
+            reward=verdict.score,
+            finished=True,
+            metadata={"family": self._evaluation.family, "score": verdict.score},
+        )
+
+    def parse_text(self, text: str) -> ToolCall:
+        """Take what is marked as the answer, the last one of several, or else the whole text."""
+        return ToolCall("submit", {"answer": marked_answer(text)})
+
+
+def evaluation_of(data: object) -> Evaluation | Named:
+    """Read a task's `evaluation`: a family's, or a reward function's.
+
+    Raises:
+        InvalidEvaluation: a ValueError; it is neither.
+    """
+    if isinstance(data, Mapping) and data.get("reward_function") not in (None, "reasoning_gym"):
+        from math_named import Named
+
+        return Named.read(data)
+    return Evaluation.read(data)
+
+
+def instructions(question: str, *, attempts: int) -> str:
+    """Say what is asked and how to answer."""
+    how_often = "one attempt" if attempts == 1 else f"{attempts} attempts"
+    return (
+        f"{question}\n\n"
+        "Answer with the tool `submit`: the final answer alone, in the form that the question asks for, without "
+        "working or any other text. If you cannot call tools, write it between <answer> and </answer>. "
+        f"You have {how_often}."
+    )
+
+
+def marked_answer(text: str) -> str:
+    r"""Find what *text* puts last into `<answer>…</answer>`, else into `\boxed{…}`; all of it if nothing is marked.
+
+    Each mark is searched once from the end: a pattern for both takes seconds for a text of nothing but opening tags.
+    """
+    end = text.rfind("</answer>")
+    if end >= 0 and (start := text.rfind("<answer>", 0, end)) >= 0:
+        return text[start + len("<answer>") : end].strip()
+    if (start := text.rfind("\\boxed{")) >= 0:
+        start += len("\\boxed{")
+        return _braced(text[start : start + MAX_ANSWER_CHARS + 1]).strip()
+    return text.strip()
+
+
+def _braced(text: str) -> str:
+    """Cut *text* before the brace that closes one opened in front of it; all of it if none does."""
+    depth = 1
+    for place, character in enumerate(text):
+        depth += (character == "{") - (character == "}")
+        if depth == 0:
+            return text[:place]
+    return text
+
+
+def max_attempts(config: object) -> int:
+    """Read `max_attempts` of a task's configuration; 1 if it says nothing.
+
+    Raises:
+        ValueError: it is no integer from 1 to `MOST_ATTEMPTS`.
+    """
+    given: Mapping[str, Any] = config if isinstance(config, Mapping) else {}
+    attempts = given.get("max_attempts", 1)
+    if not isinstance(attempts, int) or isinstance(attempts, bool) or not 1 <= attempts <= MOST_ATTEMPTS:
+        raise ValueError(f"config.max_attempts must be an integer from 1 to {MOST_ATTEMPTS}")
+    return attempts
+
+
+if __name__ == "__main__":
+    Math.scorers.load()  # before the server is ready: no session waits for the import
+    serve(Math)

@@ -1,0 +1,83 @@
+"""Finds where a command's output begins and ends in the bytes of a terminal.
+
+A mark is a fresh random word that is typed in two halves, so that neither an echo of the typed line nor the mark of
+an earlier command can be taken for it.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from dataclasses import dataclass
+
+KEPT_BYTES = 65_536
+"""Of one command's output; the rest is read and dropped, so that `yes` cannot grow the server."""
+
+_TAIL_BYTES = 256
+"""More than a mark with its numbers takes: what the last read may have cut in two."""
+
+
+# One pattern for all marks: to compile one takes longer than all else that is done here. Their words tell them apart.
+# A command may have run `stty onlcr`. Only the one line end that the mark itself prints is cut from the output.
+_PRINTED = re.compile(rb"\r?\n[0-9a-f]{24}:(\d+):(\d+):\r*\n")
+
+
+class Mark:
+    """A line that the shell is asked to print; it tells the last status and the shell's own process id."""
+
+    def __init__(self) -> None:
+        first, second = secrets.token_hex(6), secrets.token_hex(6)
+        self.line = rf"\command printf '\n%s%s:%d:%d:\n' {first} {second} $? $$"
+        """Short, so that a nested shell that edits its line shows it on one row."""
+        self.word = (first + second).encode()
+        """What it prints before the numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A mark that was printed."""
+
+    status: int
+    shell_pid: int
+
+
+class Capture:
+    """Takes a terminal's bytes until one of its marks comes; keeps the first `KEPT_BYTES` before it."""
+
+    def __init__(self, *marks: Mark) -> None:
+        self.marks = list(marks)
+        self.found: Found | None = None
+        self.seen_bytes = 0
+        self._kept = bytearray()
+        self._tail = b""
+
+    @property
+    def output(self) -> bytes:
+        """What came before the mark, or all there is where none came."""
+        return bytes(self._kept[:KEPT_BYTES])
+
+    def feed(self, data: bytes) -> Found | None:
+        """Take *data*; what follows a mark is dropped."""
+        start = self.seen_bytes - len(self._tail)
+        window = self._tail + data
+        hits = [hit for mark in self.marks if (hit := _first_hit(mark, window))]
+        end = min((hit.start() for hit in hits), default=len(window))
+        if hits:
+            last = max(hits, key=lambda hit: hit.start())
+            self.found = Found(int(last[1]), int(last[2]))
+            del self._kept[start + end :]
+        self._kept += window[max(0, len(self._kept) - start) : end][: KEPT_BYTES + _TAIL_BYTES - len(self._kept)]
+        self.seen_bytes += len(data)
+        self._tail = window[-_TAIL_BYTES:]
+        return self.found
+
+
+def _first_hit(mark: Mark, window: bytes) -> re.Match[bytes] | None:
+    """Find the first place in *window* where *mark* was printed."""
+    at = window.find(mark.word)
+    while at >= 0:
+        hit = _PRINTED.match(window, at - 2 if window[at - 2 : at] == b"\r\n" else at - 1)
+        if hit is not None:
+            return hit
+        at = window.find(mark.word, at + 1)
+    return None

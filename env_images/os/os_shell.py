@@ -1,0 +1,239 @@
+"""One bash that lives as long as its session: directory, variables, jobs and nested shells persist from turn to turn.
+
+A command reaches the shell as a file, not as typed text, so an unbalanced quote is a syntax error and a line longer
+than the terminal's 4,095 bytes stays whole. Only three short lines are typed: a begin mark, the line that runs the
+file, and an end mark (see os_marks). What stands between the marks is the output.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import re
+from dataclasses import dataclass
+
+from os_box import ENVIRONMENT, HOME, Sandbox, Terminal, is_refusal
+from os_marks import Capture, Mark
+from os_text import plain
+
+COMMAND_TIMEOUT_S = 30.0
+"""AgentBench's limit for one command."""
+GRACE_S = 2.0
+"""How long an interrupted or killed command may take to give the shell back."""
+OPEN_TIMEOUT_S = 10.0
+"""For a login shell's profile scripts on a busy machine; usually some ten milliseconds."""
+MOST_OUTPUT_BYTES = 32 * 2**20
+"""A command that writes more is interrupted at once: `yes` would keep a core of the server busy until its limit."""
+
+COMMAND_FILE = "/run/command"
+"""Neutral, since bash's error messages show it, and outside the places whose files tasks count."""
+
+_ARGV = ("/bin/bash", "--login", "--noediting")
+_READ_BYTES = 65_536
+_WAIT_S = 2.0
+"""The longest single wait for bytes; after it the shell is looked for."""
+
+# Each turn again: `su - jack` starts a nested shell with a prompt and a line editor of its own.
+_SILENCE = "set +o emacs +o vi; PS1= PS2= PROMPT_COMMAND=; unset HISTFILE; "
+
+RESTARTED = "[the shell has ended; a new one is open: files are as they were, variables and the directory are not]"
+ENDED = "[the shell has ended, and a new one does not start: the next command tries once more]"
+
+
+class ShellGone(RuntimeError):
+    """No shell could be opened in the sandbox."""
+
+
+class _End(enum.Enum):
+    MARKED = enum.auto()
+    CLOSED = enum.auto()
+    LATE = enum.auto()
+    FLOODED = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What a command did."""
+
+    text: str
+    status: int | None
+    """None: the shell ended, or had to be ended. For logs; never for a reward."""
+    notice: str = ""
+    """What befell the command or the shell, in a line for the model; empty where nothing did."""
+
+
+class Shell:
+    """A session's shell. One command at a time."""
+
+    def __init__(
+        self, sandbox: Sandbox, *, command_timeout_s: float = COMMAND_TIMEOUT_S, grace_s: float = GRACE_S
+    ) -> None:
+        self._sandbox = sandbox
+        self._command_timeout_s = command_timeout_s
+        self._grace_s = grace_s
+        self._terminal: Terminal | None = None
+        self._status = 0
+        self._pid = 0
+        """Of the shell that answered last: the first, or one nested in it."""
+        self._first_pid = 0
+
+    async def open(self) -> None:
+        """Start the shell.
+
+        Raises:
+            ShellGone: it could not be started, or did not answer.
+        """
+        await self.close()
+        environment = {**ENVIRONMENT, "TERM": "dumb", "PAGER": "cat"}
+        try:
+            terminal = await self._sandbox.terminal(_ARGV, cwd=HOME, env=environment, rows=50, cols=200)
+        except Exception as error:
+            if not is_refusal(error):
+                raise
+            raise ShellGone(f"the shell did not start: {error}") from error  # the agent removed it, or its home
+        self._terminal, self._status, self._first_pid = terminal, 0, 0
+        if not await self._begin(terminal, OPEN_TIMEOUT_S):
+            await self.close()
+            raise ShellGone("the shell did not start")
+        self._first_pid = self._pid
+
+    async def _restarted(self) -> str:
+        """Open another shell; say what became of it. This command's output is not lost where none opens."""
+        try:
+            await self.open()
+        except ShellGone:
+            return ENDED
+        return RESTARTED
+
+    async def close(self) -> None:
+        """End the shell; the sandbox stays."""
+        terminal, self._terminal = self._terminal, None
+        if terminal is not None:
+            await terminal.close()
+
+    async def run(self, script: str) -> Output:
+        """Run *script* in the shell, for at most `COMMAND_TIMEOUT_S` and the graces.
+
+        Raises:
+            ShellGone: there is no shell and none could be opened.
+        """
+        await self._sandbox.write_file(COMMAND_FILE, f"{script}\n".encode("utf-8", "replace"), mode=0o644)
+        terminal, notices = await self._ready()
+        mark = Mark()
+        capture = Capture(mark)
+        # After `||`, as a failing subshell alone would end a shell under `set -e`; the file finds it in `$?`.
+        hand_on = f"(exit {self._status}) || " if self._status else ""
+        end = _End.CLOSED
+        # Not the bare names: an agent's function called `.` or `printf` would run in their place, here and ever after.
+        if await _typed(terminal, f"{hand_on}\\command . {COMMAND_FILE}\n{mark.line}\n"):
+            end = await self._read(terminal, capture, self._command_timeout_s)
+        if end in (_End.LATE, _End.FLOODED):
+            notices.append(self._interrupted(end))
+            end = await self._stop(terminal, capture)
+        if end is not _End.MARKED:
+            notices.append(await self._restarted())
+        output = self._output(capture, notices)
+        if capture.found is not None:
+            self._status, self._pid = capture.found.status, capture.found.shell_pid
+        return output
+
+    async def _ready(self) -> tuple[Terminal, list[str]]:
+        """Wait for a begin mark, in a new shell where the old one does not answer.
+
+        A mark of its own, and not typed together with the command: a shell that is late would run the command, and the
+        one that replaces it would again.
+        """
+        notices = []
+        if self._terminal is None or not await self._begin(self._terminal, self._grace_s):
+            notices.append(RESTARTED)
+            await self.open()
+        if self._terminal is None:
+            raise ShellGone("the shell did not start")
+        return self._terminal, notices
+
+    async def _begin(self, terminal: Terminal, timeout_s: float) -> bool:
+        """Silence the shell and read until it is ready; False where it is not within *timeout_s*."""
+        mark = Mark()
+        capture = Capture(mark)
+        terminal.silence()
+        if not await _typed(terminal, f"{_SILENCE}{mark.line}\n"):
+            return False
+        if await self._read(terminal, capture, timeout_s) is not _End.MARKED or capture.found is None:
+            return False
+        # Once more: a nested shell's line editor has restored what it found, which may have been an echo.
+        terminal.silence()
+        self._pid = capture.found.shell_pid
+        return True
+
+    async def _stop(self, terminal: Terminal, capture: Capture) -> _End:
+        """Interrupt what runs, and kill it where that does not help, until the shell answers."""
+        for stop in (terminal.interrupt, terminal.kill_foreground):
+            await stop()
+            # A fresh one, since a command that reads its input has swallowed the first. The empty line before it is for
+            # bash itself, which loses a character when it is interrupted while it waits for input.
+            capture.marks.append(Mark())
+            if not await _typed(terminal, f"\n{capture.marks[-1].line}\n"):
+                return _End.CLOSED
+            end = await self._read(terminal, capture, self._grace_s)
+            if end in (_End.MARKED, _End.CLOSED):
+                return end
+        return _End.LATE
+
+    async def _read(self, terminal: Terminal, capture: Capture, timeout_s: float) -> _End:
+        """Feed *capture* until one of its marks comes, the stream ends, time is up or there is too much."""
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + timeout_s
+        flooded_at = capture.seen_bytes + MOST_OUTPUT_BYTES
+        while (left_s := deadline - clock()) > 0:
+            try:
+                data = await terminal.read(_READ_BYTES, min(left_s, _WAIT_S))
+            except TimeoutError:
+                data = b""
+            if not data:
+                if terminal.is_closed or not await self._is_alive():
+                    return _End.CLOSED
+                continue
+            if capture.feed(data) is not None:
+                return _End.MARKED
+            if capture.seen_bytes > flooded_at:
+                return _End.FLOODED
+            await asyncio.sleep(0)  # bytes that are there are read without a wait: the other sessions' turn
+        return _End.LATE
+
+    async def _is_alive(self) -> bool:
+        """Look for the shell's process: a job in the background holds the terminal open when the shell has ended."""
+        if not self._first_pid:
+            return True
+        try:
+            return bool(await self._sandbox.read_file(f"/proc/{self._first_pid}/comm", max_bytes=64))
+        except Exception as error:
+            if not is_refusal(error):
+                raise
+            return False
+
+    def _interrupted(self, end: _End) -> str:
+        if end is _End.FLOODED:
+            return f"[the command was stopped: it wrote more than {MOST_OUTPUT_BYTES // 2**20} MiB]"
+        return f"[the command was stopped: it had not ended after {self._command_timeout_s:g} seconds]"
+
+    def _output(self, capture: Capture, notices: list[str]) -> Output:
+        text = plain(capture.output)
+        if capture.found is not None and capture.found.shell_pid != self._pid:
+            text = _without_prompt(text, capture.marks[0])
+        for mark in capture.marks:
+            text = text.replace(f"{mark.line}\n", "").replace(mark.line, "")
+        return Output(text, capture.found.status if capture.found else None, "\n".join(notices))
+
+
+def _without_prompt(text: str, mark: Mark) -> str:
+    """Cut the one prompt that a shell shows before it is silenced; a line editor repeats the typed line behind it."""
+    return re.sub(rf"(?:\A|\n)[^\n]*[$#%>] ?(?:{re.escape(mark.line)})?\n?\Z", "", text)
+
+
+async def _typed(terminal: Terminal, line: str) -> bool:
+    """Type *line*; False where nobody is there to read it."""
+    try:
+        await terminal.write(line.encode())
+    except OSError:
+        return False
+    return not terminal.is_closed

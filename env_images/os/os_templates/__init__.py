@@ -1,0 +1,1 @@
+"""The templates that scripts/make-os-tasks draws tasks from. No part of a worker."""

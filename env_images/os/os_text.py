@@ -1,0 +1,108 @@
+"""What a model writes and what it is shown, as text: the Think/Act form, and the observations of a shell.
+
+Nothing here runs anything. A text that has no usable action is no error of the request: it gets a reminder and costs a
+turn.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+SPECIAL_TOKENS = ("<|im_end|>", "<|endoftext|>", "</s>", "<|eot_id|>")
+"""What tokenizers leave at the end of a decoded turn."""
+
+LONGEST_OBSERVATION_CHARS = 800
+"""AgentBench's limit, in characters; the line in front of the output does not count."""
+KEPT_OBSERVATION_CHARS = 780
+CUT = "\n[truncated because the output is too long]"
+
+EMPTY = "The output of the OS is empty."
+REMINDER = (
+    "Error: no action was found in your text, so nothing was done. Write one line that starts with `Think:`, then one "
+    "action: `Act: bash` followed by a block that opens with ```bash and closes with ```, or `Act: answer(...)` on one "
+    "line, or `Act: finish`."
+)
+
+_THOUGHT = re.compile(r"Think:\s*(.+)")
+_ACT = re.compile(r"Act:\s*(.+)")
+_CSI = r"\x1b\[[0-?]*[ -/]*[@-~]"
+_STRING = r"\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?"  # OSC, DCS and the like, to their terminator
+_SHORT = r"\x1b[ -/]*[0-~]?"
+_ESCAPE = re.compile(f"{_CSI}|{_STRING}|{_SHORT}")
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """One action of a model."""
+
+    kind: Literal["bash", "answer", "finish"]
+    content: str
+    """The command, the answer, or nothing for `finish`."""
+    thought: str = ""
+
+
+def parse(text: str) -> Act | None:
+    """Read a model's turn; None where it holds no usable action.
+
+    The last valid `Act:` counts, and for `bash` every block of the whole text, joined by an empty line.
+    """
+    text = without_special_tokens(text).replace("\r\n", "\n")
+    thought = "\n".join(_THOUGHT.findall(text))
+    for value in reversed(_ACT.findall(text)):
+        kind = value.lower()
+        if kind.startswith("bash"):
+            script = "\n\n".join(blocks(text))
+            return Act("bash", script, thought) if script.strip() else None
+        if kind.startswith("finish"):
+            return Act("finish", "", thought)
+        if kind.startswith("answer") and 0 <= (start := value.find("(")) < (end := value.rfind(")")):
+            return Act("answer", value[start + 1 : end], thought)
+    return None
+
+
+def blocks(text: str) -> list[str]:
+    """Give the contents of all ```` ```bash ```` blocks that are closed.
+
+    Line by line: a pattern takes minutes for a text of nothing but opening fences.
+    """
+    found: list[str] = []
+    opened: list[str] | None = None
+    for line in text.split("\n"):
+        if opened is None:
+            opened = [] if line.strip() == "```bash" else None
+        elif line.strip() == "```":
+            found.append("\n".join(opened))
+            opened = None
+        else:
+            opened.append(line)
+    return found
+
+
+def without_special_tokens(text: str) -> str:
+    """Strip white space and special tokens off the end, however many there are."""
+    text = text.rstrip()
+    while token := next((token for token in SPECIAL_TOKENS if text.endswith(token)), None):
+        text = text.removesuffix(token).rstrip()
+    return text
+
+
+def plain(output: bytes) -> str:
+    """Turn what a terminal gave into text: UTF-8 with replacements, LF, no escape sequences, no control characters."""
+    text = output.decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n")
+    return _CONTROL.sub("", _ESCAPE.sub("", text))
+
+
+def observation(output: str, *, notice: str = "", newlines: int = 1) -> str:
+    """Show an output, cut at `LONGEST_OBSERVATION_CHARS`; *notice* is a line of ours behind it, never cut.
+
+    *newlines* stand between the first line and the output: 1, or 2 as AgentBench's own code has it. The newline that
+    ends nearly every output is left out.
+    """
+    output = output.removesuffix("\n")
+    if len(output) > LONGEST_OBSERVATION_CHARS:
+        output = output[:KEPT_OBSERVATION_CHARS] + CUT
+    shown = f"The output of the OS:{newlines * chr(10)}{output}" if output.strip("\n") else EMPTY
+    return f"{shown}\n{notice}" if notice else shown

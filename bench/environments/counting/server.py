@@ -1,0 +1,56 @@
+"""``counting``: the smallest OpenEnv environment, as one of ours; the official server's is in ``bench/references``.
+
+Twice: once as authors write it, in plain ``def``, which runs beside the server's loop; once on the loop itself.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from envserver import Environment, Prompt, StepResult, Task, TextBlock, serve, tool
+
+
+class Counting(Environment):
+    """A counter that only its trainer's actions move."""
+
+    name = "counting"
+    default_tool = "act"
+
+    @classmethod
+    def splits(cls) -> Sequence[str]:
+        """Name the one split."""
+        return ["train"]
+
+    @classmethod
+    def tasks(cls, split: str) -> Sequence[Mapping[str, Any]]:
+        """List the one task."""
+        return [{"id": "only"}]
+
+    def reset(self, task: Task, *, seed: int) -> Prompt:
+        """Begin at zero."""
+        self.value = 0
+        return TextBlock("ready", {"observation": {"value": 0}})
+
+    @tool
+    def act(self, op: Literal["inc", "dec"]) -> StepResult:
+        """Move the counter."""
+        return self._moved(op)
+
+    def _moved(self, op: str) -> StepResult:
+        self.value += 1 if op == "inc" else -1
+        return StepResult("moved", reward=0.0, data={"value": self.value})
+
+
+class CountingInline(Counting):
+    """The same on the server's own loop."""
+
+    name = "counting-inline"
+    default_tool = "act"
+
+    @tool(inline=True)
+    def act(self, op: Literal["inc", "dec"]) -> StepResult:
+        """Move the counter."""
+        return self._moved(op)
+
+
+if __name__ == "__main__":
+    serve(Counting, CountingInline)

@@ -1,0 +1,138 @@
+"""A run's results: as JSON for programs, as tables for people, and as Markdown between two marks of the README."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from bench.report import NOTHING, Report, Table, number
+
+LATEST = Path(__file__).parent / "results" / "latest.json"
+README = Path(__file__).parent / "README.md"
+BEGIN = "<!-- results: made by `python -m bench.run --write-readme` -->"
+END = "<!-- end of results -->"
+
+
+def results(reports: Sequence[Report], facts: Mapping[str, Any], *, remarks: Sequence[str] = ()) -> dict[str, Any]:
+    """Put together what a run found, ratios first; *facts* say what it was made on, *remarks* warn of the whole."""
+    goals = [goal for report in reports for goal in report.goals]
+    return {
+        "goals": [asdict(goal) | {"is_met": goal.is_met} for goal in goals],
+        "errors": {report.name: report.errors for report in reports},
+        "not_comparable": [*remarks, *(sentence for report in reports for sentence in report.not_comparable)],
+        **facts,
+        "figures": {report.name: report.figures for report in reports},
+        "tables": [asdict(table) for report in reports for table in report.tables],
+    }
+
+
+def write(found: Mapping[str, Any], path: Path = LATEST) -> None:
+    """Write *found* as JSON, which knows no infinity: null stands for it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(".draft")
+    draft.write_text(json.dumps(_finite(found), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    draft.replace(path)
+
+
+def read(path: Path = LATEST) -> dict[str, Any]:
+    """Read what `write` wrote.
+
+    Raises:
+        OSError: there is no such file.
+    """
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def show(found: Mapping[str, Any], console: Console) -> None:
+    """Print the tables."""
+    for table in (goal_table(found["goals"]), *_tables(found)):
+        shown = RichTable(title=table.title, title_justify="left")
+        for position, column in enumerate(table.columns):
+            shown.add_column(column, justify="left" if position < table.words else "right")
+        for row in table.rows:
+            shown.add_row(*row)
+        console.print(shown)
+    for sentence in _remarks(found):
+        console.print(f"- {sentence}", highlight=False)
+
+
+def goal_table(goals: Sequence[Mapping[str, Any]]) -> Table:
+    """What was promised and what was reached; figures that nothing was promised for bear no verdict."""
+    rows = []
+    for goal in goals:
+        value = math.inf if goal["value"] is None else goal["value"]
+        bound = f"{'≥' if goal['at_least'] else '≤'} {goal['bound']:g} {goal['unit']}".rstrip()
+        verdict = "yes" if goal["is_met"] else "no"
+        shown = (bound, verdict) if goal["is_goal"] else (NOTHING, NOTHING)
+        rows.append([goal["id"], goal["what"], f"{number(value)} {goal['unit']}".rstrip(), *shown])
+    return Table("Goals", ["id", "what", "reached", "goal", "met"], rows, words=2)
+
+
+def markdown(found: Mapping[str, Any]) -> str:
+    """The same as `show` prints, for the README."""
+    parts = [_provenance(found)]
+    for table in (goal_table(found["goals"]), *_tables(found)):
+        rule = ["---" if position < table.words else "--:" for position in range(len(table.columns))]
+        rows = [f"| {' | '.join(row)} |" for row in (table.columns, rule, *table.rows)]
+        parts.append("\n".join([f"**{table.title}**\n", *rows]))
+    parts.append("\n".join(f"* {sentence}" for sentence in _remarks(found)))
+    return "\n\n".join(part for part in parts if part)
+
+
+def between_marks(text: str, new: str) -> str:
+    """Put *new* between the marks of *text*.
+
+    Raises:
+        ValueError: the marks are not there once each, in their order.
+    """
+    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
+        raise ValueError(f"expected {BEGIN!r} and, after it, {END!r}, once each")
+    before, _, rest = text.partition(BEGIN)
+    return f"{before}{BEGIN}\n\n{new}\n\n{END}{rest.partition(END)[2]}"
+
+
+def write_readme(found: Mapping[str, Any], path: Path = README) -> None:
+    """Replace the results in the README."""
+    path.write_text(between_marks(path.read_text(), markdown(found)))
+
+
+def _tables(found: Mapping[str, Any]) -> Iterator[Table]:
+    for table in found["tables"]:
+        yield Table(**table)
+
+
+def _provenance(found: Mapping[str, Any]) -> str:
+    machine, made_of = found["machine"], found["versions"]
+    commit = (found["source"]["commit"] or "no commit yet")[:12]
+    changes = ", with uncommitted changes" if found["source"]["has_changes"] else ""
+    packages = ", ".join(f"{name} {made_of[name]}" for name in ("ors-sdk", "openreward", "uvicorn", "uvloop"))
+    return (
+        f"{found['taken_at']}, {found['size']} run of {found['seconds']:.0f} s; {machine['cpus']} CPUs "
+        f"({machine['cpu']}), {machine['memory']}, Linux {machine['kernel']}, Python {machine['python']}; load average "
+        f"{machine['load_average'][0]} before and {found['load_average_after'][0]} after; {packages}; "
+        f"{commit}{changes}."
+    )
+
+
+def _remarks(found: Mapping[str, Any]) -> Iterator[str]:
+    wrong = {name: count for name, count in found["errors"].items() if count}
+    yield f"Failed or wrongly answered requests: {wrong or 'none'}."
+    yield from found["not_comparable"]
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

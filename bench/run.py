@@ -1,0 +1,184 @@
+"""The command: run the benchmarks, write ``bench/results/latest.json``, print tables.
+
+``python -m bench.run --quick``, or ``python -m bench.run --only footprint --only opens``, from the project's root.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import uvloop
+from docker.errors import DockerException
+from rich.console import Console
+
+from bench import areal, calls, cold, footprint, openenv, openenv_tasks, opens, results, sandbox_samples, sandboxes
+from bench.episodes import WrongAnswer
+from bench.machine import commit, load_average, machine, versions
+from bench.processes import StartError
+from bench.report import Report
+from bench.targets import Servers, servers
+
+BUSY_SHARE = 0.5
+"""A load average above this share of the CPUs, before anything was started, is said with the results."""
+
+
+class Part(StrEnum):
+    """A benchmark."""
+
+    CALLS = "calls"
+    FOOTPRINT = "footprint"
+    OPENS = "opens"
+    AREAL = "areal"
+    OPENENV = "openenv"
+    SANDBOXES = "sandboxes"
+    OPENENV_TASKS = "openenv_tasks"
+    DOCKER = "docker"
+
+
+ON_DOCKER = (Part.OPENENV_TASKS, Part.DOCKER)
+"""Parts that are nothing without an engine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plans:
+    """How long to measure what, for each part."""
+
+    size: str
+    calls: calls.Plan
+    footprint: footprint.Plan
+    opens: opens.Plan
+    areal: areal.Plan
+    openenv: openenv.Plan
+    sandboxes: sandbox_samples.Plan
+    openenv_tasks: openenv_tasks.Plan
+    docker: cold.Plan
+
+    @classmethod
+    def of(cls, *, quick: bool, docker: bool, engine: str, base_image: str) -> Plans:
+        """The quick ones or the full ones; *docker* lets parts use *engine* that do without it else."""
+        boxes = sandbox_samples.QUICK if quick else sandbox_samples.Plan()
+        return cls(
+            size="quick" if quick else "full",
+            calls=calls.QUICK if quick else calls.Plan(),
+            footprint=footprint.QUICK if quick else footprint.Plan(),
+            opens=opens.QUICK if quick else opens.Plan(),
+            areal=areal.QUICK if quick else areal.Plan(),
+            openenv=openenv.QUICK if quick else openenv.Plan(),
+            openenv_tasks=replace(
+                openenv_tasks.QUICK if quick else openenv_tasks.Plan(), engine=engine, base_image=base_image
+            ),
+            sandboxes=replace(boxes, docker=docker, engine=engine),
+            docker=replace(cold.QUICK if quick else cold.Plan(), engine=engine, base_image=base_image),
+        )
+
+    async def run(self, part: Part, made: Servers) -> Report:
+        """Run one part with servers of its own."""
+        if part is Part.CALLS:
+            return await calls.run(made, self.calls)
+        if part is Part.FOOTPRINT:
+            return await footprint.run(made, self.footprint)
+        if part is Part.OPENS:
+            return await opens.run(made, self.opens)
+        if part is Part.AREAL:
+            return await areal.run(made, self.areal)
+        if part is Part.OPENENV:
+            return await openenv.run(made, self.openenv)
+        if part is Part.OPENENV_TASKS:
+            return await openenv_tasks.run(made, self.openenv_tasks)
+        if part is Part.SANDBOXES:
+            return await sandboxes.run(made, self.sandboxes)
+        return await cold.run(made, self.docker)
+
+
+def main(
+    quick: Annotated[bool, typer.Option("--quick", help="Shorter: some two minutes.")] = False,
+    only: Annotated[list[Part] | None, typer.Option(help="Run these parts only; may stand several times.")] = None,
+    docker: Annotated[bool, typer.Option("--docker", help="Measure on a Docker engine, too.")] = False,
+    engine: Annotated[str, typer.Option(help="That engine.")] = cold.ENGINE,
+    base_image: Annotated[str, typer.Option(help="What the container's image is built on.")] = cold.BASE_IMAGE,
+    folder: Annotated[
+        Path | None, typer.Option(help="For sockets and logs; for --docker one that the engine sees, too.")
+    ] = None,
+    output: Annotated[Path, typer.Option(help="The results.")] = results.LATEST,
+    write_readme: Annotated[bool, typer.Option("--write-readme", help="Put the results into bench/README.md.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Run nothing; use the results that are there.")] = False,
+) -> None:
+    """Run the benchmarks against servers on this machine's loopback, and nothing else."""
+    console = Console()
+    if not again:
+        chosen = tuple(only) if only else tuple(part for part in Part if docker or part not in ON_DOCKER)
+        plans = Plans.of(quick=quick, docker=docker, engine=engine, base_image=base_image)
+        try:
+            results.write(uvloop.run(run(chosen, plans, folder=folder, console=console)), output)
+        except asyncio.CancelledError:
+            raise typer.Exit(128 + signal.SIGTERM) from None
+        except (StartError, WrongAnswer, DockerException) as error:
+            typer.echo(f"bench: {error}", err=True)
+            raise typer.Exit(1) from None
+    found = results.read(output)
+    results.show(found, console)
+    console.print(f"{output}")
+    if write_readme:
+        results.write_readme(found)
+
+
+async def run(parts: Sequence[Part], plans: Plans, *, folder: Path | None, console: Console) -> dict[str, object]:
+    """Run *parts* one after the other, and say what was found and on what.
+
+    Raises:
+        StartError: a server does not start.
+    """
+    facts: dict[str, object] = {
+        "taken_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "size": plans.size,
+        "machine": machine(),
+        "versions": versions(),
+        "source": commit(),
+    }
+    _end_on_sigterm()
+    remarks = _remarks()
+    began_at = time.perf_counter()
+    reports, seconds = [], {}
+    for part in parts:
+        console.print(f"{part.value} …", highlight=False)
+        part_began_at = time.perf_counter()
+        async with servers(folder or _folder(part)) as made:
+            reports.append(await plans.run(part, made))
+        seconds[part.value] = time.perf_counter() - part_began_at
+    facts |= {"seconds": time.perf_counter() - began_at, "seconds_by_part": seconds}
+    facts["load_average_after"] = load_average()
+    return results.results(reports, facts, remarks=remarks)
+
+
+def _end_on_sigterm() -> None:
+    """Let SIGTERM end the servers, too: a process that it ends at once would leave them running."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+
+
+def _folder(part: Part) -> Path | None:
+    """Where *part* keeps its sockets: a container's must have one path here and for the engine, which shared memory
+    has even where the engine lives on another root."""
+    shared = Path("/dev/shm")
+    return shared if part in (Part.SANDBOXES, *ON_DOCKER) and shared.is_dir() else None
+
+
+def _remarks() -> list[str]:
+    here = machine()
+    if here["load_average"][0] > BUSY_SHARE * here["cpus_usable"]:
+        return ["Others were at work on this machine when the run began: absolute figures are provisional."]
+    return []
+
+
+if __name__ == "__main__":
+    typer.run(main)

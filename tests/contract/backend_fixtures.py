@@ -1,0 +1,151 @@
+"""A real engine, an image of the smallest worker, and both backends; loaded as a plugin by the suites that need them.
+
+Everything on the engine is labelled with the instance of its test and removed by that label.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import docker
+import pytest
+from docker.errors import DockerException
+
+from gateway.backends.process import ProcessBackend
+from gateway.core.model import WorkerId
+from gateway.node import Gate, Rules, serving_gate
+from tests.contract.backend_world import (
+    BASE_IMAGES,
+    ENGINE_URL,
+    World,
+    build_context,
+    docker_world_at,
+    fake_environment,
+    processes_with,
+    run_inside,
+)
+
+
+@pytest.fixture
+def shared_dir() -> Iterator[Path]:
+    """A folder that the engine sees under the same path as the test, with a path short enough for sockets."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="eg-") as name:
+        os.chmod(name, 0o711)
+        yield Path(name)
+
+
+@pytest.fixture
+def tasks_dir() -> Iterator[Path]:
+    """A folder like `shared_dir`, for task modules: workers may read what is in it."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="eg-") as name:
+        os.chmod(name, 0o755)
+        yield Path(name)
+
+
+@pytest.fixture(scope="session")
+def docker_engine() -> Iterator[docker.APIClient]:
+    """The real engine; its absence is a failure where CI says that it must be there."""
+    try:
+        client = docker.APIClient(base_url=ENGINE_URL, version="auto", timeout=60)
+    except DockerException as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(f"no Docker engine at {ENGINE_URL}: {error}")
+    yield client
+    client.close()
+
+
+@pytest.fixture(scope="session")
+def worker_image(docker_engine: docker.APIClient) -> Iterator[str]:
+    """An image of the smallest worker."""
+    base = next((name for name in BASE_IMAGES if docker_engine.images(name, quiet=True)), None)
+    assert base is not None, f"none of {BASE_IMAGES} is here: scripts/base-image makes one"
+    # A tag for each process of a parallel run: each removes its own, and the last one takes the image along.
+    tag = f"env-gateway-tests/worker:{os.getpid()}"
+    build = docker_engine.build(fileobj=build_context(base), custom_context=True, tag=tag, rm=True, decode=True)
+    log = list(build)
+    assert not any("error" in line for line in log), json.dumps(log)
+    yield tag
+    docker_engine.remove_image(tag, force=True)
+
+
+@pytest.fixture
+def instance() -> str:
+    return f"eg-test-{secrets.token_hex(4)}"
+
+
+@pytest.fixture
+async def docker_world(
+    docker_engine: docker.APIClient, worker_image: str, shared_dir: Path, tasks_dir: Path, instance: str
+) -> AsyncIterator[World]:
+    """Containers, straight from the engine."""
+    async with docker_world_at(ENGINE_URL, docker_engine, worker_image, shared_dir, tasks_dir, instance) as world:
+        yield world
+
+
+@pytest.fixture
+async def gate_world(
+    docker_engine: docker.APIClient, worker_image: str, shared_dir: Path, tasks_dir: Path, instance: str
+) -> AsyncIterator[World]:
+    """Containers, by way of the engine gate."""
+    rules = Rules.of(
+        [fake_environment(worker_image)],
+        instance=instance,
+        socket_root=str(shared_dir),
+        custom_tasks_root=str(tasks_dir),
+    )
+    socket = shared_dir / "gate.sock"
+    async with (
+        serving_gate(Gate(engine=ENGINE_URL, rules=rules, custom_tasks_view=tasks_dir), socket),
+        docker_world_at(f"unix://{socket}", docker_engine, worker_image, shared_dir, tasks_dir, instance) as world,
+    ):
+        yield world
+
+
+@pytest.fixture
+async def process_world(shared_dir: Path, tasks_dir: Path) -> AsyncIterator[World]:
+    def backend() -> ProcessBackend:
+        made = ProcessBackend(
+            socket_dir=shared_dir,
+            sandbox_dir=shared_dir / "sandboxes",
+            custom_tasks_dir=tasks_dir,
+            stop_grace_s=1.0,
+        )
+        backends.append(made)
+        return made
+
+    async def kill(id: WorkerId, address: str) -> None:
+        os.kill(int(await run_inside(address, "import os; print(os.getpid())")), signal.SIGKILL)
+
+    backends: list[ProcessBackend] = []
+    world = World(
+        backend=backend(),
+        environment=fake_environment("no-image"),
+        shared_dir=shared_dir,
+        tasks_dir=tasks_dir,
+        kill=kill,
+        engine_leftovers=lambda: processes_with(f"ENVSERVER_SOCKET={shared_dir}/"),
+        another=backend,
+    )
+    yield world
+    for made in backends:
+        await made.aclose()
+
+
+@pytest.fixture(
+    params=[
+        "process",
+        pytest.param("docker", marks=pytest.mark.docker),
+        pytest.param("gate", marks=pytest.mark.docker),
+    ]
+)
+def world(request: pytest.FixtureRequest) -> World:
+    """Each backend in turn; the Docker one also through the engine gate."""
+    found: World = request.getfixturevalue(f"{request.param}_world")
+    return found

@@ -1,0 +1,156 @@
+"""Somebody else's servers, by every backend that can have them; loaded as a plugin by the suites that need them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import docker
+import pytest
+
+from gateway.backends.process import ProcessBackend
+from gateway.backends.routed import RoutedBackend
+from gateway.backends.static import StaticBackend
+from gateway.core.model import Server, WorkerId
+from gateway.node import Gate, Rules, serving_gate
+from tests.contract.backend_foreign_world import (
+    FORWARDER,
+    PORT,
+    TCP_SERVER,
+    ForeignWorld,
+    base_image,
+    built,
+    foreign_docker_at,
+    foreign_environment,
+    listening_port,
+    run_inside,
+)
+from tests.contract.backend_world import ENGINE_URL, FAKE_WORKER, eventually, processes_with
+
+pytest_plugins = ["tests.contract.backend_fixtures"]
+
+
+@pytest.fixture(scope="session")
+def foreign_image(docker_engine: docker.APIClient) -> Iterator[str]:
+    """An image of somebody else's server: a port, a health check, root, and a home that only root can write to."""
+    lines = [
+        f"FROM {base_image(docker_engine)}",
+        "LABEL env-gateway-tests=foreign",
+        "WORKDIR /srv",
+        "COPY server.py backend_tcp_server.py /srv/",
+        f"EXPOSE {PORT}",
+        'HEALTHCHECK CMD ["false"]',
+        "VOLUME /cache",
+        'ENTRYPOINT ["python3", "/srv/backend_tcp_server.py"]',
+        f'CMD ["{PORT}"]',
+    ]
+    files = {"server.py": (FAKE_WORKER / "server.py").read_bytes(), TCP_SERVER.name: TCP_SERVER.read_bytes()}
+    tag = built(docker_engine, f"env-gateway-tests/foreign:{os.getpid()}", lines, files)
+    yield tag
+    docker_engine.remove_image(tag, force=True)
+
+
+@pytest.fixture(scope="session")
+def forwarder_image(docker_engine: docker.APIClient) -> Iterator[str]:
+    """What is needed of the base image, with the forwarder as it is in this checkout."""
+    package = "$(python3 -c 'import sysconfig; print(sysconfig.get_path(\"purelib\"))')/envserver"
+    lines = [
+        f"FROM {base_image(docker_engine)}",
+        "LABEL env-gateway-tests=forwarder",
+        "COPY forwarder.py /tmp/",
+        f'RUN mkdir -p "{package}" && cp /tmp/forwarder.py "{package}/" && touch "{package}/__init__.py"',
+    ]
+    tag = built(
+        docker_engine,
+        f"env-gateway-tests/forwarder:{os.getpid()}",
+        lines,
+        {"forwarder.py": FORWARDER.read_bytes()},
+    )
+    yield tag
+    docker_engine.remove_image(tag, force=True)
+
+
+@pytest.fixture
+async def foreign_docker_world(
+    docker_engine: docker.APIClient, foreign_image: str, forwarder_image: str, shared_dir: Path, instance: str
+) -> AsyncIterator[ForeignWorld]:
+    """Containers, straight from the engine."""
+    images = (foreign_image, forwarder_image)
+    async with foreign_docker_at(ENGINE_URL, docker_engine, images, shared_dir, instance) as world:
+        yield world
+
+
+@pytest.fixture
+async def foreign_gate_world(
+    docker_engine: docker.APIClient, foreign_image: str, forwarder_image: str, shared_dir: Path, instance: str
+) -> AsyncIterator[ForeignWorld]:
+    """Containers, by way of the engine gate."""
+    environment = foreign_environment(foreign_image)
+    rules = Rules.of([environment], instance=instance, socket_root=str(shared_dir), forwarder_image=forwarder_image)
+    images, socket = (foreign_image, forwarder_image), shared_dir / "gate.sock"
+    async with (
+        serving_gate(Gate(engine=ENGINE_URL, rules=rules), socket),
+        foreign_docker_at(f"unix://{socket}", docker_engine, images, shared_dir, instance) as world,
+    ):
+        yield world
+
+
+@pytest.fixture
+async def foreign_process_world(shared_dir: Path) -> AsyncIterator[ForeignWorld]:
+    backend = ProcessBackend(socket_dir=shared_dir, sandbox_dir=shared_dir / "sandboxes", stop_grace_s=1.0)
+
+    async def kill(id: WorkerId, address: str) -> None:
+        os.kill(int(await run_inside(address, "import os; print(os.getpid())")), signal.SIGKILL)
+
+    def left() -> list[str]:
+        folders = [entry.name for entry in shared_dir.rglob("*") if entry.is_dir()]
+        return [*processes_with(f"HOME={shared_dir}/"), *folders]
+
+    yield ForeignWorld(backend=backend, environment=foreign_environment("no-image"), kill=kill, left=left)
+    await backend.aclose()
+
+
+@pytest.fixture
+async def static_world(shared_dir: Path) -> AsyncIterator[ForeignWorld]:
+    """A server that somebody else runs, beside a backend that starts others."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(TCP_SERVER), "0", cwd=FAKE_WORKER, stdout=asyncio.subprocess.DEVNULL
+    )
+    port = await eventually(lambda: listening_port(process.pid))
+    environment = replace(foreign_environment("static"), command=(), server=Server(url=f"http://127.0.0.1:{port}"))
+    default = ProcessBackend(socket_dir=shared_dir, sandbox_dir=shared_dir / "sandboxes")
+    backend = RoutedBackend(default, StaticBackend(), [environment])
+
+    def left() -> list[str]:
+        return [entry.name for entry in shared_dir.rglob("*") if entry.is_dir()]
+
+    yield ForeignWorld(backend=backend, environment=environment, kill=None, left=left)
+    await backend.aclose()
+    process.kill()
+    await process.wait()
+
+
+RUN = (
+    "foreign_process",
+    pytest.param("foreign_docker", marks=pytest.mark.docker),
+    pytest.param("foreign_gate", marks=pytest.mark.docker),
+)
+
+
+@pytest.fixture(params=RUN)
+def run_world(request: pytest.FixtureRequest) -> ForeignWorld:
+    """Each backend that runs the server itself; the Docker one also through the engine gate."""
+    found: ForeignWorld = request.getfixturevalue(f"{request.param}_world")
+    return found
+
+
+@pytest.fixture(params=["static", *RUN])
+def foreign_world(request: pytest.FixtureRequest) -> ForeignWorld:
+    """Each backend in turn."""
+    found: ForeignWorld = request.getfixturevalue(f"{request.param}_world")
+    return found

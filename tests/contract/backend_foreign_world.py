@@ -1,0 +1,164 @@
+"""What the suites of foreign workers share that is no fixture: a backend seen from outside, a worker from inside."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import tarfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import docker
+
+from gateway.backends.docker import DockerBackend
+from gateway.core.errors import UpstreamGone
+from gateway.core.model import Environment, EnvironmentName, Limits, Server, WorkerId
+from gateway.core.ports import Backend, Request
+from gateway.relay import Relay
+from tests.contract.backend_world import (
+    BASE_IMAGES,
+    FAKE_WORKER,
+    eventually,
+    labelled,
+    new_id,
+    remove_folders,
+    remove_labelled,
+)
+
+TCP_SERVER = Path(__file__).with_name("backend_tcp_server.py")
+FORWARDER = Path(__file__).parents[2] / "env_images" / "base" / "envserver" / "forwarder.py"
+PORT = 8000
+SILENCE_S = 5.0
+
+
+async def ask(address: str, request: Request) -> str:
+    """Send *request* to a worker, as the gateway does; the body of the answer."""
+    relay = Relay()
+    try:
+        exchange = await relay.send(new_id(), address, request, silence_s=SILENCE_S)
+        try:
+            return (await exchange.read(2**20)).decode()
+        finally:
+            await exchange.aclose()
+    finally:
+        await relay.aclose()
+
+
+async def healthy(address: str) -> Any:
+    """Wait until the worker answers; what it says of its health."""
+
+    async def answer() -> Any:
+        try:
+            return json.loads(await ask(address, Request(b"GET", b"/health")))
+        except UpstreamGone:
+            return None
+
+    return await eventually(answer)
+
+
+async def run_inside(address: str, program: str) -> str:
+    """Run a Python *program* in the worker; what it printed."""
+    return await ask(address, Request(b"POST", b"/run", (), program.encode()))
+
+
+@dataclass
+class ForeignWorld:
+    """A backend with an environment that is somebody else's server, and how to look at what it really did."""
+
+    backend: Backend
+    environment: Environment
+    kill: Callable[[WorkerId, str], Awaitable[None]] | None
+    """Kill -9, from outside, the worker with this id and address; None: it is not ours to kill."""
+    left: Callable[[], list[str]]
+    """What is there of any worker: containers or processes, folders."""
+
+    def variant(self, **changes: Any) -> Environment:
+        return replace(self.environment, **changes)
+
+
+def built(engine: docker.APIClient, tag: str, lines: list[str], files: dict[str, bytes]) -> str:
+    """Build an image of a Dockerfile's *lines* and *files*."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for name, content in {"Dockerfile": "\n".join(lines).encode(), **files}.items():
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(content), 0o644
+            archive.addfile(entry, io.BytesIO(content))
+    packed.seek(0)
+    log = list(engine.build(fileobj=packed, custom_context=True, tag=tag, rm=True, decode=True))
+    assert not any("error" in line for line in log), json.dumps(log)
+    return tag
+
+
+def base_image(engine: docker.APIClient) -> str:
+    found = next((name for name in BASE_IMAGES if engine.images(name, quiet=True)), None)
+    assert found is not None, f"none of {BASE_IMAGES} is here: scripts/base-image makes one"
+    return found
+
+
+def foreign_environment(image: str) -> Environment:
+    return Environment(
+        name=EnvironmentName("foreign"),
+        image=image,
+        directory=FAKE_WORKER,
+        command=("python3", str(TCP_SERVER), "{port}"),
+        limits=Limits(memory_bytes=128 * 2**20, cpus=0.5, pids=64, tmp_bytes=8 * 2**20),
+        server=Server(port=PORT),
+    )
+
+
+@asynccontextmanager
+async def foreign_docker_at(
+    url: str, engine: docker.APIClient, images: tuple[str, str], shared_dir: Path, instance: str
+) -> AsyncIterator[ForeignWorld]:
+    """A Docker backend that talks to *url*; *images* are the server's and the forwarder's."""
+    environment = foreign_environment(images[0])
+    backend = DockerBackend(
+        url=url,
+        instance=instance,
+        socket_dir=shared_dir,
+        threads=4,
+        stop_grace_s=1.0,
+        environments=[environment],
+        forwarder_image=images[1],
+    )
+
+    async def kill(id: WorkerId, address: str) -> None:
+        engine.kill(part(engine, id, "server")["Id"], signal="SIGKILL")
+
+    def left() -> list[str]:
+        folders = [entry.name for entry in shared_dir.rglob("*") if entry.is_dir()]
+        return [*(entry["Names"][0] for entry in labelled(engine, instance)), *folders]
+
+    try:
+        yield ForeignWorld(backend=backend, environment=environment, kill=kill, left=left)
+    finally:
+        await backend.aclose()
+        remove_labelled(engine, instance)
+        remove_folders(shared_dir)
+
+
+def part(engine: docker.APIClient, id: WorkerId, role: str) -> dict[str, Any]:
+    """One of a worker's two containers."""
+    labels = [f"env-gateway.worker={id}", f"env-gateway.role={role}"]
+    (entry,) = engine.containers(all=True, filters={"label": labels})
+    found: dict[str, Any] = engine.inspect_container(entry["Id"])
+    return found
+
+
+async def listening_port(pid: int) -> int:
+    """The port of loopback on which process *pid* listens; 0 while it does not."""
+    inodes = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():  # noqa: ASYNC240  # no file of a disk
+        with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
+            inodes.add(os.readlink(entry).removeprefix("socket:[").removesuffix("]"))
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:  # noqa: ASYNC240  # no file of a disk
+        fields = line.split()
+        if fields[3] == "0A" and fields[9] in inodes:
+            return int(fields[1].rpartition(":")[2], 16)
+    return 0

@@ -1,0 +1,210 @@
+"""What the backend suites share that is no fixture: both backends seen from outside, and workers from inside."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import secrets
+import shutil
+import tarfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import docker
+import httpx
+
+from gateway.backends.docker import DockerBackend
+from gateway.core.model import CustomTasks, Environment, EnvironmentName, Limits, Worker, WorkerId
+from gateway.core.ports import Backend
+
+T = TypeVar("T")
+
+FAKE_WORKER = Path(__file__).parent.parent / "fakes" / "worker"
+BASE_IMAGES = ("env-gateway/debian-python:trixie", "env-gateway/python:with-ca", "python:3.13-slim")
+"""What scripts/base-image chooses from; any that has Python will do."""
+ENGINE_URL = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+EVENTUALLY_S = 20.0
+"""How long a test waits for what happens by itself; reached only by a test that fails."""
+
+
+async def eventually(check: Callable[[], Awaitable[T]]) -> T:
+    """Return the first result of *check* that is true, asking again and again, with an end."""
+    async with asyncio.timeout(EVENTUALLY_S):
+        while True:
+            if result := await check():
+                return result
+            await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def door(address: str) -> AsyncIterator[httpx.AsyncClient]:
+    """A client for the worker at *address*."""
+    transport = httpx.AsyncHTTPTransport(uds=address.removeprefix("unix:"))
+    async with httpx.AsyncClient(transport=transport, base_url="http://worker", trust_env=False) as client:
+        yield client
+
+
+async def healthy(address: str) -> dict[str, Any]:
+    """Wait until the worker answers; returns what it says of its health."""
+
+    async def answer() -> dict[str, Any]:
+        try:
+            async with door(address) as client:
+                found: dict[str, Any] = (await client.get("/health")).json()
+                return found
+        except httpx.TransportError:
+            return {}
+
+    return await eventually(answer)
+
+
+async def run_inside(address: str, program: str) -> str:
+    """Run a Python *program* in the worker; returns what it printed."""
+    async with door(address) as client:
+        return (await client.post("/run", content=program.encode())).text
+
+
+def new_id() -> WorkerId:
+    return WorkerId(secrets.token_hex(8))
+
+
+def worker_of(environment: Environment, id: WorkerId | None = None) -> Worker:
+    return Worker(
+        id=new_id() if id is None else id,
+        environment=environment.name,
+        digest=environment.digest(),
+        slots=environment.pool.slots,
+    )
+
+
+@dataclass
+class World:
+    """A backend, and how to look at what it really did."""
+
+    backend: Backend
+    environment: Environment
+    shared_dir: Path
+    tasks_dir: Path
+    """Where the folders of operators' task modules are."""
+    kill: Callable[[WorkerId, str], Awaitable[None]]
+    """Kill -9, from outside, the worker with this id and address."""
+    engine_leftovers: Callable[[], list[str]]
+    another: Callable[[], Backend]
+    """A backend of another gateway on the same engine or machine; closed with this one."""
+
+    def leftovers(self) -> list[str]:
+        """What is there of any worker: containers or processes, folders."""
+        return [*self.engine_leftovers(), *(entry.name for entry in self.shared_dir.rglob("*") if entry.is_dir())]
+
+    def variant(self, **changes: Any) -> Environment:
+        return replace(self.environment, **changes)
+
+    def misbehaving(self, how: str) -> Environment:
+        return self.variant(variables={"FAKE_WORKER": how})
+
+
+def build_context(base: str) -> io.BytesIO:
+    lines = (
+        f"FROM {base}",
+        "LABEL env-gateway-tests=worker",
+        "COPY server.py /srv/",
+        'CMD ["python3", "/srv/server.py"]',
+    )
+    dockerfile = "\n".join(lines)
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for name, content in (
+            ("Dockerfile", dockerfile.encode()),
+            ("server.py", (FAKE_WORKER / "server.py").read_bytes()),
+        ):
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    packed.seek(0)
+    return packed
+
+
+def labelled(engine: docker.APIClient, instance: str) -> list[dict[str, Any]]:
+    """The containers of an instance, whoever made them."""
+    found: list[dict[str, Any]] = engine.containers(all=True, filters={"label": f"env-gateway.instance={instance}"})
+    return found
+
+
+def remove_labelled(engine: docker.APIClient, instance: str) -> None:
+    for entry in labelled(engine, instance):
+        engine.remove_container(entry["Id"], force=True, v=True)
+
+
+def fake_environment(image: str) -> Environment:
+    return Environment(
+        name=EnvironmentName("fake"),
+        image=image,
+        directory=FAKE_WORKER,
+        command=("python3", "server.py"),
+        limits=Limits(memory_bytes=128 * 2**20, cpus=0.5, pids=64, tmp_bytes=8 * 2**20),
+        custom_tasks=CustomTasks(module="custom_tasks.mine", folder="fake"),
+    )
+
+
+def processes_with(variable: str) -> list[str]:
+    """The processes whose environment contains *variable* (a prefix of ``NAME=value``)."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            variables = (folder / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue  # it ended, or is not ours
+        if any(entry.startswith(variable.encode()) for entry in variables):
+            found.append(f"process {folder.name}")
+    return found
+
+
+def remove_folders(shared_dir: Path) -> None:
+    for entry in shared_dir.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+
+
+@asynccontextmanager
+async def docker_world_at(
+    url: str, engine: docker.APIClient, image: str, shared_dir: Path, tasks_dir: Path, instance: str
+) -> AsyncIterator[World]:
+    """A Docker backend that talks to *url*, and one of another instance that talks to the engine itself."""
+
+    def backend(at: str, name: str) -> DockerBackend:
+        made = DockerBackend(
+            url=at,
+            instance=name,
+            socket_dir=shared_dir,
+            custom_tasks_dir=tasks_dir,
+            threads=4,
+            stop_grace_s=1.0,
+            environments=[fake_environment(image)],
+        )
+        backends.append(made)
+        return made
+
+    async def kill(id: WorkerId, address: str) -> None:
+        (entry,) = engine.containers(filters={"label": f"env-gateway.worker={id}"})
+        engine.kill(entry["Id"], signal="SIGKILL")
+
+    backends: list[DockerBackend] = []
+    instances = (instance, f"{instance}-2")
+    yield World(
+        backend=backend(url, instance),
+        environment=fake_environment(image),
+        shared_dir=shared_dir,
+        tasks_dir=tasks_dir,
+        kill=kill,
+        engine_leftovers=lambda: [entry["Names"][0] for name in instances for entry in labelled(engine, name)],
+        another=lambda: backend(ENGINE_URL, instances[1]),
+    )
+    for made in backends:
+        await made.aclose()
+    for name in instances:
+        remove_labelled(engine, name)
+    remove_folders(shared_dir)

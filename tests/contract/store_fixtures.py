@@ -1,0 +1,45 @@
+"""Fixtures of the store's contract; a module uses them with ``pytest_plugins = ["tests.contract.store_fixtures"]``.
+
+What tests import is in store_worlds: pytest wants to import a plugin itself, before anybody else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from gateway.core.ports import Store
+from tests.contract.store_worlds import MemoryWorld, RedisServer, RedisWorld, World, needs_redis_server
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """A Redis that many tests share, each under a prefix of its own."""
+    needs_redis_server()
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(params=["memory", pytest.param("redis", marks=pytest.mark.redis)])
+async def store_world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
+    """Each implementation in turn."""
+    here: World = MemoryWorld() if request.param == "memory" else RedisWorld(request.getfixturevalue("redis_server"))
+    yield here
+    await here.aclose()
+
+
+@pytest.fixture
+async def store(store_world: World) -> Store:
+    """A store of this world with the defaults."""
+    return await store_world.open()
+
+
+@pytest.fixture
+async def redis_world(redis_server: RedisServer) -> AsyncIterator[RedisWorld]:
+    """For what only replicas can do."""
+    here = RedisWorld(redis_server)
+    yield here
+    await here.aclose()

@@ -1,0 +1,275 @@
+"""The worlds that the store's contract is tried in: a memory store with a moved clock, and a real Redis.
+
+Redis' clock cannot be moved, so the Redis world moves the past: `pass_time` makes every moment that Redis keeps as much
+older.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import shutil
+import subprocess
+import uuid
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+import redis
+
+from gateway.core.model import CloseReason, EnvironmentName, Opening, Owner, Session, SessionId, Worker, WorkerId
+from gateway.core.ports import Store
+from gateway.stores.memory import MemoryStore
+from gateway.stores.redis import RedisStore
+from tests.fakes.clock import Clock
+
+MATH = EnvironmentName("math")
+CODING = EnvironmentName("coding")
+TURNS = 10_000
+"""Turns of the event loop within which anything that does not wait for time must happen."""
+
+_leases = itertools.count(1)
+
+
+class World(Protocol):
+    """What a contract test may do besides calling the store."""
+
+    async def open(
+        self,
+        *,
+        replica: str = "a",
+        queue_max: int = 10_000,
+        closed_kept_s: float = 600.0,
+        closing_s: float = 60.0,
+    ) -> Store:
+        """A started store; the world closes it."""
+        ...
+
+    def pass_time(self, seconds: float) -> None:
+        """Let the store's time go on."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close every store."""
+        ...
+
+
+class MemoryWorld:
+    """One process: its store, and the clock that the store reads."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self._stores: list[MemoryStore] = []
+
+    async def open(
+        self,
+        *,
+        replica: str = "a",
+        queue_max: int = 10_000,
+        closed_kept_s: float = 600.0,
+        closing_s: float = 60.0,
+    ) -> MemoryStore:
+        store = MemoryStore(clock=self.clock, queue_max=queue_max, closed_kept_s=closed_kept_s, closing_s=closing_s)
+        await store.start()
+        self._stores.append(store)
+        return store
+
+    def pass_time(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+
+    async def aclose(self) -> None:
+        for store in self._stores:
+            await store.aclose()
+
+
+class RedisServer:
+    """A Redis of its own, on a Unix socket, that keeps nothing on disk."""
+
+    def __init__(self, directory: Path) -> None:
+        self.socket = directory / "redis.sock"
+        self._directory = directory
+        self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self.socket}"
+
+    def start(self) -> None:
+        """Start the server and wait until it says that it takes connections."""
+        command = ["redis-server", "--port", "0", "--unixsocket", str(self.socket), "--dir", str(self._directory)]
+        command += ["--save", "", "--appendonly", "no", "--daemonize", "no"]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if "eady to accept connections" in line:
+                return
+        raise AssertionError("redis-server ended before it took connections")
+
+    def stop(self) -> None:
+        """Kill the server, as a crash would: all data is lost."""
+        if self._process is None:
+            return
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._process = None
+
+    def signal(self, number: int) -> None:
+        """Send the server a signal: SIGSTOP lets it hang, SIGCONT go on."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def client(self) -> redis.Redis:
+        """A plain client, to look behind the store's back."""
+        return redis.Redis(unix_socket_path=str(self.socket), decode_responses=True, protocol=2)
+
+
+class RedisWorld:
+    """Replicas that share one Redis under a prefix of their own."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self.server = server
+        self.prefix = f"test-{uuid.uuid4().hex[:8]}"
+        self.clock = Clock()
+        self._stores: list[RedisStore] = []
+
+    async def open(
+        self,
+        *,
+        replica: str = "a",
+        queue_max: int = 10_000,
+        closed_kept_s: float = 600.0,
+        closing_s: float = 60.0,
+    ) -> RedisStore:
+        store = RedisStore(
+            url=self.server.url,
+            prefix=self.prefix,
+            replica=replica,
+            queue_max=queue_max,
+            closed_kept_s=closed_kept_s,
+            closing_s=closing_s,
+            clock=self.clock,
+        )
+        await store.start()
+        self._stores.append(store)
+        return store
+
+    def pass_time(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        self.shift(seconds)
+
+    def shift(self, seconds: float) -> None:
+        """Make every moment that Redis keeps older by *seconds*, as if its clock had jumped forward."""
+        ms = round(seconds * 1000)
+        with self.server.client() as client:
+            for key in self.keys(client):
+                kind = key.split(":")[1]
+                if kind in {"deadlines", "waits"}:
+                    for member in client.zrange(key, 0, -1):
+                        client.zincrby(key, -ms, member)
+                elif kind == "worker":
+                    client.hincrby(key, "added_ms", -ms)
+                    client.hincrby(key, "idle_ms", -ms)
+                elif kind == "paced":
+                    for clock, reading in client.hgetall(key).items():
+                        caller_ms, now_ms = reading.split()
+                        client.hset(key, clock, f"{caller_ms} {int(now_ms) - ms}")
+                if (left_ms := client.pttl(key)) > 0:
+                    # A time to live that is not positive deletes the key.
+                    client.pexpire(key, left_ms - ms)
+
+    def keys(self, client: redis.Redis) -> list[str]:
+        """Every key of this world."""
+        return sorted(client.scan_iter(match=f"{{{self.prefix}}}:*", count=1000))
+
+    async def aclose(self) -> None:
+        for store in self._stores:
+            await store.aclose()
+
+
+def needs_redis_server() -> None:
+    """Skip where there is no Redis; in CI that is a failure, since nobody would read of the skip."""
+    if shutil.which("redis-server") is not None:
+        return
+    if os.environ.get("CI") == "true":
+        pytest.fail("redis-server is not installed: CI installs it, see CONTRIBUTING")
+    pytest.skip("redis-server is not installed: the Redis store is not tried")
+
+
+def opening(
+    id: str = "s1",
+    *,
+    environment: EnvironmentName = MATH,
+    idle_s: float = 300.0,
+    setup_s: float = 60.0,
+    name: str = "episode",
+    task: str = "train/7",
+    episode: str = "",
+) -> Opening:
+    """A wish for session *id*, under a lease that no other has."""
+    return Opening(
+        id=SessionId(id),
+        name=name,
+        owner=Owner("lab"),
+        environment=environment,
+        lease=f"lease-{next(_leases)}",
+        fingerprint="f00d",
+        idle_s=idle_s,
+        setup_s=setup_s,
+        task=task,
+        episode=episode,
+    )
+
+
+def worker(
+    id: str = "w1", *, environment: EnvironmentName = MATH, slots: int = 1, max_uses: int = 0, digest: str = "d1"
+) -> Worker:
+    """A worker that starts."""
+    return Worker(id=WorkerId(id), environment=environment, digest=digest, slots=slots, max_uses=max_uses)
+
+
+async def add_ready(
+    store: Store, id: str = "w1", *, environment: EnvironmentName = MATH, slots: int = 1, max_uses: int = 0
+) -> WorkerId:
+    """Add a worker and make it ready."""
+    made = worker(id, environment=environment, slots=slots, max_uses=max_uses)
+    await store.add_worker(made)
+    assert await store.worker_ready(made.id, f"unix:/run/{id}.sock")
+    return made.id
+
+
+async def waiting(store: Store, environment: EnvironmentName = MATH) -> int:
+    """How many wait for *environment*."""
+    load = await store.load()
+    return load[environment].waiting if environment in load else 0
+
+
+async def queued(store: Store, wish: Opening, *, wait_s: float = 60.0) -> asyncio.Task[Session]:
+    """A claim that has its place in the queue."""
+    before = await waiting(store, wish.environment)
+    task = asyncio.create_task(store.claim(wish, wait_s=wait_s))
+    for _ in range(TURNS):
+        if await waiting(store, wish.environment) > before:
+            return task
+        await asyncio.sleep(0)
+    raise AssertionError("the claim never joined the queue")
+
+
+async def opened(store: Store, wish: Opening) -> Session:
+    """A session that is open, in a slot that is free."""
+    await store.claim(wish, wait_s=0)
+    return await store.opened(wish.id, wish.lease)
+
+
+async def end(store: Store, session: Session, reason: CloseReason = CloseReason.DELETED) -> None:
+    """Close a session all the way."""
+    assert await store.begin_close(session.id, reason) is not None
+    assert await store.release(session.id, session.lease)
+
+
+async def ended_late(store: Store, limit: int) -> list[Session]:
+    """What a control loop ends whose workers know of no call: open sessions, then those never opened or released."""
+    expired = await store.expire([session.id for session in await store.late(limit)])
+    return expired + await store.due(limit - len(expired))

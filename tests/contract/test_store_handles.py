@@ -1,0 +1,403 @@
+"""The store seam, what an upstream keeps with a session, and what a worker tells of its capacity: both stores."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from gateway.core.errors import PoolExhausted
+from gateway.core.model import (
+    CapacityWanted,
+    CloseReason,
+    Notice,
+    Session,
+    SessionId,
+    SessionState,
+    WorkerId,
+    WorkerState,
+)
+from gateway.core.ports import Store
+from tests.contract.store_worlds import (
+    MATH,
+    TURNS,
+    World,
+    add_ready,
+    end,
+    ended_late,
+    opened,
+    opening,
+    queued,
+    waiting,
+    worker,
+)
+
+pytest_plugins = ["tests.contract.store_fixtures"]
+
+W1 = WorkerId("w1")
+HANDLE = 'http://10.0.0.7:8080 "0c2f" é \ud800 {}'
+
+
+async def with_handle(store: Store, id: str = "s1", handle: str = HANDLE, *, idle_s: float = 300.0) -> Session:
+    """A session that is open and has a handle."""
+    wish = opening(id, idle_s=idle_s)
+    await store.claim(wish, wait_s=0)
+    return await store.opened(wish.id, wish.lease, handle=handle)
+
+
+async def slots_of(store: Store, id: WorkerId = W1) -> tuple[int, int]:
+    """A worker's slots, as `load` tells them, and how many of them are held."""
+    [entry] = [e for load in (await store.load()).values() for e in load.workers if e.worker.id == id]
+    found = await store.worker(id)
+    assert found is not None
+    assert found.slots == entry.worker.slots
+    return entry.worker.slots, entry.used
+
+
+# -- handles ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_handle_comes_back_unchanged_from_wherever_the_session_does(store: Store) -> None:
+    await add_ready(store)
+
+    session = await with_handle(store)
+
+    assert session.handle == HANDLE
+    assert await store.find(session.id) == session
+    assert await store.sessions() == [session]
+    closing = await store.begin_close(session.id, CloseReason.OPERATOR)
+    assert closing == replace(session, state=SessionState.CLOSING, reason=CloseReason.OPERATOR)
+    [lost] = await store.remove_worker(session.worker, CloseReason.WORKER_LOST)
+    assert lost.handle == HANDLE
+
+
+async def test_who_ends_a_late_session_gets_its_handle(store_world: World) -> None:
+    store = await store_world.open(closing_s=60)
+    await add_ready(store)
+    session = await with_handle(store, idle_s=10)
+    store_world.pass_time(20)
+
+    [late] = await store.late(10)
+    [expired] = await ended_late(store, 10)
+    store_world.pass_time(70)
+    [again] = await store.due(10)
+
+    assert [late.handle, expired.handle, again.handle] == [session.handle] * 3
+
+
+async def test_a_session_that_was_opened_without_a_handle_has_none(store: Store) -> None:
+    await add_ready(store)
+
+    assert (await store.claim(opening("s1"), wait_s=0)).handle == ""
+    assert (await opened(await another(store), opening("s2"))).handle == ""
+
+
+async def another(store: Store) -> Store:
+    """The same store with one more free slot."""
+    await add_ready(store, "w2")
+    return store
+
+
+async def test_a_session_that_is_open_already_keeps_its_handle(store: Store) -> None:
+    await add_ready(store)
+    session = await with_handle(store)
+
+    again = await store.opened(session.id, session.lease, handle="another")
+
+    assert again == session
+    assert await store.find(session.id) == session
+
+
+async def test_a_successor_has_no_handle_of_the_session_before_it(store: Store) -> None:
+    await add_ready(store, slots=2)
+    first, second = await with_handle(store, "s1"), await with_handle(store, "s2")
+    await store.begin_close(first.id, CloseReason.DELETED)
+    await store.begin_close(second.id, CloseReason.EXPIRED)
+
+    of_same_id = await store.hand_over(first.id, first.lease, opening("s1"))
+    of_other_id = await store.hand_over(second.id, second.lease, opening("s3"))
+
+    assert of_same_id is not None
+    assert of_other_id is not None
+    for begun in (of_same_id, of_other_id):
+        assert begun.handle == ""
+        assert (await store.find(begun.id)).handle == ""
+
+
+async def test_an_id_that_is_claimed_again_has_no_handle_of_its_first_session(store: Store) -> None:
+    await add_ready(store)
+    await end(store, await with_handle(store), CloseReason.EXPIRED)
+
+    assert (await store.claim(opening("s1"), wait_s=0)).handle == ""
+
+
+async def test_a_handle_is_replaced_by_who_knows_the_one_before(store: Store) -> None:
+    await add_ready(store)
+    session = await with_handle(store)
+
+    assert await store.rebind(session.id, session.lease, was=HANDLE, handle="b")
+    assert not await store.rebind(session.id, session.lease, was=HANDLE, handle="c")
+
+    assert await store.find(session.id) == replace(session, handle="b")
+
+
+async def test_a_session_without_a_handle_is_bound_by_who_knows_that(store: Store) -> None:
+    await add_ready(store)
+    session = await with_handle(store, handle="")
+
+    assert await store.rebind(session.id, session.lease, was="", handle="b")
+
+    assert (await store.find(session.id)).handle == "b"
+
+
+async def test_of_many_that_rebind_at_once_one_succeeds(store: Store) -> None:
+    await add_ready(store)
+    session = await with_handle(store)
+
+    tried = [store.rebind(session.id, session.lease, was=HANDLE, handle=f"h{n}") for n in range(20)]
+    succeeded = [n for n, has in enumerate(await asyncio.gather(*tried)) if has]
+
+    [winner] = succeeded
+    assert (await store.find(session.id)).handle == f"h{winner}"
+
+
+async def test_only_an_open_session_of_the_lease_is_rebound(store: Store) -> None:
+    await add_ready(store, slots=2)
+    session = await with_handle(store)
+    begun = await store.claim(opening("s2"), wait_s=0)
+
+    assert not await store.rebind(SessionId("nobody"), session.lease, was=HANDLE, handle="b")
+    assert not await store.rebind(session.id, "stale", was=HANDLE, handle="b")
+    assert not await store.rebind(begun.id, begun.lease, was="", handle="b")
+    await store.begin_close(session.id, CloseReason.EXPIRED)
+    assert not await store.rebind(session.id, session.lease, was=HANDLE, handle="b")
+    assert (await store.find(session.id)).handle == HANDLE
+    await store.release(session.id, session.lease)
+    assert not await store.rebind(session.id, session.lease, was=HANDLE, handle="b")
+
+
+async def test_rebinding_is_no_activity_of_the_session(store_world: World) -> None:
+    store = await store_world.open()
+    await add_ready(store)
+    session = await with_handle(store, idle_s=10)
+    store_world.pass_time(9)
+
+    assert await store.rebind(session.id, session.lease, was=HANDLE, handle="b")
+    store_world.pass_time(2)
+
+    assert [late.id for late in await store.late(10)] == [session.id]
+
+
+# -- capacities that are told ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("told", [1, 3])
+async def test_a_worker_gets_as_many_sessions_as_it_told_that_it_holds(store: Store, told: int) -> None:
+    await store.add_worker(worker("w1", slots=2))
+
+    assert await store.worker_ready(W1, "unix:/run/w1.sock", slots=told)
+
+    for n in range(told):
+        await store.claim(opening(f"s{n}"), wait_s=0)
+    with pytest.raises(PoolExhausted):
+        await store.claim(opening("one-more"), wait_s=0)
+    assert await slots_of(store) == (told, told)
+
+
+async def test_those_that_wait_get_the_slots_that_a_worker_told_and_no_more(store: Store) -> None:
+    await store.add_worker(worker("w1", slots=3))
+    tasks = [await queued(store, opening(f"s{n}")) for n in range(3)]
+
+    await store.worker_ready(W1, "unix:/run/w1.sock", slots=1)
+
+    assert (await tasks[0]).worker == W1
+    assert await waiting(store) == 2
+    await add_ready(store, "w2", slots=2)
+    assert [(await task).worker for task in tasks[1:]] == ["w2", "w2"]
+
+
+async def test_a_worker_that_tells_nothing_holds_what_it_was_added_with(store: Store) -> None:
+    await store.add_worker(worker("w1", slots=3))
+
+    await store.worker_ready(W1, "unix:/run/w1.sock", slots=0)
+
+    assert await slots_of(store) == (3, 0)
+
+
+async def test_a_capacity_that_is_told_gives_no_more_uses(store: Store) -> None:
+    await store.add_worker(worker("w1", slots=1, max_uses=2))
+    tasks = [await queued(store, opening(f"s{n}")) for n in range(3)]
+
+    await store.worker_ready(W1, "unix:/run/w1.sock", slots=5)
+
+    await asyncio.gather(*tasks[:2])
+    assert await waiting(store) == 1
+    found = await store.worker(W1)
+    assert found is not None
+    assert (found.slots, found.state) == (5, WorkerState.DRAINING)
+    tasks[2].cancel()
+    await asyncio.wait({tasks[2]})
+
+
+async def test_a_worker_that_is_ready_already_tells_nothing_new(store: Store) -> None:
+    await add_ready(store, slots=2)
+
+    assert not await store.worker_ready(W1, "unix:/run/w1.sock", slots=9)
+
+    assert await slots_of(store) == (2, 0)
+
+
+# -- limits ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_limited_worker_keeps_its_sessions_and_gets_one_when_it_holds_fewer_than_its_limit(
+    store: Store,
+) -> None:
+    await add_ready(store, slots=4)
+    held = [await opened(store, opening(f"s{n}")) for n in range(4)]
+
+    await store.limit_worker(W1, 2)
+
+    assert await slots_of(store) == (2, 4)
+    waits = await queued(store, opening("waits"))
+    for session in held[:2]:
+        await end(store, session)
+        assert not waits.done()
+        assert await waiting(store) == 1
+    assert await slots_of(store) == (2, 2)
+    await end(store, held[2])
+    assert (await waits).worker == W1
+    assert await slots_of(store) == (2, 2)
+    with pytest.raises(PoolExhausted):
+        await store.claim(opening("one-more"), wait_s=0)
+
+
+async def test_a_limit_takes_free_slots_away_at_once(store: Store) -> None:
+    await add_ready(store, slots=4)
+    await opened(store, opening("s1"))
+
+    await store.limit_worker(W1, 1)
+
+    with pytest.raises(PoolExhausted):
+        await store.claim(opening("s2"), wait_s=0)
+    assert await slots_of(store) == (1, 1)
+
+
+async def test_a_worker_with_room_below_its_limit_gets_sessions_still(store: Store) -> None:
+    await add_ready(store, slots=4)
+    await opened(store, opening("s1"))
+
+    await store.limit_worker(W1, 2)
+
+    assert (await store.claim(opening("s2"), wait_s=0)).worker == W1
+
+
+@pytest.mark.parametrize("slots", [0, -3])
+async def test_no_worker_is_limited_to_less_than_one_session(store: Store, slots: int) -> None:
+    await add_ready(store, slots=4)
+
+    await store.limit_worker(W1, slots)
+
+    assert await slots_of(store) == (1, 0)
+    assert (await store.claim(opening("s1"), wait_s=0)).worker == W1
+
+
+@pytest.mark.parametrize("slots", [2, 3])
+async def test_a_limit_never_gives_slots(store: Store, slots: int) -> None:
+    await add_ready(store, slots=2)
+
+    await store.limit_worker(W1, slots)
+
+    assert await slots_of(store) == (2, 0)
+
+
+async def test_limiting_an_unknown_worker_does_nothing(store: Store) -> None:
+    await store.limit_worker(W1, 1)
+
+    assert await store.worker(W1) is None
+    assert await store.load() == {}
+
+
+async def test_a_limited_worker_hands_a_slot_over_only_if_it_holds_no_more_than_its_limit(store: Store) -> None:
+    await add_ready(store, slots=2)
+    first, second = await opened(store, opening("s1")), await opened(store, opening("s2"))
+    await store.limit_worker(W1, 1)
+    await store.begin_close(first.id, CloseReason.DELETED)
+
+    assert await store.hand_over(first.id, first.lease, opening("s1")) is None
+
+    assert (await store.find(first.id)).state is SessionState.CLOSING
+    assert await store.release(first.id, first.lease)
+    await store.begin_close(second.id, CloseReason.DELETED)
+    assert await store.hand_over(second.id, second.lease, opening("s2")) is not None
+    assert await slots_of(store) == (1, 1)
+
+
+async def test_a_slot_that_its_claim_gives_back_is_gone_with_the_limit(store: Store) -> None:
+    """The way of a worker that refuses a session: it is limited first, then the slot is given back."""
+    await add_ready(store, slots=2)
+    held = await opened(store, opening("s1"))
+    refused = await store.claim(opening("s2"), wait_s=0)
+    waits = await queued(store, opening("s3"))
+
+    await store.limit_worker(W1, 1)
+    await store.begin_close(refused.id, CloseReason.OPEN_FAILED, lease=refused.lease)
+    await store.release(refused.id, refused.lease)
+
+    assert not waits.done()
+    assert await waiting(store) == 1
+    await end(store, held)
+    assert (await waits).worker == W1
+
+
+async def test_a_worker_that_starts_can_be_limited_and_tell_otherwise(store: Store) -> None:
+    await store.add_worker(worker("w1", slots=4))
+    await store.add_worker(worker("w2", slots=4))
+    for id in ("w1", "w2"):
+        await store.limit_worker(WorkerId(id), 2)
+
+    await store.worker_ready(WorkerId("w1"), "unix:/run/w1.sock")
+    await store.worker_ready(WorkerId("w2"), "unix:/run/w2.sock", slots=3)
+
+    assert await slots_of(store, WorkerId("w1")) == (2, 0)
+    assert await slots_of(store, WorkerId("w2")) == (3, 0)
+
+
+async def test_a_draining_worker_that_is_limited_stays_draining(store: Store) -> None:
+    await add_ready(store, slots=4)
+    await opened(store, opening("s1"))
+    await store.drain_worker(W1)
+
+    await store.limit_worker(W1, 2)
+
+    assert await slots_of(store) == (2, 1)
+    with pytest.raises(PoolExhausted):
+        await store.claim(opening("s2"), wait_s=0)
+
+
+async def heard(notices: AsyncIterator[Notice]) -> list[Notice]:
+    """The next notice, where there is one soon."""
+    first = asyncio.ensure_future(anext(notices))
+    for _ in range(TURNS):
+        if first.done():
+            return [first.result()]
+        await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.wait({first})
+    return []
+
+
+async def test_a_limit_tells_those_who_start_workers_that_somebody_waits(store: Store) -> None:
+    await add_ready(store, slots=2)
+    await opened(store, opening("s1"))
+    await opened(store, opening("s2"))
+    waits = await queued(store, opening("s3"))
+    notices = store.notices()
+
+    await store.limit_worker(W1, 1)
+
+    assert await heard(notices) == [CapacityWanted(MATH)]
+    waits.cancel()
+    await asyncio.wait({waits})

@@ -1,0 +1,474 @@
+"""Random walks of both stores beside a naive model that anybody can check by reading.
+
+Moments are multiples of 100 s in the model and in what it asks of the store, so that the milliseconds that Redis' own
+clock goes on in the meantime decide nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from gateway.core.errors import (
+    EnvironmentUnavailable,
+    GatewayError,
+    PoolExhausted,
+    SessionClosed,
+    SessionExists,
+    SessionNotFound,
+)
+from gateway.core.model import (
+    CloseReason,
+    EnvironmentName,
+    Note,
+    Opening,
+    Session,
+    SessionId,
+    SessionState,
+    WorkerId,
+    WorkerState,
+)
+from gateway.core.ports import Store
+from tests.contract.store_worlds import (
+    CODING,
+    MATH,
+    TURNS,
+    MemoryWorld,
+    RedisServer,
+    RedisWorld,
+    World,
+    ended_late,
+    opening,
+)
+from tests.contract.store_worlds import worker as a_worker
+
+pytest_plugins = ["tests.contract.store_fixtures"]
+
+T = TypeVar("T")
+
+WAIT_S = 150.0
+CLOSED_KEPT_S = 250.0
+CLOSING_S = 100.0
+QUEUE_MAX = 3
+
+ids = st.sampled_from([f"s{n}" for n in range(7)])
+worker_ids = st.sampled_from([f"w{n}" for n in range(4)])
+environments = st.sampled_from([MATH, MATH, CODING])
+hundreds = st.sampled_from([100.0, 200.0, 300.0])
+reasons = st.sampled_from(list(CloseReason))
+handles = st.sampled_from(["", "http://a one", "http://b two"])
+
+
+@dataclass
+class ModelWorker:
+    id: str
+    environment: EnvironmentName
+    slots: int
+    max_uses: int
+    state: WorkerState = WorkerState.STARTING
+    uses: int = 0
+    is_limited: bool = False
+
+
+@dataclass
+class ModelSession:
+    wish: Opening
+    worker: ModelWorker
+    deadline: float
+    state: SessionState = SessionState.OPENING
+    reason: CloseReason | None = None
+    handle: str = ""
+
+
+@dataclass
+class Model:
+    """What the store should hold; lists are in order of age."""
+
+    now: float = 0.0
+    workers: list[ModelWorker] = field(default_factory=list)
+    sessions: dict[str, ModelSession] = field(default_factory=dict)
+    queue: list[tuple[Opening, float]] = field(default_factory=list)
+    closed: dict[str, tuple[CloseReason, float]] = field(default_factory=dict)
+
+    def used(self, worker: ModelWorker) -> int:
+        return sum(session.worker is worker for session in self.sessions.values())
+
+    def waiting(self, environment: EnvironmentName) -> list[Opening]:
+        return [wish for wish, _ in self.queue if wish.environment == environment]
+
+    def free(self, environment: EnvironmentName) -> ModelWorker | None:
+        free = [
+            worker
+            for worker in self.workers
+            if worker.environment == environment
+            and worker.state is WorkerState.READY
+            and self.used(worker) < worker.slots
+        ]
+        return min(free, key=self.used, default=None)
+
+    def grant(self, wish: Opening, worker: ModelWorker) -> None:
+        self.closed.pop(wish.id, None)
+        self.sessions[wish.id] = ModelSession(wish, worker, self.now + wish.setup_s)
+        worker.uses += 1
+        if worker.uses == worker.max_uses:
+            worker.state = WorkerState.DRAINING
+
+    def serve(self) -> None:
+        for place in list(self.queue):
+            if (worker := self.free(place[0].environment)) is not None:
+                self.queue.remove(place)
+                self.grant(place[0], worker)
+
+    def end(self, id: str, reason: CloseReason) -> None:
+        del self.sessions[id]
+        if reason is not CloseReason.DELETED:
+            self.closed[id] = (reason, self.now + CLOSED_KEPT_S)
+
+    def tidy(self) -> None:
+        self.queue = [(wish, until) for wish, until in self.queue if until > self.now]
+        self.closed = {id: (reason, until) for id, (reason, until) in self.closed.items() if until > self.now}
+
+    def of(self, id: str) -> ModelWorker | None:
+        return next((worker for worker in self.workers if worker.id == id), None)
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """Does the same to a store and to the model; after each step both must hold the same."""
+
+    server: ClassVar[RedisServer | None] = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.model = Model()
+        #: Claims that are not answered, or not looked at, by lease.
+        self.claims: dict[str, tuple[Opening, asyncio.Task[Session]]] = {}
+
+    @initialize()
+    def start(self) -> None:
+        self.world: World = MemoryWorld() if self.server is None else RedisWorld(self.server)
+        self.store = self.run(self._opened_store())
+
+    async def _opened_store(self) -> Store:
+        return await self.world.open(queue_max=QUEUE_MAX, closed_kept_s=CLOSED_KEPT_S, closing_s=CLOSING_S)
+
+    def teardown(self) -> None:
+        for _, task in self.claims.values():
+            task.cancel()
+        if self.claims:
+            self.run(asyncio.wait([task for _, task in self.claims.values()]))
+        self.run(self.world.aclose())
+        self.runner.close()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.runner.run(work)
+
+    # -- the request path ---------------------------------------------------------------------------------------
+
+    @rule(id=ids, environment=environments, idle_s=hundreds, setup_s=hundreds, waits=st.booleans())
+    def claim(self, id: str, environment: EnvironmentName, idle_s: float, setup_s: float, waits: bool) -> None:
+        wish = opening(id, environment=environment, idle_s=idle_s, setup_s=setup_s)
+        model = self.model
+        error: type[GatewayError] | None = None
+        queued = False
+        if id in model.sessions or id in {other.id for other, _ in model.queue}:
+            error = SessionExists
+        elif (worker := model.free(environment)) is not None:
+            model.grant(wish, worker)
+        elif waits and len(model.waiting(environment)) < QUEUE_MAX:
+            model.queue.append((wish, model.now + WAIT_S))
+            queued = True
+        else:
+            error = PoolExhausted
+
+        task = self.run(self._claim(wish, WAIT_S if waits else 0.0, queued))
+        if error is not None:
+            assert type(task.exception()) is error
+        else:
+            self.claims[wish.lease] = (wish, task)
+
+    async def _claim(self, wish: Opening, wait_s: float, queued: bool) -> asyncio.Task[Session]:
+        before = await self._waiting()
+        task = asyncio.create_task(self.store.claim(wish, wait_s=wait_s))
+        if not queued:
+            await asyncio.wait({task})
+            return task
+        for _ in range(TURNS):
+            if await self._waiting() > before:
+                return task
+            await asyncio.sleep(0)
+        raise AssertionError("the claim did not join the queue")
+
+    async def _waiting(self) -> int:
+        return sum(load.waiting for load in (await self.store.load()).values())
+
+    @rule(data=st.data())
+    def hang_up(self, data: st.DataObject) -> None:
+        waits = [lease for lease, (_, task) in self.claims.items() if not task.done()]
+        if not waits:
+            return
+        wish, task = self.claims.pop(data.draw(st.sampled_from(waits)))
+        self.model.queue = [place for place in self.model.queue if place[0] is not wish]
+        task.cancel()
+        self.run(asyncio.wait({task}))
+        assert task.cancelled()
+
+    @rule(id=ids, stale=st.booleans(), handle=handles)
+    def opened(self, id: str, stale: bool, handle: str) -> None:
+        session = self.model.sessions.get(id)
+        lease = session.wish.lease if session is not None and not stale else "stale"
+        work = self.store.opened(SessionId(id), lease, handle=handle)
+        if session is None or stale:
+            with pytest.raises(SessionNotFound):
+                self.run(work)
+        elif session.state is SessionState.CLOSING:
+            with pytest.raises(SessionClosed):
+                self.run(work)
+        else:
+            if session.state is SessionState.OPENING:
+                session.state, session.handle = SessionState.OPEN, handle
+            session.deadline = self.model.now + session.wish.idle_s
+            found = self.run(work)
+            assert (found.state, found.handle) == (SessionState.OPEN, session.handle)
+
+    @rule(id=ids, stale=st.booleans(), was=handles, handle=handles)
+    def rebind(self, id: str, stale: bool, was: str, handle: str) -> None:
+        session = self.model.sessions.get(id)
+        lease = session.wish.lease if session is not None and not stale else "stale"
+        rebound = self.run(self.store.rebind(SessionId(id), lease, was=was, handle=handle))
+        is_open = session is not None and not stale and session.state is SessionState.OPEN
+        assert rebound is (is_open and session is not None and session.handle == was)
+        if rebound and session is not None:
+            session.handle = handle
+
+    @rule(noted=st.lists(st.tuples(ids, st.sampled_from([0.0, 100.0, 200.0])), max_size=4, unique_by=lambda n: n[0]))
+    def touch(self, noted: list[tuple[str, float]]) -> None:
+        gone = []
+        for id, quiet_s in noted:
+            session = self.model.sessions.get(id)
+            if session is None or session.state is not SessionState.OPEN:
+                gone.append(id)
+            else:
+                session.deadline = max(session.deadline, self.model.now - quiet_s + session.wish.idle_s)
+        assert self.run(self.store.touch([Note(SessionId(id), quiet_s) for id, quiet_s in noted])) == gone
+
+    @rule(id=ids, reason=reasons)
+    def begin_close(self, id: str, reason: CloseReason) -> None:
+        closing = self.run(self.store.begin_close(SessionId(id), reason))
+        session = self.model.sessions.get(id)
+        if session is None or session.state is SessionState.CLOSING:
+            assert closing is None
+            return
+        session.state, session.reason, session.deadline = SessionState.CLOSING, reason, self.model.now + CLOSING_S
+        assert closing is not None
+        assert (closing.id, closing.lease, closing.reason) == (id, session.wish.lease, reason)
+        assert closing.handle == session.handle
+
+    @rule(id=ids, stale=st.booleans())
+    def release(self, id: str, stale: bool) -> None:
+        session = self.model.sessions.get(id)
+        lease = session.wish.lease if session is not None and not stale else "stale"
+        released = self.run(self.store.release(SessionId(id), lease))
+        assert released is (session is not None and not stale and session.state is SessionState.CLOSING)
+        if released and session is not None and session.reason is not None:
+            self.model.end(id, session.reason)
+            self.model.serve()
+
+    @rule(id=ids, successor=ids, environment=environments, stale=st.booleans())
+    def hand_over(self, id: str, successor: str, environment: EnvironmentName, stale: bool) -> None:
+        session = self.model.sessions.get(id)
+        lease = session.wish.lease if session is not None and not stale else "stale"
+        wish = opening(successor, environment=environment)
+        work = self.store.hand_over(SessionId(id), lease, wish)
+        if (
+            session is None
+            or stale
+            or session.state is not SessionState.CLOSING
+            or session.worker.environment != environment
+            or session.worker.state is not WorkerState.READY
+            or self.model.used(session.worker) > session.worker.slots
+        ):
+            assert self.run(work) is None
+            return
+        known = {*self.model.sessions, *(other.id for other, _ in self.model.queue)}
+        if successor != id and successor in known:
+            with pytest.raises(SessionExists):
+                self.run(work)
+            return
+        begun = self.run(work)
+        assert begun is not None
+        assert (begun.id, begun.lease, begun.state, begun.handle) == (wish.id, wish.lease, SessionState.OPENING, "")
+        assert session.reason is not None
+        self.model.end(id, session.reason)
+        self.model.grant(wish, session.worker)
+
+    # -- the control loop ---------------------------------------------------------------------------------------
+
+    @rule(seconds=hundreds)
+    def pass_time(self, seconds: float) -> None:
+        self.world.pass_time(seconds)
+        self.model.now += seconds
+        self.model.tidy()
+        # Places in a queue that have run out go when somebody looks at it, as the control loop does each second.
+        self.run(self.store.load())
+
+    @rule()
+    def due(self) -> None:
+        late = {id: s for id, s in self.model.sessions.items() if s.deadline <= self.model.now}
+        open_ones = {id for id, session in late.items() if session.state is SessionState.OPEN}
+        assert {session.id for session in self.run(self.store.late(100))} == open_ones
+        for session in late.values():
+            expired = CloseReason.EXPIRED if session.state is SessionState.OPEN else CloseReason.OPEN_FAILED
+            session.reason = session.reason or expired
+            session.state, session.deadline = SessionState.CLOSING, self.model.now + CLOSING_S
+        found = {session.id: (session.reason, session.handle) for session in self.run(ended_late(self.store, 100))}
+        assert found == {id: (session.reason, session.handle) for id, session in late.items()}
+
+    @rule(id=worker_ids, environment=environments, slots=st.integers(1, 3), max_uses=st.integers(0, 4))
+    def add_worker(self, id: str, environment: EnvironmentName, slots: int, max_uses: int) -> None:
+        self.run(self.store.add_worker(a_worker(id, environment=environment, slots=slots, max_uses=max_uses)))
+        if self.model.of(id) is None:
+            self.model.workers.append(ModelWorker(id, environment, slots, max_uses))
+
+    @rule(id=worker_ids, slots=st.sampled_from([0, 0, 1, 4]))
+    def worker_ready(self, id: str, slots: int) -> None:
+        worker = self.model.of(id)
+        became = self.run(self.store.worker_ready(WorkerId(id), f"unix:/run/{id}.sock", slots=slots))
+        assert became is (worker is not None and worker.state is WorkerState.STARTING)
+        if became and worker is not None:
+            worker.state = WorkerState.READY
+            worker.slots = slots or worker.slots
+            self.model.serve()
+
+    @rule(id=worker_ids, slots=st.integers(0, 3))
+    def limit_worker(self, id: str, slots: int) -> None:
+        self.run(self.store.limit_worker(WorkerId(id), slots))
+        worker = self.model.of(id)
+        if worker is not None and max(1, slots) < worker.slots:
+            worker.slots, worker.is_limited = max(1, slots), True
+
+    @rule(id=worker_ids, only_if_idle=st.booleans())
+    def drain_worker(self, id: str, only_if_idle: bool) -> None:
+        worker = self.model.of(id)
+        if worker is not None and worker.state is WorkerState.READY and not (only_if_idle and self.model.used(worker)):
+            worker.state = WorkerState.DRAINING
+        drains = self.run(self.store.drain_worker(WorkerId(id), only_if_idle=only_if_idle))
+        assert drains is (worker is not None and worker.state is WorkerState.DRAINING)
+
+    @rule(id=worker_ids)
+    def remove_worker(self, id: str) -> None:
+        worker = self.model.of(id)
+        lost = {key: s for key, s in self.model.sessions.items() if s.worker is worker}
+        for key, session in lost.items():
+            session.reason = session.reason or CloseReason.WORKER_LOST
+            self.model.end(key, session.reason)
+        if worker is not None:
+            self.model.workers.remove(worker)
+        ended = self.run(self.store.remove_worker(WorkerId(id), CloseReason.WORKER_LOST))
+        assert {session.id: (session.reason, session.handle) for session in ended} == {
+            key: (session.reason, session.handle) for key, session in lost.items()
+        }
+
+    @rule(environment=environments)
+    def fail_waiting(self, environment: EnvironmentName) -> None:
+        wishes = self.model.waiting(environment)
+        self.model.queue = [place for place in self.model.queue if place[0] not in wishes]
+        assert self.run(self.store.fail_waiting(environment, "broken")) == len(wishes)
+        for wish in wishes:
+            _, task = self.claims.pop(wish.lease)
+            self.run(asyncio.wait({task}))
+            assert isinstance(task.exception(), EnvironmentUnavailable)
+
+    # -- both hold the same -------------------------------------------------------------------------------------
+
+    @invariant()
+    def workers_and_queues_are_the_same(self) -> None:
+        load = self.run(self.store.load())
+        entries = [entry for environment in load.values() for entry in environment.workers]
+        assert sorted((e.worker.id, e.worker.state, e.worker.slots, e.used) for e in entries) == sorted(
+            (worker.id, worker.state, worker.slots, self.model.used(worker)) for worker in self.model.workers
+        )
+        limited = {worker.id for worker in self.model.workers if worker.is_limited}
+        assert all(entry.used <= entry.worker.slots for entry in entries if entry.worker.id not in limited)
+        for name in (MATH, CODING):
+            waits = load[name].waiting if name in load else 0
+            assert waits == len(self.model.waiting(name))
+            assert not (waits and self.model.free(name)), "a slot is free and somebody waits"
+
+    @invariant()
+    def sessions_are_the_same(self) -> None:
+        found = {s.id: (s.state, s.worker, s.handle) for s in self.run(self.store.sessions())}
+        assert found == {id: (s.state, s.worker.id, s.handle) for id, s in self.model.sessions.items()}
+        for n in range(7):
+            self._look_up(f"s{n}")
+
+    def _look_up(self, id: str) -> None:
+        session = self.model.sessions.get(id)
+        work = self.store.find(SessionId(id))
+        if session is not None:
+            found = self.run(work)
+            assert (found.lease, found.state, found.reason) == (session.wish.lease, session.state, session.reason)
+            assert found.handle == session.handle
+        elif id in self.model.closed:
+            with pytest.raises(SessionClosed) as caught:
+                self.run(work)
+            assert caught.value.reason == self.model.closed[id][0]
+        else:
+            with pytest.raises(SessionNotFound):
+                self.run(work)
+
+    @invariant()
+    def those_that_wait_are_the_ones_that_should(self) -> None:
+        waits = {wish.lease for wish, _ in self.model.queue}
+        for lease, (wish, task) in list(self.claims.items()):
+            if lease in waits:
+                assert not task.done()
+                continue
+            # Served, or its wait is over: which of the two is in the model, and here it must be known soon.
+            del self.claims[lease]
+            self.run(asyncio.wait({task}, timeout=5))
+            assert task.done(), "a claim was settled and not woken"
+            outcome = task.exception() or task.result()
+            if isinstance(outcome, Session):
+                assert (outcome.id, outcome.lease) == (wish.id, lease)
+            else:
+                assert isinstance(outcome, GatewayError)
+                assert outcome.retryable
+
+
+def walk(machine: type[StoreMachine], *, examples: int, steps: int) -> None:
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=steps,
+            deadline=None,
+            derandomize=os.environ.get("CI") == "true",
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+def test_the_memory_store_does_what_the_model_does() -> None:
+    walk(StoreMachine, examples=120, steps=50)
+
+
+@pytest.fixture
+def redis_machine(redis_server: RedisServer) -> type[StoreMachine]:
+    class RedisMachine(StoreMachine):
+        server = redis_server
+
+    return RedisMachine
+
+
+@pytest.mark.redis
+def test_the_redis_store_does_what_the_model_does(redis_machine: type[StoreMachine]) -> None:
+    walk(redis_machine, examples=25, steps=50)

@@ -1,0 +1,57 @@
+"""The engine gate in front of the real engine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import docker
+import httpx
+import pytest
+
+from gateway.core.model import Environment
+from gateway.node import Gate, Rules, serving_gate
+from tests.contract.backend_world import ENGINE_URL, fake_environment, remove_labelled
+
+
+@pytest.fixture
+def foreign(docker_engine: docker.APIClient, worker_image: str, instance: str) -> Iterator[str]:
+    """A running container of somebody else; its id."""
+    labels = {"env-gateway.instance": f"{instance}-2", "env-gateway.worker": "theirs"}
+    container = docker_engine.create_container(
+        worker_image, command=["python3", "-c", "import signal; signal.pause()"], labels=labels, network_disabled=True
+    )
+    docker_engine.start(container["Id"])
+    yield container["Id"]
+    remove_labelled(docker_engine, f"{instance}-2")
+
+
+@pytest.fixture
+def environment(worker_image: str) -> Environment:
+    return fake_environment(worker_image)
+
+
+@pytest.fixture
+def rules(environment: Environment, instance: str, shared_dir: Path) -> Rules:
+    return Rules.of([environment], instance=instance, socket_root=str(shared_dir / "sockets"), max_containers=3)
+
+
+@pytest.fixture
+async def gate_socket(
+    docker_engine: docker.APIClient, rules: Rules, shared_dir: Path, instance: str
+) -> AsyncIterator[Path]:
+    """The socket of a gate that makes the workers' folders itself."""
+    (shared_dir / "sockets").mkdir(mode=0o711)  # before anything runs
+    gate = Gate(engine=ENGINE_URL, rules=rules, socket_view=shared_dir / "sockets")
+    await gate.check()
+    async with serving_gate(gate, shared_dir / "gate.sock", mode=0o600):
+        yield shared_dir / "gate.sock"
+    remove_labelled(docker_engine, instance)
+
+
+@pytest.fixture
+async def gate(gate_socket: Path) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the gate."""
+    transport = httpx.AsyncHTTPTransport(uds=str(gate_socket))
+    async with httpx.AsyncClient(transport=transport, base_url="http://gate", timeout=60, trust_env=False) as client:
+        yield client

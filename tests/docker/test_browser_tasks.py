@@ -1,0 +1,92 @@
+"""The browser environment's tasks, played by script in its image: right solutions have 1, plausible wrong ones 0."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+
+from scripts.browser_problems import SPLITS, Problem
+from tests.envs.browser_solutions import SOLVERS, act, follow, played, solved_miniwob
+from tests.envs.browser_worker import BrowserWorker, browser_worker, observation
+
+pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.parallel]
+pytest_plugins = ["tests.contract.backend_fixtures"]
+
+FILES = Path(__file__).parents[2] / "tasks" / "browser"
+TASKS = {
+    task["id"]: task
+    for split in ("train", "test")
+    for task in map(json.loads, (FILES / f"{split}.jsonl").read_text("utf-8").splitlines())
+}
+PROBLEMS = [pytest.param(problem, id=problem.slug) for problems in SPLITS.values() for problem in problems]
+IN_A_HURRY = {"settle_ms": 60, "screenshot": False}
+
+
+@pytest.fixture(scope="module")
+def worker(docker_engine: docker.APIClient) -> Iterator[BrowserWorker]:
+    with browser_worker(docker_engine) as started:
+        yield started
+
+
+def task_of(problem: Problem) -> dict[str, Any]:
+    task = TASKS[f"custom/{problem.slug}"]
+    return {**task, "config": {**task["config"], **IN_A_HURRY}}
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_a_task_is_solved_by_its_solution(worker: BrowserWorker, problem: Problem) -> None:
+    last = played(worker, task_of(problem), problem.solution)
+
+    assert (last["reward"], last["finished"]) == (1.0, True)
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_a_wrong_script_earns_nothing(worker: BrowserWorker, problem: Problem) -> None:
+    last = played(worker, task_of(problem), problem.wrong)
+
+    assert (last["reward"], last["finished"]) == (0.0, True)
+
+
+@pytest.mark.parametrize("name", sorted(SOLVERS))
+def test_an_official_miniwob_task_is_solved(worker: BrowserWorker, name: str) -> None:
+    task = TASKS.get(f"miniwob/{name}", {"id": f"miniwob/{name}"})
+
+    assert solved_miniwob(worker, task, SOLVERS[name], seed=7)["reward"] == 1.0
+
+
+def test_a_wrong_click_in_miniwob_earns_nothing(worker: BrowserWorker) -> None:
+    with worker.session(TASKS["miniwob/click-test-2"], seed=3) as session:
+        (output,) = follow(session, ["click({button 'TWO'})"])
+
+    assert (output["reward"], output["finished"]) == (0.0, True)
+
+
+def test_leaving_a_miniwob_page_ends_the_task(worker: BrowserWorker) -> None:
+    with worker.session({"id": "miniwob/click-test"}, seed=3) as session:
+        output = act(session, "goto('http://miniwob.test/miniwob/click-button.html')")
+
+    assert (output["reward"], output["finished"]) == (0.0, True)
+    assert "invalid url" in output["metadata"]["error"]
+
+
+def test_a_seed_makes_the_same_miniwob_task_again_and_another_one_another(worker: BrowserWorker) -> None:
+    goals = []
+    for seed in (11, 11, 12, 13):
+        with worker.session({"id": "miniwob/enter-text"}, seed=seed) as session:
+            goals.append(observation(session)["goal"])
+
+    assert goals[0] == goals[1]
+    assert len(set(goals)) >= 2
+
+
+def test_each_task_of_the_files_opens(worker: BrowserWorker) -> None:
+    others = [id for id in TASKS if id.startswith("miniwob/") and id.removeprefix("miniwob/") not in SOLVERS]
+
+    for id in others:
+        with worker.session({**TASKS[id], "config": {**TASKS[id]["config"], "screenshot": False}}) as session:
+            assert observation(session)["goal"], id

@@ -1,0 +1,309 @@
+"""The stack of compose.yaml, as `docker compose up` brings it: episodes, the engine gate, and walls between its parts.
+
+Under a project name of its own, so that it may run beside a stack that somebody uses on the same machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import shlex
+import socket
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import docker
+import httpx
+import pytest
+
+from tests.envs.browser_solutions import written
+from tests.fakes.eventually import eventually
+from tests.wire.openenv.clients import NEWEST, ClientError, Driver, connected
+from tests.wire.sdks import SDKS, Sdk
+
+PROJECT_DIR = Path(__file__).resolve().parents[2]
+INSTANCE_LABEL, ENVIRONMENT_LABEL = "env-gateway.instance", "env-gateway.environment"
+UP_S = 180
+
+pytestmark = [pytest.mark.docker, pytest.mark.wire, pytest.mark.slow, pytest.mark.timeout(400)]
+
+LOOK_ROUND = """
+import json, os, socket, sys
+found = {}
+for name, host, port in json.loads(sys.argv[1]):
+    try:
+        socket.create_connection((host, port), 2).close()
+        found[name] = "reached"
+    except OSError as error:
+        found[name] = type(error).__name__
+found["interfaces"] = [name for _, name in socket.if_nameindex()]
+found["sockets"] = sorted(
+    os.path.join(folder, name)
+    for top in ("/run", "/var", "/tmp", "/srv")
+    for folder, _, names in os.walk(top)
+    for name in names
+    if name.endswith(".sock")
+)
+print(json.dumps(found))
+"""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A running stack."""
+
+    project: str
+    url: str
+    trainer: str
+    operator: str
+    engine: docker.APIClient
+
+    def compose(self, *arguments: str) -> str:
+        """Run `docker compose` on it and return what it printed."""
+        command = ["docker", "compose", "--project-name", self.project, *arguments]
+        done = subprocess.run(
+            command, cwd=PROJECT_DIR, env=self._environ(), capture_output=True, text=True, timeout=UP_S
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def workers(self, environment: str = "") -> list[dict[str, Any]]:
+        """Its workers' containers, running or not; of one environment, or of all."""
+        labels = [f"{INSTANCE_LABEL}={self.project}"]
+        if environment:
+            labels.append(f"{ENVIRONMENT_LABEL}={environment}")
+        found: list[dict[str, Any]] = self.engine.containers(all=True, filters={"label": labels})
+        return found
+
+    def targets(self) -> list[tuple[str, str, int]]:
+        """What nothing in a worker may reach: name, address and port."""
+        found = [
+            ("engine on tcp", "172.17.0.1", 2375),
+            ("published port", "172.17.0.1", int(self.url.rpartition(":")[2])),
+        ]
+        for name, port in (("redis", 6379), ("gateway", 8080)):
+            networks = self.service(name)["NetworkSettings"]["Networks"].values()
+            found += [(f"{name} {network['IPAddress']}", network["IPAddress"], port) for network in networks]
+            found.append((f"{name} by name", name, port))
+        return found
+
+    def service(self, name: str) -> dict[str, Any]:
+        """Inspect the container of a service."""
+        (container,) = self.compose("ps", "--all", "--quiet", name).split()
+        found: dict[str, Any] = self.engine.inspect_container(container)
+        return found
+
+    def admin(self, what: str) -> list[dict[str, Any]]:
+        """What an operator sees."""
+        answer = httpx.get(f"{self.url}/admin/v1/{what}", headers={"X-API-Key": self.operator}, timeout=10)
+        rows: list[dict[str, Any]] = answer.raise_for_status().json()[what]
+        return rows
+
+    def _environ(self) -> dict[str, str]:
+        return os.environ | {
+            "COMPOSE_PROJECT_NAME": self.project,
+            "GATEWAY_PORT": self.url.rpartition(":")[2],
+            "GATEWAY_TRAINER_KEYS": f"trainer:{self.trainer}",
+            "GATEWAY_OPERATOR_KEYS": f"operator:{self.operator}",
+            "GATEWAY_INSECURE": "0",
+        }
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[Stack]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    engine = docker.APIClient(version="auto")
+    stack = Stack(
+        project=f"eg-test-{secrets.token_hex(4)}",
+        url=f"http://127.0.0.1:{port}",
+        trainer=secrets.token_hex(16),
+        operator=secrets.token_hex(16),
+        engine=engine,
+    )
+    try:
+        stack.compose("up", "--detach", "--wait", "--wait-timeout", "120", "--no-build")
+        yield stack
+    finally:
+        stack.compose("down", "--volumes", "--remove-orphans", "--timeout", "5")
+        for worker in stack.workers():
+            engine.remove_container(worker["Id"], force=True)
+        engine.close()
+
+
+@pytest.fixture(params=SDKS)
+def sdk(request: pytest.FixtureRequest) -> Sdk:
+    return SDKS[request.param]
+
+
+async def play(stack: Stack, sdk: Sdk, index: int = 0) -> float:
+    """An episode on math, answered rightly; its reward."""
+    async with sdk.connect(stack.url, stack.trainer) as client:
+        math = client.environment("math")
+        task = await math.get_task("train", index)
+        async with math.session(task=task) as session:
+            await session.get_prompt()
+            answer = task.task_spec["evaluation"]["entry"]["answer"]
+            output = await session.call_tool("submit", {"answer": answer})
+    assert output.finished
+    assert output.reward is not None
+    return output.reward
+
+
+async def test_an_episode_is_played_and_rewarded(stack: Stack, sdk: Sdk) -> None:
+    assert await play(stack, sdk) == 1.0
+    assert stack.admin("sessions") == []
+
+
+async def test_an_episode_in_a_sandbox_is_played_and_rewarded(stack: Stack, sdk: Sdk) -> None:
+    async with sdk.connect(stack.url, stack.trainer) as client:
+        puzzles = client.environment("os")
+        task = await puzzles.get_task("train", 0)
+        reference = task.task_spec["reference"]
+        async with puzzles.session(task=task) as session:
+            await session.get_prompt()
+            for command in reference["commands"]:
+                await session.call_tool("bash_action", {"script": command})
+            output = await session.call_tool("answer_action", {"answer": reference["answer"]})
+
+    assert output.finished
+    assert output.reward == 1.0
+
+
+async def test_without_a_key_nothing_is_served(stack: Stack) -> None:
+    async with httpx.AsyncClient(base_url=stack.url) as client:
+        refused = await client.get("/list_environments")
+        in_path = await client.get(f"/k/{stack.trainer}/list_environments")
+
+    assert refused.status_code == 401
+    assert sorted(in_path.json()) == ["browser", "chat", "coding", "game", "math", "os"]
+
+
+async def test_only_the_engine_gate_has_the_engines_socket_and_it_has_no_network(stack: Stack) -> None:
+    holders = [
+        name
+        for name in ("redis", "node", "gateway")
+        if any(mount["Destination"].endswith("docker.sock") for mount in stack.service(name)["Mounts"])
+    ]
+
+    assert holders == ["node"]
+    assert stack.service("node")["HostConfig"]["NetworkMode"] == "none"
+
+
+async def test_the_gateway_cannot_write_where_workers_sockets_are(stack: Stack) -> None:
+    (mount,) = [m for m in stack.service("gateway")["Mounts"] if m["Destination"] == "/run/gateway/workers"]
+
+    assert mount["RW"] is False
+
+
+async def test_a_worker_reaches_no_part_of_the_stack(stack: Stack, sdk: Sdk) -> None:
+    await play(stack, sdk)
+    targets = stack.targets()
+    worker = stack.workers("math")[0]["Id"]
+
+    execution = stack.engine.exec_create(worker, ["python3", "-c", LOOK_ROUND, json.dumps(targets)])
+    found = json.loads(stack.engine.exec_start(execution["Id"]))
+
+    assert found.pop("interfaces") == ["lo"]
+    assert found.pop("sockets") == ["/run/envserver/worker.sock"]  # its own: no other worker's, no gate's, no engine's
+    assert len(found) == len(targets)
+    assert [name for name, outcome in found.items() if outcome == "reached"] == []
+
+
+async def test_an_agent_in_a_sandbox_reaches_no_part_of_the_stack(stack: Stack, sdk: Sdk) -> None:
+    targets = stack.targets()
+    command = shlex.join(["python3", "-c", LOOK_ROUND, json.dumps(targets)])
+
+    async with sdk.connect(stack.url, stack.trainer) as client:
+        coding = client.environment("coding")
+        async with coding.session(task=await coding.get_task("train", 0)) as session:
+            await session.get_prompt()
+            output = await session.call_tool("execute", {"command": command})
+    found = json.loads(output.blocks[0].text)
+
+    assert found.pop("interfaces") == ["lo"]
+    assert found.pop("sockets") == []
+    assert len(found) == len(targets)
+    assert [name for name, outcome in found.items() if outcome == "reached"] == []
+
+
+async def test_the_targets_that_a_worker_cannot_reach_are_there(stack: Stack) -> None:
+    """Else the test above would pass with wrong addresses."""
+    networks = stack.service("redis")["NetworkSettings"]["Networks"].values()
+    address = next(iter(networks))["IPAddress"]
+    gateway = stack.service("gateway")["Id"]
+    look = json.dumps([("redis", address, 6379), ("itself", "127.0.0.1", 8080)])
+
+    execution = stack.engine.exec_create(gateway, ["python3", "-c", LOOK_ROUND, look])
+    found = json.loads(stack.engine.exec_start(execution["Id"]))
+
+    assert (found["redis"], found["itself"]) == ("reached", "reached")
+
+
+async def test_a_killed_gateway_comes_back_to_its_sessions(stack: Stack, sdk: Sdk) -> None:
+    async with sdk.connect(stack.url, stack.trainer) as client:
+        math = client.environment("math")
+        task = await math.get_task("train", 1)
+        async with math.session(task=task) as session:
+            await session.get_prompt()
+            before = {worker["Id"] for worker in stack.workers("math")}
+            stack.engine.kill(stack.service("gateway")["Id"], "SIGKILL")
+            stack.compose("up", "--detach", "--wait", "--wait-timeout", "60", "--no-build", "gateway")
+
+            output = await session.call_tool("submit", {"answer": task.task_spec["evaluation"]["entry"]["answer"]})
+
+            assert output.reward == 1.0
+            assert {worker["Id"] for worker in stack.workers("math")} == before
+
+    async def is_over() -> None:
+        assert stack.admin("sessions") == []
+
+    await eventually(is_over)
+
+
+def readme_module() -> str:
+    """The task module that the README shows."""
+    readme = (PROJECT_DIR / "README.md").read_text("utf-8")
+    found = re.search(r"<!-- task module:.*?-->\s*```python\n(.*?)```\s*<!-- end of task module -->", readme, re.S)
+    assert found is not None
+    return found[1]
+
+
+async def test_custom_tasks_are_played_once_their_module_is_put_into_the_running_stack(
+    stack: Stack, tmp_path: Path
+) -> None:
+    """By the README's steps: a file, `docker compose cp`, a reset."""
+    folder = tmp_path / "browser"
+    folder.mkdir(mode=0o755)
+    (folder / "my_tasks.py").write_text(readme_module(), "utf-8")
+    (folder / "my_tasks.py").chmod(0o644)
+    url = f"{stack.url}/k/{stack.trainer}/openenv/browser"
+    with contextlib.closing(Driver(NEWEST)) as driver:
+        async with connected(driver, url) as client:
+            with pytest.raises(ClientError, match="Unknown task: custom/say-hello"):
+                await client.reset(task="custom/say-hello")
+
+            stack.compose("cp", str(folder), "node:/run/gateway/custom_tasks/")
+
+            async def found() -> dict[str, Any]:
+                try:
+                    result: dict[str, Any] = (await client.reset(task="custom/say-hello"))["observation"]
+                except ClientError as error:
+                    raise AssertionError(str(error)) from None
+                return result
+
+            seen = await eventually(found)
+            said = await client.step({"action_str": written("click({button 'Say hello'})", seen["axtree_txt"])})
+            seen = (await client.reset(task="custom/say-hello-twice"))["observation"]
+            click = written("click({button 'Say hello'})", seen["axtree_txt"])
+            once, twice = await client.step({"action_str": click}), await client.step({"action_str": click})
+
+    assert (said["reward"], said["done"]) == (1.0, True)
+    assert (once["reward"], once["done"]) == (0.0, False)
+    assert (twice["reward"], twice["done"]) == (1.0, True)

@@ -1,0 +1,317 @@
+"""``gateway env add IMAGE``: images are run as the gateway would run them, looked at, and nothing of them stays."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import docker
+import pytest
+
+from gateway.backends.docker import DockerBackend
+from gateway.core.errors import ConfigError
+from gateway.core.model import Loosened, Protocol, Server
+from gateway.environment_files import read_environment
+from gateway.inspecting.engine import Looking
+from gateway.inspecting.findings import Capacity, Told
+from gateway.inspecting.trial import Outcome, Trials, Wish
+from tests.contract.backend_world import ENGINE_URL, labelled
+from tests.fakes.eventually import until
+
+pytestmark = [pytest.mark.docker, pytest.mark.parallel]
+pytest_plugins = ["tests.contract.backend_fixtures"]
+
+PROJECT = Path(__file__).resolve().parents[2]
+COMMAND = "from gateway.cli import main; main()"
+ENVSERVER = PROJECT / "env_images" / "base" / "envserver"
+FORWARDER = "env-gateway-test/env-add-forwarder"
+FUSSY = "env-gateway-test/env-add-fussy"
+SERVER = """
+import json, os, sys, time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+if os.environ.get("DIES"):
+    sys.exit("the licence has expired")
+if os.environ.get("SLEEPS"):
+    time.sleep(600)
+if place := os.environ.get("WRITES"):
+    open(place, "w").close()
+if place := os.environ.get("READS"):
+    open(place).close()
+INFO = {"name": "fussy", "num_samples": 5, "max_episode_length": 3}
+
+
+class Handler(BaseHTTPRequestHandler):
+    def answer(self, status, value):
+        body = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self):
+        is_info = self.path == "/api/task/info" and not os.environ.get("STRANGE")
+        self.answer(200, INFO) if is_info else self.answer(404, {"error": "no such route"})
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        if os.environ.get("STARTS_NOT") and self.path.endswith("start"):
+            return self.answer(500, {"error": "no simulator", "detail": "it is at home"})
+        self.answer(200, {"episode_id": "e", "observation": {"type": "text", "content": "?"}})
+
+
+HTTPServer(("127.0.0.1", int(os.environ.get("LISTENS", "8000"))), Handler).serve_forever()
+"""
+
+
+@pytest.fixture(scope="module")
+def images(docker_engine: docker.APIClient, worker_image: str) -> None:
+    """A forwarder's image, and one of a server that is fussy if its variables say so."""
+    (base,) = docker_engine.images(worker_image, quiet=True)
+    envserver = {f"envserver/{path.name}": path.read_bytes() for path in ENVSERVER.glob("*.py")}
+    lines = (f"FROM {base}", "COPY envserver /usr/local/lib/envserver-parent/envserver")
+    where = 'RUN python3 -c "import site; print(site.getsitepackages()[0])" > /tmp/site'
+    link = "RUN mkdir -p $(cat /tmp/site) && ln -s /usr/local/lib/envserver-parent/envserver $(cat /tmp/site)/envserver"
+    build(docker_engine, FORWARDER, [*lines, where, link], envserver)
+    fussy = (
+        f"FROM {base}",
+        "COPY server.py /srv/fussy.py",
+        "RUN echo secret > /srv/secret && chmod 600 /srv/secret && mkdir -m 700 /srv/mine && mkdir -m 777 /srv/all",
+        "EXPOSE 8000",
+        'CMD ["python3", "-u", "/srv/fussy.py"]',
+    )
+    build(docker_engine, FUSSY, fussy, {"server.py": SERVER.encode()})
+
+
+def build(engine: docker.APIClient, tag: str, lines: Sequence[str], files: Mapping[str, bytes]) -> None:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for name, content in {**files, "Dockerfile": "\n".join(lines).encode()}.items():
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(content), 0o644
+            archive.addfile(entry, io.BytesIO(content))
+    packed.seek(0)
+    output = list(engine.build(fileobj=packed, custom_context=True, tag=tag, decode=True, rm=True))
+    assert not [line for line in output if "error" in line], output[-1]
+
+
+class Bench:
+    """What runs images in these tests, and what it said meanwhile."""
+
+    def __init__(self, backend: DockerBackend, looking: Looking) -> None:
+        self.said: list[str] = []
+        self._trials = Trials(backend=backend, looking=looking, tell=self.said.append)
+
+    async def run(
+        self, image: str, *, port: int = 0, timeout_s: float = 60.0, variables: Mapping[str, str] | None = None
+    ) -> Outcome:
+        return await self._trials.run(Wish(image=image, port=port, variables=variables or {}, timeout_s=timeout_s))
+
+
+@pytest.fixture
+async def bench(images: None, docker_engine: docker.APIClient, instance: str, shared_dir: Path) -> AsyncIterator[Bench]:
+    """It must leave neither a container nor a folder behind."""
+    async with running_bench(instance, shared_dir) as bench:
+        yield bench
+    assert labelled(docker_engine, instance) == []
+    assert list((shared_dir / "inspection").glob("*")) == []
+
+
+@asynccontextmanager
+async def running_bench(instance: str, shared_dir: Path) -> AsyncIterator[Bench]:
+    backend = DockerBackend(
+        url=ENGINE_URL, instance=instance, socket_dir=shared_dir / "inspection", forwarder_image=FORWARDER
+    )
+    looking = Looking(ENGINE_URL)
+    try:
+        yield Bench(backend, looking)
+    finally:
+        await looking.aclose()
+        await backend.aclose()
+
+
+async def test_an_image_that_works_hardened_stays_so(bench: Bench) -> None:
+    outcome = await bench.run(FUSSY)
+
+    assert (outcome.findings.protocol, outcome.port) == (Protocol.AREAL, 8000)
+    assert (outcome.loosened, outcome.reason, outcome.findings.trouble) == (Loosened(), "", "")
+    assert outcome.use.memory_bytes
+    assert outcome.use.memory_bytes > 2**20
+    assert outcome.use.pids
+
+
+@pytest.mark.parametrize(
+    ("variables", "loosened", "reason"),
+    [
+        ({"WRITES": "/srv/all/x"}, Loosened(writable_root=True), "Read-only file system"),
+        ({"READS": "/srv/secret"}, Loosened(user="0:0"), "Permission denied"),
+        ({"WRITES": "/srv/mine/x"}, Loosened(user="0:0", writable_root=True), "/srv/mine/x"),
+    ],
+)
+async def test_an_image_that_does_not_is_allowed_as_little_as_it_takes(
+    bench: Bench, variables: dict[str, str], loosened: Loosened, reason: str
+) -> None:
+    outcome = await bench.run(FUSSY, variables=variables)
+
+    assert outcome.loosened == loosened
+    assert reason in outcome.reason
+    assert outcome.findings.trouble == ""
+
+
+async def test_an_image_that_listens_elsewhere_than_it_says_is_found(bench: Bench) -> None:
+    outcome = await bench.run(FUSSY, variables={"LISTENS": "9321"})
+
+    assert (outcome.port, outcome.loosened) == (9321, Loosened())
+    assert any("nothing listens at port 8000, but at 9321" in line for line in bench.said)
+
+
+async def test_a_port_that_is_given_is_the_only_one_that_is_tried(bench: Bench) -> None:
+    with pytest.raises(ConfigError, match="it listens at 8000"):
+        await bench.run(FUSSY, port=8001, timeout_s=1.5)
+
+    assert (await bench.run(FUSSY, port=9322, variables={"LISTENS": "9322"})).port == 9322
+
+
+async def test_an_image_that_dies_is_told_with_the_end_of_its_log(bench: Bench) -> None:
+    with pytest.raises(ConfigError, match="the licence has expired"):
+        await bench.run(FUSSY, variables={"DIES": "1"})
+
+    assert sum(line.startswith("starting") for line in bench.said) == 4
+
+
+async def test_an_image_that_listens_nowhere_is_not_tried_at_every_port(bench: Bench) -> None:
+    with pytest.raises(ConfigError, match="it listens at no port"):
+        await bench.run(FUSSY, timeout_s=1.5, variables={"SLEEPS": "1"})
+
+    assert sum(line.startswith("starting") for line in bench.said) == 4
+    assert not any("8080" in line for line in bench.said)
+
+
+async def test_an_image_whose_sessions_fail_whatever_it_is_allowed_is_not_loosened(bench: Bench) -> None:
+    outcome = await bench.run(FUSSY, variables={"STARTS_NOT": "1"})
+
+    assert outcome.loosened == Loosened()
+    assert outcome.findings.trouble == "starting sample 0: 500 it is at home"
+
+
+async def test_an_image_of_another_kind_is_refused_with_what_was_seen(bench: Bench) -> None:
+    with pytest.raises(ConfigError, match="as no ORS, OpenEnv or AReaL server"):
+        await bench.run(FUSSY, variables={"STRANGE": "1"})
+
+
+async def test_an_image_that_is_not_there_is_told(bench: Bench) -> None:
+    with pytest.raises(ConfigError, match="there is no image env-gateway-test/none-such on this engine"):
+        await bench.run("env-gateway-test/none-such")
+
+
+async def test_an_inspection_that_is_cancelled_leaves_nothing(
+    bench: Bench, docker_engine: docker.APIClient, instance: str
+) -> None:
+    running = asyncio.create_task(bench.run(FUSSY, port=8001))
+    await until(lambda: labelled(docker_engine, instance))
+
+    running.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
+@pytest.fixture(scope="module")
+def foreign_images(images: None) -> None:
+    """The images of unmodified packages."""
+    names = ["openenv-counter", "openenv-counter-020", "openenv-mcp", "ors-sdk", "openreward", "areal"]
+    subprocess.run([PROJECT / "scripts" / "foreign-images", *names], check=True, timeout=600, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "protocol", "port", "capacity"),
+    [
+        ("openenv-counter", Protocol.OPENENV, 8000, Capacity(1, Told.BY_SERVER)),
+        ("openenv-counter-020", Protocol.OPENENV, 8000, Capacity(1, Told.BY_SERVER)),
+        ("openenv-mcp", Protocol.OPENENV, 8000, Capacity(1, Told.BY_SERVER)),
+        ("ors-sdk", Protocol.ORS, 8080, Capacity(16, Told.ASSUMED)),
+        ("openreward", Protocol.ORS, 8080, Capacity(16, Told.ASSUMED)),
+        ("areal", Protocol.AREAL, 5000, Capacity(16, Told.ASSUMED)),
+    ],
+)
+async def test_an_image_of_an_unmodified_package_is_known(
+    foreign_images: None, bench: Bench, name: str, protocol: Protocol, port: int, capacity: Capacity
+) -> None:
+    outcome = await bench.run(f"env-gateway-test/{name}")
+
+    assert (outcome.findings.protocol, outcome.port, outcome.findings.capacity) == (protocol, port, capacity)
+    assert (outcome.loosened, outcome.findings.trouble) == (Loosened(), "")
+
+
+async def test_a_variable_changes_what_an_image_holds(foreign_images: None, bench: Bench) -> None:
+    outcome = await bench.run("env-gateway-test/openenv-counter", variables={"MAX_CONCURRENT_ENVS": "5"})
+
+    assert outcome.findings.capacity == Capacity(5, Told.BY_SERVER)
+
+
+Env = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def env(images: None, docker_engine: docker.APIClient, instance: str, shared_dir: Path) -> Iterator[Env]:
+    """Start ``gateway env …``, whose containers must be gone in the end."""
+    given = {name: value for name, value in os.environ.items() if not name.startswith("GATEWAY_")} | {
+        "GATEWAY_CATALOG_DIR": str(shared_dir / "env_images"),
+        "GATEWAY_SOCKET_DIR": str(shared_dir / "inspection"),
+        "GATEWAY_STATE_DIR": str(shared_dir / "state"),
+        "GATEWAY_DOCKER_URL": ENGINE_URL,
+        "GATEWAY_INSTANCE": instance,
+        "GATEWAY_FORWARDER_IMAGE": FORWARDER,
+        "COLUMNS": "200",
+    }
+
+    def started(*arguments: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", COMMAND, "env", *arguments]
+        return subprocess.Popen(command, env=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    yield started
+    assert instances(docker_engine, instance) == []
+    assert list((shared_dir / "inspection").glob("*")) == []
+
+
+def instances(engine: docker.APIClient, instance: str) -> list[str]:
+    found = engine.containers(all=True, filters={"label": "env-gateway.instance"})
+    return [entry["Id"] for entry in found if entry["Labels"]["env-gateway.instance"].startswith(f"{instance}-")]
+
+
+def test_the_command_writes_what_was_found_and_needed(env: Env, shared_dir: Path) -> None:
+    process = env("add", FUSSY, "-n", "fussy", "--variable", "WRITES=/srv/all/x")
+    out, err = process.communicate(timeout=120)
+
+    assert process.returncode == 0, err
+    assert "writable root" in out
+    path = shared_dir / "env_images" / "fussy" / "environment.toml"
+    environment = read_environment(path)
+    assert environment.server == Server(port=8000, ready="/api/task/info")
+    assert environment.loosened == Loosened(writable_root=True)
+    assert environment.variables == {"WRITES": "/srv/all/x"}
+    words = path.read_text().replace("\n# ", " ")
+    assert "Read-only file system: '/srv/all/x'" in words
+    assert environment.limits.memory_bytes >= 256 * 2**20
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_command_that_is_interrupted_removes_its_container(
+    env: Env, docker_engine: docker.APIClient, instance: str, shared_dir: Path, number: int
+) -> None:
+    process = env("add", FUSSY, "--port", "8001", "-n", "fussy")
+    await until(lambda: instances(docker_engine, instance))
+    process.send_signal(number)
+
+    process.communicate(timeout=60)
+    assert process.returncode not in (0, -number)  # it ended by itself
+    assert not (shared_dir / "env_images").exists()

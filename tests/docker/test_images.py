@@ -1,0 +1,343 @@
+"""The images of environments with sandboxes, in containers exactly as the gateway describes them to the engine."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import docker
+import httpx
+import pytest
+from envserver.sandbox import hostbox
+
+from gateway.backends.container import container_body
+from gateway.core.model import Worker, WorkerId
+from gateway.environment_files import read_environment
+from tests.contract.backend_world import door, healthy, remove_labelled
+from tests.fakes.eventually import eventually
+from tests.wire.raw import RawEpisode, create, episode, new_sid
+
+pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.parallel]
+pytest_plugins = ["tests.contract.backend_fixtures"]
+
+PROJECT_DIR = Path(__file__).parents[2]
+CATALOG, TASKS = PROJECT_DIR / "env_images", PROJECT_DIR / "tasks"
+SETUID_AND_SETGID = 1 << 7 | 1 << 6
+"""As /proc/PID/status writes capabilities."""
+SANDBOX_UID = 100_000
+SECRET = "token-0123456789"
+MANY = 150
+"""Sessions one after the other; more than a sandbox of `coding` may have processes (128)."""
+
+Change = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Running:
+    """A worker's container with its server up."""
+
+    engine: docker.APIClient
+    container: str
+    http: httpx.AsyncClient
+    environment: str
+
+    def as_root(self, *argv: str) -> str:
+        """Run a command in the container, outside all sandboxes; returns what it printed."""
+        execution = self.engine.exec_create(self.container, list(argv), user="0")
+        printed: bytes = self.engine.exec_start(execution["Id"])
+        status = self.engine.exec_inspect(execution["Id"])["ExitCode"]
+        assert status == 0, printed
+        return printed.decode()
+
+    def log(self) -> str:
+        said: bytes = self.engine.logs(self.container)
+        return said.decode()
+
+
+@dataclass(frozen=True)
+class Images:
+    """Starts containers of our images; all of them are removed at the end of the test."""
+
+    engine: docker.APIClient
+    folder: Path
+    instance: str
+
+    @asynccontextmanager
+    async def start(self, name: str, change: Change | None = None) -> AsyncIterator[Running]:
+        """Start *name* as its environment.toml says; *change* spoils the description of the container."""
+        environment = read_environment(CATALOG / name / "environment.toml")
+        worker = Worker(
+            id=WorkerId(secrets.token_hex(8)),
+            environment=environment.name,
+            digest=environment.digest(),
+            slots=environment.pool.slots,
+        )
+        sockets = self.folder / worker.id
+        sockets.mkdir()
+        sockets.chmod(0o777)  # as the gateway's own folders of workers that are another user
+        body = container_body(worker, environment, instance=self.instance, source=str(sockets))
+        if change is not None:
+            change(body)
+        make = self.engine.create_container_from_config
+        container = make(body)["Id"]  # type: ignore[no-untyped-call]  # no stubs
+        self.engine.start(container)
+        address = f"unix:{sockets}/worker.sock"
+        await healthy(address)
+        async with door(address) as http:
+            http.timeout = httpx.Timeout(60)
+            yield Running(self.engine, container, http, name)
+
+
+@pytest.fixture
+def images(docker_engine: docker.APIClient, shared_dir: Path, instance: str) -> Iterator[Images]:
+    yield Images(docker_engine, shared_dir, instance)
+    remove_labelled(docker_engine, instance)
+
+
+async def shell(opened: RawEpisode, command: str) -> str:
+    """Run *command* in the session's sandbox; returns what the agent sees."""
+    if opened.environment == "os":
+        return (await opened.call("bash_action", {"script": command})).text
+    return (await opened.call("execute", {"command": command})).text
+
+
+PLAIN = {
+    "os": {"id": "plain", "instruction": "Answer with 7.", "evaluation": {"match": "7"}},
+    "coding": {
+        "id": "plain",
+        "instruction": "Write the function `def one() -> int`.",
+        "config": {"files": {"notes.txt": "read me\n"}},
+        "evaluation": {
+            "reward_function": "test_cases",
+            "function": "one",
+            "test_cases": [{"arguments": [], "output": 1}],
+        },
+    },
+}
+BOTH = pytest.mark.parametrize("name", sorted(PLAIN))
+
+PROCESSES = """
+import json, pathlib
+found = []
+for file in pathlib.Path("/proc").glob("[0-9]*/status"):
+    try:
+        found.append(dict(line.split(":", 1) for line in file.read_text().splitlines()))
+    except OSError:
+        pass  # it ended while it was looked at
+print(json.dumps([{name: value.strip() for name, value in process.items()} for process in found]))
+"""
+
+
+def processes(running: Running) -> list[dict[str, str]]:
+    """What the kernel says of each process in the container; of root's there is but the one that asks."""
+    found: list[dict[str, str]] = json.loads(running.as_root("python3", "-c", PROCESSES))
+    return [process for process in found if process["Uid"].split()[0] != "0"]
+
+
+@BOTH
+async def test_an_agents_command_runs_as_root_of_a_box(images: Images, name: str) -> None:
+    async with images.start(name) as running, episode(running.http, PLAIN[name], environment=name) as opened:
+        seen = await shell(opened, "id -un; hostname; su nobody -s /bin/sh -c 'id -un'")
+
+    assert seen.splitlines()[-3:] == ["root", "box", "nobody"]
+
+
+@BOTH
+async def test_the_server_has_two_capabilities_and_no_way_to_more(images: Images, name: str) -> None:
+    async with images.start(name) as running, episode(running.http, PLAIN[name], environment=name):
+        found = processes(running)
+
+    first = next(process for process in found if process["Pid"] == "1")
+    servers = [process for process in found if process["PPid"] == "1" and process["Name"].startswith("python3")]
+    assert len(servers) == 1
+    for process in (first, *servers):
+        assert process["Uid"].split() == process["Gid"].split() == [str(SANDBOX_UID)] * 4
+        assert process["Groups"] == ""
+        sets = [int(process[name], 16) for name in ("CapPrm", "CapEff", "CapBnd", "CapAmb")]
+        assert sets == [SETUID_AND_SETGID] * 4
+    assert {process["NoNewPrivs"] for process in found} == {"1"}
+    assert {process["Seccomp"] for process in found} == {"2"}
+    assert all(int(process["Uid"].split()[0]) >= SANDBOX_UID for process in found)
+
+
+@BOTH
+async def test_a_sandbox_sees_no_file_and_no_variable_of_the_server(images: Images, name: str) -> None:
+    def tell(body: dict[str, Any]) -> None:
+        body["Env"].append(f"PROBE={SECRET}")
+
+    find = r"find {} -xdev \( -name '*.jsonl' -o -name '*.sock' -o -name 'envserver*' -o -name '*_judge.py' \) | wc -l"
+    grep = "cat /proc/*/environ /proc/*/cmdline | grep -ac 'token-[0]123456789'"
+    async with images.start(name, tell) as running, episode(running.http, PLAIN[name], environment=name) as opened:
+        seen = await shell(opened, f"{find.format('/')}; {grep}; ls -A /srv | wc -l")
+        there = running.as_root("sh", "-c", find.format("/srv/env /run/envserver"))
+
+    assert [line for line in seen.splitlines() if line.isdigit()] == ["0", "0", "0"]
+    assert int(there) >= 4  # two files of tasks, its judge and its socket: what was looked for is there
+
+
+@BOTH
+async def test_what_an_agent_does_to_its_box_is_gone_with_its_session(images: Images, name: str) -> None:
+    async with images.start(name) as running:
+        async with episode(running.http, PLAIN[name], environment=name) as opened:
+            spoiled = await shell(opened, "rm -rf /usr/lib/git-core /etc/passwd; touch /etc/mine; ls /etc/mine")
+        async with episode(running.http, PLAIN[name], environment=name) as opened:
+            seen = await shell(opened, "git --version; id -un; ls /etc/mine 2>&1 | wc -w")
+        image = running.as_root("sh", "-c", "touch /srv/box/etc/mine 2>&1 || true")
+
+    assert "/etc/mine" in spoiled
+    assert "git version 2." in seen
+    assert "root" in seen.splitlines()
+    assert "Read-only file system" in image
+
+
+@BOTH
+async def test_a_box_knows_nothing_of_the_machine_that_built_it(images: Images, name: str) -> None:
+    looks = (
+        "cat /etc/hostname",
+        "cat /etc/resolv.conf /etc/machine-id | wc -c",
+        "ls -d /etc/apt/sources.list* /etc/pip.conf /etc/ssl/certs /var/lib/apt/lists/?* 2>/dev/null | wc -l",
+        "date +%Z",
+    )
+    async with images.start(name) as running, episode(running.http, PLAIN[name], environment=name) as opened:
+        seen = await shell(opened, "; ".join(looks))
+
+    assert seen.splitlines()[-4:] == ["box", "0", "0", "UTC"]
+
+
+async def test_the_box_has_every_program_that_a_box_of_the_host_is_made_of(images: Images) -> None:
+    wanted = {*hostbox.PROGRAMS.split(), "cc", "make", "pytest", "killall", "jq", "xz", "unzip"} - {"bwrap"}
+
+    async with (
+        images.start("coding") as running,
+        episode(running.http, PLAIN["coding"], environment="coding") as opened,
+    ):
+        seen = await shell(opened, f"for each in {' '.join(sorted(wanted))}; do type -t $each || echo no $each; done")
+
+    assert [line for line in seen.splitlines() if line.startswith("no ")] == []
+    assert len(seen.splitlines()) == len(wanted)
+
+
+async def test_sessions_that_end_leave_no_process_behind(images: Images) -> None:
+    async with images.start("coding") as running:
+        for _ in range(MANY):
+            async with episode(running.http, PLAIN["coding"], environment="coding") as opened:
+                assert "there" in await shell(opened, "echo there | cat")
+
+        async def none_is_left() -> None:
+            assert [process for process in processes(running) if process["State"].startswith("Z")] == []
+
+        await eventually(none_is_left)
+
+
+@BOTH
+async def test_a_container_that_is_asked_to_end_does_so_by_itself(images: Images, name: str) -> None:
+    async with images.start(name) as running:
+        opened = RawEpisode(running.http, new_sid(), name)
+        await create(running.http, opened.sid, env_name=name, task_spec=PLAIN[name])
+        await shell(opened, "sleep 1000 & echo")
+        running.engine.kill(running.container, "SIGTERM")
+        ended = running.engine.wait(running.container, timeout=30)
+
+    assert ended["StatusCode"] == 0, running.log()
+
+
+def without_profile(body: dict[str, Any]) -> None:
+    options = body["HostConfig"]["SecurityOpt"]
+    body["HostConfig"]["SecurityOpt"] = [option for option in options if not option.startswith("seccomp=")]
+
+
+def with_masked_paths(body: dict[str, Any]) -> None:
+    del body["HostConfig"]["MaskedPaths"], body["HostConfig"]["ReadonlyPaths"]
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        pytest.param(without_profile, "seccomp profile for sandboxes", id="with the engine's own seccomp profile"),
+        pytest.param(with_masked_paths, "mount proc on /proc", id="with the engine's masked paths"),
+    ],
+)
+async def test_where_there_are_no_sandboxes_a_create_is_refused_and_says_why(
+    images: Images, change: Change, cause: str
+) -> None:
+    async with images.start("os", change) as running:
+        answers = [await create(running.http, new_sid(), env_name="os", task_spec=PLAIN["os"]) for _ in range(2)]
+
+    assert [answer.status_code for answer in answers] == [500, 500]
+    for answer in answers:
+        assert cause in answer.json()["detail"]
+        assert "SANDBOX.md" in answer.json()["detail"]
+
+
+def one_of_each_template() -> list[Any]:
+    """A task of each kind that there is in tasks/os: `train-001-count-suffix-00000` is of the kind `count-suffix`."""
+    tasks = [json.loads(line) for line in (TASKS / "os" / "train.jsonl").read_text().splitlines()]
+    kinds = {task["id"].split("-", 2)[2].rpartition("-")[0]: task for task in tasks}
+    return [pytest.param(task, id=kind) for kind, task in sorted(kinds.items())]
+
+
+async def test_each_kind_of_os_task_is_solved_by_its_reference_and_not_by_a_wrong_answer(images: Images) -> None:
+    found: dict[str, tuple[Any, Any]] = {}
+    tasks = one_of_each_template()
+    async with images.start("os") as running:
+        for parameter in tasks:
+            task, kind = parameter.values[0], str(parameter.id)
+            right, wrong = task["reference"], task["reference"]["wrong"]
+            found[kind] = (await played(running, task, right), await played(running, task, wrong))
+
+    assert len(found) > 10
+    assert {kind for kind, rewards in found.items() if rewards != (1.0, 0.0)} == set()
+
+
+async def played(running: Running, task: dict[str, Any], solution: dict[str, Any]) -> Any:
+    """Play *task* as *solution* says; returns the reward."""
+    async with episode(running.http, task, environment="os") as opened:
+        for command in solution["commands"]:
+            await opened.call("bash_action", {"script": command})
+        if solution.get("answer") is None:
+            last = await opened.call("finish_action", {"thought": ""})
+        else:
+            last = await opened.call("answer_action", {"answer": solution["answer"]})
+    return last.result["output"]["reward"]
+
+
+PRINTS_SEVEN = {
+    "bash": "echo 7",
+    "python": "print(7)",
+    "c": '#include <stdio.h>\nint main(void) { puts("7"); return 0; }',
+}
+
+
+@pytest.mark.parametrize("language", sorted(PRINTS_SEVEN))
+async def test_scripts_of_os_tasks_run_in_the_box(images: Images, language: str) -> None:
+    check = [None, {"matcher": "integer-match"}]
+    example = {"language": language, "code": PRINTS_SEVEN[language]}
+    task = PLAIN["os"] | {"evaluation": {"check": check, "example": example}}
+
+    async with images.start("os") as running:
+        rewards = [await played(running, task, {"commands": [], "answer": answer}) for answer in ("7", "8")]
+
+    assert rewards == [1.0, 0.0]
+
+
+async def test_coding_has_pytest_in_the_box_and_judges_in_boxes_of_its_own(images: Images) -> None:
+    source = "def one():\n    return 1\n"
+    test = "from solution import one\n\n\ndef test_one():\n    assert one() == 1\n"
+
+    async with images.start("coding") as running:
+        async with episode(running.http, PLAIN["coding"], environment="coding") as opened:
+            await opened.call("write_file", {"path": "solution.py", "content": source})
+            await opened.call("write_file", {"path": "test_solution.py", "content": test})
+            tested = await shell(opened, "pytest -q; python3 -m unittest --help | head -n 1; cat notes.txt")
+            right = (await opened.call("submit")).result["output"]
+        async with episode(running.http, PLAIN["coding"], environment="coding") as opened:
+            wrong = (await opened.call("submit", {"code": "def one():\n    return 2\n"})).result["output"]
+
+    assert "1 passed" in tested
+    assert "read me" in tested
+    assert (right["reward"], wrong["reward"]) == (1.0, 0.0)

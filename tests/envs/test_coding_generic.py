@@ -1,0 +1,144 @@
+"""Generic tasks in the coding environment: files in the configuration, a script that decides by its status."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.envs.coding_world import tasks
+from tests.envs.plain_box import require_sandboxes
+from tests.envs.workers import Worker
+
+TEST = """
+import unittest
+from adding import add
+
+
+class TestAdd(unittest.TestCase):
+    def test_add(self):
+        self.assertEqual(add(2, 3), 5)
+
+
+if __name__ == "__main__":
+    unittest.main()
+"""
+ADD: dict[str, Any] = {
+    "id": "custom/add",
+    "env_type": "coding",
+    "instruction": "Make the test pass.",
+    "config": {"files": {"adding.py": "def add(a, b): ...\n", "task/check.py": TEST, "test_adding.py": TEST}},
+    "evaluation": {"script": "python3 ./test_adding.py"},
+}
+RIGHT = "echo 'def add(a, b): return a + b' > adding.py"
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    asyncio.run(require_sandboxes("library"))
+    worker = Worker("coding")
+    try:
+        yield worker
+    finally:
+        worker.stop()
+
+
+def played(worker: Worker, task: dict[str, Any], *commands: str) -> dict[str, Any]:
+    """Run *commands* in a session of *task*, and submit."""
+    session = worker.open(task)
+    for command in commands:
+        assert "[exit status" not in session.text("execute", command=command)
+    ended = session.tool("submit")
+    session.close()
+    return ended
+
+
+@pytest.mark.parametrize(
+    ("commands", "reward"),
+    [
+        pytest.param([RIGHT, "python3 test_adding.py"], 1.0, id="solved"),
+        pytest.param([], 0.0, id="left as it was"),
+        pytest.param(["echo pass > test_adding.py"], 0.0, id="the test replaced"),
+        pytest.param(["rm test_adding.py; mkdir test_adding.py"], 0.0, id="the test made a folder"),
+        pytest.param(["ln -sf /dev/null test_adding.py"], 0.0, id="the test made a link"),
+        pytest.param([RIGHT, "rm -r task"], 1.0, id="a file of the task that has no part in it removed"),
+        pytest.param(["echo exit 0 > /root/.bashrc; ln -sf /bin/true /usr/bin/python3"], 0.0, id="programs replaced"),
+    ],
+)
+def test_the_scripts_status_is_the_reward(worker: Worker, commands: list[str], reward: float) -> None:
+    ended = played(worker, ADD, *commands)
+
+    assert (ended["reward"], ended["finished"]) == (reward, True)
+
+
+def test_a_file_that_the_script_names_is_put_back_whatever_its_name(worker: Worker) -> None:
+    task = {**ADD, "evaluation": {"script": "PYTHONPATH=. python3 task/check.py"}}
+
+    assert played(worker, task, "echo pass > task/check.py")["reward"] == 0.0
+    assert played(worker, task, RIGHT)["reward"] == 1.0
+
+
+def test_the_workspace_is_empty_but_for_the_tasks_files(worker: Worker) -> None:
+    worker_task = {**ADD, "config": {"files": {"only.txt": "x"}}, "evaluation": {"script": "test ! -e left"}}
+    first = worker.open(ADD)
+    first.text("execute", command="touch left /root/left /tmp/left")
+    second = worker.open(worker_task)
+
+    seen = second.text("execute", command="find . -type f; ls /tmp /root")
+    solved = second.tool("submit")
+    first.close()
+    second.close()
+
+    assert seen.split() == ["./only.txt", "/root:", "task", "/tmp:"]
+    assert solved["reward"] == 1.0
+
+
+def test_tests_beside_the_task_are_hidden_and_counted(worker: Worker) -> None:
+    evaluation = {
+        "script": "python3 -P -m unittest discover -s hidden -t .",
+        "passed": 1,
+        "files": {"hidden/__init__.py": "", "hidden/test_more.py": TEST},
+    }
+    task = {**ADD, "evaluation": evaluation}
+    session = worker.open(task)
+    seen = session.text("execute", command="ls")
+    session.close()
+
+    assert "hidden" not in seen
+    assert played(worker, task, RIGHT)["reward"] == 1.0
+    assert played(worker, task, "echo 'raise SystemExit(0)' > adding.py")["reward"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"config": {"files": ["a"]}}, "config.files must map"),
+        ({"config": {"files": {"../x": ""}}}, "config.files must map .*: not so '../x'"),
+        ({"config": {"files": {"a/../../x": ""}}}, "not so 'a/../../x'"),
+        ({"config": {"files": {"/etc/passwd": ""}}}, "not so '/etc/passwd'"),
+        ({"config": {"files": {"a\0b": ""}}}, "not so"),
+        ({"config": {"files": {"a": 5}}}, "not so 'a'"),
+        ({"evaluation": {"script": ["pytest"]}}, "evaluation.script must be a text"),
+        ({"evaluation": {"script": " "}}, "evaluation.script must be a text"),
+        ({"evaluation": {"script": "true", "command": "true"}}, "not both"),
+        ({"evaluation": {"script": "true", "time_limit_seconds": 1e9}}, "time_limit_seconds"),
+        ({"evaluation": {"script": "true", "files": {"/x": ""}}}, "evaluation.files must map"),
+        ({"evaluation": {"reward_function": "exact_match('x')"}}, "must have test_cases, .* or script"),
+    ],
+)
+def test_a_task_that_cannot_be_judged_is_refused_with_the_place(change: dict[str, Any], says: str) -> None:
+    task = {**ADD, **change}
+
+    with pytest.raises(tasks.InvalidTask, match=says):
+        tasks.read_evaluation(task)
+
+
+def test_a_task_in_the_wrong_shape_opens_no_session(worker: Worker) -> None:
+    session, created = worker.create({**ADD, "config": {"files": {"../x": ""}}})
+
+    answer = created if created.status_code != 200 else session.post("/coding/call", {"text": "x"})
+
+    assert answer.status_code >= 400
+    assert "config.files must map" in answer.text

@@ -1,0 +1,64 @@
+"""Tampering: no solution earns more than it honestly solves, on the stand-in and on the sandbox library."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.envs.coding_attacks import ATTACKS, HONEST, OUTPUTS
+from tests.envs.coding_world import KINDS, World, opened
+
+TASK: dict[str, Any] = {
+    "evaluation": {
+        "function": "secret",
+        "time_limit_seconds": 1,
+        "test_cases": [{"arguments": [n], "output": output} for n, output in OUTPUTS.items()],
+    }
+}
+
+PROGRAMS = {
+    "prints the answer of one case": ("print('one')", 0.5),
+    "prints all answers": ("print('one')\nprint('two')", 0.0),
+    "prints the right answer and fails": ("import sys\nprint({'1': 'one', '2': 'two'}[input()])\nsys.exit(3)", 0.0),
+    "prints before it is killed": ("import os\nprint('one', flush=True)\nos.kill(os.getpid(), 9)", 0.0),
+    "leaves a child that prints more": (
+        "import os\nprint({'1': 'one', '2': 'two'}[input()], flush=True)\n"
+        "if os.fork() == 0:\n    print('more', flush=True)\nelse:\n    os.wait()",
+        0.0,
+    ),
+    "closes its output": ("import os\nos.close(1)", 0.0),
+    "prints bytes that are no text": ("import os\nos.write(1, b'\\xff\\xfe\\0')", 0.0),
+    "honest": ("print({'1': 'one', '2': 'two'}[input()])", 1.0),
+    "honest, with blanks around": ("print({'1': 'one', '2': 'two'}[input()], '  \\n\\n')", 1.0),
+}
+
+
+@pytest.fixture(params=KINDS)
+async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
+    async with opened(request.param, tmp_path) as world:
+        yield world
+
+
+def test_there_are_enough_attempts() -> None:
+    assert len(ATTACKS) - len(HONEST) >= 25
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+async def test_a_function_earns_what_it_honestly_solves(world: World, name: str) -> None:
+    verdict = await world.judge(TASK, ATTACKS[name].source)
+
+    assert verdict.score == ATTACKS[name].worth
+    assert len(verdict.outcomes) == len(OUTPUTS)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+async def test_a_program_earns_what_it_honestly_solves(world: World, name: str) -> None:
+    source, worth = PROGRAMS[name]
+    task = {"test_cases": [{"input": "1\n", "output": "one\n"}, {"input": "2\n", "output": "two\n"}]}
+
+    verdict = await world.judge(task, source)
+
+    assert verdict.score == worth

@@ -1,0 +1,187 @@
+"""The coding environment's own tasks: their files, and each reference and each mistake through the judge."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts.coding_problems import SPLITS, Problem
+from scripts.coding_problems.making import UnsoundProblem, task_of
+from tests.envs.coding_world import ROOT, TASKS, World, opened, read, tasks
+
+MAKER = ROOT / "scripts" / "make-coding-tasks"
+TRAIN, TEST = read("train"), read("test")
+ALL = TRAIN + TEST
+PROBLEMS = {f"{split}-{problem.slug}": problem for split, problems in SPLITS.items() for problem in problems}
+MOST_OUTPUT_BYTES = 256 * 1024
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    async with opened("library", tmp_path) as world:
+        yield world
+
+
+def test_there_are_enough_tasks_at_each_of_three_levels() -> None:
+    counts = {name: Counter(task["difficulty"] for task in split) for name, split in (("train", TRAIN), ("test", TEST))}
+
+    assert len(TRAIN) >= 60
+    assert len(TEST) >= 30
+    assert all(set(levels) == {1, 2, 3} and min(levels.values()) >= 9 for levels in counts.values())
+
+
+def test_no_task_occurs_twice_within_or_across_the_splits() -> None:
+    slugs = Counter(task["id"].partition("-")[2] for task in ALL)
+    texts = Counter(re.sub(r"\W+", " ", task["instruction"]).lower() for task in ALL)
+    cases = Counter(json.dumps(task["evaluation"]["test_cases"]) for task in ALL)
+
+    assert [name for name, count in (slugs + texts + cases).items() if count > 1] == []
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_each_line_is_one_compact_json_object_with_the_documented_keys(split: str) -> None:
+    text = (TASKS / f"{split}.jsonl").read_text("utf-8")
+    keys = ["id", "tags", "difficulty", "instruction", "config", "evaluation"]
+
+    lines = [json.loads(line) for line in text.split("\n")[:-1]]
+
+    assert text == "".join(json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n" for line in lines)
+    assert all(list(line) == keys for line in lines)
+
+
+@pytest.mark.parametrize("task", ALL, ids=[task["id"] for task in ALL])
+def test_each_task_has_public_examples_and_at_least_eight_hidden_cases_none_of_them_public(
+    task: dict[str, Any],
+) -> None:
+    evaluation = tasks.read_evaluation(task)
+    public = [case.arguments if case.stdin is None else case.stdin for case in evaluation.public]
+    hidden = [case.arguments if case.stdin is None else case.stdin for case in evaluation.hidden]
+
+    assert len(public) >= 2
+    assert len(hidden) >= 8
+    assert [given for given in hidden if given in public] == []
+    assert all(len(json.dumps(case.output)) < MOST_OUTPUT_BYTES for case in evaluation.hidden)
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_no_task_holds_its_reference_or_its_wrong_solution(name: str) -> None:
+    problem = PROBLEMS[name]
+    text = next(json.dumps(task) for task in ALL if task["id"] == name)
+    told = {line.strip().rstrip(":") for line in (problem.signature or "").splitlines()}
+    body = [line.strip() for line in problem.reference.splitlines() if len(line.strip()) > 12]
+
+    assert [line for line in body if line.rstrip(":") not in told and json.dumps(line)[1:-1] in text] == []
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+async def test_the_reference_passes_all_hidden_and_public_cases(world: World, name: str) -> None:
+    task = next(task for task in ALL if task["id"] == name)
+
+    verdicts = [await world.judge(task, PROBLEMS[name].reference, public=public) for public in (False, True)]
+
+    assert [outcome for verdict in verdicts for outcome in verdict.outcomes if outcome.kind != "passed"] == []
+    assert [verdict.score for verdict in verdicts] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+async def test_the_plausible_mistake_does_not_pass_all_hidden_cases(world: World, name: str) -> None:
+    task = next(task for task in ALL if task["id"] == name)
+
+    verdict = await world.judge(task, PROBLEMS[name].wrong_solution)
+
+    assert 0.0 <= verdict.score < 1.0
+    assert "not run" not in {outcome.kind for outcome in verdict.outcomes}
+
+
+def test_the_files_are_what_the_script_makes_and_a_change_is_found(tmp_path: Path) -> None:
+    def check(directory: Path) -> int:
+        command = [sys.executable, str(MAKER), "--check", "--directory", str(directory)]
+        return subprocess.run(command, capture_output=True, timeout=120, check=False).returncode
+
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.jsonl").write_bytes((TASKS / f"{split}.jsonl").read_bytes())
+    same = check(tmp_path)
+    with (tmp_path / "test.jsonl").open("a") as file:
+        file.write("{}\n")
+
+    assert (check(TASKS), same, check(tmp_path)) == (0, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("examples", "hidden"),
+    [
+        pytest.param([((2,), 5)], [(3,)], id="an example that the reference does not give"),
+        pytest.param([((2,), 4)], [(2,)], id="a hidden input that is an example's"),
+    ],
+)
+def test_a_problem_that_is_not_sound_is_refused(examples: Any, hidden: Any) -> None:
+    problem = Problem(
+        slug="square",
+        level=1,
+        topic="numbers",
+        text="Square a number.",
+        reference="def square(n: int) -> int:\n    return n * n\n",
+        wrong=("n * n", "n + n"),
+        examples=examples,
+        hidden=hidden,
+    )
+
+    with pytest.raises(UnsoundProblem):
+        task_of(problem, split="train")
+
+
+CASES = {"test_cases": [{"input": "a", "output": "b"}]}
+
+
+@pytest.mark.parametrize(
+    "evaluation",
+    [
+        pytest.param({}, id="nothing to judge by"),
+        pytest.param({"test_cases": []}, id="no case"),
+        pytest.param({"test_cases": [{"input": "a", "output": "b", "public": True}]}, id="no hidden case"),
+        pytest.param({"test_cases": [{"input": "a"}]}, id="no output"),
+        pytest.param({"test_cases": [{"output": "a"}]}, id="no input"),
+        pytest.param({"test_cases": [{"input": 3, "output": "b"}]}, id="a number for a program's input"),
+        pytest.param({"function": "f", "test_cases": [{"arguments": 3, "output": 3}]}, id="arguments that are no list"),
+        pytest.param({"function": "a b", **CASES}, id="a function that is no name"),
+        pytest.param({"function": "f", "test_cases": [{"input": float("nan"), "output": 3}]}, id="NaN"),
+        pytest.param({"test_cases": [{"input": "a" * 5_000_000, "output": "b"}]}, id="a case of five megabytes"),
+        pytest.param({"test_cases": CASES["test_cases"] * 201}, id="too many cases"),
+        pytest.param({**CASES, "time_limit_seconds": 0}, id="no time"),
+        pytest.param({**CASES, "time_limit_seconds": True}, id="a boolean for a time"),
+        pytest.param({**CASES, "time_limit_seconds": 61}, id="too much time"),
+        pytest.param({**CASES, "credit": "most"}, id="an unknown credit"),
+        pytest.param({"test_scripts": [{"code": 3}]}, id="a script that is no text"),
+        pytest.param({"command": " "}, id="an empty command"),
+        pytest.param({"command": "true", "passed": 0}, id="no test to pass"),
+        pytest.param({"command": "true", "files": {"../x": ""}}, id="a file outside"),
+        pytest.param({"command": "true", "files": {"/etc/passwd": ""}}, id="an absolute path"),
+        pytest.param({"command": "true", "files": {"x": 3}}, id="a file that is no text"),
+    ],
+)
+def test_an_evaluation_that_cannot_be_used_is_refused(evaluation: dict[str, Any]) -> None:
+    with pytest.raises(tasks.InvalidTask):
+        tasks.read_evaluation({"evaluation": evaluation})
+
+
+async def test_a_task_in_the_open_reward_standards_own_form_is_judged(world: World) -> None:
+    task = {
+        "problem_id": "reverse_string",
+        "description": "reverse a string",
+        "test_cases": [{"input": "hello", "output": "olleh"}, {"input": "world", "output": "dlrow"}],
+        "time_limit_seconds": 5,
+    }
+
+    right = await world.judge(task, "print(input()[::-1])")
+    half = await world.judge(task, "print('olleh')")
+
+    assert tasks.instruction(task) == "reverse a string"
+    assert (right.score, half.score) == (1.0, 0.5)

@@ -1,0 +1,185 @@
+"""Judging: matchers as tables, and checks in a real box, with what is expected worked out before or after."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.envs.plain_box import os_module, sandboxes_of
+
+judges = os_module("os_judge")
+scripts = os_module("os_scripts")
+
+COUNT = "ls /srv | wc -l"
+COUNTED = {"check": [None, {"matcher": "integer-match"}], "example": COUNT}
+
+
+@pytest.fixture(params=["plain", "library"])
+async def sandbox(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Any]:
+    async with sandboxes_of(request.param, tmp_path) as sandboxes:
+        sandbox = await sandboxes.open()
+        yield sandbox
+        await sandbox.close()
+
+
+async def judge(sandbox: Any, evaluation: dict[str, Any]) -> Any:
+    judge = judges.Judge(judges.Evaluation.read(evaluation), sandbox)
+    await judge.prepare()
+    return judge
+
+
+@pytest.mark.parametrize(
+    ("matcher", "answer", "expected", "is_match"),
+    [
+        pytest.param("integer-match", " 31 ", "31\n", True, id="integers, white space aside"),
+        pytest.param("integer-match", "031", "31", True, id="integers by value"),
+        pytest.param("integer-match", "31 files", "31", False, id="a sentence is no integer"),
+        pytest.param("integer-match", "", "31", False, id="nothing is no integer"),
+        pytest.param("integer-match", "9" * 5_000, "9", False, id="more digits than an integer may have"),
+        pytest.param("string-match", "a b\r\nc ", "a b\nc\n", True, id="texts, line ends aside"),
+        pytest.param("string-match", "A", "a", False, id="capitals count"),
+        pytest.param("size-match", "5K", "5120", True, id="kibibytes"),
+        pytest.param("size-match", "5kb", "5120B", True, id="with a B"),
+        pytest.param("size-match", "5 MB", "5120 K", True, id="mebibytes"),
+        pytest.param("size-match", "1P", str(2**50), True, id="pebibytes"),
+        pytest.param("size-match", "5120 Bytes", "5K", True, id="bytes in words"),
+        pytest.param("size-match", "5.0K", "5K", False, id="no fractions"),
+        pytest.param("size-match", "large", "large", False, id="no size"),
+        pytest.param("containing", "it is 31 in all", "31\n", True, id="the expected within the answer"),
+        pytest.param("containing", "3", "31", False, id="not the other way round"),
+        pytest.param("in", "3", "31", True, id="the answer within the expected"),
+        pytest.param("in", "310", "31", False, id="not more than it"),
+    ],
+)
+def test_a_matcher(matcher: str, answer: str, expected: str, is_match: bool) -> None:
+    assert judges.MATCHERS[matcher](answer, expected) is is_match
+
+
+@pytest.mark.parametrize(
+    ("match", "answer", "is_match"),
+    [
+        pytest.param("7", " 7\n", True, id="a text"),
+        pytest.param({"answer": "7"}, " 7", True, id="stripped unless it says otherwise"),
+        pytest.param({"answer": "7", "strip": False}, " 7", False, id="not stripped"),
+        pytest.param({"regex": "^[67]$"}, "7", True, id="a pattern"),
+        pytest.param({"regex": "an"}, "banana", True, id="a pattern is searched for"),
+        pytest.param({"regex": "^a"}, "banana", False, id="a pattern that is not there"),
+        pytest.param("None", None, False, id="no answer is never right"),
+        pytest.param({"regex": ".*"}, None, False, id="not even for a pattern"),
+    ],
+)
+async def test_a_match(match: object, answer: str | None, is_match: bool) -> None:
+    one = judges.Judge(judges.Evaluation.read({"match": match}), None)  # it needs no box
+
+    assert await one.judge(answer) is is_match
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "says"),
+    [
+        pytest.param(None, "must be an object", id="nothing"),
+        pytest.param({}, "match or check", id="neither match nor check"),
+        pytest.param({"check": []}, "match or check", id="no check"),
+        pytest.param({"check": [None]}, "example", id="null without an example"),
+        pytest.param({"check": [{"matcher": "magic"}]}, "no matcher", id="an unknown matcher"),
+        pytest.param({"check": [7]}, "a script is", id="a check that is none"),
+        pytest.param({"check": [{"code": "x", "language": "perl"}]}, "no language", id="an unknown language"),
+        pytest.param({"match": {"regex": "("}}, "regex", id="a broken pattern"),
+        pytest.param({"match": 7}, "must be a text", id="a match that is none"),
+        pytest.param({"match": "7", "judge": "now"}, "'before' or 'after'", id="an unknown order"),
+    ],
+)
+def test_an_evaluation_that_cannot_be_used_says_why(evaluation: object, says: str) -> None:
+    with pytest.raises(judges.InvalidEvaluation, match=says):
+        judges.Evaluation.read(evaluation)
+
+
+async def test_what_is_expected_is_worked_out_before_and_the_agent_cannot_change_it(sandbox: Any) -> None:
+    await sandbox.run(["/bin/touch", "/srv/a", "/srv/b"])
+    one = await judge(sandbox, COUNTED)
+
+    await sandbox.run(["/bin/touch", "/srv/c"])
+    await sandbox.run(["/bin/rm", "/bin", "/lib", "/lib64"])  # links of the box's own: no program starts any more
+
+    assert await one.judge("2") is True
+    assert await one.judge("3") is False
+
+
+async def test_with_judge_after_the_agent_can_as_in_agentbench(sandbox: Any) -> None:
+    await sandbox.run(["/bin/touch", "/srv/a", "/srv/b"])
+    one = await judge(sandbox, {**COUNTED, "judge": "after"})
+
+    await sandbox.run(["/bin/touch", "/srv/c"])
+
+    assert await one.judge("2") is False
+    assert await one.judge("3") is True
+
+
+async def test_an_example_that_fails_lets_no_session_begin(sandbox: Any) -> None:
+    with pytest.raises(judges.JudgeFailed, match=r"3.*no luck"):
+        await judge(sandbox, {**COUNTED, "example": "echo no luck >&2; exit 3"})
+
+
+@pytest.mark.parametrize(
+    ("check", "is_right"),
+    [
+        pytest.param(['test "$1" = 7'], True, id="the answer is the first argument"),
+        pytest.param(['test "$1" = 8'], False, id="a check that fails"),
+        pytest.param(["printf five", 'test "$2" = five'], True, id="outputs are the further arguments"),
+        pytest.param(
+            ["printf 'a\\n'", {"language": "python", "code": "import sys; assert sys.argv[2] == 'a\\n'"}],
+            True,
+            id="with their newline",
+        ),
+        pytest.param(["false", "true"], False, id="the first failure ends it"),
+        pytest.param([{"language": "python", "code": "import os; assert os.getcwd() == '/root'"}], True, id="in /root"),
+        pytest.param(["mkdir -p /srv; printf x > /srv/f", {"read": "/srv/f"}, {"equals": "x\n"}], True, id="a file"),
+        pytest.param([{"read": "/srv/none"}, {"equals": ""}], False, id="a file that is not there"),
+        pytest.param([{"read": "/srv"}, {"equals": ""}], False, id="a directory in place of a file"),
+        pytest.param(["echo 7", {"matcher": "integer-match"}], True, id="a matcher on a check's output"),
+        pytest.param([{"matcher": "integer-match"}], False, id="a matcher with nothing to compare"),
+    ],
+)
+async def test_checks(sandbox: Any, check: list[Any], is_right: bool) -> None:
+    one = await judge(sandbox, {"check": check})
+
+    assert await one.judge("7") is is_right
+
+
+async def test_without_an_answer_checks_see_the_text_none(sandbox: Any) -> None:
+    one = await judge(sandbox, {"check": ['test "$1" = None']})
+
+    assert await one.judge(None) is True
+
+
+@pytest.mark.parametrize("sandbox", ["plain"], indirect=True)  # the library's box has no compiler
+async def test_a_compiled_check_runs_and_leaves_nothing(sandbox: Any) -> None:
+    code = '#include <string.h>\nint main(int n, char **a) { return n == 2 && !strcmp(a[1], "7") ? 0 : 1; }\n'
+    if (await sandbox.run(["/bin/sh", "-c", "command -v cc"], env={"PATH": "/usr/bin"})).status != 0:
+        pytest.skip("no C compiler on this machine")
+    one = await judge(sandbox, {"check": [{"language": "c", "code": code}]})
+
+    assert await one.judge("7") is True
+    assert await one.judge("8") is False
+    assert (await sandbox.run(["/bin/ls", "/run"])).stdout == b""
+
+
+async def test_a_check_that_does_not_end_is_a_failure_and_no_verdict(
+    sandbox: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judges, "SCRIPT_TIMEOUT_S", 0.5)
+    one = await judge(sandbox, {"check": ["exec sleep 1000"]})
+
+    with pytest.raises(judges.JudgeFailed, match="did not end"):
+        await one.judge("7")
+
+
+def test_random_numbers_are_set_where_a_script_uses_them() -> None:
+    script = scripts.Script("echo $RANDOM")
+
+    assert script.seeded(70_000).code == "RANDOM=4464\necho $RANDOM"
+    assert scripts.Script("echo 1").seeded(7).code == "echo 1"
+    assert scripts.Script("RANDOM", "python").seeded(7).code == "RANDOM"

@@ -1,0 +1,265 @@
+"""The os environment's shell on a real bash, a real terminal and a real root of its own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.envs.plain_box import os_module, sandboxes_of
+
+shells = os_module("os_shell")
+RESTARTED = shells.RESTARTED
+
+LIMIT_S = 1.0
+"""In place of 30 s, for the tests that reach it; generous for all the others."""
+AMPLE_S = 60.0
+
+
+@pytest.fixture(params=["plain", "library"])
+async def sandbox(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Any]:
+    async with sandboxes_of(request.param, tmp_path) as sandboxes:
+        sandbox = await sandboxes.open()
+        yield sandbox
+        await sandbox.close()
+
+
+@pytest.fixture
+async def shell(sandbox: Any) -> Any:
+    shell = shells.Shell(sandbox, command_timeout_s=AMPLE_S, grace_s=AMPLE_S)
+    await shell.open()
+    return shell
+
+
+@pytest.fixture
+async def hasty(sandbox: Any) -> Any:
+    """A shell whose commands reach their limit soon."""
+    shell = shells.Shell(sandbox, command_timeout_s=LIMIT_S)
+    await shell.open()
+    return shell
+
+
+@pytest.mark.parametrize(
+    ("script", "text", "status"),
+    [
+        pytest.param("echo 220", "220\n", 0, id="at once"),
+        pytest.param("sleep 0.3; echo 220", "220\n", 0, id="delayed"),
+        pytest.param("echo a\necho b\necho c", "a\nb\nc\n", 0, id="three lines"),
+        pytest.param("for i in 1 2; do\n  echo $i\ndone", "1\n2\n", 0, id="a loop"),
+        pytest.param("cat <<END\na b\nEND", "a b\n", 0, id="a here-document"),
+        pytest.param("printf x", "x", 0, id="no final newline"),
+        pytest.param("printf 'x\\n\\n'", "x\n\n", 0, id="two final newlines"),
+        pytest.param("", "", 0, id="nothing"),
+        pytest.param("true", "", 0, id="no output"),
+        pytest.param("(exit 3)", "", 3, id="a status"),
+        pytest.param(f"X={'a' * 6_000}; echo ${{#X}}", "6000\n", 0, id="a line of 6,000 bytes"),
+        pytest.param("printf 'cost: 5 $ '", "cost: 5 $ ", 0, id="what looks like a prompt"),
+        pytest.param("printf '\\033[31mred\\033[0m\\0\\r\\n'", "red\n", 0, id="escapes, NUL and CR"),
+        pytest.param("printf '\\377\\376'", "\ufffd\ufffd", 0, id="not UTF-8"),
+        pytest.param("echo größe", "größe\n", 0, id="UTF-8"),
+        pytest.param("echo out; echo err >&2", "out\nerr\n", 0, id="both streams"),
+        pytest.param("tty -s && pwd", "/root\n", 0, id="a terminal, in the home directory"),
+        pytest.param("date +%Z; echo $TERM", "UTC\ndumb\n", 0, id="time zone and terminal"),
+    ],
+)
+async def test_what_a_command_prints_is_its_output(shell: Any, script: str, text: str, status: int) -> None:
+    output = await shell.run(script)
+
+    assert (output.text, output.status, output.notice) == (text, status, "")
+
+
+async def test_an_unbalanced_quote_is_a_syntax_error_and_swallows_nothing(shell: Any) -> None:
+    broken = await shell.run("echo 'abc")
+    after = await shell.run("echo whole")
+
+    assert "unexpected EOF" in broken.text
+    assert broken.status != 0
+    assert after.text == "whole\n"
+
+
+async def test_directory_variables_functions_and_status_persist(shell: Any) -> None:
+    await shell.run("cd /tmp; var=3.14; f() { echo f:$1; }")
+    await shell.run("(exit 7)")
+
+    output = await shell.run("echo $?; pwd; echo $var; f x")
+
+    assert output.text == "7\n/tmp\n3.14\nf:x\n"
+
+
+async def test_a_background_job_goes_on(shell: Any) -> None:
+    await shell.run("mkfifo /tmp/pipe; (read line < /tmp/pipe; echo got $line > /tmp/got) &")
+
+    output = await shell.run("echo news > /tmp/pipe; wait; cat /tmp/got")
+
+    assert output.text.endswith("got news\n")
+
+
+@pytest.mark.parametrize(
+    ("login", "home"),
+    [
+        pytest.param("su - jack", "/home/jack", id="bash with a line editor"),
+        pytest.param("su - tim", "/home/tim", id="dash"),
+    ],
+)
+async def test_a_nested_shell_reads_the_commands_until_it_exits(shell: Any, login: str, home: str) -> None:
+    await shell.run("useradd -m -s /bin/bash jack; useradd -m -s /bin/sh tim")
+
+    entered = await shell.run(login)
+    inside = await shell.run("id -un; pwd; echo 'a # '")
+    left = await shell.run("exit")
+    outside = await shell.run("id -un")
+
+    assert entered.text == ""
+    assert inside.text == f"{login.split()[-1]}\n{home}\na # \n"
+    assert left.text in ("", "logout\n")
+    assert outside.text == "root\n"
+
+
+async def test_a_shell_that_is_replaced_goes_on_as_the_other(shell: Any) -> None:
+    await shell.run("useradd -m -s /bin/bash hansen")
+
+    entered = await shell.run("exec su - hansen")
+    inside = await shell.run("id -un")
+    left = await shell.run("exit")
+    after = await shell.run("id -un")
+
+    assert (entered.text, inside.text) == ("", "hansen\n")
+    assert left.notice == RESTARTED
+    assert after.text == "root\n"
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param("cd /tmp; touch kept; exit 3", id="exit"),
+        pytest.param("cd /tmp; touch kept; set -e; false", id="set -e"),
+        pytest.param("cd /tmp; touch kept; kill -9 $$", id="kill"),
+        pytest.param("cd /tmp; touch kept; exec true", id="exec"),
+        pytest.param("cd /tmp; touch kept; sleep 100 & exit", id="exit with a job that holds the terminal"),
+    ],
+)
+async def test_a_shell_that_ends_is_replaced_and_the_files_stay(shell: Any, script: str) -> None:
+    ended = await shell.run(script)
+    after = await shell.run("pwd; ls /tmp/kept")
+
+    assert ended.notice == RESTARTED
+    assert ended.status is None
+    assert after.text == "/root\n/tmp/kept\n"
+    assert after.notice == ""
+
+
+async def test_a_status_that_set_e_forgave_is_handed_on_without_ending_the_shell(shell: Any) -> None:
+    await shell.run("(exit 4)")
+
+    kept = await shell.run("echo $?; set -e; if false; then :; fi; x=1")
+    after = await shell.run("echo $x")
+
+    assert (kept.text, after.text, after.notice) == ("4\n", "1\n", "")
+
+
+@pytest.mark.parametrize(
+    ("script", "text"),
+    [
+        pytest.param("cat", "", id="cat"),
+        pytest.param("read x", "", id="read"),
+        pytest.param("echo before; sleep 1000", "before\n", id="sleep"),
+        pytest.param("sleep 1000 | cat", "", id="a pipeline"),
+        pytest.param("while :; do sleep 0.2; done", "", id="a loop"),
+        pytest.param("bash -c 'trap \"\" INT; sleep 1000'", "Killed", id="a command that ignores the interrupt"),
+        pytest.param("python3 -q", "", id="an interpreter that goes on after the interrupt"),
+    ],
+)
+async def test_a_command_that_does_not_end_is_stopped_and_the_next_is_clean(hasty: Any, script: str, text: str) -> None:
+    stopped = await hasty.run(script)
+    after = await hasty.run("echo clean")
+
+    assert f"[the command was stopped: it had not ended after {LIMIT_S:g} seconds]" in stopped.notice
+    assert text in stopped.text
+    assert "printf" not in stopped.text
+    assert after.text == "clean\n"
+
+
+async def test_an_endless_output_is_stopped_long_before_the_limit(shell: Any) -> None:
+    stopped = await shell.run("yes")
+    after = await shell.run("echo clean")
+
+    assert "it wrote more than" in stopped.notice
+    assert 0 < len(stopped.text) <= 65_536
+    assert set(stopped.text) <= {"y", "\n"}
+    assert after.text == "clean\n"
+
+
+async def test_a_long_output_keeps_its_first_64_kib_and_the_command_ends_by_itself(shell: Any) -> None:
+    output = await shell.run("seq 1 200000; touch /tmp/done")
+    after = await shell.run("ls /tmp/done")
+
+    assert output.text == "".join(f"{number}\n" for number in range(1, 200_001))[:65_536]
+    assert output.status == 0
+    assert after.text == "/tmp/done\n"
+
+
+async def test_a_forged_mark_is_output(shell: Any) -> None:
+    forged = r"printf '\n%s%s:%d:%d:\n' 0123456789ab cdef01234567 0 7; echo after"
+
+    output = await shell.run(forged)
+
+    assert output.text == "\n0123456789abcdef01234567:0:7:\nafter\n"
+
+
+async def test_a_terminal_that_the_command_changed_is_set_right_again(shell: Any) -> None:
+    await shell.run("stty onlcr echo; PS1='# '; PROMPT_COMMAND='echo prompt'")
+
+    output = await shell.run("echo clean")
+
+    assert output.text == "clean\n"
+
+
+async def test_an_echo_that_a_nested_shell_found_when_it_began_is_turned_off(shell: Any) -> None:
+    await shell.run("useradd -m -s /bin/bash jack")
+
+    entered = await shell.run("stty onlcr echo; exec su - jack")  # its line editor restores what it found
+    outputs = [
+        await shell.run(f"echo {word}; stty -a | tr ' ;' '\\n\\n' | grep -x -e -echo -e -onlcr") for word in "ab"
+    ]
+
+    assert entered.text == ""
+    assert [output.text for output in outputs] == ["a\n-onlcr\n-echo\n", "b\n-onlcr\n-echo\n"]
+
+
+async def test_the_shell_runs_no_program_of_its_own_in_the_box(shell: Any) -> None:
+    output = await shell.run("printf '#!/bin/sh\\ntouch /tmp/ran\\n' > /tmp/stty; chmod 755 /tmp/stty; PATH=/tmp:$PATH")
+    after = await shell.run("ls /tmp/ran")
+
+    assert output.status == 0
+    assert after.status != 0
+
+
+@pytest.mark.parametrize("name", [".", "printf", "source", "exit"])
+async def test_a_function_with_the_name_of_what_is_typed_does_not_take_its_place(shell: Any, name: str) -> None:
+    await shell.run(f"{name}() {{ echo mine; }}")
+    after = await shell.run("echo theirs; false")
+
+    assert (after.text, after.status, after.notice) == ("theirs\n", 1, "")
+
+
+async def test_a_shell_that_cannot_be_opened_again_is_told_as_it_is(shell: Any) -> None:
+    ended = await shell.run("mv /bin /nobin; echo last; exit")
+
+    assert (ended.text, ended.notice) == ("last\n", shells.ENDED)
+
+
+async def test_commands_leave_no_history_in_the_box(shell: Any, sandbox: Any) -> None:
+    await shell.run("echo secret-word; history -a")
+
+    done = await sandbox.run(["/bin/grep", "-rl", "secret-word", "/root", "/home", "/tmp"])
+
+    assert done.stdout == b""
+
+
+async def test_a_box_without_bash_says_that_there_is_no_shell(shell: Any) -> None:
+    await shell.run("mv /bin /nobin; exit")  # /bin is a link of the box's own
+
+    with pytest.raises(shells.ShellGone):
+        await shell.run("echo x")

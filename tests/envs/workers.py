@@ -1,0 +1,165 @@
+"""An environment's server as a worker: a process of its own on a Unix socket, on sandboxes of this machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.envs.plain_box import host_box
+from tests.sandbox.outside import descendants
+
+ROOT = Path(__file__).resolve().parents[2]
+READY_S = 30.0
+
+
+class Worker:
+    """A running `server.py` of the environment *name*, and a client of it.
+
+    Args:
+        box: of its sandboxes; the one that all tests share by default.
+        prefix: a command line that the server's own is put behind.
+        settings: further `ENVSERVER_` variables, without that.
+    """
+
+    def __init__(
+        self, name: str, *, box: Path | None = None, prefix: Sequence[str] = (), settings: Mapping[str, str] = {}
+    ) -> None:
+        self.name = name
+        # Not below pytest's own folder, which only this user may enter: the sandboxes' root is another one.
+        self.folder = Path(tempfile.mkdtemp(prefix=f"env-gateway-{name}-"))
+        self.folder.chmod(0o755)
+        home, socket = ROOT / "env_images" / name, self.folder / "worker.sock"
+        given = {
+            "SOCKET": str(socket),
+            "TASKS": str(ROOT / "tasks" / name),
+            "EXIT_ON_EOF": "1",
+            "SANDBOX_HOST": "1",
+            "SANDBOX_BOX": str(box or host_box().path),
+            "SANDBOX_WORK": str(self.folder / "work"),
+            **settings,
+        }
+        self.process = subprocess.Popen(
+            [*prefix, sys.executable, str(home / "server.py")],
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT / "env_images" / "base"),
+                **{f"ENVSERVER_{key}": value for key, value in given.items()},
+            },
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._head: list[str] = []
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self._head.append(line)
+            if "server_ready" in line:
+                break
+        else:
+            raise AssertionError(f"the server did not start: {''.join(self._head)}")
+        self.http = httpx.Client(transport=httpx.HTTPTransport(uds=str(socket)), base_url="http://worker", timeout=60)
+
+    def stop(self) -> str:
+        """Let it end as a worker ends whose gateway is gone; give its log. Fails where it left a folder."""
+        self.http.close()
+        _, rest = self.process.communicate(timeout=READY_S)  # ends its standard input
+        assert self.process.returncode == 0
+        self.folder.rmdir()
+        return "".join(self._head) + rest
+
+    def create(self, task: Mapping[str, Any] | None = None, **more: Any) -> tuple[Session, httpx.Response]:
+        session = Session(self.http, self.name, str(uuid.uuid4()))
+        body = {"env_name": self.name, **({"task_spec": task} if task is not None else {}), **more}
+        return session, session.post("/create", body)
+
+    def open(self, task: Mapping[str, Any] | None = None, **more: Any) -> Session:
+        session, created = self.create(task, **more)
+        assert created.status_code == 200, created.text
+        return session
+
+    def _spawner(self) -> int:
+        (spawner,) = [pid for pid in descendants(self.process.pid) if _name_of(pid) == "spawner"]
+        return spawner
+
+    def supervisors(self) -> list[int]:
+        """List the processes of which there is one for each open sandbox."""
+        spawner = self._spawner()
+        return [pid for pid in descendants(spawner) if _parent_of(pid) == spawner]
+
+    def kept_layers(self) -> list[str]:
+        """Name the spawner's folders, while no sandbox is open."""
+        return sorted(os.listdir(f"/proc/{self._spawner()}/cwd"))
+
+    def runs(self, name: str) -> bool:
+        """Say whether a program of this name runs in a sandbox."""
+        return any(_name_of(pid) == name for pid in descendants(self._spawner()))
+
+
+class Session:
+    """One session, spoken to over the wire."""
+
+    def __init__(self, http: httpx.Client, name: str, sid: str) -> None:
+        self._http = http
+        self._name = name
+        self.sid = sid
+        self._headers = {"X-Session-ID": sid, "Accept": "application/json"}
+
+    def get(self, path: str) -> httpx.Response:
+        return self._http.get(path, headers=self._headers)
+
+    def post(self, path: str, body: Mapping[str, Any], **headers: str) -> httpx.Response:
+        return self._http.post(path, json=body, headers={**self._headers, **headers})
+
+    def prompt(self) -> str:
+        return str(self.get(f"/{self._name}/prompt").json()[0]["text"])
+
+    def call(self, **action: Any) -> dict[str, Any]:
+        answer = self.post(f"/{self._name}/call", action)
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json())
+
+    def tool(self, name: str, **arguments: Any) -> dict[str, Any]:
+        answer = self.call(name=name, input=arguments)
+        return dict(answer["output"] if answer["ok"] else answer)
+
+    def text(self, name: str, **arguments: Any) -> str:
+        return str(self.tool(name, **arguments)["blocks"][0]["text"])
+
+    def say(self, text: str) -> dict[str, Any]:
+        return self.call(text=text)
+
+    def close(self) -> None:
+        assert self.post("/delete", {}).status_code == 200
+
+
+def _name_of(pid: int) -> str:
+    """Name a process; empty where it has ended meanwhile."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _parent_of(pid: int) -> int:
+    """Give a process's parent; 0 where it has ended meanwhile."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    """Wait until *holds* does, for half a minute at most."""
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline, "it never came to hold"
+        time.sleep(0.02)

@@ -1,0 +1,87 @@
+"""Tasks' patterns on agents' texts: right answers, and none that takes the server's time."""
+
+import subprocess
+
+import pytest
+from envserver.generic import patterns
+from envserver.generic.patterns import MAX_STEPS, MAX_TEXT_CHARS, compiled, matches, steps
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        pytest.param(r"(a+)+$", "a" * 60 + "b", id="nested repeats"),
+        pytest.param(r"(a|aa)+$", "a" * 60 + "b", id="branches that overlap, repeated"),
+        pytest.param(r"(a?){40}a{40}b", "a" * 60, id="options, repeated"),
+        pytest.param(r".*a.*b.*c.*d$", "abc" * 3_000, id="many repeats, one after the other"),
+        pytest.param(r"(x+x+)+y", "x" * 60, id="two repeats, repeated"),
+        pytest.param(r"(?=(a+)+$)b", "a" * 60 + "c", id="in an assertion"),
+    ],
+)
+def test_a_pattern_that_would_take_for_ever_matches_nothing(pattern: str, text: str) -> None:
+    found = compiled(pattern)
+
+    assert steps(found, len(text)) > MAX_STEPS
+    assert matches(found, text) is False
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "whole", "is_match"),
+    [
+        (r"\d+", "room 42", False, True),
+        (r"\d+", "room 42", True, False),
+        (r"(\w+) \1", "ho ho", True, True),
+        (r"^(yes|no)\.?$", "yes.", False, True),
+        (r"(?:red|green){2}", "redgreen", True, True),
+        (r"", "", True, True),
+        (r"(\d+\s*,\s*)+\d+ items", "x" * 200 + " 1, 2, 3 items", False, True),
+        (r"(\d+\s*,\s*)+\d+ items", "x" * 200 + " 1, 2, 3 things", False, False),
+        (r"(É+)+x", "ÉÉx", True, True),
+    ],
+)
+def test_a_match_is_the_same_here_and_apart(pattern: str, text: str, whole: bool, is_match: bool) -> None:
+    found = compiled(pattern)
+
+    assert matches(found, text, whole=whole) is is_match
+    assert patterns._matches_apart(found, text, whole=whole) is is_match
+
+
+@pytest.mark.parametrize(
+    ("pattern", "length"), [(r"\d+", 1_000), (r"^(yes|no)\.?$", 1_000), (r"abc", MAX_TEXT_CHARS), (r"\d+-\d+", 40)]
+)
+def test_ordinary_patterns_need_no_process(pattern: str, length: int) -> None:
+    assert steps(compiled(pattern), length) <= MAX_STEPS
+
+
+def test_case_is_ignored_where_that_is_asked_for_apart_too() -> None:
+    found = compiled("(a+)+B", ignore_case=True)
+
+    assert patterns._matches_apart(found, "AAb", whole=True)
+
+
+def test_a_text_beyond_the_bound_matches_nothing() -> None:
+    assert matches(compiled("a"), "a" * MAX_TEXT_CHARS)
+    assert not matches(compiled("a"), "a" * (MAX_TEXT_CHARS + 1))
+
+
+@pytest.mark.parametrize("pattern", ["(", "a{99999999999}", "(?P<x>", "x" * 1_001, "(" * 900 + ")" * 900])
+def test_what_is_no_pattern_is_refused(pattern: str) -> None:
+    with pytest.raises(ValueError, match="pattern"):
+        compiled(pattern)
+
+
+def test_a_process_that_cannot_be_started_is_a_failure_and_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patterns, "_CHILD", "import sys; sys.exit('broken')")
+
+    with pytest.raises(RuntimeError, match="could not be matched: broken"):
+        patterns._matches_apart(compiled("a"), "a", whole=False)
+
+
+def test_a_process_that_gets_no_time_is_a_failure_and_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patterns, "_CHILD", "import time; time.sleep(60)")
+    monkeypatch.setattr(patterns, "MAX_WALL_S", 0.2)
+
+    with pytest.raises(RuntimeError, match=r"not matched in 0\.2 s") as caught:
+        patterns._matches_apart(compiled("a"), "a", whole=False)
+
+    assert isinstance(caught.value.__cause__, subprocess.TimeoutExpired)

@@ -1,0 +1,145 @@
+"""Generic tasks: what the schema takes, and that each fault is named with its place."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from envserver.generic import GenericTask, TaskError, parse_task
+from envserver.generic.task import MAX_DEPTH, MAX_PROBLEMS, MAX_TASK_BYTES
+
+TASKS = sorted((Path(__file__).parents[2] / "tasks").glob("*/*.jsonl"))
+WHOLE: dict[str, Any] = {
+    "id": "custom/login-test",
+    "env_type": "browser",
+    "name": "Login",
+    "description": "Sign in.",
+    "version": "1.2",
+    "tags": ["login", "forms"],
+    "instruction": "Log in as admin.",
+    "config": {"start_url": "http://localhost:8000/login", "cookies": [{"name": "a", "value": None}]},
+    "evaluation": {"reward_function": "check_url_contains('dashboard')"},
+    "aliases": ["login"],
+    "difficulty": 2,
+    "rate_limit": {"starts": 3, "per_s": 0.5},
+    "author": {"who": "us"},
+}
+
+
+def test_a_whole_task_is_read_and_written_again() -> None:
+    task = parse_task(WHOLE)
+
+    assert (task.id, task.env_type, task.version, task.tags) == ("custom/login-test", "browser", "1.2", WHOLE_TAGS)
+    assert set(task.extra) == {"aliases", "difficulty", "rate_limit", "author"}
+    assert task.to_dict() == WHOLE
+
+
+WHOLE_TAGS = ("login", "forms")
+
+
+def test_the_short_form_of_the_rfc_is_the_same_task() -> None:
+    short = {
+        "id": "custom/login-test",
+        "env_type": "browser",
+        "tags": ["forms"],
+        "start_url": "http://localhost:8000/login",
+        "goal": "log in as `admin` / `1234`",
+        "reward_fn": "check_url_contains('dashboard')",
+    }
+
+    assert parse_task(short) == GenericTask(
+        id="custom/login-test",
+        env_type="browser",
+        tags=("forms",),
+        instruction="log in as `admin` / `1234`",
+        config={"start_url": "http://localhost:8000/login"},
+        evaluation={"reward_function": "check_url_contains('dashboard')"},
+    )
+
+
+def test_a_task_is_a_copy_of_what_was_given_and_gives_copies() -> None:
+    given = json.loads(json.dumps(WHOLE))
+    task = parse_task(given)
+
+    given["config"]["start_url"] = "elsewhere"
+    task.to_dict()["config"]["cookies"].clear()
+
+    assert task.to_dict() == WHOLE
+
+
+@pytest.mark.parametrize("path", TASKS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_every_task_of_the_project_is_a_generic_task(path: Path) -> None:
+    tasks = [json.loads(line) for line in path.read_text().splitlines()]
+
+    # An empty configuration may be left out.
+    assert [parse_task(task).to_dict() for task in tasks] == [
+        {"config": {}, "evaluation": {}, **task} for task in tasks
+    ]
+    assert tasks
+
+
+@pytest.mark.parametrize(
+    ("change", "path", "reason"),
+    [
+        ({"id": 5}, "id", "a text is wanted, not the number 5"),
+        ({"id": "../etc"}, "id", "begins with a letter or digit"),
+        ({"id": "a b"}, "id", "'a b' is none"),
+        ({"id": "a" * 201}, "id", "is none"),
+        ({"env_type": "a/b"}, "env_type", "'a/b' is none"),
+        ({"name": "n" * 201}, "name", "at most 200"),
+        ({"version": True}, "version", "not true"),
+        ({"tags": "one"}, "tags", "a list is wanted, not a text"),
+        ({"tags": ["a", 5]}, "tags[1]", "a text of 1 to 100"),
+        ({"tags": ["t"] * 65}, "tags", "at most 64"),
+        ({"aliases": [" a"]}, "aliases[0]", "a text of 1 to 100"),
+        ({"instruction": ["do it"]}, "instruction", "a text is wanted, not a list"),
+        ({"instruction": "x" * 300_000}, "instruction", "at most"),
+        ({"config": "files"}, "config", "an object is wanted, not a text"),
+        ({"config": {"a": [{"b": float("nan")}]}}, "config.a[0].b", "nan"),
+        ({"config": {"a b": object()}}, 'config."a b"', "object has no JSON form"),
+        ({"config": {3: 1}}, "config", "the key 3 is no text"),
+        ({"config": {"f": "x" * MAX_TASK_BYTES}}, "", "at most"),
+        ({"evaluation": []}, "evaluation", "an object is wanted, not a list"),
+        ({"evaluation": {"reward_function": "f(x)"}}, "evaluation.reward_function", "literals"),
+        ({"evaluation": {"script": " "}}, "evaluation.script", "a text is wanted"),
+        ({"evaluation": {"script": "x" * 300_000}}, "evaluation.script", "at most"),
+        ({"evaluation": {"reward_function": "f", "script": "true"}}, "evaluation", "not both"),
+        ({"difficulty": -1}, "difficulty", "0 or more"),
+        ({"rate_limit": {"starts": 0, "per_s": 1}}, "rate_limit.starts", "a whole number"),
+        ({"rate_limit": {"starts": 1, "per_s": 0}}, "rate_limit.per_s", "seconds above 0"),
+        ({"rate_limit": {"starts": 1, "per_s": 1, "burst": 2}}, "rate_limit.burst", "no such key"),
+    ],
+)
+def test_a_fault_is_named_with_its_place(change: dict[str, Any], path: str, reason: str) -> None:
+    with pytest.raises(TaskError) as caught:
+        parse_task({**WHOLE, **change})
+
+    assert [found for found, _ in caught.value.problems] == [path]
+    assert reason in caught.value.problems[0][1]
+    assert isinstance(caught.value, ValueError)
+
+
+def test_all_faults_are_named_at_once_up_to_a_bound() -> None:
+    with pytest.raises(TaskError, match=r"id: .*; tags: .*; config: ") as several:
+        parse_task({"id": 1, "tags": 2, "config": 3})
+    with pytest.raises(TaskError) as many:
+        parse_task({"config": {str(number): {1} for number in range(1_000)}})
+
+    assert len(several.value.problems) == 3
+    assert len(many.value.problems) == MAX_PROBLEMS
+
+
+@pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 100_000])
+def test_a_task_that_is_nested_too_deeply_is_refused(depth: int) -> None:
+    config: Any = "x"
+    for _ in range(depth):
+        config = [config]
+
+    with pytest.raises(TaskError, match=f"nested more than {MAX_DEPTH} deep"):
+        parse_task({"config": {"deep": config}})
+
+
+@pytest.mark.parametrize("document", [None, "task", ["a"], 5])
+def test_what_is_no_object_is_no_task(document: Any) -> None:
+    with pytest.raises(TaskError, match="a task is an object"):
+        parse_task(document)

@@ -1,0 +1,72 @@
+"""The order of a session's calls, as a table of who runs."""
+
+from dataclasses import dataclass
+
+import pytest
+from envserver.tools import Mode
+from envserver.turns import Turns
+
+MODES: dict[str, Mode] = {"s": "serial", "c": "concurrent", "x": "exclusive"}
+
+
+@dataclass(eq=False)
+class Named:
+    name: str
+    mode: Mode
+
+
+def started(turns: Turns[Named]) -> str:
+    names = ""
+    while (call := turns.next()) is not None:
+        names += call.name
+    return names
+
+
+@pytest.mark.parametrize(
+    ("calls", "running"),
+    [
+        pytest.param("", "", id="nothing"),
+        pytest.param("s1 s2 s3", "s1", id="serial calls one at a time"),
+        pytest.param("c1 c2 c3", "c1c2c3", id="concurrent calls all at once"),
+        pytest.param("s1 s2 c1", "s1c1", id="a concurrent call overtakes a waiting serial one"),
+        pytest.param("x1 s1 c1", "x1", id="an exclusive call alone"),
+        pytest.param("c1 x1 c2 s1", "c1", id="nothing overtakes a waiting exclusive call"),
+        pytest.param("s1 x1 c1", "s1", id="an exclusive call waits for a serial one"),
+        pytest.param("x1 x2", "x1", id="exclusive calls one at a time"),
+    ],
+)
+def test_who_runs_at_once(calls: str, running: str) -> None:
+    turns: Turns[Named] = Turns()
+    for name in calls.split():
+        turns.join(Named(name, MODES[name[0]]))
+
+    assert started(turns) == running
+
+
+def test_the_next_call_follows_when_one_leaves() -> None:
+    turns: Turns[Named] = Turns()
+    calls = {name: Named(name, MODES[name[0]]) for name in ("s1", "c1", "x1", "s2", "c2")}
+    for call in calls.values():
+        turns.join(call)
+
+    order = [started(turns)]
+    for name in ("s1", "c1", "x1", "s2", "c2"):
+        turns.leave(calls[name])
+        order.append(started(turns))
+
+    assert order == ["s1c1", "", "x1", "s2c2", "", ""]
+    assert turns.free
+
+
+def test_a_call_that_waits_can_leave() -> None:
+    turns: Turns[Named] = Turns()
+    first, second, third = (Named(name, "serial") for name in ("s1", "s2", "s3"))
+    for call in (first, second, third):
+        turns.join(call)
+    assert started(turns) == "s1"
+
+    turns.leave(second)
+    turns.leave(first)
+
+    assert started(turns) == "s3"
+    assert turns.drain() == []

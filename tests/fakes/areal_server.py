@@ -1,0 +1,124 @@
+"""An AReaL task server whose every answer the test decides, and an upstream that speaks to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gateway.core.model import (
+    Environment,
+    EnvironmentName,
+    Owner,
+    Protocol,
+    Server,
+    Session,
+    SessionId,
+    SessionState,
+    Setup,
+    Worker,
+    WorkerId,
+)
+from gateway.relay import Relay
+from gateway.upstreams.areal.upstream import ArealUpstream
+from tests.fakes.raw_http import Connection, RawServer, Request
+
+GUESS = Environment(
+    name=EnvironmentName("guess"),
+    image="one",
+    directory=Path("/"),
+    command=(),
+    protocol=Protocol.AREAL,
+    server=Server(port=5000),
+)
+INFO = {"name": "guess", "num_samples": 3, "action_type": "text", "description": "Find it"}
+HELLO = {"type": "text", "content": "hello"}
+BEGUN = {"episode_id": "e-1", "observation": HELLO, "info": {"max_turns": 8}, "reward": 0.0, "done": False}
+GONE = {"error": "episode not found", "detail": "expired"}
+START, STEP, CANCEL = "/api/episode/start", "/api/episode/step", "/api/episode/cancel"
+
+
+def stepped(reward: Any = 0.0, *, done: bool = False, observation: Any = HELLO, **more: Any) -> dict[str, Any]:
+    return {"episode_id": "e-1", "observation": observation, "reward": reward, "done": done, "info": {}, **more}
+
+
+WON = stepped(1.0, done=True, observation=None, info={"success": True})
+
+
+class Held:
+    """An answer that is given when the test lets it go."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+        self.free = asyncio.Event()
+
+
+class Scripted:
+    """A server that gives these answers to requests of a path, in turn; the last one again and again.
+
+    An answer is JSON, or a status and JSON or bytes; ``None`` drops the connection.
+    """
+
+    def __init__(self, answers: Mapping[str, Sequence[Any]] | None = None, *, info: Any = INFO) -> None:
+        given = {"/api/task/info": [info], CANCEL: [{"status": "cancelled"}], **(answers or {})}
+        self.answers = {path: list(of_path) for path, of_path in given.items()}
+        self.requests: list[Request] = []
+
+    def bodies(self, path: str) -> list[Any]:
+        return [json.loads(request.body) for request in self.requests if request.target == path]
+
+    async def __call__(self, connection: Connection) -> None:
+        while True:
+            request = await connection.request()
+            self.requests.append(request)
+            answers = self.answers.get(request.target, [(404, {"error": "no such route", "detail": "none"})])
+            answer = answers.pop(0) if len(answers) > 1 else answers[0]
+            if isinstance(answer, Held):
+                await answer.free.wait()
+                answer = answer.answer
+            if answer is None:
+                connection.abort()
+                return
+            status, body = answer if isinstance(answer, tuple) else (200, answer)
+            await connection.answer(body if isinstance(body, bytes) else json.dumps(body).encode(), status=status)
+
+
+class World:
+    """An upstream, and a session of it in a worker."""
+
+    def __init__(self, upstream: ArealUpstream, address: str) -> None:
+        self.upstream = upstream
+        self.worker = Worker(id=WorkerId("w"), environment=GUESS.name, digest="", slots=1, address=address)
+        self.session = Session(
+            id=SessionId("5e5510"),
+            name="episode",
+            owner=Owner(""),
+            environment=GUESS.name,
+            lease="l",
+            fingerprint="f",
+            idle_s=300.0,
+            worker=self.worker.id,
+            address=address,
+            state=SessionState.OPEN,
+        )
+
+    async def open(self, environment: Environment = GUESS, **fields: Any) -> Session:
+        setup = Setup(**{"spec": {"sample_id": 2}, **fields})
+        handle = await self.upstream.open(self.session, environment, setup)
+        return replace(self.session, handle=handle)
+
+
+@contextlib.asynccontextmanager
+async def asked(server: Scripted) -> AsyncIterator[World]:
+    async with RawServer(server) as raw:
+        relay = Relay()
+        upstream = ArealUpstream(relay)
+        try:
+            yield World(upstream, raw.address)
+        finally:
+            await upstream.aclose()
+            await relay.aclose()

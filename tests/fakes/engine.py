@@ -1,0 +1,370 @@
+"""A Docker engine that has no containers: the Engine API over HTTP on a Unix socket, with the state it implies.
+
+It answers what the real one answers (statuses, messages, framing of logs and events) for what the gateway uses, and
+can be told to refuse, to hold a request, to break its event streams, or to make containers die.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import re
+import socketserver
+import struct
+import threading
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+HELD_S = 30.0
+
+
+@dataclass
+class FakeContainer:
+    id: str
+    name: str
+    body: dict[str, Any]
+    state: str = "created"
+    exit_code: int = 0
+    output: bytes = b""
+
+    @property
+    def labels(self) -> dict[str, str]:
+        labels: dict[str, str] = self.body.get("Labels", {})
+        return labels
+
+
+@dataclass
+class Hold:
+    """A request that the engine does not answer yet."""
+
+    reached: threading.Event = field(default_factory=threading.Event)
+    released: threading.Event = field(default_factory=threading.Event)
+
+
+class Refusal(Exception):
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class FakeEngine:
+    """Serves on *socket_path* while the context is open; operations have names such as ``POST create``."""
+
+    def __init__(self, socket_path: Path) -> None:
+        self.url = f"unix://{socket_path}"
+        self.images = {"env-gateway/fake"}
+        self.registry = {"registry.example/far:1"}
+        self.volumes = {"sockets": "/var/lib/docker/volumes/sockets/_data"}
+        self.containers: dict[str, FakeContainer] = {}
+        self.requests: list[str] = []
+        self.dying = b""
+        """Whatever starts dies at once, after it has written this."""
+        self.stubborn = False
+        """Containers ignore SIGTERM."""
+        self.blind = False
+        """Bind sources are on another machine."""
+        self._socket_path = socket_path
+        self._refusals: dict[str, list[Refusal]] = defaultdict(list)
+        self._lost: set[str] = set()
+        self._holds: dict[str, list[Hold]] = defaultdict(list)
+        self._history: list[dict[str, Any]] = []
+        self._streams: list[tuple[dict[str, Any], queue.Queue[bytes | None]]] = []
+        self._lock = threading.RLock()
+        self._followed = threading.Semaphore(0)
+        self._server: _Server | None = None
+        self._made = 0
+
+    def __enter__(self) -> FakeEngine:
+        self._server = _Server(str(self._socket_path), _Handler)
+        self._server.engine = self
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        assert self._server is not None
+        self.break_streams()
+        for holds in self._holds.values():
+            for hold in holds:
+                hold.released.set()
+        self._server.shutdown()
+        self._server.server_close()
+        self._socket_path.unlink()
+
+    # -- what a test tells it
+
+    def refuse(self, operation: str, status: int, message: str = "no") -> None:
+        """Answer the next *operation* so."""
+        self._refusals[operation].append(Refusal(status, message))
+
+    def lose(self, operation: str) -> None:
+        """Carry out the next *operation*, and break the connection in place of an answer."""
+        self._lost.add(operation)
+
+    def lost(self, operation: str) -> bool:
+        if operation not in self._lost:
+            return False
+        self._lost.remove(operation)
+        return True
+
+    def hold(self, operation: str) -> Hold:
+        """Do not answer the next *operation* until it is released; then it is carried out."""
+        hold = Hold()
+        self._holds[operation].append(hold)
+        return hold
+
+    def die(self, container: FakeContainer, exit_code: int = 137) -> None:
+        """End a container."""
+        with self._lock:
+            container.state, container.exit_code = "exited", exit_code
+            attributes = {**container.labels, "name": container.name, "exitCode": str(exit_code)}
+            self._announce(
+                {
+                    "Type": "container",
+                    "Action": "die",
+                    "status": "die",
+                    "Actor": {"ID": container.id, "Attributes": attributes},
+                }
+            )
+
+    def break_streams(self) -> None:
+        """Break every stream of events."""
+        with self._lock:
+            for _, stream in self._streams:
+                stream.put(None)
+            self._streams.clear()
+
+    def followed(self) -> None:
+        """Wait until one more stream of events was opened."""
+        assert self._followed.acquire(timeout=HELD_S)
+
+    def count(self, operation: str) -> int:
+        """How often *operation* was asked for."""
+        return self.requests.count(operation)
+
+    # -- what a client asks of it
+
+    def passed(self, operation: str) -> None:
+        with self._lock:
+            self.requests.append(operation)
+            refusals, holds = self._refusals[operation], self._holds[operation]
+            refusal = refusals.pop(0) if refusals else None
+            hold = holds.pop(0) if holds else None
+        if hold is not None:
+            hold.reached.set()
+            hold.released.wait(HELD_S)
+        if refusal is not None:
+            raise refusal
+
+    def create(self, name: str, body: dict[str, Any]) -> FakeContainer:
+        with self._lock:
+            if body["Image"] not in self.images:
+                raise Refusal(404, f"No such image: {body['Image']}")
+            if any(other.name == name for other in self.containers.values()):
+                raise Refusal(409, f'Conflict. The container name "/{name}" is already in use')
+            for mount in body["HostConfig"].get("Mounts", []):
+                if self.blind or not (Path(mount["Source"]).is_dir() or mount["Source"].startswith("/var/lib/docker")):
+                    raise Refusal(
+                        400, f'invalid mount config for type "bind": bind source path does not exist: {mount["Source"]}'
+                    )
+            self._made += 1
+            container = FakeContainer(f"{self._made:064x}", name, body)
+            self.containers[container.id] = container
+            return container
+
+    def find(self, reference: str) -> FakeContainer:
+        for container in self.containers.values():
+            if reference in (container.id, container.name):
+                return container
+        raise Refusal(404, f"No such container: {reference}")
+
+    def start(self, container: FakeContainer) -> None:
+        container.state = "running"
+        container.output += b"the worker starts\n"
+        if self.dying:
+            container.output += self.dying
+            self.die(container, exit_code=3)
+
+    def kill(self, container: FakeContainer, name: str) -> None:
+        if container.state != "running":
+            raise Refusal(409, f"Container {container.id} is not running")
+        if name == "SIGKILL" or not self.stubborn:
+            self.die(container, exit_code=143)
+
+    def remove(self, container: FakeContainer) -> None:
+        with self._lock:
+            if container.state == "running":
+                self.die(container)
+            del self.containers[container.id]
+
+    def follow(self, since_s: str, filters: dict[str, Any]) -> queue.Queue[bytes | None]:
+        stream: queue.Queue[bytes | None] = queue.Queue()
+        with self._lock:
+            seconds, _, fraction = since_s.partition(".")
+            since_ns = int(seconds or 0) * 10**9 + int((fraction or "0").ljust(9, "0"))
+            for event in self._history:
+                if event["timeNano"] >= since_ns and _matches(event, filters):
+                    stream.put(json.dumps(event).encode() + b"\n")
+            self._streams.append((filters, stream))
+        self._followed.release()
+        return stream
+
+    def _announce(self, event: dict[str, Any]) -> None:
+        event["timeNano"] = time.time_ns()
+        self._history.append(event)
+        for filters, stream in self._streams:
+            if _matches(event, filters):
+                stream.put(json.dumps(event).encode() + b"\n")
+
+
+def has_labels(labels: dict[str, str], wanted: list[str]) -> bool:
+    return all(labels.get(name) == value for name, _, value in (entry.partition("=") for entry in wanted))
+
+
+def _matches(event: dict[str, Any], filters: dict[str, Any]) -> bool:
+    return (
+        event["Type"] in filters.get("type", [event["Type"]])
+        and event["Action"] in filters.get("event", [event["Action"]])
+        and has_labels(event["Actor"]["Attributes"], filters.get("label", []))
+    )
+
+
+class _Server(socketserver.ThreadingUnixStreamServer):
+    daemon_threads = True
+    engine: FakeEngine
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _Server
+    unanswered = False
+
+    ROUTES = (
+        ("GET", r"/version", "version"),
+        ("GET", r"/_ping", "ping"),
+        ("POST", r"/containers/create", "create"),
+        ("GET", r"/containers/json", "list"),
+        ("GET", r"/containers/(?P<reference>[^/]+)/json", "inspect"),
+        ("GET", r"/containers/(?P<reference>[^/]+)/logs", "logs"),
+        ("POST", r"/containers/(?P<reference>[^/]+)/start", "start"),
+        ("POST", r"/containers/(?P<reference>[^/]+)/kill", "kill"),
+        ("DELETE", r"/containers/(?P<reference>[^/]+)", "container"),
+        ("GET", r"/images/(?P<reference>.+)/json", "image"),
+        ("POST", r"/images/create", "pull"),
+        ("GET", r"/volumes/(?P<reference>[^/]+)", "volume"),
+        ("GET", r"/events", "events"),
+    )
+
+    def do_GET(self) -> None:
+        self._route()
+
+    do_POST = do_GET
+    do_DELETE = do_GET
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def _route(self) -> None:
+        url = urlsplit(self.path)
+        self.query = {name: values[-1] for name, values in parse_qs(url.query).items()}
+        self.body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        path = re.sub(r"^/v1\.\d+", "", unquote(url.path))
+        for method, pattern, name in self.ROUTES:
+            match = re.fullmatch(pattern, path)
+            if match and method == self.command:
+                self.unanswered = self.server.engine.lost(f"{method} {name}")
+                try:
+                    self.server.engine.passed(f"{method} {name}")
+                    getattr(self, f"_{name}")(**match.groupdict())
+                except Refusal as refusal:
+                    self._answer(refusal.status, {"message": str(refusal)})
+                return
+        self._answer(404, {"message": "page not found"})
+
+    def _answer(
+        self, status: int, value: object = None, *, raw: bytes | None = None, type: str = "application/json"
+    ) -> None:
+        if self.unanswered:
+            self.close_connection = True
+            return
+        body = raw if raw is not None else b"" if value is None else json.dumps(value).encode()
+        self.send_response(status)
+        if status != 204:
+            self.send_header("content-type", type)
+            self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _version(self) -> None:
+        self._answer(200, {"ApiVersion": "1.41", "MinAPIVersion": "1.12", "Version": "20.10.24"})
+
+    def _ping(self) -> None:
+        self._answer(200, raw=b"OK", type="text/plain")
+
+    def _create(self) -> None:
+        container = self.server.engine.create(self.query.get("name", ""), json.loads(self.body))
+        self._answer(201, {"Id": container.id, "Warnings": []})
+
+    def _list(self) -> None:
+        wanted = json.loads(self.query.get("filters", "{}")).get("label", [])
+        containers = [c for c in list(self.server.engine.containers.values()) if has_labels(c.labels, wanted)]
+        self._answer(
+            200, [{"Id": c.id, "Names": [f"/{c.name}"], "Labels": c.labels, "State": c.state} for c in containers]
+        )
+
+    def _inspect(self, reference: str) -> None:
+        container = self.server.engine.find(reference)
+        state = {"Running": container.state == "running", "ExitCode": container.exit_code, "OOMKilled": False}
+        config = {"Tty": False, "Labels": container.labels, "Image": container.body["Image"]}
+        self._answer(200, {"Id": container.id, "Name": f"/{container.name}", "State": state, "Config": config})
+
+    def _logs(self, reference: str) -> None:
+        lines = self.server.engine.find(reference).output.splitlines(keepends=True)
+        frames = [struct.pack(">BxxxL", 1, len(line)) + line for line in lines[-int(self.query["tail"]) :]]
+        self._answer(200, raw=b"".join(frames), type="application/vnd.docker.raw-stream")
+
+    def _start(self, reference: str) -> None:
+        self.server.engine.start(self.server.engine.find(reference))
+        self._answer(204)
+
+    def _kill(self, reference: str) -> None:
+        self.server.engine.kill(self.server.engine.find(reference), self.query.get("signal", "SIGKILL"))
+        self._answer(204)
+
+    def _container(self, reference: str) -> None:
+        self.server.engine.remove(self.server.engine.find(reference))
+        self._answer(204)
+
+    def _image(self, reference: str) -> None:
+        if reference not in self.server.engine.images:
+            raise Refusal(404, f"No such image: {reference}")
+        self._answer(200, {"Id": "sha256:" + "0" * 64, "RepoTags": [reference]})
+
+    def _pull(self) -> None:
+        image, engine = f"{self.query['fromImage']}:{self.query['tag']}", self.server.engine
+        progress: list[dict[str, str]] = [{"status": f"Pulling {image}"}]
+        if image in engine.registry:
+            engine.images.add(image)
+        else:
+            progress.append({"error": f"manifest for {image} not found"})
+        self._answer(200, raw=b"".join(json.dumps(line).encode() + b"\r\n" for line in progress))
+
+    def _volume(self, reference: str) -> None:
+        if reference not in self.server.engine.volumes:
+            raise Refusal(404, f"get {reference}: no such volume")
+        self._answer(200, {"Name": reference, "Mountpoint": self.server.engine.volumes[reference]})
+
+    def _events(self) -> None:
+        stream = self.server.engine.follow(self.query.get("since", ""), json.loads(self.query.get("filters", "{}")))
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("transfer-encoding", "chunked")
+        self.end_headers()
+        while (event := stream.get()) is not None:
+            self.wfile.write(f"{len(event):x}\r\n".encode() + event + b"\r\n")
+        self.close_connection = True

@@ -1,0 +1,206 @@
+"""A foreign image that works, in memory: a counter that is to reach its task's target, whatever protocol it is said to
+speak. It keeps what it was asked and told, and writes its frames in a way that nobody else does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.core.errors import InvalidRequest, SessionNotFound, UnknownSplit, UpstreamGone
+from gateway.core.model import (
+    Action,
+    Block,
+    Environment,
+    Registered,
+    Session,
+    SessionId,
+    Setup,
+    Split,
+    SplitType,
+    StepResult,
+    Summary,
+    TaskSpec,
+    TextBlock,
+    Worker,
+    WorkerSession,
+)
+from gateway.upstreams.calling.translated import Translated
+
+
+@dataclass(slots=True)
+class Play:
+    """One episode."""
+
+    setup: Setup
+    value: int = 0
+    finished: bool = False
+
+    @property
+    def target(self) -> int:
+        """What is to be reached."""
+        return int(self.setup.spec.get("target", 2))
+
+
+class CounterImage(Translated):
+    """All workers of one foreign environment."""
+
+    def __init__(self, splits: Mapping[str, Sequence[TaskSpec]] | None = None, *, has_frames: bool = True) -> None:
+        """*has_frames* False: an old OpenEnv server, which has no ``mcp`` frames."""
+        super().__init__()
+        self.kept = dict(splits or {})
+        self.told: dict[str, Any] = {}
+        """Of itself."""
+        self.asked: Counter[str] = Counter()
+        """How often each question was put."""
+        self.setups: list[Setup] = []
+        """Of the episodes that were begun."""
+        self.frames: list[bytes] = []
+        """Those that came, the empty one for a reset's reply too."""
+        self.replies: list[bytes] = []
+        """And what they were answered."""
+        self.stuck = asyncio.Event()
+        """Set once a step hangs."""
+        self._has_frames = has_frames
+        self._plays: dict[SessionId, Play] = {}
+
+    # -- the worker -----------------------------------------------------------------------------------------------
+
+    async def ready(self, worker: Worker, environment: Environment) -> int:
+        """See ``Upstream.ready``."""
+        return 0
+
+    async def alive(self, worker: Worker, environment: Environment) -> None:
+        """See ``Upstream.alive``."""
+
+    async def tools(self, worker: Worker, environment: Environment) -> bytes:
+        """See ``Upstream.tools``."""
+        self.asked["tools"] += 1
+        return json.dumps({"tools": [{"name": "move", "description": "Counts", "input_schema": None}]}).encode()
+
+    async def registered(self, worker: Worker, environment: Environment) -> Registered:
+        """See ``Upstream.registered``."""
+        self.asked["registered"] += 1
+        return Registered()
+
+    async def splits(self, worker: Worker, environment: Environment) -> list[Split]:
+        """See ``Upstream.splits``."""
+        self.asked["splits"] += 1
+        return [Split(name, SplitType.TRAIN) for name in self.kept]
+
+    async def count(self, worker: Worker, environment: Environment, split: str) -> int:
+        """See ``Upstream.count``."""
+        self.asked["count"] += 1
+        return len(self._split(split))
+
+    async def tasks(
+        self, worker: Worker, environment: Environment, split: str, start: int, stop: int
+    ) -> list[TaskSpec]:
+        """See ``Upstream.tasks``."""
+        self.asked["tasks"] += 1
+        return list(self._split(split)[start:stop])
+
+    async def about(self, worker: Worker, environment: Environment) -> Mapping[str, Any]:
+        """See ``Upstream.about``."""
+        self.asked["about"] += 1
+        return self.told
+
+    def _split(self, name: str) -> Sequence[TaskSpec]:
+        if name not in self.kept:
+            raise UnknownSplit("Invalid split")
+        return self.kept[name]
+
+    # -- an episode -----------------------------------------------------------------------------------------------
+
+    async def open(self, session: Session, environment: Environment, setup: Setup) -> str:
+        """See ``Upstream.open``; refuses the sample ``nosuch``."""
+        if setup.spec.get("sample_id") == "nosuch":
+            raise InvalidRequest("sample not found: nosuch")
+        self.setups.append(setup)
+        self._plays[session.id] = Play(setup)
+        return "handle"
+
+    async def close(self, session: Session, environment: Environment, *, keeps: bool = False) -> Summary | None:
+        """See ``Upstream.close``."""
+        self._plays.pop(session.id, None)
+        return self.forget(session)
+
+    async def sessions(self, worker: Worker, environment: Environment) -> list[WorkerSession] | None:
+        """See ``Upstream.sessions``."""
+        return None
+
+    async def prompt(self, session: Session, environment: Environment) -> list[Block]:
+        """See ``Upstream.prompt``."""
+        return [TextBlock(f"Reach {self._play(session).target}.")]
+
+    async def step(self, session: Session, environment: Environment, action: Action) -> StepResult:
+        """See ``Translated.step``."""
+        words = action.fields or action.arguments
+        return await self._move(session, str(action.text or words.get("op")))
+
+    async def relay(self, session: Session, environment: Environment, message: bytes) -> bytes:
+        """See ``Upstream.relay``."""
+        play = self._play(session)
+        self.frames.append(message)
+        reply = await self._reply(session, play, json.loads(message) if message else {"type": "reset"})
+        self.replies.append(reply)
+        return reply
+
+    async def _reply(self, session: Session, play: Play, frame: Mapping[str, Any]) -> bytes:
+        match frame["type"]:
+            case "reset":
+                return _frame("observation", {"observation": {"text": f"Reach {play.target}."}, "done": False})
+            case "state":
+                return _frame("state", {"step_count": play.value, "own": "state"})
+            case "mcp" if self._has_frames:
+                return _frame("mcp", _rpc(frame["data"]))
+            case "mcp":
+                return _frame("error", {"message": "Unknown message type: mcp", "code": "UNKNOWN_TYPE"})
+        if frame["data"].get("op") == "boom":
+            return _frame("error", {"message": "boom from env", "code": "EXECUTION_ERROR"})
+        result = await self._move(session, str(frame["data"].get("op")))
+        seen = {"observation": {"value": play.value}, "reward": result.reward, "done": result.finished}
+        return _frame("observation", seen)
+
+    async def _move(self, session: Session, op: str) -> StepResult:
+        play = self._play(session)
+        match op:
+            case "gone":
+                del self._plays[session.id]
+                raise UpstreamGone("the connection to the worker broke", sent=True)
+            case "hang":
+                self.stuck.set()
+                await asyncio.get_running_loop().create_future()
+            case "inc":
+                play.value += 1
+            case _:
+                return StepResult(error=f"no such move: {op}", reason="input_validation")
+        play.finished = play.value >= play.target
+        return StepResult(
+            blocks=(TextBlock(str(play.value)),), reward=float(play.finished), finished=play.finished, data=None
+        )
+
+    def _play(self, session: Session) -> Play:
+        if session.id not in self._plays:
+            raise SessionNotFound(session.name)
+        return self._plays[session.id]
+
+
+def _frame(kind: str, data: Mapping[str, Any]) -> bytes:
+    """A frame with blanks where no other program writes them."""
+    return f'{{ "data" :{json.dumps(data, ensure_ascii=False)}  , "type":"{kind}", "née": 1}}'.encode()
+
+
+def _rpc(request: Mapping[str, Any]) -> dict[str, Any]:
+    answer: dict[str, Any] = {"jsonrpc": "2.0", "id": request.get("id")}
+    match request["method"], request.get("params", {}).get("name"):
+        case "tools/list", _:
+            return {**answer, "result": {"tools": [{"name": "own", "inputSchema": {}}]}}
+        case "tools/call", "own":
+            return {**answer, "result": {"data": request["params"]["arguments"], "is_error": False}}
+        case _, name:
+            return {**answer, "error": {"code": -32603, "message": f"Unknown tool: {name!r}", "data": None}}

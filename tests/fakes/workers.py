@@ -1,0 +1,405 @@
+"""A backend whose workers are real HTTP servers in this process, each on a Unix socket of its own.
+
+The workers speak the worker's protocol (ORS with a token, a session list and a summary). How they misbehave is written
+in what they are asked: a task's ``on_create`` and ``on_delete``, and the name of the tool that is called. How they
+start is the backend's `Start`, by environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from gateway.core.errors import BackendError, StartFailed
+from gateway.core.model import Environment, EnvironmentName, Found, Worker, WorkerId
+from tests.fakes.raw_http import Connection, RawServer, Request
+
+UNKNOWN = {"detail": "Active environment not found"}
+STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+STILL_STARTING = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nx-backend-state: starting\r\n"
+    b'retry-after: 2\r\ncontent-length: 40\r\n\r\n{"detail":"Environment still starting."}'
+)
+TASK_ID = b"event: task_id\r\ndata: 0123456789abcdef0123456789abcdef\r\n\r\n"
+
+
+class Start(StrEnum):
+    """What becomes of a worker that is asked for."""
+
+    READY = "ready"
+    REFUSED = "refused"  #: the engine does not start it
+    DIES = "dies"  #: it starts, and ends before it answers
+    NEVER_READY = "never_ready"  #: it lives, and never answers
+    GARBAGE = "garbage"  #: it answers what is no HTTP
+    STRANGER = "stranger"  #: it serves another environment
+
+
+@dataclass(slots=True)
+class FakeSession:
+    """What a worker knows of one session."""
+
+    task: dict[str, Any]
+    secrets: str
+    """The ``X-Secrets`` header as it came."""
+    ran: list[str] = field(default_factory=list)
+    """Tools that ran, in their order."""
+    busy: int = 0
+    idle_s: float = 0.0
+    """What the worker's list says about it; a test sets it."""
+
+
+class FakeWorker:
+    """One worker: a server on a Unix socket."""
+
+    def __init__(self, worker: Worker, environment: Environment, path: Path, backend: FakeBackend) -> None:
+        self.worker = worker
+        self.environment = environment
+        self.backend = backend
+        self.sessions: dict[str, FakeSession] = {}
+        self.ran: list[str] = []
+        """Tools that ran in any session, ended ones too."""
+        self.created = 0
+        self.deleted: list[str] = []
+        self.gate = asyncio.Event()
+        """Lets go what waits: a create with ``on_create: gate``, a call of ``gate`` or ``quiet``."""
+        self.waiting = 0
+        """How many wait at the gate."""
+        self.listing = asyncio.Event()
+        """Cleared: ``GET /sessions`` gets no answer."""
+        self.listing.set()
+        self.lists_asked = 0
+        self.is_running = True
+        self._token = ""
+        self._server = RawServer(self._serve, path=path)
+
+    @property
+    def address(self) -> str:
+        return self._server.address
+
+    @property
+    def requests(self) -> list[Request]:
+        """All requests that came."""
+        return self._server.requests
+
+    async def listen(self) -> None:
+        await self._server.start()
+
+    async def aclose(self) -> None:
+        self.is_running = False
+        await self._server.aclose()
+
+    async def fall_silent(self) -> None:
+        """Take no connection any more, though it runs for all that the backend knows."""
+        await self._server.aclose()
+
+    async def die(self, *, announced: bool = True) -> None:
+        """End unasked, with all connections; the backend tells so unless its event is lost."""
+        await self.aclose()
+        if announced:
+            self.backend.announce(self.worker.id)
+
+    # -- the protocol ---------------------------------------------------------------------------------------------
+
+    async def _serve(self, connection: Connection) -> None:
+        while True:
+            await self._answer(connection, await connection.request())
+
+    async def _answer(self, connection: Connection, request: Request) -> None:
+        if self.backend.starts[self.worker.environment] is Start.GARBAGE:
+            await connection.send(b"hello, this is not HTTP\r\n\r\n")
+            return
+        if not self._is_claimed_by(request.headers.get("x-worker-token", "")):
+            await _json(connection, 401, {"detail": "another token claimed this worker"})
+            return
+        match request.method, request.target.strip("/").split("/"):
+            case "GET", ["list_environments"]:
+                stranger = self.backend.starts[self.worker.environment] is Start.STRANGER
+                await _json(connection, 200, ["another"] if stranger else [self.environment.worker_name])
+            case "GET", ["sessions"]:
+                await self._list(connection)
+            case "POST", ["create"]:
+                await self._create(connection, request)
+            case "POST", ["delete"]:
+                await self._delete(connection, request)
+            case "GET", [_, "tools"]:
+                await _json(connection, 200, {"tools": [{"name": "echo", "description": "", "input_schema": None}]})
+            case "POST", [_, "call"]:
+                await self._in_session(connection, request, self._call)
+            case "GET", [_, "prompt"]:
+                await self._in_session(connection, request, self._prompt)
+            case _:
+                await _json(connection, 404, {"detail": "Not Found"})
+
+    def _is_claimed_by(self, token: str) -> bool:
+        self._token = self._token or token
+        return bool(token) and token == self._token
+
+    async def _list(self, connection: Connection) -> None:
+        self.lists_asked += 1
+        await self.listing.wait()
+        entries = [
+            {"sid": sid, "task": None, "steps": len(one.ran), "idle_s": one.idle_s, "busy": one.busy > 0}
+            for sid, one in self.sessions.items()
+        ]
+        await _json(connection, 200, {"sessions": entries})
+
+    async def _create(self, connection: Connection, request: Request) -> None:
+        task: dict[str, Any] = json.loads(request.body)["task_spec"]
+        match task.get("on_create", "open"):
+            case "refuse":
+                await _json(connection, 400, {"detail": "this task is none"})
+                return
+            case "fail":
+                await _json(connection, 500, {"detail": "RuntimeError: the setup failed"})
+                return
+            case "garbage":
+                await connection.send(b"\x00\x01\x02\x03\r\n\r\n")
+                return
+            case "die":
+                await self._die_now()
+            case "gate":
+                await self._wait_while_there(connection)
+        sid = request.headers["x-session-id"]
+        if sid in self.sessions:
+            await _json(connection, 400, {"detail": "Session already exists"})
+            return
+        self.created += 1
+        self.sessions[sid] = FakeSession(task, request.headers.get("x-secrets", ""))
+        await _json(connection, 200, {"sid": sid})
+
+    async def _delete(self, connection: Connection, request: Request) -> None:
+        sid = request.headers["x-session-id"]
+        session = self.sessions.get(sid)
+        how = session.task.get("on_delete", "end") if session else "end"
+        if how == "hang":
+            await connection.left()
+        if how == "fail":
+            await _json(connection, 500, {"detail": "RuntimeError: the teardown failed"})
+            return
+        self.sessions.pop(sid, None)
+        self.deleted.append(sid)
+        summary = {"reward": 1.0, "finished": True, "steps": len(session.ran), "seconds": 0.5} if session else None
+        await _json(connection, 200, {"sid": sid, "summary": summary})
+
+    async def _in_session(self, connection: Connection, request: Request, operation: Any) -> None:
+        session = self.sessions.get(request.headers["x-session-id"])
+        if session is None:
+            await _json(connection, 404, UNKNOWN)
+            return
+        session.busy += 1
+        try:
+            await operation(connection, request, session)
+        finally:
+            session.busy -= 1
+            session.idle_s = 0.0
+
+    async def _prompt(self, connection: Connection, _: Request, session: FakeSession) -> None:
+        if session.task.pop("slow_setup", False):
+            await connection.send(STILL_STARTING)
+            return
+        await _json(connection, 200, [{"text": str(session.task.get("question", "")), "detail": None, "type": "text"}])
+
+    async def _call(self, connection: Connection, request: Request, session: FakeSession) -> None:
+        wish = json.loads(request.body)
+        # A text or an object means the tool that it names: these workers read nothing else into it.
+        tool = wish.get("name") or wish.get("text") or wish["action"]["tool"]
+        if session.task.pop("slow_setup", False):
+            await connection.send(STILL_STARTING)  # nothing runs
+            return
+        session.ran.append(tool)
+        self.ran.append(tool)
+        match tool:
+            case "fail":
+                await _json(connection, 500, {"detail": "RuntimeError: broken"})
+                return
+            case "not_implemented":
+                await _json(connection, 404, {"detail": "Environment 'math' does not implement that"})
+                return
+            case "garbage":
+                await connection.send(b"ceci n'est pas du HTTP\r\n\r\n")
+                return
+            case "hang":
+                await connection.left()
+            case "die":
+                await self._die_now()
+            case "quiet":
+                await self._wait_at_the_gate()
+        if request.headers.get("accept") == "application/json":
+            await _json(connection, 200, _outcome(tool, wish.get("input")))
+            return
+        await connection.send(STREAM_HEAD + _chunk(TASK_ID))
+        if tool == "die_later":
+            await self._die_now()
+        if tool == "gate":
+            await self._wait_at_the_gate()
+        result = _outcome(tool, wish.get("input"))
+        end = f"event: end\r\ndata: {json.dumps(result, separators=(',', ':'))}\r\n\r\n"
+        await connection.send(_chunk(end.encode()) + b"0\r\n\r\n")
+
+    async def _wait_at_the_gate(self) -> None:
+        self.waiting += 1
+        try:
+            await self.gate.wait()
+        finally:
+            self.waiting -= 1
+
+    async def _wait_while_there(self, connection: Connection) -> None:
+        """Wait at the gate; a client that leaves ends the request, as in the real server."""
+        waits = [asyncio.ensure_future(self._wait_at_the_gate()), asyncio.ensure_future(connection.left())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            if not waits[0].done():
+                raise ConnectionAbortedError
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+    async def _die_now(self) -> None:
+        self.backend.spawn(self.die())
+        await asyncio.get_running_loop().create_future()  # until the death cancels this
+
+
+class FakeBackend:
+    """Starts and stops `FakeWorker`s."""
+
+    def __init__(self, folder: Path) -> None:
+        """*folder* is where the sockets are; its path has to be short."""
+        self._folder = folder
+        self._followers: list[asyncio.Queue[WorkerId]] = []
+        self._errands: set[asyncio.Task[None]] = set()
+        self.workers: dict[WorkerId, FakeWorker] = {}
+        """Those that were started and not stopped, dead ones too."""
+        self.starts: defaultdict[EnvironmentName, Start] = defaultdict(lambda: Start.READY)
+        self.asked = 0
+        """How many workers were ever asked for."""
+        self.stopped: list[WorkerId] = []
+        self.may_start = asyncio.Event()
+        """Cleared: what is asked for waits."""
+        self.may_start.set()
+        self.is_down = False
+        """The engine does not answer."""
+        self.unstoppable: set[WorkerId] = set()
+        """Workers that the engine fails to stop."""
+
+    # -- the seam -------------------------------------------------------------------------------------------------
+
+    async def start(self, worker: Worker, environment: Environment) -> str:
+        """See ``Backend.start``."""
+        self.asked += 1
+        await self.may_start.wait()
+        self._answer()
+        how = self.starts[environment.name]
+        if how is Start.REFUSED:
+            raise StartFailed("the engine has no such image")
+        started = FakeWorker(worker, environment, self._folder / f"{worker.id}.sock", self)
+        self.workers[worker.id] = started
+        if how is Start.DIES:
+            started.is_running = False
+            self.announce(worker.id)
+        elif how is not Start.NEVER_READY:
+            await started.listen()
+        return started.address
+
+    async def stop(self, id: WorkerId) -> None:
+        """See ``Backend.stop``."""
+        self._answer()
+        if id in self.unstoppable:
+            raise BackendError(f"{id} can't be stopped")
+        worker = self.workers.pop(id, None)
+        self.stopped.append(id)
+        if worker is not None:
+            await worker.aclose()
+
+    async def logs(self, id: WorkerId, *, lines: int = 20) -> str:
+        """See ``Backend.logs``."""
+        self._answer()
+        return f"the last words of {self.workers[id].environment.name}" if id in self.workers else ""
+
+    async def found(self) -> list[Found]:
+        """See ``Backend.found``."""
+        self._answer()
+        return [
+            Found(
+                id=id,
+                environment=worker.environment.name,
+                digest=worker.worker.digest,
+                address=worker.address,
+                running=worker.is_running,
+            )
+            for id, worker in self.workers.items()
+        ]
+
+    async def deaths(self) -> AsyncIterator[WorkerId]:
+        """See ``Backend.deaths``."""
+        mine: asyncio.Queue[WorkerId] = asyncio.Queue()
+        self._followers.append(mine)
+        try:
+            while True:
+                yield await mine.get()
+        finally:
+            self._followers.remove(mine)
+
+    async def check(self) -> None:
+        """See ``Backend.check``."""
+        self._answer()
+
+    async def aclose(self) -> None:
+        """Stop all workers."""
+        await asyncio.gather(*self._errands)
+        for worker in self.workers.values():
+            await worker.aclose()
+
+    # -- for tests ------------------------------------------------------------------------------------------------
+
+    @property
+    def only(self) -> FakeWorker:
+        """The one worker there is."""
+        assert len(self.workers) == 1, f"{len(self.workers)} workers"
+        return next(iter(self.workers.values()))
+
+    def announce(self, id: WorkerId) -> None:
+        """Tell all followers that a worker died."""
+        for follower in self._followers:
+            follower.put_nowait(id)
+
+    def spawn(self, errand: Any) -> None:
+        """Run something that outlives its caller."""
+        task = asyncio.ensure_future(errand)
+        self._errands.add(task)
+        task.add_done_callback(self._errands.discard)
+
+    def _answer(self) -> None:
+        if self.is_down:
+            raise BackendError("the engine does not answer")
+
+
+def _outcome(tool: str, given: object) -> dict[str, Any]:
+    """What a tool brings: the end of the episode with a reward, unless it is called otherwise."""
+    reasons = {"refuse": "input_validation", "over": "episode_finished", "break": "session_failed"}
+    if tool in reasons:
+        return {"ok": False, "error": "that is no action", "reason": reasons[tool]}
+    goes_on = tool == "go_on"
+    return {
+        "ok": True,
+        "output": {
+            "blocks": [{"text": json.dumps(given), "detail": None, "type": "text"}],
+            "metadata": None,
+            "reward": None if goes_on else 1.0,
+            "finished": not goes_on,
+        },
+    }
+
+
+async def _json(connection: Connection, status: int, value: object) -> None:
+    await connection.answer(json.dumps(value, separators=(",", ":")).encode(), status=status)
+
+
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)

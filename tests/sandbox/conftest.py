@@ -1,0 +1,47 @@
+"""A box of this machine's own programs, made once, and a spawner per test."""
+
+import hashlib
+import os
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from envserver.sandbox import Box, Limits, Sandbox, Sandboxes, hostbox
+
+from tests.fakes.user import need_other_users
+
+MIB = 1024 * 1024
+LIMITS = Limits(memory_bytes=256 * MIB, pids=64, disk_bytes=32 * MIB, cpu_s=60)
+
+
+def made_box() -> Box:
+    """Give a box of this machine's programs, kept between runs under a name that changes with its recipe."""
+    recipe = hashlib.sha256(Path(hostbox.__file__).read_bytes()).hexdigest()[:12]
+    return Box.from_host(Path(tempfile.gettempdir()) / f"env-gateway-box-{os.geteuid()}-{recipe}")
+
+
+@pytest.fixture(scope="session")
+def box() -> Box:
+    return made_box()
+
+
+@pytest.fixture
+def work() -> Iterator[Path]:
+    """Not ``tmp_path``: the spawner's root, an ordinary user outside, has to reach it."""
+    need_other_users()
+    folder = Path(tempfile.mkdtemp(prefix="env-gateway-work-"))
+    folder.chmod(0o755)
+    yield folder
+    folder.rmdir()  # fails if a mount or a file were left
+
+
+@pytest.fixture
+async def sandboxes(box: Box, work: Path) -> AsyncIterator[Sandboxes]:
+    async with Sandboxes(box, work, LIMITS) as sandboxes:
+        yield sandboxes
+
+
+@pytest.fixture
+async def sandbox(sandboxes: Sandboxes) -> Sandbox:
+    return await sandboxes.open()

@@ -1,0 +1,45 @@
+"""What the container's test runs inside the container, as an environment server would; prints one JSON object."""
+
+import asyncio
+import json
+import os
+import sys
+from contextlib import suppress
+
+from envserver.sandbox import Box, Limits, Sandbox, SandboxError, Sandboxes
+
+
+async def said(sandbox: Sandbox, script: str) -> str:
+    done = await sandbox.run(["bash", "-c", script], cwd="/")
+    return (done.stdout + done.stderr).decode().strip()
+
+
+async def ended(sandbox: Sandbox, script: str) -> str | None:
+    with suppress(SandboxError):
+        await sandbox.run(["bash", "-c", script], timeout_s=60)
+    return sandbox.killed
+
+
+async def main() -> None:
+    limits = Limits(memory_bytes=128 << 20, pids=48, disk_bytes=16 << 20)
+    async with Sandboxes(Box(sys.argv[1]), sys.argv[2], limits) as sandboxes:
+        await sandboxes.check()
+        layer = await sandboxes.layer("key", lambda sandbox: said(sandbox, "useradd -m jack; echo made > /root/made"))
+        sandbox, bomb, hog = [await sandboxes.open(layer) for _ in range(3)]
+        facts = {
+            "uid": os.getuid(),
+            "id": await said(sandbox, "id -u; su jack -c 'id -un'; cat /root/made"),
+            "disk": await said(sandbox, "head -c 50M /dev/zero > /root/x; rm /root/x"),
+            "core_pattern": await said(sandbox, "echo x > /proc/sys/kernel/core_pattern"),
+            "sysrq": await said(sandbox, "echo h > /proc/sysrq-trigger"),
+            "mount": await said(sandbox, "mount -t tmpfs x /mnt"),
+            "processes": await said(sandbox, "ls -d /proc/[0-9]*/ | wc -l"),
+            "network": await said(sandbox, "grep -c : /proc/net/dev"),
+            "bomb": await ended(bomb, "b() { b | b & }; b; sleep 60"),
+            "hog": await ended(hog, "for i in 1 2 3; do head -c 100M /dev/zero | tail & done; wait; sleep 60"),
+            "after": await said(sandbox, "echo fine"),
+        }
+        print(json.dumps(facts))
+
+
+asyncio.run(main())

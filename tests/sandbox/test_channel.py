@@ -1,0 +1,23 @@
+"""The end of a connection: why the peer is gone is known before anybody is told that it is gone."""
+
+import pytest
+from envserver.sandbox import SandboxError, wire
+from envserver.sandbox.channel import Channel
+
+
+@pytest.mark.parametrize("unread", [0, 1], ids=["all was read", "a request was not read"])
+async def test_the_last_words_of_a_peer_that_is_gone_come_before_a_send_fails(unread: int) -> None:
+    ours, theirs = wire.pair()
+    events: list[dict[str, object]] = []
+    ends: list[int] = []
+    channel = Channel(ours, on_event=events.append, on_end=lambda: ends.append(len(events)))
+    for _ in range(unread):
+        await channel.send({"op": "run"})
+
+    wire.send(theirs, {"event": "killed", "reason": "init"})
+    theirs.close()
+    with pytest.raises(SandboxError, match="has ended"):
+        await channel.send({"op": "run"})
+
+    assert events == [{"event": "killed", "reason": "init"}]
+    assert (ends, channel.is_closed) == ([1], True)

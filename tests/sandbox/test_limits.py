@@ -1,0 +1,161 @@
+"""Memory, processes, disk and time: what is too much ends, and what is beside it goes on."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from envserver.sandbox import Box, Limits, Sandbox, SandboxError, Sandboxes
+from envserver.sandbox.watchdog import FULL_LOOKS, Usage, verdict
+
+from tests.sandbox.conftest import LIMITS, MIB
+from tests.sandbox.inside import bash, python, said
+
+
+@pytest.mark.parametrize(
+    ("usage", "looks_full", "expected"),
+    [
+        pytest.param(Usage(3, 100), 0, None, id="at the limit is not above it"),
+        pytest.param(Usage(3, 101), 0, "memory", id="memory at once"),
+        pytest.param(Usage(32, 1), FULL_LOOKS, "pids", id="processes after a second at the limit"),
+        pytest.param(Usage(32, 1), FULL_LOOKS - 1, None, id="processes not for a moment"),
+        pytest.param(Usage(31, 1), FULL_LOOKS, "pids", id="nearly full is full"),
+        pytest.param(Usage(29, 1), FULL_LOOKS, None, id="many is not full"),
+        pytest.param(Usage(32, 101), FULL_LOOKS, "memory", id="memory is named first"),
+    ],
+)
+def test_the_verdict(usage: Usage, looks_full: int, expected: str | None) -> None:
+    assert verdict(usage, memory_bytes=100, pids=32, looks_full=looks_full) == expected
+
+
+async def test_one_process_beyond_the_limit_gets_no_memory(sandbox: Sandbox) -> None:
+    done = await python(sandbox, "bytearray(400 << 20)")
+
+    assert b"MemoryError" in done.stderr
+    assert sandbox.killed is None
+
+
+HOGS = {
+    "a tree of processes": (
+        "for i in 1 2 3 4; do python3 -c 'b = bytearray(b\"x\") * (100 << 20); input()' < <(sleep 60) & done; wait"
+    ),
+    "shared anonymous memory": (
+        "python3 -c 'import mmap, time\n"
+        "m = mmap.mmap(-1, 400 << 20)\n"
+        'for _ in range(400): m.write(b"x" * (1 << 20))\n'
+        "time.sleep(60)'"
+    ),
+    "files in /dev/shm": (
+        "head -c 200M /dev/zero > /dev/shm/a; "
+        "python3 -c 'import time; b = bytearray(b\"x\") * (100 << 20); time.sleep(60)'"
+    ),
+}
+
+
+@pytest.mark.parametrize("script", [pytest.param(script, id=name) for name, script in HOGS.items()])
+async def test_a_memory_hog_ends_its_sandbox_and_no_other(sandboxes: Sandboxes, script: str) -> None:
+    hog, other = await sandboxes.open(), await sandboxes.open()
+
+    with pytest.raises(SandboxError, match="more memory than its limit") as raised:
+        await bash(hog, script, timeout_s=60)
+
+    assert (hog.killed, raised.value.code) == ("memory", "ended")
+    assert await said(other, "echo fine") == "fine\n"
+    with pytest.raises(SandboxError, match="more memory than its limit"):
+        await hog.terminal(["bash"])
+
+
+async def test_memory_that_forks_share_counts_once(sandbox: Sandbox) -> None:
+    code = (
+        "import os, time\n"
+        "b = bytearray(b'x') * (80 << 20)\n"
+        "children = [os.fork() for _ in range(4)]\n"  # 16 processes, 1.3 GB as ps counts it
+        "time.sleep(0.6)\n"
+        "print('done')"
+    )
+
+    done = await python(sandbox, code)
+
+    assert (done.status, sandbox.killed) == (0, None)
+
+
+async def test_a_fork_bomb_is_bounded_and_ends_its_sandbox_only(sandboxes: Sandboxes) -> None:
+    bomb, other = await sandboxes.open(), await sandboxes.open()
+
+    with pytest.raises(SandboxError, match="limit of processes"):
+        await bash(bomb, "b() { b | b & }; b; sleep 60", timeout_s=60)
+
+    assert bomb.killed == "pids"
+    assert await said(other, "for i in 1 2 3 4 5; do sleep 0.01 & done; wait; echo fine") == "fine\n"
+
+
+async def test_the_limit_of_processes_is_the_sandboxs_whatever_the_users(sandbox: Sandbox) -> None:
+    code = (
+        "import os, time\n"
+        "made = 0\n"
+        "try:\n"
+        "    for uid in range(1000, 1200):\n"
+        "        if os.fork() == 0:\n"
+        "            os.setresuid(uid, uid, uid)\n"
+        "            time.sleep(20)\n"
+        "            os._exit(0)\n"
+        "        made += 1\n"
+        "except BlockingIOError:\n"
+        "    pass\n"
+        "print(made)"
+    )
+
+    done = await python(sandbox, code)
+
+    assert 0 < int(done.stdout) < LIMITS.pids, done
+
+
+async def test_a_full_disk_says_so_inside_and_to_write_file(sandbox: Sandbox) -> None:
+    done = await bash(sandbox, "head -c 100M /dev/zero > /root/big")
+
+    assert (done.status, b"No space left" in done.stderr) == (1, True)
+    with pytest.raises(SandboxError, match="No space left") as raised:
+        await sandbox.write_file("/root/more", b"x" * MIB)
+    assert raised.value.code == "full"
+    assert await said(sandbox, "rm /root/big && echo again > /root/small && cat /root/small") == "again\n"
+
+
+async def test_the_number_of_files_is_bounded(sandbox: Sandbox) -> None:
+    done = await python(sandbox, "for i in range(20000): open(f'/tmp/{i}', 'w').close()")
+
+    assert b"No space left" in done.stderr
+
+
+async def test_cpu_time_is_bounded(box: Box, work: Path) -> None:
+    async with Sandboxes(box, work, Limits(cpu_s=1)) as sandboxes:
+        sandbox = await sandboxes.open()
+
+        done = await bash(sandbox, "while :; do :; done", timeout_s=60)
+
+    assert (done.status in (-24, -9), done.timed_out) == (True, False)
+
+
+async def test_agents_are_the_first_that_the_kernel_takes(sandbox: Sandbox) -> None:
+    assert await said(sandbox, "cat /proc/self/oom_score_adj /proc/1/oom_score_adj") == "1000\n1000\n"
+
+
+async def test_many_floods_at_once_leave_the_loop_alive(sandboxes: Sandboxes) -> None:
+    boxes = await asyncio.gather(*(sandboxes.open() for _ in range(4)))
+
+    floods = await asyncio.gather(*(box.run(["cat", "/dev/zero"], timeout_s=0.5) for box in boxes))
+
+    assert {(done.timed_out, len(done.stdout)) for done in floods} == {(True, 65_536)}
+
+
+async def test_root_inside_can_end_its_init_and_the_reason_is_told_with_the_next_request(sandboxes: Sandboxes) -> None:
+    async def bring_down(sandbox: Sandbox) -> None:
+        while True:
+            await bash(sandbox, "echo x > /proc/1/fd/0; sleep 60")
+
+    for _ in range(10):  # the request that follows meets a namespace that is just ending, or one that has
+        sandbox = await sandboxes.open()
+
+        with pytest.raises(SandboxError) as raised:
+            await bring_down(sandbox)
+
+        assert (raised.value.code, sandbox.killed) == ("ended", "init")
+        await sandbox.close()

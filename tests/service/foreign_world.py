@@ -1,0 +1,69 @@
+"""A gateway before foreign images that are played in memory, with every front on one address."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import httpx
+from websockets.asyncio.client import connect
+
+from gateway.core.model import Environment, Protocol, Server, Wire
+from tests.fakes.upstreams import CounterImage
+from tests.service.openenv_world import Client
+from tests.service.stack import Replica, Stack, environment, running
+
+TRAIN = [{"n": 0, "target": 1}, {"n": 1, "target": 2}, {"n": 2, "target": 3}]
+TEST = [{"n": 3, "target": 2, "rate_limit": "whatever the image means by it"}]
+
+
+def image(protocol: Protocol, name: str = "image", **policy: Any) -> Environment:
+    """A foreign environment; *policy* as `environment` takes it, or a field of `Environment`."""
+    own = {key: policy.pop(key) for key in ("server", "resets", "openenv", "areal") if key in policy}
+    ours = environment(name, **{"slots": 1, "max_workers": 1, **policy})
+    return replace(ours, protocol=protocol, **{"server": Server(port=8000), **own})
+
+
+@dataclass(slots=True)
+class Foreign:
+    """One gateway with one foreign image."""
+
+    stack: Stack
+    gateway: Replica
+    http: httpx.AsyncClient
+    image: CounterImage
+
+    @contextlib.asynccontextmanager
+    async def client(self, path: str = "ws", *, name: str = "image") -> AsyncIterator[Client]:
+        """An OpenEnv client's socket."""
+        url = str(self.http.base_url).replace("http", "ws").rstrip("/")
+        async with connect(f"{url}/openenv/{name}/{path}", proxy=None) as connection:
+            yield Client(connection)
+
+    async def register(self, **task: Any) -> None:
+        """Add a task at run time."""
+        checked = self.gateway.run_time.check([("task", task)], environment="image")
+        await self.gateway.run_time.register(checked)
+
+    async def ors(self, operation: str, **body: Any) -> httpx.Response:
+        """Ask ORS' front about tasks."""
+        if operation == "splits":
+            return await self.http.get("/image/splits")
+        return await self.http.post(f"/image/{operation}", json=body)
+
+    async def start(self, sample: str | int, **config: Any) -> httpx.Response:
+        """Begin an episode over AReaL's front."""
+        return await self.http.post("/areal/image/api/episode/start", json={"sample_id": sample, "config": config})
+
+
+@contextlib.asynccontextmanager
+async def foreign(
+    environment: Environment, image: CounterImage | None = None, *others: Environment
+) -> AsyncIterator[Foreign]:
+    """Serve *environment* from *image*, beside *others* of our own."""
+    image = image or CounterImage({"train": TRAIN, "test": TEST})
+    upstreams = {Wire(environment.protocol.value): image}
+    async with running(environment, *others, tasks_image={}, upstreams=upstreams) as (stack, gateway, http):
+        yield Foreign(stack, gateway, http, image)

@@ -1,0 +1,184 @@
+"""OpenEnv's front before a whole gateway in this process: a real server, and a client that says raw frames."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import httpx
+import uvicorn
+from websockets.asyncio.client import ClientConnection, connect
+
+from gateway.core.model import Environment
+from gateway.fronts.door import Door
+from gateway.fronts.openenv import OpenEnvFront
+from gateway.serving import FRAME_MAX_BYTES, PING_S, BoundedHttp, BoundedSocket, Server
+from gateway.tasks.registry import TaskRegistry
+from tests.service.stack import TASKS, Replica, Stack, environment, stack
+
+SECRET = b"what ids are proved with"
+Json = dict[str, Any]
+
+
+class Client:
+    """A client's socket: frames in, frames out."""
+
+    def __init__(self, connection: ClientConnection) -> None:
+        self.connection = connection
+
+    async def ask(self, kind: str, data: Any = None, **more: Any) -> Json:
+        """Send a request and read its one reply; *data* of None is left out."""
+        frame = {"type": kind, **({} if data is None else {"data": data}), **more}
+        return await self.say(json.dumps(frame))
+
+    async def say(self, frame: str | bytes) -> Json:
+        """Send a raw frame and read its one reply."""
+        await self.connection.send(frame)
+        return await self.hear()
+
+    async def hear(self) -> Json:
+        """Read one frame."""
+        async with asyncio.timeout(20):
+            reply: Json = json.loads(await self.connection.recv())
+        return reply
+
+    async def reset(self, **data: Any) -> Json:
+        """Reset; returns what stands in ``data`` of the reply, which has to be an observation."""
+        reply = await self.ask("reset", data)
+        assert reply["type"] == "observation", reply
+        observed: Json = reply["data"]
+        return observed
+
+    async def step(self, tool: str = "go_on", **fields: Any) -> Json:
+        """Step with a plain action, which the workers here read as the tool that it names."""
+        return await self.ask("step", {"tool": tool, **fields})
+
+    async def closed(self) -> int:
+        """Wait until the other side has closed; returns the code."""
+        async with asyncio.timeout(20):
+            await self.connection.wait_closed()
+        assert self.connection.close_code is not None
+        return self.connection.close_code
+
+    def vanish(self) -> None:
+        """Go without a word."""
+        self.connection.transport.abort()
+
+
+@dataclass(slots=True)
+class World:
+    """One gateway, and what tests need of it."""
+
+    stack: Stack
+    gateway: Replica
+    http: httpx.AsyncClient
+    base: str
+    server: Server
+
+    @contextlib.asynccontextmanager
+    async def client(
+        self, name: str = "math", path: str = "ws", *, under: str = "", **options: Any
+    ) -> AsyncIterator[Client]:
+        """Connect to an environment; closes at the end, unless that has happened."""
+        url = f"{self.base.replace('http', 'ws')}{under}/openenv/{name}/{path}"
+        async with connect(url, proxy=None, max_size=None, **options) as connection:
+            yield Client(connection)
+
+    def stop(self) -> None:
+        """Stop the server, as SIGTERM does."""
+        self.server.should_exit = True
+
+    async def rpc(self, method: str, name: str = "math", /, **params: Any) -> Json:
+        """Call ``POST /mcp``."""
+        body = {"jsonrpc": "2.0", "method": method, "params": params, "id": 7}
+        answer = await self.http.post(f"/openenv/{name}/mcp", json=body)
+        assert answer.status_code == 200, answer.text
+        reply: Json = answer.json()
+        return reply
+
+
+@contextlib.contextmanager
+def impatience(world: World, **deadlines: Any) -> Iterator[None]:
+    """Give the default environment short *deadlines* (fields of `OpenEnv`) for as long as the block lasts."""
+    catalog = world.gateway.catalog
+    patient = catalog.default
+    catalog.replace(replace(patient, openenv=replace(patient.openenv, **deadlines)))
+    try:
+        yield
+    finally:
+        catalog.replace(patient)
+
+
+def code(reply: Json) -> str:
+    """The code of an error frame."""
+    assert reply["type"] == "error", reply
+    found: str = reply["data"]["code"]
+    return found
+
+
+def message(reply: Json) -> str:
+    """The sentence of an error frame."""
+    assert reply["type"] == "error", reply
+    found: str = reply["data"]["message"]
+    return found
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    replica: Replica, registry: TaskRegistry, **front: Any
+) -> AsyncIterator[tuple[httpx.AsyncClient, str, Server]]:
+    """Serve OpenEnv's front of *replica* over loopback; yields a client, the address and the server."""
+    trainers = front.pop("trainers", {})
+    openenv = OpenEnvFront(
+        sessions=replica.sessions,
+        store=replica.store,
+        catalog=replica.catalog,
+        tasks=registry,
+        **{"secret": SECRET, "max_body_bytes": 2**20, **front},
+    )
+    config = uvicorn.Config(
+        Door(openenv, trainers=trainers, operators={}),
+        http=BoundedHttp,
+        ws=BoundedSocket,
+        ws_max_size=FRAME_MAX_BYTES,
+        ws_ping_interval=PING_S,
+        ws_ping_timeout=None,
+        ws_per_message_deflate=False,
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        timeout_graceful_shutdown=2,
+    )
+    server = Server(config)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(1024)
+        base = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        running = asyncio.ensure_future(server.serve(sockets=[listener]))
+        async with httpx.AsyncClient(base_url=base, timeout=30, trust_env=False) as client:
+            try:
+                yield client, base, server
+            finally:
+                server.should_exit = True
+                await running
+
+
+@contextlib.asynccontextmanager
+async def world(
+    *environments: Environment, tasks: Json | None = None, clock: Callable[[], float] | None = None, **front: Any
+) -> AsyncIterator[World]:
+    """A gateway whose loops run and which serves; *tasks* are the splits of every environment."""
+    some = environments or (environment(),)
+    registry = TaskRegistry({one.name: TASKS if tasks is None else tasks for one in some})
+    timed = {"clock": clock} if clock is not None else {}
+    async with (
+        stack(*some, **timed) as built,
+        built.first.looping(),
+        serving(built.first, registry, **front) as (client, base, server),
+    ):
+        yield World(built, built.first, client, base, server)

@@ -1,0 +1,406 @@
+"""Operators' routes for tasks at run time, over HTTP: a gateway's sessions behind, on the memory store."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from typer.testing import CliRunner
+
+from gateway.cli import app as commands
+from gateway.core.model import Environment, EnvironmentName, Isolation, Owner, Setup
+from gateway.core.task_ports import MAX_TASK_BYTES
+from gateway.fronts.ops_tasks import MAX_PROBED, TaskRoutes
+from gateway.stores.memory_tasks import MemoryTaskStore
+from gateway.tasks.registry import TaskRegistry
+from gateway.tasks.run_time import RunTimeTasks
+from gateway.tasks.signing import make_keys, read_private, read_trusted, sign
+from tests.fakes.eventually import until
+from tests.service.stack import Replica, Stack, environment, stack, tasks
+from tests.service.wire import under_way
+
+ROUTE = "/admin/v1/tasks"
+MATH = EnvironmentName("math")
+OPERATOR = Owner("operator")
+FILES = tasks(train=[{"id": "t0", "tags": ["sum"]}, {"id": "t1"}])
+MAX_BODY_BYTES = 4 * 2**20
+
+
+class World:
+    """A replica whose operators' routes are served."""
+
+    def __init__(self, built: Stack, replica: Replica, client: httpx.AsyncClient, run_time: RunTimeTasks) -> None:
+        self.built = built
+        self.replica = replica
+        self.client = client
+        self.tasks = run_time
+
+    async def post(self, document: object, path: str = ROUTE, **query: str) -> httpx.Response:
+        return await self.client.post(path, json=document, params=query)
+
+    async def listed(self, **query: str) -> list[str]:
+        answer = await self.client.get(ROUTE, params=query)
+        assert answer.status_code == 200, answer.text
+        return [row["id"] for row in answer.json()["tasks"]]
+
+
+def probe_of(replica: Replica) -> Any:
+    """Open an episode, wait for its prompt, end it; as a gateway does."""
+
+    async def probe(environment: Environment, task: dict[str, Any]) -> None:
+        name = f"probe-{secrets.token_hex(8)}"
+        await replica.sessions.open(
+            owner=OPERATOR, name=name, environment=environment, setup=Setup(spec=task), fingerprint=name
+        )
+        try:
+            await replica.sessions.prompt(OPERATOR, name, within_s=20)
+        finally:
+            await asyncio.shield(replica.sessions.close(OPERATOR, name))
+
+    return probe
+
+
+@contextlib.asynccontextmanager
+async def world(**routes: Any) -> AsyncIterator[World]:
+    environments = (environment("math"), replace(environment("coding"), isolation=Isolation.SANDBOX))
+    async with stack(*environments) as built:
+        replica = built.first
+        registry = TaskRegistry(
+            {MATH: FILES}, env_types={one.name: ("sums",) * (one.name == MATH) for one in environments}
+        )
+        run_time = RunTimeTasks(registry=registry, store=MemoryTaskStore(), environments=environments)
+        given = {"probe": probe_of(replica), "max_body_bytes": MAX_BODY_BYTES, **routes}
+        replica.app = Starlette(routes=TaskRoutes(tasks=run_time, **given).routes())  # type: ignore[assignment]
+        async with replica.looping(), replica.serving() as client:
+            yield World(built, replica, client, run_time)
+
+
+@pytest.fixture
+async def here() -> AsyncIterator[World]:
+    async with world() as built:
+        yield built
+
+
+def task(id: str = "custom/a", env_type: str = "math", **more: Any) -> dict[str, Any]:
+    return {"id": id, "env_type": env_type, "instruction": "go", **more}
+
+
+def problems(answer: httpx.Response) -> list[str]:
+    assert answer.status_code == 400, answer.text
+    body = answer.json()
+    assert body["code"] == "task_invalid"
+    assert all(problem["message"] for problem in body["problems"])
+    return [problem["path"] for problem in body["problems"]]
+
+
+# -- adding -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_task_that_is_added_can_be_looked_at_and_removed(here: World) -> None:
+    added = await here.post(task("custom/login-test", tags=["x"]))
+
+    assert added.status_code == 201
+    assert added.json() == {
+        "tasks": [{"environment": "math", "id": "custom/login-test", "split": "custom", "index": 0, "replaced": False}],
+        "signed_by": None,
+    }
+    found = (await here.client.get(f"{ROUTE}/math/custom/login-test")).json()
+    assert found["task"] == task("custom/login-test", tags=["x"])
+    assert (found["split"], found["index"], found["source"], found["tags"]) == ("custom", 0, "run time", ["x"])
+    assert (await here.client.delete(f"{ROUTE}/math/custom/login-test")).status_code == 204
+    gone = await here.client.get(f"{ROUTE}/math/custom/login-test")
+    assert (gone.status_code, gone.json()["detail"]) == (404, "Unknown task: custom/login-test")
+    assert (await here.client.delete(f"{ROUTE}/math/custom/login-test")).status_code == 404
+
+
+async def test_several_are_added_all_or_none(here: World) -> None:
+    assert (await here.post({"tasks": [task("a"), task("b", "coding")]})).status_code == 201
+
+    refused = await here.post({"tasks": [task("c"), task("a")]})
+
+    assert (refused.status_code, refused.json()["code"]) == (409, "task_exists")
+    assert await here.listed() == ["b", "t0", "t1", "a"]
+
+
+async def test_one_that_is_there_is_replaced_only_when_told_to(here: World) -> None:
+    await here.post(task("a"))
+
+    assert (await here.post(task("a", tags=["new"]))).status_code == 409
+    replaced = await here.post(task("a", tags=["new"]), replace="true")
+
+    assert (replaced.status_code, replaced.json()["tasks"][0]["replaced"]) == (200, True)
+    assert await here.listed(tag="new") == ["a"]
+    assert (await here.post({"tasks": [task("a"), task("b")]}, replace="true")).status_code == 201
+    assert (await here.post(task("t0"), replace="true")).status_code == 409, "it stands in a file"
+
+
+async def test_split_and_environment_may_be_said_in_the_query(here: World) -> None:
+    added = await here.post({"id": "a"}, split="train", environment="math")
+
+    assert added.json()["tasks"][0] | {"replaced": None} == {
+        "environment": "math",
+        "id": "a",
+        "split": "train",
+        "index": 2,
+        "replaced": None,
+    }
+
+
+async def test_an_environment_s_other_name_leads_to_its_tasks(here: World) -> None:
+    await here.post(task("a", "sums"))
+
+    assert (await here.client.get(f"{ROUTE}/sums/a")).json()["environment"] == "math"
+    assert await here.listed(environment="sums", split="custom") == ["a"]
+    assert (await here.client.delete(f"{ROUTE}/sums/a")).status_code == 204
+
+
+async def test_who_added_and_removed_what_is_logged(here: World, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "gateway.fronts.ops_tasks")
+
+    await here.post({"tasks": [task(f"t-{number}") for number in range(12)]})
+    await here.client.delete(f"{ROUTE}/math/t-3")
+
+    added, removed = (record.getMessage() for record in caplog.records if record.name == "gateway.fronts.ops_tasks")
+    assert added.startswith("tasks_added tasks=math/t-0,math/t-1,")
+    assert added.endswith("math/t-9+2 by= signed_by=")
+    assert removed == "task_removed environment=math id=t-3 by="
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("application/yaml", b"# one\nid: a\nenv_type: math\n---\nid: b\nenv_type: sums\n"),
+        ("text/yaml; charset=utf-8", b"tasks:\n- {id: a, env_type: math}\n- {id: b, env_type: math}\n"),
+        ("application/x-ndjson", b'{"id":"a","env_type":"math"}\n{"id":"b","env_type":"math"}\n'),
+        ("application/json", b'[{"id":"a","env_type":"math"},{"id":"b","env_type":"math"}]'),
+        ("", b'{"tasks":[{"id":"a","env_type":"math"},{"id":"b","env_type":"math"}]}'),
+    ],
+)
+async def test_tasks_may_come_as_yaml_json_lines_or_json(here: World, kind: str, body: bytes) -> None:
+    answer = await here.client.post(ROUTE, content=body, headers={"content-type": kind})
+
+    assert answer.status_code == 201, answer.text
+    assert await here.listed(split="custom") == ["a", "b"]
+
+
+async def test_every_problem_is_told_with_its_path_and_nothing_is_kept(here: World) -> None:
+    wrong = [task("a"), task("b", "nosuch"), {"instruction": 3}, task("d", evaluation={"script": "x", "module": "y"})]
+
+    answer = await here.post({"tasks": wrong})
+
+    assert problems(answer) == [
+        "tasks[1].env_type",
+        "tasks[2].env_type",
+        "tasks[2].id",
+        "tasks[2].instruction",
+        "tasks[3].evaluation.module",
+        "tasks[3].evaluation.script",
+    ]
+    assert await here.listed(split="custom") == []
+    assert problems(await here.post(task("a", tags=[3]))) == ["tags[0]"]
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "said"),
+    [
+        (b"{", "application/json", "not JSON"),
+        (b"[" * 100_000, "application/json", "not JSON"),
+        (b"\xff", "application/json", "not UTF-8"),
+        (b"a: !!python/name:os.system", "application/yaml", "not YAML"),
+        (b"a: &x 1\nb: *x", "application/yaml", "aliases"),
+        (b"[]", "application/json", "no task"),
+        (b"", "application/yaml", "no task"),
+        (b'["a"]', "application/json", "a task is an object"),
+        (json.dumps([task(f"t{n}") for n in range(2001)]).encode(), "application/json", "2001 tasks at once"),
+    ],
+)
+async def test_a_body_that_is_none_is_told(here: World, body: bytes, kind: str, said: str) -> None:
+    answer = await here.client.post(ROUTE, content=body, headers={"content-type": kind})
+
+    assert answer.status_code == 400
+    assert said in answer.json()["detail"]
+
+
+async def test_what_is_too_large_is_refused(here: World) -> None:
+    large = task("a", config={"x": "x" * MAX_TASK_BYTES})
+    many = {"tasks": [task(str(n), config={"x": "x" * (MAX_TASK_BYTES // 2)}) for n in range(10)]}
+
+    for document in (large, many):
+        answer = await here.post(document)
+        assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
+    assert await here.listed(split="custom") == []
+
+
+@pytest.mark.parametrize(
+    "query", [{"limit": "0"}, {"limit": "x"}, {"limit": "1001"}, {"after": "x"}, {"tags": "x"}, {"replace": "true"}]
+)
+async def test_a_query_that_is_none_is_told(here: World, query: dict[str, str]) -> None:
+    answer = await here.client.get(ROUTE, params=query)
+
+    assert (answer.status_code, answer.json()["code"]) == (400, "invalid_request")
+    assert next(iter(query)) in answer.json()["detail"]
+    assert (await here.post(task(), replace="perhaps")).status_code == 400
+    assert (await here.post(task(), split="a b")).status_code == 400
+
+
+async def test_a_listing_comes_in_pages_and_can_be_narrowed_down(here: World) -> None:
+    await here.post({"tasks": [task("a", tags=["sum"]), task("b", "coding")]})
+
+    first = (await here.client.get(ROUTE, params={"limit": "2"})).json()
+    second = (await here.client.get(ROUTE, params={"limit": "2", "after": first["next"]})).json()
+
+    assert [row["id"] for row in (*first["tasks"], *second["tasks"])] == ["b", "t0", "t1", "a"]
+    assert second["next"] is None
+    assert [row["source"] for row in second["tasks"]] == ["file", "run time"]
+    assert await here.listed(tag="sum") == ["t0", "a"]
+    assert await here.listed(environment="coding") == ["b"]
+    assert await here.listed(environment="nosuch") == []
+
+
+# -- trying -------------------------------------------------------------------------------------------------------
+
+
+async def test_tasks_are_tried_each_by_an_episode_of_which_nothing_is_left(here: World) -> None:
+    document = {"tasks": [task("good"), task("bad", on_create="refuse"), task("other", "coding")]}
+
+    answer = await here.post(document, f"{ROUTE}/validate")
+
+    results = answer.json()["results"]
+    assert [(row["environment"], row["id"], row["ok"]) for row in results] == [
+        ("math", "good", True),
+        ("math", "bad", False),
+        ("coding", "other", True),
+    ]
+    assert results[1]["code"] == "invalid_request"
+    assert results[1]["detail"]
+    assert await here.listed(split="custom") == []
+    assert [await here.replica.used(name) for name in ("math", "coding")] == [0, 0]
+    assert await here.replica.store.sessions() == []
+
+
+async def test_tasks_that_cannot_be_played_are_not_added_when_they_are_to_be_tried(here: World) -> None:
+    refused = await here.post({"tasks": [task("good"), task("bad", on_create="refuse")]}, validate="true")
+
+    assert (refused.status_code, refused.json()["code"]) == (400, "task_refused")
+    assert [row["id"] for row in refused.json()["results"]] == ["bad"]
+    assert await here.listed(split="custom") == []
+    assert (await here.post(task("good"), validate="true")).status_code == 201
+    assert await here.listed(split="custom") == ["good"]
+
+
+async def test_an_operator_who_hangs_up_ends_the_trial(here: World) -> None:
+    document = {"tasks": [task(f"t{n}", on_create="gate") for n in range(3)]}
+
+    async with under_way(here.post(document, f"{ROUTE}/validate")) as (request,):
+        await until(lambda: here.built.backend.workers and here.built.backend.only.waiting)
+        request.cancel()
+        await asyncio.gather(request, return_exceptions=True)
+
+    await here.replica.eventually_used(0)
+    assert here.built.backend.only.created == 0, "the gate stayed shut: nothing but the hang-up ended it"
+    assert await here.listed(split="custom") == []
+
+
+async def test_trials_are_bounded_and_need_a_gateway_that_can(here: World) -> None:
+    many = {"tasks": [task(f"t{n}") for n in range(MAX_PROBED + 1)]}
+
+    assert (await here.post(many, f"{ROUTE}/validate")).status_code == 400
+    assert here.built.backend.workers == {}
+    async with world(probe=None) as other:
+        assert (await other.post(task(), f"{ROUTE}/validate")).status_code == 400
+
+
+# -- signatures ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    """A folder with the trusted key ``lab``, and beside it a key ``other``."""
+    (tmp_path / "trusted").mkdir()
+    make_keys(tmp_path / "trusted" / "lab")
+    make_keys(tmp_path / "other")
+    return tmp_path / "trusted"
+
+
+@pytest.mark.parametrize("signatures", ["optional", "required"])
+async def test_a_bundle_of_a_trusted_key_is_taken_and_shown_as_signed(keys: Path, signatures: str) -> None:
+    trusted = read_trusted(keys)
+    async with world(trusted=trusted, signatures=signatures) as here:
+        answer = await here.post(sign([task("a")], read_private(keys / "lab")))
+
+        assert (answer.status_code, answer.json()["signed_by"]) == (201, trusted.ids[0])
+        assert (await here.client.get(f"{ROUTE}/math/a")).json()["signed_by"] == trusted.ids[0]
+
+
+@pytest.mark.parametrize("signatures", ["optional", "required"])
+async def test_a_bundle_that_was_changed_is_always_refused(keys: Path, signatures: str) -> None:
+    bundle = sign([task("a")], read_private(keys / "lab"))
+    bundle["tasks"][0]["instruction"] = "go elsewhere"
+    async with world(trusted=read_trusted(keys), signatures=signatures) as here:
+        for path in (ROUTE, f"{ROUTE}/validate"):
+            answer = await here.post(bundle, path)
+            assert (answer.status_code, answer.json()["code"]) == (403, "bad_signature")
+        assert await here.listed(split="custom") == []
+
+
+async def test_where_signatures_are_required_nothing_else_is_taken(keys: Path) -> None:
+    foreign = sign([task("a")], read_private(keys.parent / "other"))
+    async with world(trusted=read_trusted(keys), signatures="required") as here:
+        for document in (task("a"), {"tasks": [task("a")]}, foreign):
+            answer = await here.post(document)
+            assert (answer.status_code, answer.json()["code"]) == (403, "not_signed")
+        lines = {"content-type": "application/x-ndjson"}
+        assert (await here.client.post(ROUTE, content=json.dumps(task("a")), headers=lines)).status_code == 403
+        assert await here.listed(split="custom") == []
+
+
+async def test_where_signatures_are_optional_an_unknown_key_vouches_for_nothing(keys: Path) -> None:
+    foreign = sign([task("a")], read_private(keys.parent / "other"))
+    async with world(trusted=read_trusted(keys)) as here:
+        answer = await here.post(foreign)
+
+        assert (answer.status_code, answer.json()["signed_by"]) == (201, None)
+        assert problems(await here.post({**foreign, "key": 3})) == ["key"]
+
+
+# -- the command --------------------------------------------------------------------------------------------------
+
+
+async def test_the_commands_drive_a_gateway_from_one_end_to_the_other(here: World, tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text("- {id: custom/a, env_type: math, tags: [x]}\n- {id: custom/b, env_type: coding}\n")
+    bad = tmp_path / "bad.json"
+    bad.write_text(json.dumps(task("custom/bad", on_create="refuse")))
+
+    async def run(*arguments: object) -> Any:
+        words = ["tasks", *map(str, arguments), "--url", str(here.client.base_url)]
+        return await asyncio.to_thread(CliRunner().invoke, commands, words)
+
+    assert (await run("validate", file)).exit_code == 0
+    refused = await run("validate", file, bad)
+    assert refused.exit_code == 2
+    assert f"{bad}: invalid_request: " in refused.output
+    added = await run("add", file)
+    assert added.output.splitlines() == [
+        "added math custom/a (custom/0)",
+        "added coding custom/b (custom/0)",
+    ]
+    again = await run("add", file)
+    assert (again.exit_code, "task_exists" in again.output) == (2, True)
+    assert (await run("add", file, "--replace", "--validate")).output.startswith("replaced math custom/a")
+    assert (await run("add", bad, "--validate")).exit_code == 2
+    listed = await run("list", "--json")
+    assert [json.loads(line)["id"] for line in listed.output.splitlines()] == ["custom/b", "t0", "t1", "custom/a"]
+    assert "custom/a" in (await run("list", "--tag", "x")).output
+    assert (await run("remove", "math", "custom/a")).exit_code == 0
+    assert (await run("remove", "math", "custom/a")).exit_code == 2
+    assert await here.listed(split="custom") == ["custom/b"]

@@ -1,0 +1,108 @@
+"""The command `gateway`, as an operator runs it: what is wrong is one line and exit status 2, never a trace."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[2]
+GATEWAY = str(Path(sys.executable).with_name("gateway"))
+GOOD = """
+name = "quiz"
+image = "quiz"
+
+[pool]
+slots = 4
+
+[loosened]
+network = "bridge"
+
+[tasks]
+directory = "tasks/quiz"
+"""
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Path:
+    """A catalog of one environment with one task; returns the folder above it."""
+    (tmp_path / "env_images" / "quiz").mkdir(parents=True)
+    (tmp_path / "env_images" / "quiz" / "environment.toml").write_text(GOOD)
+    (tmp_path / "tasks" / "quiz").mkdir(parents=True)
+    (tmp_path / "tasks" / "quiz" / "train.jsonl").write_text('{"question":"?"}\n')
+    return tmp_path
+
+
+def run(catalog: Path, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("GATEWAY_")}
+    places = {"GATEWAY_CATALOG_DIR": str(catalog / "env_images"), "GATEWAY_STATE_DIR": str(catalog), "COLUMNS": "160"}
+    sockets = {"GATEWAY_SOCKET_DIR": str(catalog / "s")}
+    given = environ | places | sockets | settings
+    return subprocess.run([GATEWAY, *arguments], env=given, capture_output=True, text=True, timeout=60)
+
+
+def refusal(done: subprocess.CompletedProcess[str]) -> str:
+    """The one line of an error."""
+    assert done.returncode == 2, (done.stdout, done.stderr)
+    assert "Traceback" not in done.stderr
+    return done.stderr.strip()
+
+
+def test_check_says_what_the_configuration_means(catalog: Path) -> None:
+    done = run(catalog, "check")
+
+    assert done.returncode == 0, done.stderr
+    assert "quiz" in done.stdout
+    assert "0-4 x 4 slots" in done.stdout
+    assert "train 1" in done.stdout
+    assert "network=bridge" in done.stdout
+    assert "default environment: quiz" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["check", "serve"])
+def test_a_wrong_environment_stops_with_file_line_and_reason(catalog: Path, command: str) -> None:
+    path = catalog / "env_images" / "quiz" / "environment.toml"
+    path.write_text(GOOD.replace("slots = 4", "slots = 0"))
+
+    assert f"{path}:6: pool.slots: " in refusal(run(catalog, command))
+
+
+@pytest.mark.parametrize("command", ["check", "serve"])
+def test_a_wrong_task_stops_with_file_line_and_reason(catalog: Path, command: str) -> None:
+    path = catalog / "tasks" / "quiz" / "train.jsonl"
+    path.write_text('{"question":"?"}\n[1]\n')
+
+    assert f"{path}:2: a task is a JSON object, not list" in refusal(run(catalog, command))
+
+
+def test_an_unknown_setting_is_named(catalog: Path) -> None:
+    assert "GATEWAY_TYPO" in refusal(run(catalog, "check", GATEWAY_TYPO="1"))
+
+
+def test_a_wrong_setting_is_named(catalog: Path) -> None:
+    assert "GATEWAY_PORT" in refusal(run(catalog, "check", GATEWAY_PORT="http"))
+
+
+def test_a_public_address_without_keys_is_refused(catalog: Path) -> None:
+    assert "refusing to listen on 0.0.0.0 without keys" in refusal(run(catalog, "serve", "--host", "0.0.0.0"))
+
+
+def test_a_store_of_another_kind_is_refused(catalog: Path) -> None:
+    assert "GATEWAY_STORE" in refusal(run(catalog, "serve", GATEWAY_STORE="postgres://h"))
+
+
+def test_an_engine_that_does_not_answer_is_told_at_the_start(catalog: Path) -> None:
+    settings = {"GATEWAY_BACKEND": "docker", "GATEWAY_DOCKER_URL": f"unix://{catalog}/no.sock", "GATEWAY_PORT": "0"}
+
+    assert "engine" in refusal(run(catalog, "serve", **settings))
+
+
+def test_ps_without_a_gateway_says_so(catalog: Path) -> None:
+    done = run(catalog, "ps", "--url", "http://127.0.0.1:1")
+
+    assert done.returncode == 1
+    assert done.stderr.startswith("http://127.0.0.1:1: ")
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,178 @@
+"""Sessions that nobody ends: the control loop does, but not while their worker works for them."""
+
+from __future__ import annotations
+
+import asyncio
+
+from gateway.core.model import session_id
+from tests.fakes.clock import Clock
+from tests.fakes.eventually import until
+from tests.service.stack import IDLE_S, OWNER, environment, running, stack
+from tests.service.wire import call, create, detail, under_way
+
+ID = session_id(OWNER, "one")
+
+
+async def test_an_idle_session_is_closed_at_its_worker_and_its_slot_is_free() -> None:
+    clock = Clock()
+    async with running(clock=clock) as (stack, gateway, client):
+        await create(client)
+        worker = stack.backend.only
+        worker.sessions[ID].idle_s = IDLE_S + 1
+
+        clock.advance(IDLE_S + 1)
+        await gateway.eventually_used(0)
+
+        assert worker.deleted == [ID]
+        late = await call(client)
+        assert (late.status_code, "expired" in detail(late)) == (410, True)
+        assert worker.ran == []
+
+
+async def test_an_expired_session_is_a_404_to_a_ping_as_the_sdks_expect() -> None:
+    clock = Clock()
+    async with running(clock=clock) as (stack, gateway, client):
+        await create(client)
+        stack.backend.only.sessions[ID].idle_s = IDLE_S + 1
+
+        clock.advance(IDLE_S + 1)
+        await gateway.eventually_used(0)
+
+        answer = await client.post("/ping")
+        assert (answer.status_code, detail(answer)) == (404, "Active environment not found")
+
+
+async def test_why_a_session_was_ended_is_forgotten_after_a_while() -> None:
+    clock = Clock()
+    async with running(clock=clock) as (stack, gateway, client):
+        await create(client)
+        stack.backend.only.sessions[ID].idle_s = IDLE_S + 1
+        clock.advance(IDLE_S + 1)
+        await gateway.eventually_used(0)
+
+        clock.advance(601)
+
+        assert (await call(client)).status_code == 404
+
+
+async def test_a_session_is_not_expired_before_its_time() -> None:
+    clock = Clock()
+    async with stack(clock=clock) as built, built.first.serving() as client:
+        async with built.first.looping():
+            await create(client)
+
+        clock.advance(IDLE_S - 1)
+        await built.first.pool.tick()
+
+        assert await built.first.open_sessions() == 1
+
+
+async def test_the_worker_is_asked_first_and_a_busy_session_is_renewed() -> None:
+    clock = Clock()
+    async with running(clock=clock) as (stack, gateway, client):
+        await create(client)
+        worker = stack.backend.only
+        async with client.stream("POST", "/math/call", json={"name": "gate", "input": {}}):
+            await until(lambda: worker.waiting == 1)
+        await gateway.sessions.write_notes()  # the trainer is gone, and the worker goes on
+
+        clock.advance(IDLE_S + 1)
+        await until(lambda: worker.lists_asked >= 1)
+        await gateway.pool.tick()
+
+        assert await gateway.open_sessions() == 1
+        assert worker.sessions[ID].busy == 1
+        worker.gate.set()
+        assert (await call(client)).status_code == 200
+
+
+async def test_a_session_whose_call_ended_a_short_while_ago_keeps_its_idle_time_from_then_on() -> None:
+    clock = Clock()
+    async with running(clock=clock) as (stack, gateway, client):
+        await create(client)
+        worker = stack.backend.only
+        worker.sessions[ID].idle_s = 100.0
+
+        clock.advance(IDLE_S + 1)
+        await until(lambda: worker.lists_asked == 1)
+        await gateway.pool.tick()
+        still_open = await gateway.open_sessions()
+        worker.sessions[ID].idle_s = IDLE_S + 1
+        clock.advance(IDLE_S - 100 + 1)
+        await gateway.eventually_used(0)
+
+        assert still_open == 1
+
+
+async def test_a_call_under_way_here_keeps_its_session() -> None:
+    clock = Clock()
+    async with running(clock=clock) as (stack, gateway, client):
+        await create(client)
+        worker = stack.backend.only
+        async with under_way(call(client, "gate")) as [calling]:
+            await until(lambda: worker.waiting == 1)
+            for _ in range(5):
+                clock.advance(IDLE_S - 1)
+                await gateway.sessions.write_notes()
+
+            assert await gateway.open_sessions() == 1
+            worker.gate.set()
+            assert (await calling).status_code == 200
+        assert worker.lists_asked == 0
+
+
+async def test_a_ping_restarts_the_idle_time() -> None:
+    clock = Clock()
+    async with running(clock=clock) as (_, gateway, client):
+        await create(client)
+        for _ in range(3):
+            clock.advance(IDLE_S - 1)
+            await client.post("/ping")
+            await gateway.sessions.write_notes()
+
+        await gateway.pool.tick()
+
+        assert await gateway.open_sessions() == 1
+
+
+async def test_a_session_whose_worker_does_not_say_is_ended_and_the_worker_drained() -> None:
+    clock = Clock()
+    async with running(environment(close_s=0.2), clock=clock) as (stack, gateway, client):
+        await create(client, on_delete="hang")
+        worker = stack.backend.only
+        worker.listing.clear()
+
+        clock.advance(IDLE_S + 1)
+
+        await until(lambda: worker.worker.id in stack.backend.stopped)
+        await gateway.eventually_used(0)
+
+
+async def test_a_worker_that_does_not_say_holds_up_nobody_else() -> None:
+    clock = Clock()
+    async with running(environment(close_s=30.0), environment("coding"), clock=clock) as (stack, _, client):
+        await create(client)
+        worker = stack.backend.only
+        worker.listing.clear()
+        try:
+            clock.advance(IDLE_S + 1)
+            await until(lambda: worker.lists_asked == 1)
+
+            async with asyncio.timeout(5):  # far below the time that the silent worker is given
+                served = await create(client, sid="two", env_name="coding")
+        finally:
+            worker.listing.set()
+
+        assert served.status_code == 200
+
+
+async def test_a_create_that_nobody_finishes_gives_its_slot_back() -> None:
+    clock = Clock()
+    async with running(environment(slots=1, max_workers=1), clock=clock) as (stack, gateway, client):
+        async with under_way(create(client, on_create="gate")):
+            await until(lambda: stack.backend.workers and stack.backend.only.waiting == 1)
+
+            clock.advance(60)  # beyond setup and close time: the replica that opens it counts as dead
+            await gateway.eventually_used(0)
+
+        assert (await create(client, sid="two")).status_code == 200

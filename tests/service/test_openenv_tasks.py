@@ -1,0 +1,170 @@
+"""Which task a reset plays: an id, a whole task, a place, a seed; and that a wrong one costs nobody their episode."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gateway.core.errors import TaskRateLimited
+from gateway.core.model import Environment
+from tests.service.openenv_world import Json, code, message, world
+from tests.service.stack import environment, tasks
+
+TASKS = tasks(
+    train=[{"question": "1+1"}, {"id": "custom/login", "question": "log in"}, {"id": "easy", "question": "2+2"}],
+    test=[{"id": "easy", "question": "3+3"}, {"id": "hard", "question": "4+4"}],
+)
+
+
+def played(observed: Json) -> tuple[Any, ...]:
+    metadata = observed["metadata"]
+    return observed["observation"]["text"], metadata.get("task_id"), metadata.get("split"), metadata.get("index")
+
+
+@pytest.mark.parametrize(
+    ("wish", "task"),
+    [
+        ({"task": "custom/login"}, ("log in", "custom/login", "train", 1)),
+        ({"task": "math/custom/login"}, ("log in", "custom/login", "train", 1)),
+        ({"task": "calculus/hard"}, ("4+4", "hard", "test", 1)),
+        ({"task": "easy"}, ("2+2", "easy", "train", 2)),
+        ({"task": "easy", "split": "test"}, ("3+3", "easy", "test", 0)),
+        ({"task": {"id": "hard"}}, ("4+4", "hard", "test", 1)),
+        ({"task": None, "seed": 4}, ("log in", "custom/login", "train", 1)),
+        ({"seed": 5}, ("2+2", "easy", "train", 2)),
+        ({"seed": -1}, ("2+2", "easy", "train", 2)),
+        ({"split": "test", "index": 1}, ("4+4", "hard", "test", 1)),
+        ({"split": "test", "index": -1}, ("4+4", "hard", "test", 1)),
+        ({"index": 0}, ("1+1", "train/0", "train", 0)),
+        ({"split": "test", "seed": 7}, ("4+4", "hard", "test", 1)),
+    ],
+)
+async def test_a_reset_plays_the_task_that_it_names(wish: Json, task: tuple[Any, ...]) -> None:
+    known = replace(environment(), env_types=("calculus",))
+    async with world(known, tasks=TASKS) as gw, gw.client() as client:
+        observed = await client.reset(**wish)
+
+        assert played(observed) == task
+        assert observed["observation"]["metadata"] == observed["metadata"]
+
+
+async def test_a_reset_that_names_none_plays_some_task_of_the_split_and_any_seed_always_the_same() -> None:
+    async with world(tasks=TASKS) as gw, gw.client() as client:
+        some = {played(await client.reset())[1] for _ in range(60)}
+
+        assert some == {"train/0", "custom/login", "easy"}
+        for seed in range(6):
+            assert played(await client.reset(seed=seed)) == played(await client.reset(seed=seed + 3))
+
+
+async def test_a_task_may_come_whole_and_goes_to_the_worker_as_it_is() -> None:
+    task = {
+        "id": "inline",
+        "env_type": "math",
+        "instruction": "Add.",
+        "question": "5+5",
+        "config": {"level": 2},
+        "evaluation": {"reward_function": "exact_match('10')"},
+    }
+    async with world(tasks=TASKS) as gw, gw.client() as client:
+        observed = await client.reset(task=task, seed=3, colour="red")
+
+        assert played(observed) == ("5+5", "inline", None, None)
+        [session] = gw.stack.backend.only.sessions.values()
+        assert session.task == task
+        created = next(one for one in gw.stack.backend.only.requests if one.target == "/create")
+        assert b'"seed":3,"config":{"colour":"red"}' in created.body
+
+
+async def test_an_environment_without_tasks_begins_with_what_it_likes() -> None:
+    async with world(tasks={}) as gw, gw.client() as client:
+        observed = await client.reset(seed=3)
+
+        assert observed["observation"]["metadata"] == {}
+        [session] = gw.stack.backend.only.sessions.values()
+        assert session.task == {}
+
+
+WRONG = "VALIDATION_ERROR"
+UNKNOWN = "EXECUTION_ERROR"
+
+
+@pytest.mark.parametrize(
+    ("wish", "told", "words"),
+    [
+        ({"task": 4}, WRONG, "data.task: Input should be a task's id"),
+        ({"task": ["easy"]}, WRONG, "data.task"),
+        ({"seed": "4"}, WRONG, "data.seed: Input should be a valid integer"),
+        ({"seed": True}, WRONG, "data.seed"),
+        ({"index": 1.5}, WRONG, "data.index"),
+        ({"split": 1}, WRONG, "data.split"),
+        ({"episode_id": 1}, WRONG, "data.episode_id"),
+        ({"episode_id": "e" * 256}, WRONG, "data.episode_id"),
+        ({"task": "easy", "index": 1}, WRONG, "data.index: Only one of task and index may be given"),
+        ({"task": "nope"}, UNKNOWN, "Unknown task: nope"),
+        ({"task": ""}, UNKNOWN, "Unknown task: "),
+        ({"task": {"id": "nope"}}, UNKNOWN, "Unknown task: nope"),
+        ({"split": "nope"}, UNKNOWN, "Invalid split: there is no 'nope'; there are train, test"),
+        ({"index": 3}, UNKNOWN, "Invalid index: 3; split 'train' has 3 tasks"),
+        ({"index": -4}, UNKNOWN, "Invalid index"),
+        ({"task": {"env_type": "browser", "instruction": "x"}}, UNKNOWN, "'browser', not of 'math'"),
+        ({"task": "chess/opening"}, UNKNOWN, "'chess', not of 'math'"),
+        ({"task": {"instruction": 4}}, WRONG, "instruction"),
+        ({"task": {"instruction": "x", "config": []}}, WRONG, "config"),
+        ({"task": {"instruction": "x", "module": "os"}}, WRONG, "module: code is not taken from outside"),
+        ({"task": {"evaluation": {"script": "true"}}}, WRONG, "evaluation.script"),
+        ({"task": {"evaluation": {"reward_function": "contains(open('key'))"}}}, WRONG, "evaluation.reward_function"),
+    ],
+)
+async def test_a_task_that_is_none_is_told_so_and_the_episode_goes_on(wish: Json, told: str, words: str) -> None:
+    async with world(environment(), environment("chess"), tasks=TASKS) as gw, gw.client() as client:
+        await client.reset(index=0)
+        await client.step()
+
+        reply = await client.ask("reset", wish)
+
+        assert (code(reply), words in message(reply)) == (told, True), reply
+        if told == WRONG:
+            assert all(entry["loc"][0] == "data" for entry in reply["data"]["errors"])
+        assert (await client.ask("state"))["data"]["step_count"] == 1
+        assert gw.stack.backend.only.created == 1 or told == UNKNOWN
+
+
+async def test_a_task_beyond_its_rate_limit_waits_its_time_and_the_episode_goes_on() -> None:
+    asked: list[tuple[str, Any]] = []
+
+    async def admit(asking: Environment, task: Mapping[str, Any]) -> None:
+        asked.append((asking.name, task.get("id")))
+        if len(asked) > 1:
+            raise TaskRateLimited("task 'easy' may begin once in 60 s", retry_after_s=41.2)
+
+    async with world(tasks=TASKS, admit=admit) as gw, gw.client() as client:
+        await client.reset(task="easy")
+
+        reply = await client.ask("reset", {"task": "easy"})
+
+        assert (code(reply), message(reply)) == (
+            "EXECUTION_ERROR",
+            "task 'easy' may begin once in 60 s; again in 42 s",
+        )
+        assert asked == [("math", "easy")] * 2
+        assert (await client.step())["type"] == "observation"
+
+
+async def test_what_another_replica_was_given_is_fetched_before_it_is_said_to_be_unknown() -> None:
+    fetched: list[str] = []
+
+    async def refresh() -> None:
+        fetched.append("once")
+
+    async with world(tasks=TASKS, refresh=refresh) as gw, gw.client() as client:
+        await client.reset(task="easy")
+        assert not fetched, "what is known needs no look"
+
+        assert code(await client.ask("reset", {"task": "nope"})) == UNKNOWN
+        assert code(await client.ask("reset", {"split": "nope"})) == UNKNOWN
+
+        assert fetched == ["once"] * 2

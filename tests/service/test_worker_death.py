@@ -1,0 +1,265 @@
+"""Workers that die, hang or answer nonsense while sessions are open in them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from gateway.core.model import session_id
+from tests.fakes.eventually import until
+from tests.service.stack import OWNER, environment, running
+from tests.service.wire import EVENT_STREAM, call, create, delete, detail, events, under_way
+
+
+async def test_a_worker_that_dies_before_it_answers_a_call_is_410_with_the_reason_and_the_tool_ran_once() -> None:
+    async with running() as (stack, gateway, client):
+        await create(client)
+        worker = stack.backend.only
+        async with under_way(call(client, "quiet")) as [calling]:
+            await until(lambda: worker.waiting == 1)
+
+            await worker.die()
+            answer = await calling
+
+        again = await call(client)
+        assert answer.status_code == 410
+        assert (again.status_code, "worker_lost" in detail(again)) == (410, True)
+        assert worker.ran == ["quiet"]
+        assert await gateway.used() == 0
+
+
+async def test_a_worker_that_dies_in_mid_stream_ends_it_with_an_error_event() -> None:
+    async with running() as (stack, _, client):
+        await create(client)
+        worker = stack.backend.only
+
+        answer = await call(client, "die_later")
+
+        assert answer.status_code == 200
+        assert [name for name, _ in events(answer.text)] == ["task_id", "error"]
+        assert "worker" in events(answer.text)[-1][1]
+        assert (await call(client)).status_code == 410
+        assert worker.ran == ["die_later"]
+
+
+async def test_all_calls_in_a_worker_that_dies_are_told_and_other_workers_are_left_alone() -> None:
+    async with running(environment(slots=10, max_workers=2)) as (stack, gateway, client):
+        await asyncio.gather(*(create(client, sid=f"s{number}") for number in range(11)))
+        victim, other = sorted(stack.backend.workers.values(), key=lambda worker: -len(worker.sessions))
+        victims = [sid for sid in (f"s{n}" for n in range(11)) if session_id(OWNER, sid) in victim.sessions]
+        others = [sid for sid in (f"s{n}" for n in range(11)) if sid not in victims]
+        async with under_way(*(call(client, "gate", sid=sid) for sid in victims + others)) as calls:
+            await until(lambda: (victim.waiting, other.waiting) == (len(victims), len(others)))
+
+            await victim.die()
+            broken = await asyncio.gather(*calls[: len(victims)])
+            other.gate.set()
+            whole = await asyncio.gather(*calls[len(victims) :])
+
+        assert len(victims) + len(others) == 11
+        assert {events(answer.text)[-1][0] for answer in broken} == {"error"}
+        assert {events(answer.text)[-1][0] for answer in whole} == {"end"}
+        assert await gateway.open_sessions() == len(others)
+
+
+async def test_after_a_death_that_nobody_announced_calls_get_typed_errors_and_an_audit_ends_the_sessions() -> None:
+    async with running() as (stack, gateway, client):
+        await create(client)
+        worker = stack.backend.only
+        async with under_way(call(client, "quiet")) as [calling]:
+            await until(lambda: worker.waiting == 1)
+            await worker.die(announced=False)
+            in_flight = await calling
+
+        unsent = await call(client)
+        await gateway.audit.once()
+        after = await call(client)
+
+        assert in_flight.status_code == 410
+        assert (unsent.status_code, unsent.headers["retry-after"]) == (503, "1")  # no byte went out: nothing ran
+        assert (after.status_code, "worker_lost" in detail(after)) == (410, True)
+        assert worker.ran == ["quiet"]
+        assert await gateway.used() == 0
+
+
+async def test_the_pool_heals_after_a_death() -> None:
+    async with running(environment(min_workers=1, max_workers=1)) as (stack, gateway, client):
+        await gateway.eventually_workers(1)
+        await create(client)
+        dead = stack.backend.only
+
+        await dead.die()
+
+        await until(lambda: dead.worker.id in stack.backend.stopped)
+        assert (await create(client, sid="two")).status_code == 200
+        assert stack.backend.only is not dead
+
+
+@pytest.mark.parametrize("tool", ["fail", "garbage", "die"])
+async def test_a_call_that_may_have_run_is_never_answered_with_500_or_more(tool: str) -> None:
+    async with running() as (stack, _, client):
+        await create(client)
+        worker = stack.backend.only
+
+        answer = await call(client, tool)
+
+        assert answer.status_code == 410
+        assert worker.ran == [tool]
+
+
+async def test_a_call_to_a_silent_worker_ends_with_410(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.upstreams.ors.own.SILENCE_S", 0.2)
+    async with running() as (stack, _, client):
+        await create(client)
+
+        answer = await call(client, "hang")
+
+        assert answer.status_code == 410
+        assert "silent" in detail(answer)
+        assert stack.backend.only.ran == ["hang"]
+
+
+async def test_a_call_that_takes_longer_than_its_environment_allows_ends_with_an_error_event() -> None:
+    async with running(environment(call_s=0.3)) as (stack, _, client):
+        await create(client)
+
+        answer = await call(client, "gate")
+
+        assert [name for name, _ in events(answer.text)] == ["task_id", "error"]
+        assert stack.backend.only.ran == ["gate"]
+
+
+async def test_an_error_event_stands_alone_after_a_piece_of_another_event() -> None:
+    async with running(environment(call_s=0.3)) as (_, _gateway, client):
+        await create(client)
+
+        answer = await call(client, "gate")
+
+        assert answer.text.endswith("\r\n\r\n")
+        assert answer.text.index("\r\n\r\nevent: error\r\n") > 0
+
+
+async def test_a_worker_s_404_that_means_the_operation_is_passed_on_and_the_session_lives() -> None:
+    async with running() as (_, gateway, client):
+        await create(client)
+
+        answer = await call(client, "not_implemented")
+
+        assert (answer.status_code, "does not implement" in detail(answer)) == (404, True)
+        assert (await call(client)).status_code == 200
+        assert await gateway.used() == 1
+
+
+async def test_a_session_that_its_worker_does_not_know_any_more_is_told_as_lost_and_its_slot_is_free() -> None:
+    async with running() as (stack, gateway, client):
+        await create(client)
+        stack.backend.only.sessions.clear()
+
+        first, second = await call(client), await call(client)
+
+        assert (first.status_code, "worker_lost" in detail(first)) == (410, True)
+        assert (second.status_code, "worker_lost" in detail(second)) == (410, True)
+        await gateway.eventually_used(0)
+
+
+async def test_a_teardown_that_fails_drains_the_worker_and_answers_the_trainer() -> None:
+    async with running(environment(slots=2, max_workers=2)) as (stack, gateway, client):
+        await create(client, on_delete="fail")
+        bad = stack.backend.only
+
+        answer = await delete(client)
+        after = await create(client, sid="two")
+
+        assert answer.status_code == 200
+        assert after.status_code == 200
+        assert session_id(OWNER, "two") not in bad.sessions
+        await until(lambda: bad.worker.id in stack.backend.stopped)
+        assert await gateway.used() == 1
+
+
+async def test_a_teardown_that_hangs_is_given_up_and_its_slot_is_not_used_again() -> None:
+    async with running(environment(slots=2, max_workers=2, close_s=0.2)) as (stack, gateway, client):
+        await create(client, on_delete="hang")
+        bad = stack.backend.only
+
+        answer = await delete(client)
+        await create(client, sid="two")
+
+        assert answer.status_code == 200
+        assert session_id(OWNER, "two") not in bad.sessions
+        await until(lambda: bad.worker.id in stack.backend.stopped)
+        assert await gateway.used() == 1
+
+
+async def test_a_worker_that_does_not_answer_a_create_in_time_gives_its_slot_back() -> None:
+    async with running(environment(slots=1, max_workers=1, setup_s=0.3)) as (stack, gateway, client):
+        answer = await create(client, on_create="gate")
+
+        assert answer.status_code in (500, 504)
+        await gateway.eventually_used(0)
+        assert stack.backend.only.deleted == [session_id(OWNER, "one")]
+        assert (await create(client, sid="two")).status_code == 200
+
+
+async def test_a_trainer_that_hangs_up_in_a_call_does_not_end_the_call_or_the_session() -> None:
+    async with running() as (stack, gateway, client):
+        await create(client)
+        worker = stack.backend.only
+        body = json.dumps({"name": "gate", "input": {}})
+        headers = {"Content-Type": "application/json", **EVENT_STREAM}
+        async with client.stream("POST", "/math/call", content=body, headers=headers) as answer:
+            assert answer.status_code == 200
+        busy_in_the_worker = worker.sessions[session_id(OWNER, "one")].busy
+
+        worker.gate.set()
+
+        assert busy_in_the_worker == 1
+        assert (await call(client)).status_code == 200
+        assert worker.ran == ["gate", "echo"]
+        assert await gateway.used() == 1
+
+
+async def test_an_episode_is_opened_elsewhere_when_the_worker_that_it_was_given_has_died_unnoticed() -> None:
+    async with running(environment(max_workers=2)) as (stack, gateway, client):
+        await create(client)
+        dead = stack.backend.only
+        await dead.die(announced=False)
+
+        opened = await create(client, sid="two")
+        answer = await call(client, sid="two")
+
+        assert (opened.status_code, answer.status_code) == (200, 200)
+        assert (await gateway.found("two")).worker != dead.worker.id
+
+
+async def test_an_episode_that_its_worker_dies_over_is_opened_in_another_one() -> None:
+    async with running(environment(max_workers=2)) as (stack, gateway, client):
+        async with under_way(create(client, on_create="gate")) as [opening]:
+            await until(lambda: any(worker.waiting for worker in stack.backend.workers.values()))
+            first = stack.backend.only
+            await first.die()
+            await until(lambda: any(worker.waiting for worker in stack.backend.workers.values() if worker is not first))
+            (second,) = (worker for worker in stack.backend.workers.values() if worker is not first)
+            second.gate.set()
+            opened = await opening
+
+        assert opened.status_code == 200
+        assert (await gateway.found()).worker == second.worker.id
+        assert await gateway.used() == 1
+
+
+async def test_an_episode_that_every_worker_dies_over_is_refused_after_the_second() -> None:
+    async with running(environment(max_workers=1)) as (stack, gateway, client):
+        died: set[str] = set()
+        async with under_way(create(client, on_create="gate")) as [opening]:
+            for _ in range(2):
+                await until(lambda: any(w.waiting for id, w in stack.backend.workers.items() if id not in died))
+                (worker,) = (w for id, w in stack.backend.workers.items() if id not in died)
+                died.add(worker.worker.id)
+                await worker.die()
+            refused = await opening
+
+        assert refused.status_code == 502
+        assert await gateway.used() == 0

@@ -1,0 +1,97 @@
+"""From a ``sample_id`` to a task and a seed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gateway.core.errors import UnknownTask
+from gateway.core.model import Areal, Environment, EnvironmentName, Registered, Split, TaskSpec
+from gateway.fronts.areal_samples import find_sample, seed_of
+from gateway.offers import Offers, Refreshing
+from gateway.tasks.registry import TaskRegistry
+
+SPLITS = {
+    "train": [{"id": "t-0"}, {"id": "1"}, {"n": 2}],
+    "dev": [{"id": "dev-001-dev-00000", "aliases": ["dev-001-00000"]}, {"id": "t-0", "in": "dev"}],
+}
+TASKS = TaskRegistry(
+    {EnvironmentName("os"): {name: [json.dumps(task).encode() for task in some] for name, some in SPLITS.items()}}
+)
+
+
+class Nobody:
+    """Our own environments' workers are not asked for tasks."""
+
+    async def registered(self, environment: Environment) -> Registered:
+        raise AssertionError
+
+    async def splits(self, environment: Environment) -> list[Split]:
+        raise AssertionError
+
+    async def count(self, environment: Environment, split: str) -> int:
+        raise AssertionError
+
+    async def tasks_of(self, environment: Environment, split: str, start: int, stop: int) -> list[TaskSpec]:
+        raise AssertionError
+
+
+OFFERS = Offers(TASKS, followed=Refreshing(None), asked=Nobody())
+
+
+def environment(split: str) -> Environment:
+    return Environment(
+        name=EnvironmentName("os"), image="os", directory=Path("/"), command=("x",), areal=Areal(split=split)
+    )
+
+
+@pytest.mark.parametrize(
+    ("split", "sample", "place"),
+    [
+        pytest.param("train", "t-0", "train/0", id="an id"),
+        pytest.param("dev", "t-0", "dev/1", id="an id that stands in two splits: the served one"),
+        pytest.param("train", "dev-001-dev-00000", "dev/0", id="an id of another split"),
+        pytest.param("train", "dev-001-00000", "dev/0", id="an alias"),
+        pytest.param("train", "1", "train/1", id="an id that looks like an index"),
+        pytest.param("dev", "1", "train/1", id="an id of another split goes before an index"),
+        pytest.param("train", "2", "train/2", id="an index"),
+        pytest.param("dev", "0", "dev/0", id="an index in the served split"),
+        pytest.param("train", "00002", "train/2", id="an index with zeros"),
+    ],
+)
+async def test_a_sample_is_an_id_or_an_alias_or_else_an_index(split: str, sample: str, place: str) -> None:
+    name, index = place.split("/")
+
+    found = await find_sample(OFFERS, environment(split), sample)
+
+    assert (found.place, found.spec) == (place, SPLITS[name][int(index)])
+
+
+@pytest.mark.parametrize("sample", ["3", "-1", "", " 1", "1.0", "²", "nosuch", "9" * 18, "9" * 5000])
+async def test_what_is_none_of_these_is_unknown(sample: str) -> None:
+    with pytest.raises(UnknownTask):
+        await find_sample(OFFERS, environment("train"), sample)
+
+
+async def test_an_index_without_its_split_is_unknown_and_says_why() -> None:
+    with pytest.raises(UnknownTask, match="no split 'test'"):
+        await find_sample(OFFERS, environment("test"), "0")
+
+
+async def test_an_index_that_is_too_high_says_which_there_are() -> None:
+    with pytest.raises(UnknownTask, match="0 to 2"):
+        await find_sample(OFFERS, environment("train"), "3")
+
+
+@pytest.mark.parametrize(("sample", "seed"), [("0", 0x5FECEB66 >> 1), ("train-002-logs-00017", 0xE9D40966 >> 1)])
+def test_a_seed_is_the_same_for_ever(sample: str, seed: int) -> None:
+    assert seed_of(sample) == seed
+
+
+def test_a_seed_fits_into_31_bits_and_tells_samples_apart() -> None:
+    seeds = {seed_of(str(number)) for number in range(1000)}
+
+    assert len(seeds) == 1000
+    assert all(0 <= seed < 2**31 for seed in seeds)

@@ -1,0 +1,75 @@
+"""What an audit concludes, as a table: the store before, the backend, the store after."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.audit import Findings, compare
+from gateway.core.model import EnvironmentName, Found, Worker, WorkerId, WorkerState
+
+READY, STARTING, DRAINING = WorkerState.READY, WorkerState.STARTING, WorkerState.DRAINING
+
+
+def stored(**states: WorkerState) -> dict[WorkerId, Worker]:
+    return {
+        WorkerId(id): Worker(id=WorkerId(id), environment=EnvironmentName("math"), digest="d", slots=1, state=state)
+        for id, state in states.items()
+    }
+
+
+def seen(*running: str, dead: tuple[str, ...] = ()) -> list[Found]:
+    return [
+        Found(
+            id=WorkerId(id),
+            environment=EnvironmentName("math"),
+            digest="d",
+            address="unix:/run/a",
+            running=id not in dead,
+        )
+        for id in (*running, *dead)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("before", "found", "after", "orphans", "lost", "adopted"),
+    [
+        pytest.param({}, seen(), {}, [], [], [], id="nothing anywhere"),
+        pytest.param(stored(a=READY), seen("a"), stored(a=READY), [], [], ["a"], id="known to both"),
+        pytest.param(stored(a=DRAINING), seen("a"), stored(a=DRAINING), [], [], ["a"], id="draining ones are adopted"),
+        pytest.param({}, seen("a"), {}, ["a"], [], [], id="known to the backend only"),
+        pytest.param({}, seen(dead=("a",)), {}, ["a"], [], [], id="a dead one that nobody knows"),
+        pytest.param(stored(a=READY), seen(), stored(a=READY), [], ["a"], [], id="known to the store only"),
+        pytest.param(stored(a=DRAINING), seen(), stored(a=DRAINING), [], ["a"], [], id="a draining one that is gone"),
+        pytest.param(stored(a=READY), seen(dead=("a",)), stored(a=READY), [], ["a"], [], id="known to both, but dead"),
+        pytest.param(stored(a=STARTING), seen(), stored(a=STARTING), [], [], [], id="not made yet"),
+        pytest.param(stored(a=STARTING), seen("a"), stored(a=STARTING), [], [], [], id="made, and not ready yet"),
+        pytest.param(
+            stored(a=STARTING), seen(dead=("a",)), stored(a=STARTING), [], [], [], id="its start fails by itself"
+        ),
+        pytest.param(stored(a=STARTING), seen("a"), stored(a=READY), [], [], [], id="became ready meanwhile"),
+        pytest.param({}, seen("a"), stored(a=STARTING), [], [], [], id="was added meanwhile"),
+        pytest.param(stored(a=STARTING), seen("a"), {}, [], [], [], id="its start failed meanwhile"),
+        pytest.param(
+            stored(a=READY, b=READY, c=STARTING),
+            seen("a", "d", "e", dead=("f",)),
+            stored(a=READY, b=READY, c=STARTING, e=STARTING),
+            ["d", "f"],
+            ["b"],
+            ["a"],
+            id="all at once",
+        ),
+    ],
+)
+def test_only_what_is_certain_is_removed_or_ended(
+    before: dict[WorkerId, Worker],
+    found: list[Found],
+    after: dict[WorkerId, Worker],
+    orphans: list[str],
+    lost: list[str],
+    adopted: list[str],
+) -> None:
+    assert compare(before, found, after) == Findings(
+        orphans=tuple(map(WorkerId, orphans)),
+        lost=tuple(map(WorkerId, lost)),
+        adopted=tuple(map(WorkerId, adopted)),
+    )

@@ -1,0 +1,546 @@
+"""Reading ``environment.toml``: what is refused, and that each refusal names file, line and reason."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.catalog import Catalog, describe, load_catalog
+from gateway.core.errors import ConfigError, UnknownEnvironment
+from gateway.core.model import (
+    ActionMapping,
+    ActionType,
+    Areal,
+    CustomTasks,
+    Environment,
+    EnvironmentName,
+    Isolation,
+    Limits,
+    Loosened,
+    ObservationType,
+    OpenEnv,
+    PoolPolicy,
+    Protocol,
+    ResetMapping,
+    SandboxLimits,
+    Server,
+    Timeouts,
+    Volume,
+)
+from gateway.environment_files import OPERATIONS, OUR_ROUTES, RESERVED, ROOT_ROUTES, line_of, read_environment
+
+GOOD = 'name = "math"\nimage = "env-math"\n'
+SANDBOX = GOOD + 'isolation = "sandbox"\n'
+FULL = """\
+# all of it
+name = "math"
+image = "env-math:1"
+description = "Sums."
+command = ["python3", "-m", "sums"]
+upstream_name = "mathenv"
+
+[variables]
+LEVEL = "hard"
+
+[pool]
+slots = 8
+min_workers = 1
+max_workers = 3
+idle_worker_s = 5
+max_uses = 100
+
+[limits]
+memory_mib = 256
+cpus = 0.5
+pids = 64
+tmp_mib = 8
+
+[timeouts]
+idle_s = 30
+start_s = 31.5
+open_s = 32
+setup_s = 33
+call_s = 34
+close_s = 35
+
+[loosened]
+user = "0:0"
+writable_root = true
+network = "bridge"
+capabilities = ["SYS_PTRACE"]
+
+[areal]
+name = "math-gateway"
+description = "Sums, one answer each."
+split = "extra"
+max_turns = 8
+observation_type = "messages"
+action_type = "structured"
+start_s = 40
+step_s = 41.5
+
+[tasks]
+directory = "tasks/math"
+"""
+
+
+def written(root: Path, text: str | bytes, folder: str = "math") -> Path:
+    """Write an environment's file where a catalog has it."""
+    path = root / "env_images" / folder / "environment.toml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def complaint(path: Path) -> str:
+    """Why the file at *path* is refused, without the path's folder."""
+    with pytest.raises(ConfigError) as refusal:
+        read_environment(path)
+    return refusal.value.detail.replace(f"{path.parent}/", "")
+
+
+# -- reading --------------------------------------------------------------------------------------------------------
+
+
+def test_two_lines_are_an_environment_with_the_documented_defaults(tmp_path: Path) -> None:
+    environment = read_environment(written(tmp_path, GOOD))
+
+    assert environment == Environment(
+        name=EnvironmentName("math"),
+        image="env-math",
+        directory=(tmp_path / "env_images" / "math").resolve(),
+        command=("python3", "server.py"),
+    )
+
+
+def test_every_key_arrives_where_it_belongs(tmp_path: Path) -> None:
+    (tmp_path / "tasks" / "math").mkdir(parents=True)
+    (tmp_path / "tasks" / "math" / "extra.jsonl").touch()
+
+    environment = read_environment(written(tmp_path, FULL))
+
+    assert environment == Environment(
+        name=EnvironmentName("math"),
+        image="env-math:1",
+        description="Sums.",
+        directory=(tmp_path / "env_images" / "math").resolve(),
+        command=("python3", "-m", "sums"),
+        upstream_name="mathenv",
+        variables={"LEVEL": "hard"},
+        pool=PoolPolicy(slots=8, min_workers=1, max_workers=3, idle_worker_s=5, max_uses=100),
+        limits=Limits(memory_bytes=256 * 2**20, cpus=0.5, pids=64, tmp_bytes=8 * 2**20),
+        timeouts=Timeouts(idle_s=30, start_s=31.5, open_s=32, setup_s=33, call_s=34, close_s=35),
+        loosened=Loosened(user="0:0", writable_root=True, network="bridge", capabilities=("SYS_PTRACE",)),
+        areal=Areal(
+            name="math-gateway",
+            description="Sums, one answer each.",
+            split="extra",
+            max_turns=8,
+            observation_type=ObservationType.MESSAGES,
+            action_type=ActionType.STRUCTURED,
+            start_s=40,
+            step_s=41.5,
+        ),
+        tasks=(tmp_path / "tasks" / "math").resolve(),
+    )
+    assert environment.worker_name == "mathenv"
+
+
+def test_the_split_that_areal_serves_has_to_be_there(tmp_path: Path) -> None:
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "test.jsonl").touch()
+    tasks = '[tasks]\ndirectory = "tasks"\n'
+
+    said = complaint(written(tmp_path, GOOD + tasks + '[areal]\nsplit = "train"\nmax_turns = 3\n'))
+    served = read_environment(written(tmp_path, GOOD + tasks + '[areal]\nsplit = "test"\n'))
+    by_default = read_environment(written(tmp_path, GOOD + tasks))
+
+    assert said.startswith("environment.toml:6: areal.split: ")
+    assert "train.jsonl: no such file" in said
+    assert (served.areal.split, by_default.areal) == ("test", Areal())
+
+
+def test_an_environment_of_sandboxes_may_bound_them_and_have_a_network(tmp_path: Path) -> None:
+    limits = "memory_mib = 256\npids = 64\ndisk_mib = 32\ncpu_s = 60"
+    text = f'{SANDBOX}[sandbox]\n{limits}\n[loosened]\nnetwork = "mirrors"\n'
+
+    environment = read_environment(written(tmp_path, text))
+
+    assert environment.isolation is Isolation.SANDBOX
+    assert environment.sandbox == SandboxLimits(memory_bytes=2**28, pids=64, disk_bytes=2**25, cpu_s=60)
+    assert read_environment(written(tmp_path, SANDBOX)).sandbox == SandboxLimits()
+    assert describe(environment)["loosened"][1:] == ["network=mirrors"]
+    assert "SETUID, SETGID" in describe(environment)["loosened"][0]
+
+
+def test_a_tasks_folder_may_be_absolute(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+
+    environment = read_environment(written(tmp_path, GOOD + f'[tasks]\ndirectory = "{elsewhere}"\n'))
+
+    assert environment.tasks == elsewhere.resolve()
+
+
+def test_exclusive_environments_have_workers_for_one_session(tmp_path: Path) -> None:
+    text = GOOD + 'isolation = "exclusive"\n[pool]\nslots = 1\nmax_uses = 1\n'
+
+    assert read_environment(written(tmp_path, text)).isolation is Isolation.EXCLUSIVE
+
+
+# -- refusals -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "reason"),
+    [
+        pytest.param(GOOD + 'colour = "red"\n', "3: colour", "Extra inputs", id="unknown key"),
+        pytest.param(GOOD + "[pool]\nsolts = 3\n", "4: pool.solts", "Extra inputs", id="unknown key in a table"),
+        pytest.param(GOOD + "[areal]\nmax_turns = 0\n", "4: areal.max_turns", "greater than", id="no turns"),
+        pytest.param(
+            GOOD + '[areal]\nobservation_type = "sound"\n',
+            "4: areal.observation_type",
+            "'text'",
+            id="unknown observation",
+        ),
+        pytest.param(GOOD + "[gpu]\nany = 1\n", "3: gpu", "Extra inputs", id="unknown table"),
+        pytest.param('image = "x"\n', "1: name", "Field required", id="missing name"),
+        pytest.param('# why\n\nname = "math"\n', "1: image", "Field required", id="missing image"),
+        pytest.param(GOOD + '[tasks]\nmodule = "a b"\n', "4: tasks.module", "match pattern", id="not a module's name"),
+        pytest.param(GOOD + '[tasks]\nfolder = "../x"\n', "4: tasks.folder", "match pattern", id="not a folder's name"),
+        pytest.param('name = "math"\nimage = ""\n', "2: image", "Field required", id="empty image"),
+        pytest.param('name = 3\nimage = "x"\n', "1: name", "valid string", id="wrong type"),
+        pytest.param(GOOD + '[pool]\nslots = "many"\n', "4: pool.slots", "valid integer", id="wrong type in a table"),
+        pytest.param(GOOD + "[pool]\nslots = 1.5\n", "4: pool.slots", "valid integer", id="a fraction of a slot"),
+        pytest.param(GOOD + "[pool]\nslots = 0\n", "4: pool.slots", "greater than or equal to 1", id="no slots"),
+        pytest.param(GOOD + "[pool]\nmax_workers = 0\n", "4: pool.max_workers", "greater", id="no workers"),
+        pytest.param(GOOD + "[pool]\nmin_workers = -1\n", "4: pool.min_workers", "greater", id="less than no workers"),
+        pytest.param(GOOD + "[limits]\nmemory_mib = 8\n", "4: limits.memory_mib", "greater", id="no memory"),
+        pytest.param(GOOD + "[limits]\ncpus = 0\n", "4: limits.cpus", "greater than 0", id="no processor"),
+        pytest.param(GOOD + "[limits]\ncpus = nan\n", "4: limits.cpus", "", id="a processor that is no number"),
+        pytest.param(GOOD + "[timeouts]\nidle_s = 0\n", "4: timeouts.idle_s", "greater than 0", id="no time"),
+        pytest.param(GOOD + "[timeouts]\nopen_s = inf\n", "4: timeouts.open_s", "finite", id="a wait without an end"),
+        pytest.param(GOOD + "[limits]\ncpus = inf\n", "4: limits.cpus", "finite", id="processors without end"),
+        pytest.param(GOOD + '[loosened]\nuser = "root"\n', "4: loosened.user", "match pattern", id="a user by name"),
+        pytest.param(GOOD + '[loosened]\nnetwork = "a b"\n', "4: loosened.network", "match pattern", id="odd network"),
+        pytest.param(GOOD + 'protocol = "smtp"\n', "3: protocol", "'ors', 'openenv' or 'areal'", id="unknown protocol"),
+        pytest.param(GOOD + 'protocol = "openenv"\n', "3: protocol", "needs [server] port", id="no port"),
+        pytest.param(GOOD + "[sandbox]\npids = 64\n", "3: sandbox", "only for isolation", id="limits of no sandbox"),
+        pytest.param(SANDBOX + "[sandbox]\npids = 0\n", "5: sandbox.pids", "greater than", id="no processes"),
+        pytest.param(SANDBOX + "[sandbox]\nmemory_mib = 1\n", "5: sandbox.memory_mib", "greater", id="tiny sandbox"),
+        *(
+            pytest.param(f"{SANDBOX}[loosened]\n{line}\n", "4: loosened", "only network is free", id=f"sandbox, {line}")
+            for line in ('user = "0:0"', "writable_root = true", 'capabilities = ["SETUID"]')
+        ),
+        pytest.param(
+            GOOD + "[pool]\nmax_workers = 2\nmin_workers = 3\n",
+            "5: pool.min_workers",
+            "more than max_workers",
+            id="least above most",
+        ),
+        pytest.param(
+            GOOD + 'isolation = "exclusive"\n[pool]\nslots = 2\nmax_uses = 1\n',
+            "3: isolation",
+            "slots = 1 and max_uses = 1",
+            id="exclusive with two slots",
+        ),
+        pytest.param(
+            GOOD + 'isolation = "exclusive"\n[pool]\nslots = 1\n', "3: isolation", "max_uses = 1", id="exclusive twice"
+        ),
+        pytest.param(GOOD + '[tasks]\ndirectory = "nosuch"\n', "4: tasks.directory", "no such folder", id="no tasks"),
+        pytest.param(
+            GOOD + '[variables]\nENVSERVER_PORT = "1"\n', "4: variables.ENVSERVER_PORT", "own variable", id="ours"
+        ),
+        pytest.param(GOOD + '[variables]\n"A B" = "1"\n', "variables.A B", "own variable", id="no variable's name"),
+        pytest.param(GOOD + '[variables]\n"A=B" = "1"\n', "variables.A=B", "own variable", id="a name with a sign"),
+        pytest.param(
+            GOOD + "[variables]\nA = 1\n", "4: variables.A", "valid string", id="a variable that is no string"
+        ),
+        pytest.param('name = "math\nimage = "x"\n', "1: ", "at line 1", id="syntax error"),
+        pytest.param(GOOD + "pool = \n", "3: ", "Invalid value", id="a value that is missing"),
+        pytest.param('name = "a"\nname = "b"\n', "2: ", "overwrite", id="a key that stands twice"),
+        pytest.param('name = """math\n\nimage', "3: ", "end of", id="a text that does not end"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_line(tmp_path: Path, text: str, where: str, reason: str) -> None:
+    said = complaint(written(tmp_path, text))
+
+    assert said.startswith("environment.toml:")
+    assert where in said
+    assert reason in said
+
+
+@pytest.mark.parametrize("name", ["Math", "1math", "-math", "ma th", "math/x", "", "m" * 64, "é"])
+def test_a_name_is_short_and_fit_for_a_path(tmp_path: Path, name: str) -> None:
+    said = complaint(written(tmp_path, f'image = "x"\nname = "{name}"\n'))
+
+    assert said.startswith("environment.toml:2: name: ")
+
+
+@pytest.mark.parametrize("name", sorted(RESERVED))
+def test_no_environment_bears_the_name_of_a_route_or_operation(tmp_path: Path, name: str) -> None:
+    said = complaint(written(tmp_path, f'image = "x"\nname = "{name}"\n'))
+
+    assert said.startswith("environment.toml:2: name: ")
+    assert "reserved" in said or not name.isidentifier()
+
+
+def test_the_reserved_names_are_those_of_the_protocol_and_of_our_own_routes() -> None:
+    protocol = (
+        "health version ping list_environments create delete create_session delete_session docs redoc openapi.json"
+    )
+    operations = "tools splits tasks num_tasks task task_range prompt task_tools call messages score_group"
+    ours = "areal api openenv k admin dashboard metrics healthz readyz peers"
+
+    assert set(protocol.split()) == ROOT_ROUTES
+    assert set(operations.split()) == OPERATIONS
+    assert set(ours.split()) == OUR_ROUTES
+
+
+def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
+    said = complaint(written(tmp_path, 'name = "math"\nimage = 3\n[pool]\nslots = 0\n')).splitlines()
+
+    assert [line.split(" ")[0] for line in said] == ["environment.toml:2:", "environment.toml:4:"]
+
+
+def test_a_file_that_is_not_utf8_is_told(tmp_path: Path) -> None:
+    assert "not UTF-8" in complaint(written(tmp_path, b'name = "\xff"\n'))
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+    assert complaint(tmp_path / "environment.toml") == "environment.toml: No such file or directory"
+
+
+@pytest.mark.parametrize("name", ["a b", "a/b", "a?b", "math\\r\\nx: y", "é"])
+def test_a_name_towards_workers_is_fit_for_a_path(tmp_path: Path, name: str) -> None:
+    # It goes into the request line as it is.
+    assert "upstream_name" in complaint(written(tmp_path, GOOD + f'upstream_name = "{name}"\n'))
+
+
+# -- lines ----------------------------------------------------------------------------------------------------------
+
+SOURCE = """\
+name = "math"
+
+[pool]  # how many
+slots = 4
+
+[ limits ]
+"cpus" = 1
+[a.b]
+c.d = 2
+[[list]]
+x = 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("location", "line"),
+    [
+        (("name",), 1),
+        (("nosuch",), 1),
+        (("pool",), 3),
+        (("pool", "slots"), 4),
+        (("pool", "nosuch"), 3),
+        (("limits", "cpus"), 7),
+        (("a", "b"), 8),
+        (("a", "b", "c", "d"), 9),
+        (("a", "b", "c", "d", "0"), 9),
+        (("list",), 10),
+        (("list", "x"), 11),
+        ((), 1),
+    ],
+)
+def test_the_line_of_a_key_is_found_or_that_of_its_table(location: tuple[str, ...], line: int) -> None:
+    assert line_of(SOURCE, location) == line
+
+
+# -- the catalog ----------------------------------------------------------------------------------------------------
+
+
+def catalog_of(tmp_path: Path, *names: str, **options: Any) -> Catalog:
+    for name in names:
+        written(tmp_path, f'name = "{name}"\nimage = "x"\n', folder=name)
+    return load_catalog(tmp_path / "env_images", **options)
+
+
+def test_all_environments_of_the_folder_are_served_by_name(tmp_path: Path) -> None:
+    catalog = catalog_of(tmp_path, "zeta", "alpha")
+
+    assert [environment.name for environment in catalog] == ["alpha", "zeta"]
+    assert (catalog.default.name, len(catalog)) == ("alpha", 2)
+
+
+def test_those_that_are_named_are_served_in_that_order(tmp_path: Path) -> None:
+    catalog = catalog_of(tmp_path, "alpha", "beta", "zeta", names=("zeta", "alpha"))
+
+    assert [environment.name for environment in catalog] == ["zeta", "alpha"]
+
+
+def test_the_default_environment_comes_first(tmp_path: Path) -> None:
+    catalog = catalog_of(tmp_path, "alpha", "beta", "zeta", default="Beta")
+
+    assert [environment.name for environment in catalog] == ["beta", "alpha", "zeta"]
+
+
+def test_names_are_matched_without_regard_to_case(tmp_path: Path) -> None:
+    catalog = catalog_of(tmp_path, "alpha")
+
+    assert catalog.get("ALPHA") is catalog.named("alPHa") is catalog.default
+    assert catalog.get("beta") is None
+    with pytest.raises(UnknownEnvironment, match=r"^unknown environment 'Beta'$"):
+        catalog.named("Beta")
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"names": ("nosuch",)}, "no environment nosuch; there are alpha"),
+        ({"default": "nosuch"}, "default_environment 'nosuch' is not on offer; there are alpha"),
+        ({"names": ("alpha", "alpha")}, "two environments have the same name"),
+    ],
+)
+def test_a_choice_that_cannot_be_met_is_told(tmp_path: Path, options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        catalog_of(tmp_path, "alpha", **options)
+
+
+def test_environments_without_a_command_are_none_for_local_processes(tmp_path: Path) -> None:
+    written(tmp_path, GOOD.replace("math", "pages") + "command = []\n", folder="pages")
+    catalog = catalog_of(tmp_path, "alpha", "beta")
+
+    local = catalog.only_local()
+
+    assert [environment.name for environment in local] == ["alpha", "beta"]
+    assert catalog.named("pages").command == ()
+    with pytest.raises(ConfigError, match="'pages' is not on offer"):
+        catalog.only_local(default="pages")
+
+
+def test_two_files_with_one_name_are_refused(tmp_path: Path) -> None:
+    written(tmp_path, GOOD, folder="copy")
+
+    with pytest.raises(ConfigError, match="the same name"):
+        catalog_of(tmp_path, "math")
+
+
+def test_a_folder_that_is_missing_or_empty_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such folder"):
+        load_catalog(tmp_path / "nosuch")
+    with pytest.raises(ConfigError, match=r"no \*/environment.toml"):
+        load_catalog(tmp_path)
+    with pytest.raises(ConfigError, match="no environment is on offer"):
+        Catalog([])
+
+
+# -- the digest -----------------------------------------------------------------------------------------------------
+
+BASE = Environment(name=EnvironmentName("math"), image="one", directory=Path("/a"), command=("python3", "server.py"))
+WORKERS_ARE_MADE_ANEW = {
+    "name": replace(BASE, name=EnvironmentName("sums")),
+    "image": replace(BASE, image="two"),
+    "command": replace(BASE, command=("python3",)),
+    "protocol": replace(BASE, protocol=Protocol.OPENENV),
+    "isolation": replace(BASE, isolation=Isolation.SANDBOX),
+    "upstream_name": replace(BASE, upstream_name="mathenv"),
+    "variables": replace(BASE, variables={"A": "1"}),
+    "pool.slots": replace(BASE, pool=PoolPolicy(slots=1)),
+    **{
+        f"limits.{field.name}": replace(BASE, limits=replace(BASE.limits, **{field.name: 77}))
+        for field in dataclasses.fields(Limits)
+    },
+    **{
+        f"sandbox.{field.name}": replace(BASE, sandbox=SandboxLimits(**{field.name: 2**20}))
+        for field in dataclasses.fields(SandboxLimits)
+    },
+    **{
+        f"custom_tasks.{name}": replace(BASE, custom_tasks=CustomTasks(**{"module": "m", "folder": "f", name: "x"}))
+        for name in ("module", "folder", "content")
+    },
+    "server.port": replace(BASE, server=Server(port=8000)),
+    "server.url": replace(BASE, server=Server(url="http://127.0.0.1:8000")),
+    "volumes": replace(BASE, volumes=(Volume(source="data", target="/data"),)),
+    "loosened.user": replace(BASE, loosened=Loosened(user="0:0")),
+    "loosened.writable_root": replace(BASE, loosened=Loosened(writable_root=True)),
+    "loosened.network": replace(BASE, loosened=Loosened(network="bridge")),
+    "loosened.capabilities": replace(BASE, loosened=Loosened(capabilities=("SYS_PTRACE",))),
+}
+WORKERS_STAY = {
+    "directory": replace(BASE, directory=Path("/b")),
+    "description": replace(BASE, description="Sums."),
+    "platform_keys": replace(BASE, platform_keys=True),
+    "areal": replace(BASE, areal=Areal(max_turns=7)),
+    "openenv": replace(BASE, openenv=OpenEnv(step_s=7)),
+    "actions": replace(BASE, actions=ActionMapping(default_tool="step")),
+    "resets": replace(BASE, resets=ResetMapping(keys=("task_name",))),
+    "env_types": replace(BASE, env_types=("sums",)),
+    "tasks": replace(BASE, tasks=Path("/tasks")),
+    **{
+        f"pool.{name}": replace(BASE, pool=PoolPolicy(**{name: 7}))  # type: ignore[arg-type]  # none is the flag
+        for name in ("min_workers", "max_workers", "idle_worker_s", "max_uses")
+    },
+    "pool.learns_slots": replace(BASE, pool=replace(BASE.pool, learns_slots=True)),
+    **{
+        f"timeouts.{field.name}": replace(BASE, timeouts=replace(BASE.timeouts, **{field.name: 7.0}))
+        for field in dataclasses.fields(Timeouts)
+    },
+}
+
+
+def test_the_two_tables_name_every_field() -> None:
+    named = {name.partition(".")[0] for name in (*WORKERS_ARE_MADE_ANEW, *WORKERS_STAY)}
+
+    assert named == {field.name for field in dataclasses.fields(Environment)}
+
+
+@pytest.mark.parametrize("changed", WORKERS_ARE_MADE_ANEW.values(), ids=WORKERS_ARE_MADE_ANEW.keys())
+def test_what_a_worker_is_made_from_changes_the_digest(changed: Environment) -> None:
+    assert changed.digest() != BASE.digest()
+
+
+@pytest.mark.parametrize("changed", WORKERS_STAY.values(), ids=WORKERS_STAY.keys())
+def test_what_needs_no_new_workers_leaves_the_digest(changed: Environment) -> None:
+    assert changed.digest() == BASE.digest()
+
+
+def test_the_digest_is_the_same_in_every_process_and_whatever_the_order_of_variables() -> None:
+    one = replace(BASE, variables={"A": "1", "B": "2"})
+    other = replace(BASE, variables={"B": "2", "A": "1"})
+
+    assert one.digest() == other.digest()
+    assert BASE.digest() == replace(BASE).digest()
+    assert len(BASE.digest()) == 16
+
+
+# -- for people -----------------------------------------------------------------------------------------------------
+
+
+def test_what_is_loosened_is_named_word_by_word() -> None:
+    everything = Loosened(user="0:0", writable_root=True, network="bridge", capabilities=("A", "B"))
+
+    assert Loosened().words() == ()
+    assert everything.words() == ("user=0:0", "writable root", "network=bridge", "capability A", "capability B")
+
+
+def test_a_check_shows_what_an_environment_is() -> None:
+    shown = describe(replace(BASE, loosened=Loosened(user="0:0")))
+
+    assert shown == {
+        "name": "math",
+        "image": "one",
+        "protocol": "ors",
+        "isolation": "shared",
+        "workers": "0-4 x 16 slots",
+        "idle_s": 300.0,
+        "loosened": ["user=0:0"],
+    }
+
+
+def test_task_modules_are_told_among_what_is_loosened() -> None:
+    shown = describe(replace(BASE, custom_tasks=CustomTasks(module="custom_tasks.mine", folder="math")))
+
+    assert shown["loosened"] == ["task modules custom_tasks.mine of folder math"]

@@ -1,0 +1,128 @@
+"""Environments whose server somebody else made, or runs: what their ``environment.toml`` may say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway.catalog import Catalog, describe
+from gateway.core.errors import ConfigError
+from gateway.core.model import ActionMapping, Environment, Protocol, ResetMapping, Server, Volume, Wire
+from gateway.environment_files import read_environment
+
+IMAGE = 'name = "counter"\nimage = "counter:1"\nprotocol = "openenv"\n'
+PORT = IMAGE + "[server]\nport = 8000\n"
+STATIC = 'name = "counter"\nprotocol = "openenv"\n[server]\nurl = "http://10.0.0.7:8000/env"\n'
+
+
+def read(tmp_path: Path, text: str) -> Environment:
+    folder = tmp_path / "env_images" / "counter"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "environment.toml"
+    path.write_text(text)
+    return read_environment(path)
+
+
+def test_an_image_with_a_port_is_spoken_to_in_its_protocol(tmp_path: Path) -> None:
+    environment = read(
+        tmp_path,
+        PORT
+        + """ready = "/health"
+[actions]
+default_tool = "step"
+text_field = "message"
+[resets]
+keys = ["seed", "task_name"]
+from_task = { task_name = "environment_config.page" }
+seeds = 5
+[[volumes]]
+source = "/srv/data"
+target = "/data"
+[[volumes]]
+source = "scratch"
+target = "/scratch"
+read_only = false
+""",
+    )
+
+    assert environment.server == Server(port=8000, ready="/health")
+    assert (environment.protocol, environment.wire) == (Protocol.OPENENV, Wire.OPENENV)
+    assert environment.actions == ActionMapping(default_tool="step", text_field="message")
+    assert environment.resets == ResetMapping(
+        keys=("seed", "task_name"), from_task={"task_name": "environment_config.page"}, seeds=5
+    )
+    assert environment.volumes == (
+        Volume(source="/srv/data", target="/data"),
+        Volume(source="scratch", target="/scratch", read_only=False),
+    )
+    assert environment.needs_an_engine
+
+
+@pytest.mark.parametrize(
+    ("pool", "slots", "learns"),
+    [("", 1, False), ("[pool]\nslots = 4\n", 4, False), ('[pool]\nslots = "learn"\n', 1, True)],
+)
+def test_an_openenv_image_holds_one_session_unless_it_says_more(
+    tmp_path: Path, pool: str, slots: int, learns: bool
+) -> None:
+    policy = read(tmp_path, PORT + pool).pool
+
+    assert (policy.slots, policy.learns_slots) == (slots, learns)
+
+
+@pytest.mark.parametrize("protocol", ["ors", "areal"])
+def test_other_servers_hold_many_sessions(tmp_path: Path, protocol: str) -> None:
+    environment = read(tmp_path, PORT.replace("openenv", protocol))
+
+    assert (environment.pool.slots, environment.wire) == (16, Wire(protocol))
+
+
+def test_our_own_images_are_spoken_to_in_our_own_way(tmp_path: Path) -> None:
+    assert read(tmp_path, 'name = "counter"\nimage = "x"\n').wire is Wire.OWN
+
+
+def test_a_command_runs_it_without_its_image(tmp_path: Path) -> None:
+    text = PORT.replace("[server]", 'command = ["uvicorn", "app:app", "--port", "{port}"]\n[server]')
+
+    assert not read(tmp_path, text).needs_an_engine
+
+
+def test_a_server_that_runs_already_is_one_worker_and_needs_no_engine(tmp_path: Path) -> None:
+    environment = read(tmp_path, STATIC)
+
+    assert (environment.server.url, environment.pool.max_workers) == ("http://10.0.0.7:8000/env", 1)
+    assert list(Catalog([environment]).only_local()) == [environment]
+    assert describe(environment)["image"] == "http://10.0.0.7:8000/env"
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "reason"),
+    [
+        (IMAGE, "3: protocol", "needs [server] port, or url"),
+        (PORT + 'url = "http://h"\n', "6: server.url", "either port"),
+        (PORT.replace('image = "counter:1"\n', ""), "1: image", "Field required"),
+        ('image = "x"\n' + STATIC, "1: image", "has no image"),
+        (STATIC + "[pool]\nmax_workers = 2\n", "5: pool", "one worker"),
+        (STATIC.replace("http://10.0.0.7:8000/env", "ftp://h"), "4: server.url", "match pattern"),
+        (STATIC.replace("http://10.0.0.7:8000/env", "http://:80"), "4: server.url", "no host"),
+        (STATIC + '[[volumes]]\nsource = "/a"\ntarget = "/a"\n', "5: volumes", "no volumes"),
+        (PORT.replace("openenv", "ors") + '[pool]\nslots = "learn"\n', "7: pool.slots", "only OpenEnv"),
+        (PORT.replace("openenv", "ors") + "[resets]\nseeds = 3\n", "6: resets", "only OpenEnv"),
+        (PORT.replace("openenv", "ors") + "[timeouts]\nidle_s = 900\n", "7: timeouts.idle_s", "after 900 s"),
+        ('isolation = "sandbox"\n' + PORT, "1: isolation", "our own environment server"),
+        (PORT + '[tasks]\nmodule = "custom"\n', "7: tasks.module", "our own environment server"),
+        ('name = "counter"\nimage = "x"\n[actions]\ntext_field = "a"\n', "3: actions", "other people's"),
+        (PORT + '[[volumes]]\nsource = "../a"\ntarget = "/a"\n', "source", "match pattern"),
+        (PORT + '[[volumes]]\nsource = "/a"\ntarget = "b"\n', "target", "match pattern"),
+        (PORT + 2 * '[[volumes]]\nsource = "/a"\ntarget = "/b"\n', "volumes", "same target"),
+        (PORT + 'ready = "health"\n', "6: server.ready", "match pattern"),
+        (PORT + "[resets]\nseeds = 0\n", "7: resets.seeds", "greater than or equal to 1"),
+    ],
+)
+def test_what_does_not_fit_together_is_told_with_its_line(tmp_path: Path, text: str, where: str, reason: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read(tmp_path, text)
+
+    assert where in str(refused.value)
+    assert reason in str(refused.value)

@@ -1,0 +1,472 @@
+"""Operators' folders of task modules: what counts as a change, and which folders are refused."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gateway import custom_tasks
+from gateway.backends.folders import remove_tree
+from gateway.catalog import Catalog
+from gateway.core.model import CustomTasks, Environment, EnvironmentName
+from gateway.custom_tasks import CustomTaskFolders, FolderRefused, offering, read_folder
+from tests.fakes.eventually import until
+from tests.fakes.user import ordinary_user
+
+BROWSER, GAME = EnvironmentName("browser"), EnvironmentName("game")
+
+
+def environment(name: EnvironmentName, folder: str = "") -> Environment:
+    tasks = CustomTasks(module="custom_tasks.mine", folder=folder) if folder else None
+    return Environment(name=name, image="none", directory=Path("/"), command=("x",), custom_tasks=tasks)
+
+
+@pytest.fixture(autouse=True)
+def usual_umask() -> object:
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    made = tmp_path / "custom_tasks"
+    made.mkdir()
+    return made
+
+
+@pytest.fixture
+def folder(root: Path) -> Path:
+    """A folder as an operator makes it."""
+    made = root / "mine"
+    (made / "templates").mkdir(parents=True)
+    (made / "mine.py").write_text("A = 1\n")
+    (made / "templates" / "login.html").write_text("<form>\n")
+    return made
+
+
+@pytest.fixture
+def heard() -> list[tuple[str, str]]:
+    return []
+
+
+@pytest.fixture
+def folders(root: Path, heard: list[tuple[str, str]]) -> CustomTaskFolders:
+    made = CustomTaskFolders(
+        root, [environment(BROWSER, "mine"), environment(GAME, "games"), environment(EnvironmentName("math"))]
+    )
+    made.changed(lambda name, digest: heard.append((name, digest)))
+    return made
+
+
+def test_the_same_content_elsewhere_has_the_same_digest(folder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    os.utime(copy / "mine.py", (0, 0))
+
+    found, copied = read_folder(folder), read_folder(copy)
+
+    assert (found.digest, found.files) == (copied.digest, 3)
+    assert len(found.digest) == 32
+
+
+def edit(folder: Path) -> None:
+    (folder / "mine.py").write_text("A = 2\n")
+
+
+def edit_below(folder: Path) -> None:
+    (folder / "templates" / "login.html").write_text("<FORM>\n")
+
+
+def edit_and_keep_the_date(folder: Path) -> None:
+    before = (folder / "mine.py").stat()
+    (folder / "mine.py").write_text("A = 2\n")
+    os.utime(folder / "mine.py", ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def add(folder: Path) -> None:
+    (folder / "more.py").touch()
+
+
+def add_a_folder(folder: Path) -> None:
+    (folder / "empty").mkdir()
+
+
+def remove(folder: Path) -> None:
+    (folder / "mine.py").unlink()
+
+
+def rename(folder: Path) -> None:
+    (folder / "mine.py").rename(folder / "ours.py")
+
+
+def move_a_byte(folder: Path) -> None:
+    (folder / "mine.py").write_text("A = 1")
+    (folder / "templates" / "login.html").write_text("\n<form>\n")
+
+
+def link(folder: Path) -> None:
+    (folder / "again.py").symlink_to("mine.py")
+
+
+def file_becomes_a_link(folder: Path) -> None:
+    (folder / "kept.py").write_text("A = 1\n")
+    (folder / "mine.py").unlink()
+    (folder / "mine.py").symlink_to("kept.py")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        edit,
+        edit_below,
+        edit_and_keep_the_date,
+        add,
+        add_a_folder,
+        remove,
+        rename,
+        move_a_byte,
+        link,
+        file_becomes_a_link,
+    ],
+    ids=lambda change: change.__name__,
+)
+def test_every_change_of_the_content_is_another_digest(folder: Path, change: Callable[[Path], None]) -> None:
+    before = read_folder(folder)
+
+    change(folder)
+
+    assert read_folder(folder, before).digest != before.digest
+
+
+@pytest.mark.parametrize(
+    "name", ["__pycache__/mine.cpython-311.pyc", "mine.pyc", "mine.py~", ".mine.py.swp", ".#mine.py"]
+)
+def test_what_python_and_editors_leave_about_does_not_count(folder: Path, name: str) -> None:
+    before = read_folder(folder)
+
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).symlink_to("/nowhere") if name == ".#mine.py" else (folder / name).write_text("x")
+
+    assert read_folder(folder, before).digest == before.digest
+
+
+def test_touching_a_file_is_no_change(folder: Path) -> None:
+    before = read_folder(folder)
+
+    (folder / "mine.py").touch()
+
+    assert read_folder(folder, before).digest == before.digest
+
+
+def test_a_folder_in_which_nothing_changed_is_not_read_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(custom_tasks, "_SETTLED_S", -60.0)  # as if all of it were a minute old
+    before = read_folder(folder)
+
+    assert read_folder(folder, before) is before
+
+    edit(folder)
+    assert read_folder(folder, before).digest != before.digest
+
+
+def test_a_folder_that_was_just_written_is_read_again(folder: Path) -> None:
+    before = read_folder(folder)
+
+    found = read_folder(folder, before)
+
+    assert (found.digest, found is before) == (before.digest, False)
+
+
+def test_a_folder_that_changes_all_the_time_keeps_its_digest_until_it_comes_to_rest(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = read_folder(folder)
+    edit(folder)
+    with monkeypatch.context() as busy:
+        digest_of = custom_tasks._digest
+
+        def interrupted(path: Path, entries: list[custom_tasks._Entry]) -> str:
+            with (path / "log.txt").open("a") as file:
+                file.write("more\n")
+            return digest_of(path, entries)
+
+        busy.setattr(custom_tasks, "_digest", interrupted)
+        during = read_folder(folder, before)
+
+    assert during.digest == before.digest
+    assert read_folder(folder, during).digest != before.digest
+
+
+def open_to_the_group(folder: Path) -> str:
+    folder.chmod(0o775)
+    return f"chmod -R go-w {folder}"
+
+
+def open_to_all(folder: Path) -> str:
+    folder.chmod(0o757)
+    return "mode 0757"
+
+
+def open_file(folder: Path) -> str:
+    (folder / "mine.py").chmod(0o666)
+    return "mine.py"
+
+
+def open_folder_below(folder: Path) -> str:
+    (folder / "templates").chmod(0o777)
+    return "templates"
+
+
+def link_in_its_place(folder: Path) -> str:
+    folder.rename(folder.with_name("real"))
+    folder.symlink_to("real")
+    return "is a link"
+
+
+def file_in_its_place(folder: Path) -> str:
+    shutil.rmtree(folder)
+    folder.touch()
+    return "not a folder"
+
+
+def link_that_leads_out(folder: Path) -> str:
+    (folder / "shadow").symlink_to("/etc/shadow")
+    return "leads out"
+
+
+def link_up(folder: Path) -> str:
+    (folder / "templates" / "up").symlink_to("../../other")
+    return "leads out"
+
+
+def link_that_leads_out_by_a_link(folder: Path) -> str:
+    (folder / "up").symlink_to("templates")
+    (folder / "templates" / "further").symlink_to("../up/../../../x")
+    return "leads out"
+
+
+def absolute_link(folder: Path) -> str:
+    (folder / "same.py").symlink_to(folder / "mine.py")  # in the container the path is another
+    return "leads out"
+
+
+def pipe(folder: Path) -> str:
+    os.mkfifo(folder / "pipe")
+    return "neither a file nor a folder"
+
+
+def a_socket(folder: Path) -> str:
+    before = os.getcwd()
+    os.chdir(folder)  # the path of a socket is short
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind("sock")
+    os.chdir(before)
+    return "neither a file nor a folder"
+
+
+def too_many(folder: Path) -> str:
+    (folder / "many").mkdir()
+    for number in range(custom_tasks.MAX_FILES):
+        (folder / "many" / str(number)).touch()
+    return f"more than {custom_tasks.MAX_FILES} files"
+
+
+def too_large(folder: Path) -> str:
+    with (folder / "large").open("wb") as file:
+        file.truncate(custom_tasks.MAX_BYTES + 1)
+    return f"more than {custom_tasks.MAX_BYTES} bytes"
+
+
+SPOILED = pytest.mark.parametrize(
+    "spoil",
+    [
+        open_to_the_group,
+        open_to_all,
+        open_file,
+        open_folder_below,
+        link_in_its_place,
+        file_in_its_place,
+        link_that_leads_out,
+        link_up,
+        link_that_leads_out_by_a_link,
+        absolute_link,
+        pipe,
+        a_socket,
+        too_many,
+        too_large,
+    ],
+    ids=lambda spoil: spoil.__name__,
+)
+
+
+@SPOILED
+def test_a_folder_that_is_not_safe_is_refused_with_its_cause(folder: Path, spoil: Callable[[Path], str]) -> None:
+    cause = spoil(folder)
+
+    with pytest.raises(FolderRefused) as refused:
+        read_folder(folder)
+
+    assert cause in str(refused.value)
+    assert str(folder) in str(refused.value)
+
+
+def test_a_file_that_cannot_be_read_is_named() -> None:
+    with tempfile.TemporaryDirectory() as name:  # pytest's own are for this user alone
+        os.chmod(name, 0o755)
+        (Path(name) / "mine.py").touch(mode=0)
+
+        with ordinary_user(), pytest.raises(FolderRefused, match=r"mine\.py.*chmod -R a\+rX"):
+            read_folder(Path(name))
+
+
+async def test_the_first_look_tells_of_folders_that_are_there_and_of_no_others(
+    folders: CustomTaskFolders, folder: Path, heard: list[tuple[str, str]]
+) -> None:
+    await folders.look()
+    await folders.look()
+
+    assert heard == [(BROWSER, read_folder(folder).digest)]
+
+
+async def test_an_edit_is_told_once(folders: CustomTaskFolders, folder: Path, heard: list[tuple[str, str]]) -> None:
+    await folders.look()
+    edit(folder)
+    await folders.look()
+    await folders.look()
+
+    assert [name for name, _ in heard] == [BROWSER, BROWSER]
+    assert heard[0] != heard[1]
+    assert heard[1][1] == read_folder(folder).digest
+
+
+async def test_a_folder_that_comes_later_or_goes_away_is_told(
+    folders: CustomTaskFolders, root: Path, heard: list[tuple[str, str]]
+) -> None:
+    await folders.look()
+    (root / "games").mkdir()
+    await folders.look()
+    assert heard == []  # nothing in it
+
+    (root / "games" / "mine.py").touch()
+    await folders.look()
+    shutil.rmtree(root / "games")
+    await folders.look()
+
+    assert [(name, bool(digest)) for name, digest in heard] == [(GAME, True), (GAME, False)]
+
+
+async def test_without_the_folder_of_all_folders_there_is_nothing_and_no_complaint(
+    root: Path, folders: CustomTaskFolders, heard: list[tuple[str, str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    os.rmdir(root)
+
+    await folders.look()
+
+    assert (heard, caplog.records) == ([], [])
+
+
+async def test_without_the_setting_nothing_is_looked_at(heard: list[tuple[str, str]]) -> None:
+    folders = CustomTaskFolders(None, [environment(BROWSER, ".")])
+    folders.changed(lambda name, digest: heard.append((name, digest)))
+
+    await folders.look()
+    await folders.run()
+
+    assert heard == []
+
+
+@SPOILED
+async def test_a_refused_folder_is_one_that_is_not_there_until_it_is_mended(
+    folders: CustomTaskFolders,
+    folder: Path,
+    heard: list[tuple[str, str]],
+    caplog: pytest.LogCaptureFixture,
+    spoil: Callable[[Path], str],
+) -> None:
+    await folders.look()
+    copy = folder.parent.parent / "copy"
+    shutil.copytree(folder, copy)
+
+    cause = spoil(folder)
+    await folders.look()
+    await folders.look()
+    remove_tree(folder)
+    shutil.copytree(copy, folder)
+    await folders.look()
+
+    assert heard == [heard[0], (BROWSER, ""), heard[0]]
+    (complaint,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert complaint.startswith("custom_tasks_refused environment=browser")
+    assert cause in complaint
+
+
+async def test_a_folder_of_folders_that_others_can_write_to_is_refused(
+    folders: CustomTaskFolders, root: Path, folder: Path, heard: list[tuple[str, str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    os.chmod(root, 0o1777)
+
+    await folders.look()
+
+    assert heard == []
+    assert f"chmod -R go-w {root}" in caplog.text
+
+
+async def test_a_look_at_something_else_in_place_of_a_folder_of_folders_is_a_refusal(
+    folders: CustomTaskFolders, root: Path, heard: list[tuple[str, str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    os.rmdir(root)
+    os.mkfifo(root)
+
+    await folders.look()
+
+    assert heard == []
+    assert "Not a directory" in caplog.text
+
+
+async def test_the_catalog_offers_environments_with_their_new_content(root: Path, folder: Path) -> None:
+    catalog = Catalog([environment(BROWSER, "mine"), environment(GAME, "games")])
+    before = {entry.name: entry.digest() for entry in catalog}
+    folders = CustomTaskFolders(root, catalog)
+    folders.changed(offering(catalog))
+
+    await folders.look()
+
+    assert catalog.named(BROWSER).digest() != before[BROWSER]
+    assert catalog.named(GAME).digest() == before[GAME]
+    assert catalog.named(BROWSER).custom_tasks == CustomTasks(
+        module="custom_tasks.mine", folder="mine", content=read_folder(folder).digest
+    )
+
+
+async def test_the_watch_goes_on_after_a_callback_that_failed_and_calls_it_again(
+    root: Path, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folders = CustomTaskFolders(root, [environment(BROWSER, "mine")], poll_s=0.01)
+    calls: list[str] = []
+
+    def fail_once(name: EnvironmentName, digest: str) -> None:
+        calls.append(digest)
+        if len(calls) == 1:
+            raise ValueError("not ready yet")
+
+    folders.changed(fail_once)
+    watching = asyncio.create_task(folders.run())
+    try:
+        await until(lambda: len(calls) == 2)
+        edit(folder)
+        await until(lambda: len(calls) == 3)
+    finally:
+        watching.cancel()
+        await asyncio.wait({watching})
+
+    assert calls[0] == calls[1] != calls[2]
+    assert watching.cancelled()
+    assert "not ready yet" in caplog.text

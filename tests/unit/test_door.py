@@ -1,0 +1,274 @@
+"""Keys at the door: who comes in, by which door, and that nothing behind it ever sees a key."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+
+from gateway.fronts.door import OPEN_PATHS, OPERATOR_SEGMENTS, Door
+
+ALICE, BOB, OLGA = "alice-key-1234", "bobs-key-1234", "olgas-key-1234"
+TRAINERS = {"alice": ALICE, "bob": BOB}
+OPERATORS = {"olga": OLGA}
+
+
+class Inside:
+    """What is behind the door; remembers what came through."""
+
+    def __init__(self) -> None:
+        self.scopes: list[Scope] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scopes.append(scope)
+
+    @property
+    def owner(self) -> str | None:
+        """Who came in last; None if nobody did."""
+        return self.scopes[-1].get("gateway.owner", "(nobody)") if self.scopes else None
+
+
+def scope(
+    path: str = "/call", headers: Mapping[str, str | bytes] | None = None, *, kind: str = "http", **more: Any
+) -> Scope:
+    pairs = [
+        (name.lower().encode(), value if isinstance(value, bytes) else value.encode())
+        for name, value in (headers or {}).items()
+    ]
+    return {"type": kind, "method": "POST", "path": path, "raw_path": path.encode(), "headers": pairs, **more}
+
+
+async def _nothing() -> Message:
+    raise AssertionError("the door reads no body")
+
+
+async def knock(
+    wanted: Scope, *, trainers: Mapping[str, str] = TRAINERS, operators: Mapping[str, str] = OPERATORS
+) -> tuple[Inside, list[Message]]:
+    """Send one request to a door; returns what came through and what was answered."""
+    inside, answers = Inside(), []
+
+    async def send(message: Message) -> None:
+        answers.append(message)
+
+    await Door(inside, trainers=trainers, operators=operators)(wanted, _nothing, send)
+    return inside, answers
+
+
+async def owner_of(wanted: Scope, **keys: Mapping[str, str]) -> str | None:
+    """Whose request it is; None if the door stays shut."""
+    inside, answers = await knock(wanted, **keys)
+    assert bool(inside.scopes) != bool(answers)
+    return inside.owner
+
+
+# -- the forms of a key ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("headers", "owner"),
+    [
+        ({"Authorization": f"Bearer {ALICE}"}, "alice"),
+        ({"Authorization": f"bearer {BOB}"}, "bob"),
+        ({"Authorization": f"Bearer   {ALICE} "}, "alice"),
+        ({"Authorization": ALICE}, "alice"),
+        ({"X-API-Key": BOB}, "bob"),
+        ({"X-API-Key": "", "Authorization": f"Bearer {ALICE}"}, "alice"),
+        ({"Authorization": f"Bearer {ALICE}", "X-API-Key": ""}, "alice"),
+        ({}, None),
+        ({"X-API-Key": ""}, None),
+        ({"Authorization": ""}, None),
+        ({"Authorization": "Bearer"}, None),
+        ({"Authorization": "Bearer "}, None),
+        ({"Authorization": f"Basic {ALICE}"}, None),
+        ({"X-API-Key": ALICE + "x"}, None),
+        ({"X-API-Key": ALICE[:-1]}, None),
+        ({"X-API-Key": ALICE.upper()}, None),
+        ({"X-API-Key": "alice"}, None),
+        ({"X-API-Key": f"alice:{ALICE}"}, None),
+        ({"X-API-Key": b"\xff\xfe\x00"}, None),
+        ({"X-API-Key": OLGA}, None),
+    ],
+)
+async def test_a_key_comes_in_a_header(headers: dict[str, str | bytes], owner: str | None) -> None:
+    assert await owner_of(scope(headers=headers)) == owner
+
+
+@pytest.mark.parametrize(
+    ("path", "raw", "inner", "inner_raw", "owner"),
+    [
+        (f"/k/{ALICE}/math/call", None, "/math/call", b"/math/call", "alice"),
+        (f"/k/{BOB}/", None, "/", b"/", "bob"),
+        (f"/k/{BOB}", None, "/", b"/", "bob"),
+        (f"/k/{ALICE}//ping", None, "//ping", b"//ping", "alice"),
+        (f"/k/{ALICE}/a b/c", f"/k/{ALICE}/a%20b/c".encode(), "/a b/c", b"/a%20b/c", "alice"),
+        ("/k/wrong-key/math/call", None, None, None, None),
+        ("/k/", None, None, None, None),
+        ("/k//math/call", None, None, None, None),
+        (f"/k/{ALICE}x/call", None, None, None, None),
+        (f"/k/{OLGA}/call", None, None, None, None),
+    ],
+)
+async def test_a_key_may_come_in_the_path(
+    path: str, raw: bytes | None, inner: str | None, inner_raw: bytes | None, owner: str | None
+) -> None:
+    wanted = scope(path)
+    wanted["raw_path"] = raw or path.encode()
+
+    inside, _ = await knock(wanted)
+
+    assert inside.owner == owner
+    if inner is not None:
+        assert (inside.scopes[0]["path"], inside.scopes[0]["raw_path"]) == (inner, inner_raw)
+
+
+async def test_a_key_in_the_path_needs_no_raw_path() -> None:
+    wanted = scope(f"/k/{ALICE}/call")
+    del wanted["raw_path"]
+
+    inside, _ = await knock(wanted)
+
+    assert (inside.scopes[0]["path"], inside.scopes[0]["raw_path"]) == ("/call", b"/call")
+
+
+async def test_a_key_in_the_path_wins_over_one_in_a_header() -> None:
+    assert await owner_of(scope(f"/k/{ALICE}/call", {"X-API-Key": BOB})) == "alice"
+    assert await owner_of(scope("/k/wrong-key/call", {"X-API-Key": BOB})) is None
+
+
+async def test_a_path_that_only_looks_alike_holds_no_key() -> None:
+    inside, _ = await knock(scope(f"/kk/{ALICE}/call", {"X-API-Key": BOB}))
+
+    assert (inside.owner, inside.scopes[0]["path"]) == ("bob", f"/kk/{ALICE}/call")
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        scope("/call", {"Authorization": f"Bearer {ALICE}", "X-API-Key": ALICE, "X-Session-ID": "one"}),
+        scope(f"/k/{ALICE}/call", {"X-Session-ID": "one"}),
+        scope(f"/k/{ALICE}/call", {"X-Session-ID": "one", "Authorization": f"Bearer {BOB}"}),
+        scope("/health", {"X-Session-ID": "one", "X-API-Key": ALICE}),
+        scope(f"/k/{ALICE}/health", {"X-Session-ID": "one"}),
+        scope("/call", {"X-Session-ID": "one", "X-API-Key": ALICE, "Authorization": ""}),
+    ],
+)
+@pytest.mark.parametrize("keys", [TRAINERS, {}])
+async def test_no_key_is_visible_behind_the_door(wanted: Scope, keys: dict[str, str]) -> None:
+    inside, _ = await knock(dict(wanted), trainers=keys, operators=OPERATORS if keys else {})
+
+    [seen] = inside.scopes
+    assert ALICE not in str(seen)
+    assert BOB not in str(seen)
+    assert seen["headers"] == [(b"x-session-id", b"one")]
+
+
+async def test_the_request_as_it_came_is_left_as_it_was() -> None:
+    wanted = scope(f"/k/{ALICE}/call", {"X-API-Key": BOB})
+    before = dict(wanted, headers=list(wanted["headers"]))
+
+    await knock(wanted)
+
+    assert wanted == before
+
+
+# -- which door -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("segment", sorted(OPERATOR_SEGMENTS))
+@pytest.mark.parametrize("form", ["/{}", "/{}/v1/workers", "//{}", "/{}/"])
+async def test_operators_doors_open_to_operators_only(segment: str, form: str) -> None:
+    for path in (form.format(segment), form.format(segment.upper())):
+        assert await owner_of(scope(path, {"X-API-Key": OLGA})) == "olga"
+        assert await owner_of(scope(path, {"X-API-Key": ALICE})) is None
+        assert await owner_of(scope(f"/k/{ALICE}{path}")) is None
+        assert await owner_of(scope(f"/k/{OLGA}{path}")) == "olga"
+        assert await owner_of(scope(path)) is None
+
+
+@pytest.mark.parametrize("path", ["/call", "/", "/administrator", "/math/admin", "/healthz/x", "/Health", "//health"])
+async def test_every_other_door_opens_to_trainers_only(path: str) -> None:
+    assert await owner_of(scope(path, {"X-API-Key": ALICE})) == "alice"
+    assert await owner_of(scope(path, {"X-API-Key": OLGA})) is None
+    assert await owner_of(scope(path)) is None
+
+
+@pytest.mark.parametrize("path", sorted(OPEN_PATHS))
+@pytest.mark.parametrize("headers", [{}, {"X-API-Key": "wrong-key-1"}, {"X-API-Key": ALICE}])
+async def test_signs_of_life_need_no_key(path: str, headers: dict[str, str | bytes]) -> None:
+    inside, answers = await knock(scope(path, headers))
+
+    assert len(inside.scopes) == 1
+    assert answers == []
+
+
+async def test_without_any_key_every_door_is_open_to_nobody_in_particular() -> None:
+    for path in ("/call", "/admin/v1/workers", "/metrics", f"/k/{ALICE}/call"):
+        assert await owner_of(scope(path), trainers={}, operators={}) == ""
+
+
+async def test_with_operators_keys_alone_only_the_operators_doors_are_shut() -> None:
+    assert await owner_of(scope("/call"), trainers={}) == ""
+    assert await owner_of(scope("/metrics"), trainers={}) is None
+    assert await owner_of(scope("/metrics", {"X-API-Key": OLGA}), trainers={}) == "olga"
+
+
+async def test_with_trainers_keys_alone_nobody_opens_the_operators_doors() -> None:
+    assert await owner_of(scope("/metrics"), operators={}) is None
+    assert await owner_of(scope("/metrics", {"X-API-Key": ALICE}), operators={}) is None
+    assert await owner_of(scope("/call", {"X-API-Key": ALICE}), operators={}) == "alice"
+
+
+# -- refusals -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("headers", "reason"), [({}, "a key is needed"), ({"X-API-Key": "wrong-key-1"}, "not known here")]
+)
+async def test_a_refusal_says_why_and_never_shows_the_key(headers: dict[str, str | bytes], reason: str) -> None:
+    _, [start, body] = await knock(scope(headers=headers))
+
+    assert start["status"] == 401
+    assert (b"www-authenticate", b"Bearer") in start["headers"]
+    assert (b"content-type", b"application/json") in start["headers"]
+    assert reason in json.loads(body["body"])["detail"]
+    assert b"wrong-key-1" not in body["body"]
+
+
+async def test_a_websocket_without_a_key_is_refused_in_words_before_it_opens() -> None:
+    inside, answers = await knock(scope("/openenv/math/ws", kind="websocket"))
+
+    assert inside.scopes == []
+    assert [answer["type"] for answer in answers] == ["websocket.http.response.start", "websocket.http.response.body"]
+    assert answers[0]["status"] == 401
+    assert b"a key is needed" in answers[1]["body"]
+
+
+@pytest.mark.parametrize("path", ["/openenv/math/health", "/openenv/no_such/health"])
+async def test_the_health_of_an_environment_is_told_to_everybody(path: str) -> None:
+    inside, _ = await knock(scope(path))
+
+    assert len(inside.scopes) == 1
+
+
+@pytest.mark.parametrize("path", ["math/metadata", "a/b/health", "health", "math/health/"])
+async def test_what_only_looks_like_it_needs_a_key(path: str) -> None:
+    inside, answers = await knock(scope(f"/openenv/{path}"))
+
+    assert inside.scopes == []
+    assert answers[0]["status"] == 401
+
+
+async def test_a_websocket_with_a_key_comes_in() -> None:
+    assert await owner_of(scope(f"/k/{ALICE}/openenv/math/ws", kind="websocket")) == "alice"
+
+
+async def test_what_is_no_request_goes_through_as_it_is() -> None:
+    wanted: Scope = {"type": "lifespan"}
+
+    inside, _ = await knock(wanted)
+
+    assert inside.scopes == [{"type": "lifespan"}]

@@ -1,0 +1,374 @@
+"""What a server is, decided by what it answers; and how an image is run of which nothing is known."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from gateway.core.errors import ConfigError
+from gateway.core.model import ActionType, Loosened, ObservationType, Protocol, SplitType
+from gateway.inspecting.detect import NotRecognised, detect
+from gateway.inspecting.engine import Image, Use, listening_port, use_of
+from gateway.inspecting.findings import Capacity, FoundSplit, Told
+from gateway.inspecting.probe import Answer, Socket, Unanswered, one_line, until_up
+from gateway.inspecting.schema import fields, text_field
+from gateway.inspecting.trial import ladder, last_line
+
+ORS_PATHS = ("/list_environments", "/create", "/delete", "/ping", "/{env_name}/tools")
+OPENENV_PATHS = ("/health", "/metadata", "/schema", "/reset", "/step", "/state")
+TEXT = {"type": "string"}
+NOWHERE = Answer(404, b'{"detail":"Not Found"}')
+
+
+@dataclass
+class Scripted:
+    """A server that says what it is told to, and 404 to all else."""
+
+    gets: Mapping[str, Any] = field(default_factory=dict)
+    posts: Mapping[str, Any] = field(default_factory=dict)
+    capacity: int = 0
+    """Sockets that it holds; 0: it has none."""
+    first_frame: Mapping[str, Any] = field(default_factory=lambda: {"type": "state", "data": {}})
+    reset_reply: Mapping[str, Any] = field(default_factory=lambda: {"type": "observation", "data": {"observation": {}}})
+    open: int = 0
+    most_open: int = 0
+    asked: list[str] = field(default_factory=list)
+
+    async def get(self, path: str, *, headers: Mapping[str, str] | None = None) -> Answer:
+        self.asked.append(f"GET {path}")
+        return _answer(self.gets.get(path))
+
+    async def post(self, path: str, body: Mapping[str, Any], *, headers: Mapping[str, str] | None = None) -> Answer:
+        self.asked.append(f"POST {path}")
+        return _answer(self.posts.get(path))
+
+    async def socket(self, path: str) -> Socket:
+        if not self.capacity:
+            raise Unanswered("no WebSocket")
+        self.open += 1
+        self.most_open = max(self.most_open, self.open)
+        return _Place(self, is_refused=self.open > self.capacity)
+
+
+@dataclass
+class _Place:
+    server: Scripted
+    is_refused: bool
+
+    async def ask(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        if self.is_refused:
+            most = self.server.capacity
+            return {"type": "error", "data": {"code": "CAPACITY_REACHED", "message": "full", "max_sessions": most}}
+        if message["type"] == "step":
+            observation = {"tools": [{"name": "say", "input_schema": {"properties": {"word": TEXT}}}]}
+            return {"type": "observation", "data": {"observation": observation}}
+        return self.server.first_frame if message["type"] == "state" else self.server.reset_reply
+
+    async def close(self) -> None:
+        self.server.open -= 1
+
+
+def _answer(said: Any) -> Answer:
+    return NOWHERE if said is None else said if isinstance(said, Answer) else Answer(200, json.dumps(said).encode())
+
+
+def openapi(*paths: str, create: tuple[str, ...] = ()) -> Mapping[str, Any]:
+    schemas = {"CreateSession": {"properties": dict.fromkeys(create, True)}}
+    return {"paths": dict.fromkeys(paths, True), "components": {"schemas": schemas}}
+
+
+def ors(**more: Any) -> Scripted:
+    tools = {"tools": [{"name": "answer", "input_schema": {"properties": {"text": TEXT}, "required": ["text"]}}]}
+    gets = {
+        "/openapi.json": openapi(*ORS_PATHS, create=("secrets",)),
+        "/health": {"status": "ok"},
+        "/list_environments": ["riddles"],
+        "/riddles/splits": [{"name": "hard", "type": "train"}, {"name": "odd", "type": "strange"}],
+        "/riddles/tools": tools,
+        "/riddles/prompt": [],
+    }
+    posts = {"/riddles/num_tasks": {"num_tasks": 7}, "/create": {"sid": "s"}, "/delete": {"sid": "s"}}
+    return Scripted(gets={**gets, **more.pop("gets", {})}, posts={**posts, **more.pop("posts", {})}, **more)
+
+
+def openenv(*, action: Mapping[str, Any], paths: tuple[str, ...] = OPENENV_PATHS, **more: Any) -> Scripted:
+    gets = {
+        "/openapi.json": openapi(*paths),
+        "/health": {"status": "healthy"},
+        "/schema": {"action": action},
+        "/metadata": {"name": "X", "description": "X environment"},
+    }
+    return Scripted(gets={**gets, **more.pop("gets", {})}, **{"capacity": 2, **more})
+
+
+def properties(**given: Any) -> Mapping[str, Any]:
+    return {"properties": {"metadata": {"type": "object"}, **given}, "required": list(given)}
+
+
+async def test_an_ors_server_is_asked_all_and_a_session_on_its_first_task_is_ended() -> None:
+    server = ors()
+
+    findings = await detect(server)
+
+    assert (findings.protocol, findings.version, findings.chosen) == (Protocol.ORS, "ors-sdk", "riddles")
+    assert (findings.default_tool, findings.text_field) == ("answer", "text")
+    assert findings.splits == (FoundSplit("hard", SplitType.TRAIN, 7), FoundSplit("odd", SplitType.VALIDATION, 7))
+    assert findings.trouble == ""
+    assert server.asked.index("POST /create") < server.asked.index("POST /delete")
+
+
+async def test_a_session_that_fails_is_told_in_the_servers_words_and_ended() -> None:
+    server = ors(gets={"/riddles/prompt": Answer(500, b'{"detail":"KeyError: \'OPENAI_API_KEY\'"}')})
+
+    findings = await detect(server)
+
+    assert findings.trouble == "the prompt of the first task: 500 KeyError: 'OPENAI_API_KEY'"
+    assert server.asked[-1] != "POST /create"
+    assert "POST /delete" in server.asked
+
+
+async def test_a_server_with_a_terminal_tool_gives_texts_to_it() -> None:
+    server = ors(gets={"/riddles/tools": {"tools": [], "terminal_tool": {"name": "submit", "arg": "final"}}})
+
+    findings = await detect(server)
+
+    assert (findings.terminal, findings.default_tool, findings.text_field) == ("submit.final", "", "")
+
+
+async def test_a_server_without_tasks_has_no_session_of_trial() -> None:
+    findings = await detect(ors(gets={"/riddles/splits": []}))
+
+    assert findings.trouble == "it has no task to open a session with"
+
+
+async def test_an_environment_that_is_not_served_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no environment 'chess'; there are riddles"):
+        await detect(ors(), environment="chess")
+
+
+@pytest.mark.parametrize(
+    ("gets", "posts", "version"),
+    [
+        ({"/schema": {"action": {}, "reset_observation": {}}}, {}, "openenv 0.8 or later"),
+        ({"/list_environments": ["x"]}, {}, "openenv 0.4.1 to 0.7"),
+        ({}, {"/mcp": {"error": {"code": -32602}}}, "openenv-core 0.2.2 to openenv 0.4.0"),
+        ({}, {"/mcp": {"error": {"code": -32601}}}, "openenv-core 0.2.1"),
+        ({}, {}, "openenv-core 0.2.0"),
+    ],
+)
+async def test_the_version_of_an_openenv_server_is_told_by_what_each_brought(
+    gets: Mapping[str, Any], posts: Mapping[str, Any], version: str
+) -> None:
+    findings = await detect(openenv(action=properties(text=TEXT), gets=gets, posts=posts))
+
+    assert (findings.protocol, findings.version) == (Protocol.OPENENV, version)
+
+
+async def test_an_openenv_server_with_a_task_api_is_no_ors_server() -> None:
+    paths = (*OPENENV_PATHS, "/list_environments", "/{env_name}/splits")
+    gets = {"/list_environments": ["x"], "/x/splits": [{"name": "train", "type": "train"}]}
+    posts = {"/x/num_tasks": {"num_tasks": 3}}
+
+    findings = await detect(openenv(action=properties(text=TEXT), paths=paths, gets=gets, posts=posts))
+
+    assert findings.protocol is Protocol.OPENENV
+    assert findings.splits == (FoundSplit("train", SplitType.TRAIN, 3),)
+    assert findings.places
+
+
+async def test_without_its_http_reset_an_openenv_server_is_known_too() -> None:
+    findings = await detect(openenv(action=properties(text=TEXT), paths=("/health", "/metadata", "/schema", "/mcp")))
+
+    assert findings.protocol is Protocol.OPENENV
+
+
+async def test_a_server_of_openenv_0_1_is_refused_with_what_to_do() -> None:
+    with pytest.raises(ConfigError, match=r"version 0\.1.*Build it on openenv-core 0\.2"):
+        await detect(Scripted(gets={"/openapi.json": openapi("/reset", "/step", "/state", "/health")}))
+
+
+@pytest.mark.parametrize(
+    ("capacity", "told"), [(1, Told.BY_SERVER), (5, Told.BY_SERVER), (64, Told.AT_LEAST), (1000, Told.AT_LEAST)]
+)
+async def test_sockets_are_opened_until_one_is_refused_and_all_are_closed(capacity: int, told: Told) -> None:
+    server = openenv(action=properties(text=TEXT), capacity=capacity)
+
+    findings = await detect(server)
+
+    assert findings.capacity == Capacity(min(capacity, 64), told)
+    assert findings.trouble == ""
+    assert (server.open, server.most_open) == (0, min(capacity + 1, 64))
+
+
+async def test_a_server_whose_places_are_taken_tells_how_many_it_has() -> None:
+    server = openenv(action=properties(text=TEXT), capacity=3)
+    server.open = 3
+    others = server.open
+
+    findings = await detect(server)
+
+    assert findings.capacity == Capacity(3, Told.BY_SERVER)
+    assert any("taken by others" in remark for remark in findings.remarks)
+    assert server.open == others
+
+
+@pytest.mark.parametrize(
+    ("script", "trouble"),
+    [
+        ({"first_frame": {"type": "error", "data": {"code": "FACTORY_ERROR", "message": "no DISPLAY"}}}, "no DISPLAY"),
+        ({"reset_reply": {"type": "error", "data": {"code": "EXECUTION_ERROR", "message": "[Errno 30]"}}}, "Errno 30"),
+        ({"capacity": 0}, "no WebSocket"),
+    ],
+)
+async def test_a_reset_that_fails_is_told_and_no_socket_stays_open(script: dict[str, Any], trouble: str) -> None:
+    server = openenv(action=properties(text=TEXT), **script)
+
+    findings = await detect(server)
+
+    assert trouble in findings.trouble
+    assert server.open == 0
+
+
+async def test_a_state_that_cannot_be_told_before_a_reset_is_no_trouble() -> None:
+    frame = {"type": "error", "data": {"code": "EXECUTION_ERROR", "message": "call reset first"}}
+
+    findings = await detect(openenv(action=properties(text=TEXT), first_frame=frame))
+
+    assert (findings.trouble, findings.capacity) == ("", Capacity(2, Told.BY_SERVER))
+
+
+async def test_an_environment_on_mcp_of_an_old_version_tells_its_tools_on_a_socket() -> None:
+    findings = await detect(openenv(action=properties(tool_name=TEXT, arguments={"type": "object"})))
+
+    assert (findings.tools, findings.default_tool, findings.text_field) == (("say",), "say", "word")
+
+
+@pytest.mark.parametrize("prefix", ["/api", ""])
+async def test_an_areal_server_is_known_by_its_task_info(prefix: str) -> None:
+    info = {"name": "os", "num_samples": 12, "max_episode_length": 8, "observation_type": "text", "action_type": "x"}
+    server = Scripted(
+        gets={f"{prefix}/task/info": info, f"{prefix}/health": {}},
+        posts={f"{prefix}/episode/start": {"episode_id": "e", "observation": {}}, f"{prefix}/episode/cancel": {}},
+    )
+
+    findings = await detect(server)
+
+    assert (findings.protocol, findings.max_turns, findings.trouble) == (Protocol.AREAL, 8, "")
+    assert findings.splits == (FoundSplit("train", SplitType.TRAIN, 12),)
+    assert (findings.observation_type, findings.action_type) == (ObservationType.TEXT, None)
+    assert findings.ready == f"{prefix}/health"
+    assert server.asked[-1] == f"POST {prefix}/episode/cancel"
+
+
+async def test_samples_of_other_names_are_no_trouble_but_remarked() -> None:
+    findings = await detect(Scripted(gets={"/api/task/info": {"name": "os", "action_type": ActionType.TEXT.value}}))
+
+    assert findings.trouble == ""
+    assert any("not counted from 0" in remark for remark in findings.remarks)
+
+
+async def test_what_is_none_of_them_is_refused_with_what_was_seen() -> None:
+    server = Scripted(gets={"/openapi.json": openapi("/predict"), "/health": Answer(418, b"teapot")})
+
+    with pytest.raises(NotRecognised, match=r"as no ORS, .* GET /health is 418 'teapot'.*/predict"):
+        await detect(server)
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        (properties(text=TEXT), "text"),
+        ({"properties": {"text": TEXT, "n": {"type": "integer"}}, "required": ["text"]}, "text"),
+        ({"properties": {"text": {"anyOf": [TEXT, {"type": "null"}]}, "n": {"type": "integer"}}}, "text"),
+        (properties(text=TEXT, n={"type": "integer"}), ""),
+        (properties(first=TEXT, second=TEXT), ""),
+        ({"properties": {"first": TEXT, "second": TEXT}}, ""),
+        (properties(op={"type": "string", "enum": ["a"]}), ""),
+        (properties(n={"type": "integer"}), ""),
+        ({}, ""),
+        (None, ""),
+        ({"properties": [1], "required": 3}, ""),
+    ],
+)
+def test_a_text_fills_the_one_field_that_it_can(schema: object, expected: str) -> None:
+    assert text_field(schema) == expected
+
+
+def test_what_no_agent_fills_is_no_field_of_an_action() -> None:
+    assert fields(properties(op=TEXT)) == ("op",)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [("a\nb\tc", "a b c"), ("a\x1b[31mred\x00", "a [31mred"), ("x" * 300, "x" * 199 + "…"), ("", "")],
+)
+def test_what_others_write_is_shown_on_one_line(text: str, line: str) -> None:
+    assert one_line(text) == line
+
+
+async def test_a_proxy_that_says_not_yet_is_asked_again() -> None:
+    class Slow(Scripted):
+        async def get(self, path: str, *, headers: Mapping[str, str] | None = None) -> Answer:
+            self.asked.append(path)
+            return Answer(502 if len(self.asked) < 3 else 404, b"")
+
+    server = Slow()
+
+    await until_up(server, timeout_s=30)
+
+    assert len(server.asked) == 3
+
+
+async def test_a_wait_ends_with_what_happened_last_or_what_the_check_raises() -> None:
+    class Down(Scripted):
+        async def get(self, path: str, *, headers: Mapping[str, str] | None = None) -> Answer:
+            raise Unanswered("connection refused")
+
+    async def died() -> None:
+        raise RuntimeError("it died")
+
+    with pytest.raises(Unanswered, match=r"no answer within 0\.1 s \(connection refused\)"):
+        await until_up(Down(), timeout_s=0.1)
+    with pytest.raises(RuntimeError, match="it died"):
+        await until_up(Down(), timeout_s=30, check=died)
+
+
+def test_an_image_is_allowed_a_little_more_at_each_try_and_never_a_network() -> None:
+    steps = list(ladder(Image(ports=(), user="0:0")))
+
+    assert steps == [
+        Loosened(),
+        Loosened(writable_root=True),
+        Loosened(user="0:0"),
+        Loosened(user="0:0", writable_root=True),
+    ]
+    assert len(list(ladder(Image(ports=(), user="10001:10001")))) == 2
+
+
+def test_the_ports_that_listen_are_read_from_the_kernels_table() -> None:
+    assert listening_port("   0: 00000000:1F40 00000000:0000 0A 00000000:00000000 00:00000000 00000000") == 8000
+    assert listening_port("   1: 0100007F:1F40 0100007F:9C40 01 00000000:00000000 00:00000000 00000000") is None
+    assert listening_port("  sl  local_address rem_address   st tx_queue") is None
+
+
+@pytest.mark.parametrize(
+    ("stats", "use"),
+    [
+        ({"memory_stats": {"usage": 100, "stats": {"total_inactive_file": 30}}, "pids_stats": {"current": 4}}, (70, 4)),
+        ({"memory_stats": {"usage": 100, "stats": {"inactive_file": 20}}, "pids_stats": {}}, (80, None)),
+        ({"memory_stats": {}, "pids_stats": {}}, (None, None)),
+        ({}, (None, None)),
+    ],
+)
+def test_memory_is_counted_without_files_that_could_be_dropped(
+    stats: Mapping[str, Any], use: tuple[int | None, int | None]
+) -> None:
+    assert use_of(stats) == Use(*use)
+
+
+def test_the_reason_of_a_failure_is_the_end_of_its_log() -> None:
+    assert last_line("x died at once\nTraceback\nOSError: read-only\n\n") == "OSError: read-only"

@@ -1,0 +1,370 @@
+"""The forwarder as it runs beside an image of somebody else's: a process, a Unix socket, and real TCP servers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.eventually import until
+
+PROGRAM = Path(__file__).parents[2] / "env_images" / "base" / "envserver" / "forwarder.py"
+ENDS_S = 20.0
+RESTING_FILES = 5
+"""Of a forwarder without a connection: the standard three, its socket, and what it waits with."""
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@dataclass
+class Forwarder:
+    """A running forwarder."""
+
+    process: asyncio.subprocess.Process
+    path: Path
+
+    @contextlib.asynccontextmanager
+    async def connected(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        """A client of it, with an end to all that it waits for."""
+        async with asyncio.timeout(ENDS_S):
+            reader, writer = await asyncio.open_unix_connection(str(self.path))
+            try:
+                yield reader, writer
+            finally:
+                writer.transport.abort()
+
+    @property
+    def memory_kib(self) -> int:
+        """What it holds of memory now."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(status.partition("VmRSS:")[2].split()[0])
+
+    @property
+    def open_files(self) -> int:
+        """Its descriptors."""
+        return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
+
+    @property
+    def cpu_ticks(self) -> int:
+        """Time that it has used, in hundredths of a second."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return int(fields[11]) + int(fields[12])
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder with a short path, as a Unix socket needs it."""
+    with tempfile.TemporaryDirectory(prefix="fw-") as name:
+        yield Path(name)
+
+
+@contextlib.asynccontextmanager
+async def forwarding(folder: Path, port: int, *, files: int = 8192) -> AsyncIterator[Forwarder]:
+    path = folder / "server.sock"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-I", str(PROGRAM), "--socket", str(path), "--port", str(port)
+    )
+    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (files, files))
+    try:
+        await until(path.is_socket)
+        await until(lambda: _listens(path))
+        forwarder = Forwarder(process, path)
+        await until(lambda: forwarder.open_files == RESTING_FILES)
+        yield forwarder
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as visitor:
+        return visitor.connect_ex(str(path)) == 0
+
+
+@contextlib.asynccontextmanager
+async def serving(serve: Serve, *, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[int]:
+    """A TCP server on loopback that runs *serve* for each connection; its port."""
+    tasks: list[asyncio.Task[None]] = []
+    writers: list[asyncio.StreamWriter] = []
+
+    async def run(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            await serve(reader, writer)
+        writer.close()
+
+    def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        tasks.append(asyncio.ensure_future(run(reader, writer)))
+
+    server = await asyncio.start_server(accepted, host, port, backlog=512)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        for task, writer in zip(tasks, writers, strict=True):
+            writer.transport.abort()
+            task.cancel()
+        await asyncio.gather(*tasks, *(writer.wait_closed() for writer in writers), return_exceptions=True)
+
+
+async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Send everything back, and the end after it."""
+    while data := await reader.read(2**16):
+        writer.write(data)
+        await writer.drain()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+async def test_bytes_go_both_ways_and_are_the_same(folder: Path) -> None:
+    sent = bytes(range(256)) * 2**14  # 4 MiB: many times what is held of it
+
+    async with (
+        serving(echo) as port,
+        forwarding(folder, port) as forwarder,
+        forwarder.connected() as (reader, writer),
+    ):
+        writer.write(sent)
+        assert await reader.readexactly(len(sent)) == sent
+
+
+async def test_the_end_of_one_direction_is_passed_on_and_the_other_goes_on(folder: Path) -> None:
+    async def after_the_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        got = await reader.read()
+        writer.write(b"got " + got)
+        await writer.drain()
+
+    async with (
+        serving(after_the_end) as port,
+        forwarding(folder, port) as forwarder,
+        forwarder.connected() as (reader, writer),
+    ):
+        writer.write(b"all")
+        writer.write_eof()
+
+        assert await reader.read() == b"got all"
+
+
+async def test_the_end_of_the_server_s_direction_is_passed_on_too(folder: Path) -> None:
+    heard = asyncio.get_running_loop().create_future()
+
+    async def ends_first(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"bye")
+        writer.write_eof()
+        heard.set_result(await reader.read())
+
+    async with (
+        serving(ends_first) as port,
+        forwarding(folder, port) as forwarder,
+        forwarder.connected() as (reader, writer),
+    ):
+        assert await reader.read() == b"bye"
+        writer.write(b"still here")
+        writer.write_eof()
+
+        assert await heard == b"still here"
+
+
+async def test_a_client_that_leaves_is_told_to_the_server(folder: Path) -> None:
+    left = asyncio.Event()
+
+    async def waits(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(2)
+        writer.write(b"ok")
+        await reader.read()
+        left.set()
+
+    async with serving(waits) as port, forwarding(folder, port) as forwarder:
+        async with forwarder.connected() as (reader, writer):
+            writer.write(b"go")
+            assert await reader.readexactly(2) == b"ok"
+        async with asyncio.timeout(ENDS_S):
+            await left.wait()
+        await until(lambda: forwarder.open_files == RESTING_FILES)
+
+
+async def test_a_server_that_breaks_off_is_told_to_the_client(folder: Path) -> None:
+    async def aborts(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(2)
+        writer.transport.abort()
+
+    async with serving(aborts) as port, forwarding(folder, port) as forwarder:
+        async with forwarder.connected() as (reader, writer):
+            writer.write(b"go")
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+        await until(lambda: forwarder.open_files == RESTING_FILES)
+
+
+async def test_while_nobody_listens_connections_end_at_once_and_later_ones_are_served(folder: Path) -> None:
+    port = free_port()
+    async with forwarding(folder, port) as forwarder:
+        async with forwarder.connected() as (reader, _):
+            assert await reader.read() == b""
+        async with serving(echo, port=port), forwarder.connected() as (reader, writer):
+            writer.write(b"here")
+            assert await reader.readexactly(4) == b"here"
+
+
+async def test_a_server_that_listens_on_the_other_loopback_only_is_found(folder: Path) -> None:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6) as probe:
+            port = probe.getsockname()[1]
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    async with serving(echo, host="::1", port=port), forwarding(folder, port) as forwarder:
+        for _ in range(3):
+            async with forwarder.connected() as (reader, writer):
+                writer.write(b"six")
+                assert await reader.readexactly(3) == b"six"
+
+
+async def test_a_client_that_does_not_read_stops_the_server_and_costs_no_memory(folder: Path) -> None:
+    written = 0
+
+    async def floods(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal written
+        chunk = b"x" * 2**16
+        while True:
+            writer.write(chunk)
+            await writer.drain()
+            written += len(chunk)
+
+    async with serving(floods) as port, forwarding(folder, port) as forwarder, contextlib.AsyncExitStack() as clients:
+        before = forwarder.memory_kib
+        for _ in range(20):
+            sock = clients.enter_context(socket.socket(socket.AF_UNIX))
+            sock.connect(str(forwarder.path))
+        await settled(lambda: written)
+
+        assert written > 0
+        assert forwarder.memory_kib - before < 20 * 2 * 16 + 2048  # and not the 20 times 64 MiB that could have come
+
+
+async def settled(value: Callable[[], int]) -> None:
+    """Wait until *value* has been the same for ten looks."""
+    last, same = value(), 0
+    async with asyncio.timeout(ENDS_S):
+        while same < 10 or last == 0:
+            await asyncio.sleep(0.02)
+            same = same + 1 if value() == last else 0
+            last = value()
+
+
+async def test_what_a_client_sent_before_it_left_arrives_although_the_server_reads_late(folder: Path) -> None:
+    sent = 2**23  # more than all buffers on the way
+    go_on, over = asyncio.Event(), asyncio.get_running_loop().create_future()
+
+    async def reads_late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await go_on.wait()
+        got = 0
+        while data := await reader.read(2**16):
+            got += len(data)
+        if got:  # the look whether the forwarder is there was a connection too
+            over.set_result(got)
+
+    async with serving(reads_late) as port, forwarding(folder, port) as forwarder:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.setblocking(False)
+            client.connect(str(forwarder.path))
+            sending = asyncio.ensure_future(asyncio.get_running_loop().sock_sendall(client, b"x" * sent))
+            await asyncio.wait({sending}, timeout=0.1)
+            go_on.set()
+            async with asyncio.timeout(ENDS_S):
+                await sending
+        async with asyncio.timeout(ENDS_S):
+            assert await over == sent
+
+
+async def test_one_that_waits_to_be_read_does_not_keep_the_processor_busy(folder: Path) -> None:
+    async def never_reads(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.Event().wait()
+
+    async with serving(never_reads) as port, forwarding(folder, port) as forwarder:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(forwarder.path))
+            client.setblocking(False)
+            await until(lambda: not _sends(client))  # all buffers on the way are full
+        # And now it has left, with bytes on their way.
+        before = forwarder.cpu_ticks
+        await asyncio.sleep(0.5)
+        assert forwarder.cpu_ticks - before < 10
+
+
+def _sends(client: socket.socket) -> bool:
+    try:
+        return client.send(b"x" * 2**16) > 0
+    except BlockingIOError:
+        return False
+
+
+async def test_many_connections_at_once_are_served(folder: Path) -> None:
+    async with serving(echo) as port, forwarding(folder, port) as forwarder:
+
+        async def talk(number: int) -> bytes:
+            async with forwarder.connected() as (reader, writer):
+                writer.write(b"%04d" % number)
+                return await reader.readexactly(4)
+
+        answers = await asyncio.gather(*(talk(number) for number in range(300)))
+
+        assert answers == [b"%04d" % number for number in range(300)]
+        await until(lambda: forwarder.open_files == RESTING_FILES)
+
+
+async def test_connections_beyond_its_files_wait_for_a_free_one(folder: Path) -> None:
+    async with serving(echo) as port, forwarding(folder, port, files=32) as forwarder:
+
+        async def talk(number: int) -> bytes:
+            async with forwarder.connected() as (reader, writer):
+                writer.write(b"%04d" % number)
+                try:
+                    return await reader.readexactly(4)
+                except (asyncio.IncompleteReadError, ConnectionError):
+                    return b""  # there was room for its own descriptor, and none for the one to the server
+
+        answers = await asyncio.gather(*(talk(number) for number in range(100)))
+
+        assert [answer for number, answer in enumerate(answers) if answer not in (b"%04d" % number, b"")] == []
+        await until(lambda: forwarder.open_files == RESTING_FILES)
+        assert await talk(1) == b"0001"
+
+
+async def test_it_ends_when_it_is_told_to_in_the_middle_of_its_work(folder: Path) -> None:
+    async with (
+        serving(echo) as port,
+        forwarding(folder, port) as forwarder,
+        forwarder.connected() as (reader, writer),
+    ):
+        writer.write(b"hello")
+        await reader.readexactly(5)
+
+        forwarder.process.send_signal(signal.SIGTERM)
+
+        async with asyncio.timeout(ENDS_S):
+            assert await forwarder.process.wait() == 0
+        assert await reader.read() == b""
+
+
+@pytest.mark.parametrize("arguments", [[], ["--socket", "/tmp/x", "--port", "all"], ["--port", "1", "--socket", "/x"]])
+async def test_it_says_how_it_is_used(arguments: list[str]) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-I", str(PROGRAM), *arguments, stderr=asyncio.subprocess.PIPE
+    )
+    _, said = await process.communicate()
+
+    assert (process.returncode, said) == (1, b"usage: forwarder --socket PATH --port N\n")

@@ -1,0 +1,228 @@
+"""The engine gate's decisions about somebody else's images, their forwarders, and volumes; without an engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.backends.container import container_body
+from gateway.backends.foreign import forwarder_body, server_body
+from gateway.core.model import Environment, EnvironmentName, Limits, Loosened, Server, Volume, Worker, WorkerId
+from gateway.node.policy import refusal, rewritten, shared_with
+from gateway.node.rules import Rules
+
+ROOT = "/var/lib/docker/volumes/sockets/_data"
+BESIDE = "0123456789abcdef" * 4
+FORWARDER = "env-gateway/base:latest"
+THEIRS = Environment(
+    name=EnvironmentName("theirs"),
+    image="registry.example/theirs:1",
+    directory=Path("/nowhere"),
+    command=(),
+    server=Server(port=8000),
+    limits=Limits(memory_bytes=2**28, cpus=1.5, pids=64, tmp_bytes=2**24),
+    volumes=(Volume(source="/srv/models", target="/models"), Volume(source="data", target="/data", read_only=False)),
+)
+ROOTED = replace(THEIRS, name=EnvironmentName("rooted"), loosened=Loosened(user="0:0", writable_root=True), volumes=())
+STATIC = replace(THEIRS, name=EnvironmentName("far"), server=Server(url="http://far.example"), volumes=())
+OWN = replace(THEIRS, name=EnvironmentName("own"), image="env-gateway/own", server=Server(), command=("python3",))
+RULES = Rules.of([THEIRS, ROOTED, STATIC, OWN], instance="ours", socket_root=ROOT)
+
+
+def worker_of(environment: Environment) -> Worker:
+    return Worker(id=WorkerId("w1"), environment=environment.name, digest=environment.digest(), slots=4)
+
+
+def server(environment: Environment = THEIRS) -> dict[str, Any]:
+    return server_body(worker_of(environment), environment, instance="ours")
+
+
+def forwarder(environment: Environment = THEIRS) -> dict[str, Any]:
+    return forwarder_body(
+        worker_of(environment), environment, instance="ours", source=f"{ROOT}/w1", beside=BESIDE, image=FORWARDER
+    )
+
+
+def own() -> dict[str, Any]:
+    return container_body(worker_of(OWN), OWN, instance="ours", source=f"{ROOT}/w1")
+
+
+def changed(body: dict[str, Any], path: str, value: object) -> dict[str, Any]:
+    """*body* with one thing changed; *path* has slashes between keys."""
+    place: Any = body
+    *parents, last = path.split("/")
+    for key in parents:
+        place = place[key]
+    place[last] = value
+    return body
+
+
+@pytest.mark.parametrize(
+    "body",
+    [server(), server(ROOTED), forwarder(), forwarder(ROOTED), own()],
+    ids=["server", "loosened", "forwarder", "forwarder of a loosened one", "our own with volumes"],
+)
+def test_what_our_backend_sends_is_let_through_and_passed_on_whole(body: dict[str, Any]) -> None:
+    assert refusal(body, RULES) is None
+    assert rewritten(body) == body
+
+
+def test_only_a_forwarder_shares_a_network_and_the_gate_is_told_whose() -> None:
+    assert shared_with(forwarder()) == BESIDE
+    assert shared_with(server()) == ""
+    assert shared_with(own()) == ""
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        pytest.param("HostConfig/NetworkMode", f"container:{BESIDE}", id="another container's network"),
+        pytest.param("HostConfig/NetworkMode", "bridge", id="a network"),
+        pytest.param("HostConfig/NetworkMode", "host", id="the host's network"),
+        pytest.param("HostConfig/PidMode", f"container:{BESIDE}", id="another container's processes"),
+        pytest.param("HostConfig/IpcMode", f"container:{BESIDE}", id="another container's memory"),
+        pytest.param("HostConfig/VolumesFrom", [BESIDE], id="another container's volumes"),
+        pytest.param("Cmd", ["sh"], id="a command"),
+        pytest.param("Entrypoint", ["sh"], id="an entry point"),
+        pytest.param("Image", FORWARDER, id="the forwarder's image"),
+        pytest.param("Healthcheck", {"Test": ["CMD", "sh"]}, id="a health check"),
+        pytest.param("User", "0:0", id="root"),
+        pytest.param("HostConfig/ReadonlyRootfs", False, id="a writable root"),
+    ],
+)
+def test_a_server_that_asks_for_more_is_refused_by_name(path: str, value: object) -> None:
+    assert path.split("/")[-1] in (refusal(changed(server(), path, value), RULES) or "")
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        pytest.param("HostConfig/NetworkMode", "none", id="no network"),
+        pytest.param("HostConfig/NetworkMode", "host", id="the host's network"),
+        pytest.param("HostConfig/NetworkMode", "bridge", id="a network"),
+        pytest.param("HostConfig/NetworkMode", None, id="no word about it"),
+        pytest.param("HostConfig/NetworkMode", [f"container:{BESIDE}"], id="a list"),
+        pytest.param("HostConfig/NetworkMode", "container:", id="nobody's network"),
+        pytest.param("HostConfig/NetworkMode", "container:redis", id="a container by name"),
+        pytest.param("HostConfig/NetworkMode", f"container:{BESIDE[:12]}", id="a piece of an id"),
+        pytest.param("HostConfig/NetworkMode", f"container:{BESIDE}\n", id="a line more"),
+        pytest.param("HostConfig/NetworkMode", f"container:{BESIDE.upper()}", id="capital letters"),
+        pytest.param("HostConfig/NetworkMode", f"Container:{BESIDE}", id="another word for it"),
+        pytest.param("HostConfig/PidMode", f"container:{BESIDE}", id="processes too"),
+        pytest.param("HostConfig/IpcMode", f"container:{BESIDE}", id="shared memory too"),
+        pytest.param("HostConfig/UTSMode", "host", id="the host's name"),
+        pytest.param("Image", THEIRS.image, id="the server's image"),
+        pytest.param("Image", "env-gateway/own", id="another image"),
+        pytest.param("User", "0:0", id="root"),
+        pytest.param("Entrypoint", ["sh"], id="another program"),
+        pytest.param("Entrypoint", None, id="the image's own"),
+        pytest.param("Cmd", ["-c", "import os"], id="another command"),
+        pytest.param("Cmd", None, id="the image's own command"),
+        pytest.param("Env", ["PYTHONPATH=/run/envserver"], id="variables"),
+        pytest.param("Healthcheck", {"Test": ["CMD", "sh"]}, id="a health check"),
+        pytest.param("HostConfig/CapAdd", ["NET_RAW"], id="a capability"),
+        pytest.param("HostConfig/ReadonlyRootfs", False, id="a writable root"),
+        pytest.param("HostConfig/Memory", 2**28 + 1, id="more memory"),
+        pytest.param("HostConfig/PidsLimit", 9, id="more processes"),
+        pytest.param("HostConfig/NanoCpus", 1_500_000_000, id="more processors"),
+        pytest.param("HostConfig/Mounts", [{"Type": "bind", "Source": "/", "Target": "/host"}], id="the host's root"),
+        pytest.param(
+            "HostConfig/Mounts",
+            [{"Type": "bind", "Source": "/srv/models", "Target": "/models", "ReadOnly": True}],
+            id="the server's volume",
+        ),
+        pytest.param(
+            "HostConfig/Mounts",
+            [{"Type": "bind", "Source": f"{ROOT}/w2", "Target": "/run/envserver"}],
+            id="another worker's folder",
+        ),
+    ],
+)
+def test_a_forwarder_that_asks_for_anything_else_is_refused_by_name(path: str, value: object) -> None:
+    assert path.split("/")[-1] in (refusal(changed(forwarder(), path, value), RULES) or "")
+
+
+def test_what_its_environment_loosens_is_not_loosened_for_a_forwarder() -> None:
+    for path, value in (("User", "0:0"), ("HostConfig/ReadonlyRootfs", False)):
+        assert refusal(changed(server(ROOTED), path, value), RULES) is None
+        assert refusal(changed(forwarder(ROOTED), path, value), RULES) is not None
+
+
+def test_a_server_has_no_part_in_a_socket_folder() -> None:
+    mounts = [{"Type": "bind", "Source": f"{ROOT}/w1", "Target": "/run/envserver", "ReadOnly": False}]
+
+    assert "Mounts" in (refusal(changed(server(), "HostConfig/Mounts", mounts), RULES) or "")
+
+
+@pytest.mark.parametrize("role", [None, "", "worker", "SERVER", ["server"], {"server": 1}])
+def test_a_container_of_somebody_elses_image_has_one_of_two_roles(role: object) -> None:
+    assert "env-gateway.role" in (refusal(changed(server(), "Labels/env-gateway.role", role), RULES) or "")
+
+
+@pytest.mark.parametrize("role", ["server", "forwarder", "", "worker"])
+def test_one_of_our_own_has_none(role: str) -> None:
+    assert "env-gateway.role" in (refusal(changed(own(), "Labels/env-gateway.role", role), RULES) or "")
+
+
+@pytest.mark.parametrize("role", ["server", "forwarder", None])
+def test_of_a_server_that_somebody_else_runs_there_are_no_containers(role: str | None) -> None:
+    assert "env-gateway.role" in (refusal(changed(server(STATIC), "Labels/env-gateway.role", role), RULES) or "")
+
+
+MODELS = {"Type": "bind", "Source": "/srv/models", "Target": "/models", "ReadOnly": True}
+DATA = {"Type": "volume", "Source": "data", "Target": "/data", "ReadOnly": False}
+
+
+@pytest.mark.parametrize(
+    "mount",
+    [
+        pytest.param(MODELS, id="a folder, to be read"),
+        pytest.param(DATA, id="a volume, to be written"),
+        pytest.param(DATA | {"ReadOnly": True}, id="less than is allowed"),
+        pytest.param({key: DATA[key] for key in ("Type", "Source", "Target")}, id="no word about writing"),
+    ],
+)
+def test_the_catalogs_volumes_may_be_mounted(mount: dict[str, Any]) -> None:
+    assert refusal(changed(server(), "HostConfig/Mounts", [mount]), RULES) is None
+
+
+@pytest.mark.parametrize(
+    "mount",
+    [
+        pytest.param(MODELS | {"ReadOnly": False}, id="writable"),
+        pytest.param({key: MODELS[key] for key in ("Type", "Source", "Target")}, id="no word about writing"),
+        pytest.param(MODELS | {"ReadOnly": 1}, id="a number for read-only"),
+        pytest.param(DATA | {"ReadOnly": 0}, id="a number for writable"),
+        pytest.param(MODELS | {"Target": "/etc"}, id="elsewhere"),
+        pytest.param(MODELS | {"Source": "/srv"}, id="the folder above"),
+        pytest.param(MODELS | {"Source": "/srv/models/../.."}, id="dots"),
+        pytest.param(MODELS | {"Type": "volume"}, id="a path as a volume"),
+        pytest.param(DATA | {"Type": "bind"}, id="a volume as a path"),
+        pytest.param(DATA | {"Source": "sockets"}, id="another volume"),
+        pytest.param(DATA | {"VolumeOptions": {"DriverConfig": {"Name": "local"}}}, id="volume options"),
+        pytest.param(MODELS | {"BindOptions": {"Propagation": "rshared"}}, id="mounts that leak out"),
+        pytest.param(MODELS | {"readonly": False}, id="a second word in lower case"),
+    ],
+)
+def test_they_are_mounted_in_no_other_way(mount: dict[str, Any]) -> None:
+    assert "HostConfig.Mounts" in (refusal(changed(server(), "HostConfig/Mounts", [mount]), RULES) or "")
+
+
+def test_an_environment_without_volumes_gets_none_of_anothers() -> None:
+    assert "HostConfig.Mounts" in (refusal(changed(server(ROOTED), "HostConfig/Mounts", [MODELS]), RULES) or "")
+
+
+def test_the_gate_knows_the_images_and_volumes_of_the_catalog_and_no_others() -> None:
+    assert RULES.images == {THEIRS.image, OWN.image, FORWARDER}
+    assert RULES.volumes == {"data"}
+    assert Rules.of([OWN, STATIC], instance="ours", socket_root=ROOT).images == {OWN.image}
+
+
+def test_the_forwarders_image_is_the_one_in_the_rules() -> None:
+    rules = replace(RULES, forwarder_image="mirror.example/base:2")
+
+    assert "Image" in (refusal(forwarder(), rules) or "")
+    assert refusal(changed(forwarder(), "Image", "mirror.example/base:2"), rules) is None

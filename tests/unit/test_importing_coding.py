@@ -1,0 +1,93 @@
+"""HumanEval's and MBPP's rows: which of them are refused, and which are of a part."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.core.model import SplitType
+from gateway.tasks.importing.entries import Imported, InvalidEntry
+from gateway.tasks.importing.humaneval import humaneval_task
+from gateway.tasks.importing.mbpp import PARTS, mbpp_task, read_mbpp
+
+HUMANEVAL = {"task_id": "HumanEval/3", "prompt": "def f(): ...", "entry_point": "f", "test": "def check(f): f()"}
+MBPP = {"task_id": 3, "text": "Write f.", "test_list": ["assert f() == 1", "assert f() != 2"]}
+
+
+@pytest.mark.parametrize(
+    ("convert", "row", "says"),
+    [
+        pytest.param(humaneval_task, {"task_id": "a/1", "prompt": "x"}, "entry_point is missing", id="no entry point"),
+        pytest.param(humaneval_task, HUMANEVAL | {"entry_point": "a b"}, "'a b' is no name", id="no name"),
+        pytest.param(humaneval_task, HUMANEVAL | {"task_id": None}, "task_id: a text or a number", id="null for an id"),
+        pytest.param(humaneval_task, HUMANEVAL | {"task_id": True}, "task_id: a text or a number", id="true for an id"),
+        pytest.param(humaneval_task, HUMANEVAL | {"task_id": ""}, "task_id is empty", id="an empty id"),
+        pytest.param(humaneval_task, HUMANEVAL | {"task_id": "x/"}, "nothing behind the slash", id="half an id"),
+        pytest.param(mbpp_task, {"text": "x"}, "task_id is missing", id="no id"),
+        pytest.param(mbpp_task, {"task_id": 1, "text": "x"}, "test_list is missing", id="no tests"),
+        pytest.param(mbpp_task, MBPP | {"test_list": []}, "test_list is empty", id="an empty list of tests"),
+        pytest.param(mbpp_task, MBPP | {"test_list": "assert True"}, "test_list: a list", id="a text for the tests"),
+        pytest.param(mbpp_task, MBPP | {"test_setup_code": 7}, "test_setup_code: a text", id="a number for the setup"),
+        pytest.param(
+            mbpp_task, MBPP | {"test_list": ["assert 1"] * 201}, "201 tests; the environment takes 200", id="201"
+        ),
+    ],
+)
+def test_a_row_of_another_form_is_refused(convert: Any, row: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidEntry, match=says):
+        convert(row)
+
+
+@pytest.mark.parametrize(
+    ("convert", "row", "name"),
+    [
+        (humaneval_task, HUMANEVAL, "humaneval-3"),
+        (humaneval_task, HUMANEVAL | {"task_id": "Python/12"}, "humaneval-12"),
+        (humaneval_task, HUMANEVAL | {"task_id": 4}, "humaneval-4"),
+        (mbpp_task, MBPP, "mbpp-3"),
+        (mbpp_task, MBPP | {"task_id": "Mbpp/5"}, "mbpp-5"),
+    ],
+)
+def test_ids_are_those_of_the_benchmark(convert: Any, row: dict[str, Any], name: str) -> None:
+    assert convert(row)["id"] == name
+
+
+def test_the_setup_stands_before_each_assertion() -> None:
+    task = mbpp_task(MBPP | {"test_imports": ["import math"], "test_setup_code": "N = 1\n"})
+
+    assert task is not None
+    assert task["evaluation"]["test_scripts"] == [
+        {"public": True, "code": "import math\nN = 1\nassert f() == 1"},
+        {"code": "import math\nN = 1\nassert f() != 2"},
+    ]
+
+
+def test_the_parts_are_as_large_as_the_benchmark_says() -> None:
+    assert {part.value: len(numbers) for part, numbers in PARTS.items()} == {
+        "test": 500,
+        "validation": 90,
+        "train": 374,
+    }
+
+
+@pytest.mark.parametrize(
+    ("part", "names"),
+    [
+        (None, ["10", "11", "510", "511", "600", "601", "974", "975", "x"]),
+        (SplitType.TEST, ["11", "510"]),
+        (SplitType.VALIDATION, ["511", "600"]),
+        (SplitType.TRAIN, ["601", "974"]),
+    ],
+)
+def test_a_part_of_mbpp_is_a_range_of_its_numbers(tmp_path: Path, part: SplitType | None, names: list[str]) -> None:
+    numbers: list[object] = [10, 11, "510", 511, 600, 601, 974, 975, "x"]
+    path = tmp_path / "mbpp.jsonl"
+    path.write_text("".join(json.dumps(MBPP | {"task_id": number}) + "\n" for number in numbers))
+
+    found = list(read_mbpp(path, part=part))
+
+    assert [entry.task["id"] for entry in found if isinstance(entry, Imported)] == [f"mbpp-{name}" for name in names]
+    assert len(found) == len(names)

@@ -1,0 +1,202 @@
+"""`gateway tasks import`, as an operator runs it: what it writes, what it says, and that it never writes half."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.tasks.files import read_split
+
+GATEWAY = str(Path(sys.executable).with_name("gateway"))
+MBPP: dict[str, Any] = {"task_id": 11, "text": "Write f.", "test_list": ["assert f(1) == 2", "assert f(2) == 4"]}
+HUMANEVAL = {"task_id": "HumanEval/0", "prompt": "def f(): ...", "entry_point": "f", "test": "def check(f): f()"}
+ITEM = {"description": "Say 7.", "evaluation": {"match": "7"}}
+QUIZ = 'name = "quiz"\nimage = "quiz"\n\n[tasks]\ndirectory = "tasks/quiz"\n'
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("GATEWAY_")}
+    places = {"GATEWAY_CATALOG_DIR": str(folder / "env_images"), "COLUMNS": "160", "NO_COLOR": "1"}
+    command = [GATEWAY, "tasks", "import", *arguments]
+    return subprocess.run(command, cwd=folder, env=environ | places, capture_output=True, text=True, timeout=60)
+
+
+def mbpp_file(folder: Path, *rows: object) -> str:
+    """Write a file of *rows*; returns its name."""
+    (folder / "mbpp.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return "mbpp.jsonl"
+
+
+@pytest.fixture
+def quiz(tmp_path: Path) -> Path:
+    """The task folder of an environment `quiz` in *tmp_path*'s catalog."""
+    (tmp_path / "env_images" / "quiz").mkdir(parents=True)
+    (tmp_path / "env_images" / "quiz" / "environment.toml").write_text(QUIZ)
+    (tmp_path / "tasks" / "quiz").mkdir(parents=True)
+    return tmp_path / "tasks" / "quiz"
+
+
+def refusal(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 2, (done.stdout, done.stderr)
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def test_lines_go_to_standard_output_and_the_summary_does_not(tmp_path: Path) -> None:
+    done = run(tmp_path, "mbpp", mbpp_file(tmp_path, MBPP, MBPP | {"task_id": 12}))
+
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line)["id"] for line in done.stdout.splitlines()] == ["mbpp-11", "mbpp-12"]
+    assert done.stderr == "2 entries read, 2 tasks; written to standard output\n"
+
+
+def test_a_packed_humaneval_goes_to_a_file(tmp_path: Path) -> None:
+    (tmp_path / "HumanEval.jsonl.gz").write_bytes(gzip.compress(json.dumps(HUMANEVAL).encode()))
+
+    done = run(tmp_path, "humaneval", "HumanEval.jsonl.gz", "--out", "out.jsonl")
+
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "written to out.jsonl" in done.stderr
+    assert [json.loads(line)["id"] for line in read_split(tmp_path / "out.jsonl")] == ["humaneval-0"]
+
+
+def test_a_sanitized_mbpp_goes_to_an_environments_split(tmp_path: Path, quiz: Path) -> None:
+    row = {"task_id": 601, "prompt": "Write f.", "test_imports": [], "test_list": MBPP["test_list"]}
+    (tmp_path / "sanitized-mbpp.json").write_text(json.dumps([row, row | {"task_id": 11}]))
+
+    done = run(tmp_path, "mbpp", "sanitized-mbpp.json", "--part", "train", "-e", "quiz", "-s", "train")
+
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line)["id"] for line in read_split(quiz / "train.jsonl")] == ["mbpp-601"]
+
+
+def test_agentbenchs_items_are_read_and_its_oddities_told(tmp_path: Path) -> None:
+    data = tmp_path / "AgentBench" / "data" / "os_interaction" / "data"
+    (data / "1").mkdir(parents=True)
+    (data / "1" / "stock.json").write_text(json.dumps([ITEM, {**ITEM, "create": [{"init": "x"}]}]))
+    (data / "dev.json").write_text(json.dumps([ITEM]))
+
+    done = run(tmp_path, "agentbench-os", "AgentBench", "--part", "test")
+
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line)["id"] for line in done.stdout.splitlines()] == [
+        "std-001-stock-00000",
+        "std-001-stock-00001",
+    ]
+    assert "stock.json: entry 2 (std-001-stock-00001): create is a list" in done.stderr
+
+
+def test_entries_that_cannot_be_used_are_all_named_and_nothing_is_written(tmp_path: Path) -> None:
+    source = mbpp_file(tmp_path, MBPP, MBPP | {"task_id": None}, MBPP, [1])
+
+    said = refusal(run(tmp_path, "mbpp", source, "--out", "out.jsonl"))
+
+    assert said.splitlines() == [
+        "mbpp.jsonl:2: task_id: a text or a number is wanted",
+        "mbpp.jsonl:3: mbpp-11 is the name of mbpp.jsonl:1 already",
+        "mbpp.jsonl:4: an object is wanted, not list",
+        "gateway: 3 of 4 entries cannot be used; nothing was written (--skip-invalid leaves them out)",
+    ]
+    assert [path.name for path in tmp_path.iterdir()] == ["mbpp.jsonl"]
+
+
+def test_entries_that_cannot_be_used_are_left_out_when_told_to(tmp_path: Path) -> None:
+    done = run(tmp_path, "mbpp", mbpp_file(tmp_path, {}, MBPP), "--skip-invalid")
+
+    assert done.returncode == 0
+    assert len(done.stdout.splitlines()) == 1
+    assert done.stderr.splitlines() == [
+        "mbpp.jsonl:1: task_id is missing",
+        "2 entries read, 1 task, 1 skipped; written to standard output",
+    ]
+
+
+def test_with_a_limit_what_comes_after_does_not_matter(tmp_path: Path) -> None:
+    done = run(tmp_path, "mbpp", mbpp_file(tmp_path, MBPP, {}), "--limit", "1")
+
+    assert done.returncode == 0
+    assert done.stderr == "1 entry read, 1 task; written to standard output\n"
+
+
+def test_an_existing_split_stays_unless_forced(tmp_path: Path, quiz: Path) -> None:
+    (quiz / "train.jsonl").write_text('{"mine":1}\n')
+    arguments = ("mbpp", mbpp_file(tmp_path, MBPP), "--environment", "quiz", "--split", "train")
+
+    said = refusal(run(tmp_path, *arguments))
+    kept = (quiz / "train.jsonl").read_text()
+    done = run(tmp_path, *arguments, "--force")
+
+    assert said == f"gateway: {quiz}/train.jsonl exists; --force overwrites it\n"
+    assert kept == '{"mine":1}\n'
+    assert done.returncode == 0
+    assert [json.loads(line)["id"] for line in read_split(quiz / "train.jsonl")] == ["mbpp-11"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        pytest.param(["humaneval", "no.jsonl"], "gateway: no.jsonl: No such file or directory", id="no file"),
+        pytest.param(["agentbench-os", "env_images"], "gateway: env_images: no items", id="no items"),
+        pytest.param(["mbpp", "empty.jsonl"], "no entry became a task; nothing was written", id="an empty file"),
+        pytest.param(["mbpp", "mbpp.jsonl", "--part", "train"], "no entry became a task", id="nothing of the part"),
+        pytest.param(["mbpp", "mbpp.jsonl", "-o", "x", "-s", "y"], "--out is one place", id="two places"),
+        pytest.param(["mbpp", "mbpp.jsonl", "-s", "y"], "--environment and --split go together", id="no environment"),
+        pytest.param(["mbpp", "mbpp.jsonl", "-e", "quiz"], "--environment and --split go together", id="no split"),
+        pytest.param(["mbpp", "mbpp.jsonl", "-e", "quiz", "-s", "../x"], "--split ../x: a split's name", id="a path"),
+        pytest.param(["mbpp", "mbpp.jsonl", "-e", "nobody", "-s", "x"], "no environment nobody", id="unknown"),
+        pytest.param(["mbpp", "mbpp.jsonl", "-e", "bare", "-s", "x"], "bare has no task folder", id="without tasks"),
+        pytest.param(["mbpp", "mbpp.jsonl", "-o", "no/x.jsonl"], "no/x.jsonl: there is no folder no", id="no folder"),
+        pytest.param(["mbpp", "mbpp.jsonl", "-o", "env_images", "-f"], "not a regular file", id="a folder"),
+        pytest.param(["mbpp", "mbpp.jsonl", "--limit", "0"], "--limit", id="no limit"),
+    ],
+)
+def test_what_is_wrong_is_said(tmp_path: Path, quiz: Path, arguments: list[str], says: str) -> None:
+    mbpp_file(tmp_path, MBPP)
+    (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "env_images" / "bare").mkdir()
+    (tmp_path / "env_images" / "bare" / "environment.toml").write_text('name = "bare"\nimage = "bare"\n')
+
+    assert says in refusal(run(tmp_path, *arguments))
+    assert list(quiz.iterdir()) == []
+
+
+def test_a_full_disk_behind_standard_output_is_told(tmp_path: Path) -> None:
+    command = [GATEWAY, "tasks", "import", "mbpp", str(tmp_path / mbpp_file(tmp_path, MBPP))]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+
+    assert (done.returncode, done.stderr) == (2, "gateway: standard output: No space left on device\n")
+
+
+def test_a_reader_that_wants_no_more_ends_it_quietly(tmp_path: Path) -> None:
+    command = [GATEWAY, "tasks", "import", "mbpp", str(tmp_path / mbpp_file(tmp_path, MBPP))]
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as pipe:
+        done = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_a_dash_is_standard_output(tmp_path: Path) -> None:
+    done = run(tmp_path, "mbpp", mbpp_file(tmp_path, MBPP), "--out", "-")
+
+    assert len(done.stdout.splitlines()) == 1
+    assert not (tmp_path / "-").exists()
+
+
+@pytest.mark.parametrize("command", ["agentbench-os", "humaneval", "mbpp"])
+def test_help_has_examples(tmp_path: Path, command: str) -> None:
+    done = run(tmp_path, command, "--help")
+
+    assert done.returncode == 0
+    assert f"gateway tasks import {command} " in done.stdout
+    assert "--skip-invalid" in done.stdout

@@ -1,0 +1,184 @@
+"""Gathering tasks to lines, and writing them whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway.core.errors import ConfigError
+from gateway.tasks.files import read_split
+from gateway.tasks.importing import batch as batches
+from gateway.tasks.importing import writing
+from gateway.tasks.importing.batch import gather
+from gateway.tasks.importing.entries import Entry, Imported, Refused
+from gateway.tasks.importing.writing import write_lines
+
+
+def task(name: str, **more: object) -> Imported:
+    return Imported(f"f:{name}", {"id": name, **more})
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_what_is_gathered_and_written_is_a_split(tmp_path: Path) -> None:
+    found = gather([task("a", aliases=["b"], instruction="é\u2028\n"), Refused("f:2", "no"), task("c")])
+    path = tmp_path / "train.jsonl"
+
+    write_lines(path, found.lines)
+
+    assert tuple(read_split(path)) == found.lines
+    assert found.lines[0] == '{"id":"a","aliases":["b"],"instruction":"é\u2028\\n"}'.encode()
+    assert found.refused == (Refused("f:2", "no"),)
+
+
+def test_after_the_limit_nothing_more_is_read() -> None:
+    def entries() -> Iterator[Entry]:
+        yield task("a")
+        yield Refused("f:2", "no")
+        yield task("b")
+        raise AssertionError("read on")
+
+    found = gather(entries(), limit=2)
+
+    assert (len(found.lines), len(found.refused), found.entries) == (2, 1, 3)
+
+
+def test_a_name_that_stands_twice_is_refused_with_both_places() -> None:
+    found = gather([task("a", aliases=["x"]), task("a"), task("b", aliases=["x"]), task("x"), task("c")])
+
+    assert found.refused == (
+        Refused("f:a", "a is the name of f:a already"),
+        Refused("f:b", "x is the name of f:a already"),
+        Refused("f:x", "x is the name of f:a already"),
+    )
+    assert len(found.lines) == 2
+
+
+@pytest.mark.parametrize("value", ["\ud800", float("nan")], ids=["half a character", "no number"])
+def test_what_no_file_can_hold_is_refused(value: object) -> None:
+    (refused,) = gather([task("a", instruction=value)]).refused
+
+    assert refused.where == "f:a"
+
+
+def test_a_task_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "MAX_LINE_BYTES", 20)
+
+    (refused,) = gather([task("a", instruction="x" * 20)]).refused
+
+    assert refused.reason == "a task of 47 bytes; 20 are the most"
+
+
+def test_of_many_complaints_the_first_are_told_and_the_others_counted() -> None:
+    found = gather([Refused(f"f:{n}", "no") for n in range(25)])
+
+    assert list(found.complaints()) == [*(f"f:{n}: no" for n in range(20)), "… and 5 more"]
+
+
+def test_notes_are_told_of_tasks_that_are_written() -> None:
+    noted = Imported("f:1", {"id": "a"}, ("left out",))
+
+    assert list(gather([noted, Imported("f:2", {"id": "a"}, ("left out",))]).remarks()) == ["f:1: left out"]
+
+
+@pytest.mark.parametrize(
+    ("entries", "said"),
+    [
+        ([task("a")], "1 entry read, 1 task"),
+        ([task("a"), task("b"), Refused("f", "no")], "3 entries read, 2 tasks, 1 skipped"),
+        ([], "0 entries read, 0 tasks"),
+    ],
+)
+def test_the_summary_counts(entries: list[Entry], said: str) -> None:
+    assert gather(entries).summary() == said
+
+
+def test_an_existing_file_stays_unless_told_otherwise(tmp_path: Path) -> None:
+    path = tmp_path / "train.jsonl"
+    path.write_text("mine\n")
+    path.chmod(0o640)
+
+    with pytest.raises(ConfigError, match=r"train\.jsonl exists; --force overwrites it"):
+        write_lines(path, [b"1"])
+    kept = path.read_text()
+    write_lines(path, [b"1", b"2"], force=True)
+
+    assert kept == "mine\n"
+    assert path.read_text() == "1\n2\n"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert names(tmp_path) == ["train.jsonl"]
+
+
+def test_a_file_that_came_meanwhile_stays(tmp_path: Path) -> None:
+    path = tmp_path / "train.jsonl"
+
+    def lines() -> Iterator[bytes]:
+        yield b"1"
+        path.write_text("another's\n")
+
+    with pytest.raises(ConfigError, match="exists; --force overwrites it"):
+        write_lines(path, lines())
+
+    assert path.read_text() == "another's\n"
+    assert names(tmp_path) == ["train.jsonl"]
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_what_fails_halfway_leaves_nothing_and_was_no_split_meanwhile(tmp_path: Path, force: bool) -> None:
+    path = tmp_path / "train.jsonl"
+
+    def lines() -> Iterator[bytes]:
+        yield b"1"
+        assert list(tmp_path.glob("*.jsonl")) == []
+        raise OSError(28, os.strerror(28))
+
+    with pytest.raises(ConfigError, match=r"train\.jsonl: No space left on device"):
+        write_lines(path, lines(), force=force)
+
+    assert names(tmp_path) == []
+
+
+def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
+    def lines() -> Iterator[bytes]:
+        yield b"1"
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_lines(tmp_path / "train.jsonl", lines())
+
+    assert names(tmp_path) == []
+
+
+def test_a_new_file_has_the_mode_that_others_have(tmp_path: Path) -> None:
+    (tmp_path / "other").touch()
+
+    write_lines(tmp_path / "train.jsonl", [b"1"])
+
+    assert (tmp_path / "train.jsonl").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def test_a_link_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "real").touch()
+    (tmp_path / "train.jsonl").symlink_to("real")
+
+    write_lines(tmp_path / "train.jsonl", [b"1"], force=True)
+
+    assert (tmp_path / "train.jsonl").is_symlink()
+    assert (tmp_path / "real").read_text() == "1\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("no/train.jsonl", "there is no folder"), (".", "not a regular file"), ("pipe", "not a regular file")],
+)
+def test_what_is_no_place_for_a_file_is_told_before_the_work(tmp_path: Path, name: str, says: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+
+    with pytest.raises(ConfigError, match=says):
+        writing.check_target(tmp_path / name, force=True)

@@ -1,0 +1,251 @@
+"""Tasks on offer: the registry's, an image's own, and what is asked again and when."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gateway.closing import Closer
+from gateway.core.errors import InvalidRequest, UnknownSplit, UnknownTask
+from gateway.core.model import (
+    Environment,
+    Protocol,
+    Registered,
+    ResetMapping,
+    Server,
+    Setup,
+    Split,
+    SplitType,
+    TaskSpec,
+    Wire,
+    Worker,
+    WorkerId,
+)
+from gateway.inquiries import FRESH_S, Inquiries
+from gateway.observe.metrics import Metrics
+from gateway.offers import LISTED_MAX, Offers, Refreshing
+from gateway.stores.memory import MemoryStore
+from gateway.task_pages import PAGE, TaskPages
+from gateway.task_places import SEARCHED_S, TaskPlaces
+from gateway.tasks.registry import TaskRegistry
+from tests.fakes.clock import Clock
+from tests.fakes.upstreams import CounterImage
+from tests.service.stack import environment, tasks
+
+OURS = environment()
+SPLITS = {"train": [{"n": 0}, {"n": 1}], "dev": [{"n": 2}]}
+
+
+def image(protocol: Protocol = Protocol.ORS, **more: Any) -> Environment:
+    return replace(environment("image"), protocol=protocol, **{"server": Server(port=8000), **more})
+
+
+class Image:
+    """What an image answers, without a gateway round it."""
+
+    def __init__(self, splits: Mapping[str, Sequence[TaskSpec]]) -> None:
+        self.splits_kept = splits
+        self.asked: list[str] = []
+
+    async def registered(self, environment: Environment) -> Registered:
+        raise AssertionError("images know no tasks by id")
+
+    async def splits(self, environment: Environment) -> list[Split]:
+        self.asked.append("splits")
+        return [Split(name, SplitType.TRAIN) for name in self.splits_kept]
+
+    async def count(self, environment: Environment, split: str) -> int:
+        self.asked.append("count")
+        return len(self.splits_kept[split])
+
+    async def tasks_of(self, environment: Environment, split: str, start: int, stop: int) -> list[TaskSpec]:
+        self.asked.append("tasks")
+        return list(self.splits_kept[split][start:stop])
+
+
+def offers(image: Image, **registered: Any) -> Offers:
+    registry = TaskRegistry({OURS.name: tasks(train=[{"id": "a"}]), environment("image").name: tasks(**registered)})
+    return Offers(registry, followed=Refreshing(None), asked=image)
+
+
+# -- offers ---------------------------------------------------------------------------------------------------------
+
+
+async def test_for_our_own_environments_nobody_is_asked() -> None:
+    nobody = Image(SPLITS)
+    found = offers(nobody)
+
+    assert [split.name for split in await found.splits(OURS)] == ["train"]
+    assert (await found.at(OURS, "train", -1)).place == "train/0"
+    assert await found.raw(OURS, "train", 0) == json.dumps({"id": "a"}).encode()
+    with pytest.raises(UnknownSplit):
+        await found.count(OURS, "dev")
+    with pytest.raises(UnknownTask):
+        await found.find(OURS, "dev/0", prefer="train")
+    assert not nobody.asked
+
+
+async def test_a_split_of_the_registry_goes_before_the_images_of_its_name() -> None:
+    found = offers(Image(SPLITS), dev=[{"id": "mine"}])
+
+    assert [split.name for split in await found.splits(image())] == ["dev", "train"]
+    mine, own = await found.at(image(), "dev", 0), await found.at(image(), "train", -1)
+    assert (mine.spec, mine.worker_split, mine.worker_index) == ({"id": "mine"}, "", None)
+    assert (own.spec, own.worker_split, own.worker_index) == ({"n": 1}, "train", 1)
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "numbers"),
+    [(None, None, [0, 1]), (-1, None, [1]), (0, -1, [0]), (1, 0, []), (5, 9, []), (-9, 99, [0, 1])],
+)
+async def test_ranges_count_as_slices_do(start: int | None, stop: int | None, numbers: list[int]) -> None:
+    found = await offers(Image(SPLITS)).range(image(), "train", start, stop)
+
+    assert [json.loads(task)["n"] for task in found] == numbers
+
+
+async def test_too_many_tasks_for_one_answer_are_refused() -> None:
+    many = Image({"train": [{}] * (LISTED_MAX + 1)})
+
+    with pytest.raises(InvalidRequest, match="too many tasks"):
+        await offers(many).range(image(), "train", None, None)
+    assert len(await offers(many).range(image(), "train", 1, None)) == LISTED_MAX
+
+
+@pytest.mark.parametrize(
+    ("protocol", "id", "place"),
+    [
+        pytest.param(Protocol.ORS, "train/1", ("train", 1), id="a place"),
+        pytest.param(Protocol.ORS, "1", None, id="a number says nothing of a split"),
+        pytest.param(Protocol.ORS, "nosuch/1", None, id="no such split"),
+        pytest.param(Protocol.AREAL, "1", ("train", 1), id="AReaL's samples are numbers"),
+        pytest.param(Protocol.AREAL, "dev/0", ("dev", 0), id="or places"),
+        pytest.param(Protocol.AREAL, "dev-001", ("", None), id="or what the server alone knows"),
+        pytest.param(Protocol.OPENENV, "dev-001", None, id="OpenEnv has no ids"),
+    ],
+)
+async def test_ids_of_an_images_own(protocol: Protocol, id: str, place: tuple[str, int | None] | None) -> None:
+    found = await offers(Image(SPLITS)).images_own(image(protocol), id)
+
+    assert (None if found is None else (found.split, found.index)) == place
+
+
+async def test_what_is_surely_nowhere_is_known_only_once_it_was_asked_for() -> None:
+    found, static = offers(Image(SPLITS)), image(server=Server(url="http://127.0.0.1:1"))
+    assert found.why_not(image(), "train", 7) is None
+
+    await found.count(image(), "train")
+
+    assert type(found.why_not(image(), "train", 7)) is UnknownTask
+    assert found.why_not(image(), "train", -2) is None
+    assert found.why_not(static, "train", 7) is None, "it may have grown"
+    assert isinstance(found.why_not(OURS, "train", 7), UnknownTask)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "spec", "place"),
+    [
+        pytest.param(Protocol.OPENENV, {"n": 2}, ("dev", 0), id="word for word"),
+        pytest.param(Protocol.OPENENV, {"n": 3}, ("", None), id="another one"),
+        pytest.param(Protocol.OPENENV, {"seed": 1}, ("", None), id="arguments of its reset"),
+        pytest.param(Protocol.OPENENV, {"n": 2, "env_type": "image"}, ("", None), id="a task as RFC 005 has it"),
+        pytest.param(Protocol.ORS, {"n": 2}, ("", None), id="ORS takes tasks as they are"),
+    ],
+)
+async def test_tasks_that_are_given_back_whole(protocol: Protocol, spec: TaskSpec, place: tuple[str, Any]) -> None:
+    found = await offers(Image(SPLITS)).recognised(image(protocol, resets=ResetMapping(keys=("seed",))), spec)
+
+    assert (found.split, found.index) == place
+    assert found.spec == spec
+
+
+async def test_a_task_that_moved_is_not_taken_for_the_one_in_its_place() -> None:
+    kept = {"train": [{"n": 0}, {"n": 1}]}
+    found = offers(Image(kept))
+    assert (await found.recognised(image(Protocol.OPENENV), {"n": 1})).index == 1
+
+    kept["train"].reverse()
+
+    assert (await found.recognised(image(Protocol.OPENENV), {"n": 1})).index == 0
+
+
+def test_whose_rate_limits_count() -> None:
+    limit = {"rate_limit": {"starts": 1, "per_s": 1}}
+
+    assert Offers.is_limited(OURS, Setup(spec={"rate_limit": "odd"}))
+    assert Offers.is_limited(image(), Setup(spec=limit))
+    assert not Offers.is_limited(image(), Setup(spec={"rate_limit": "odd"}))
+    assert not Offers.is_limited(image(), Setup(spec=limit, split="train", index=0))
+
+
+# -- what is kept ---------------------------------------------------------------------------------------------------
+
+
+def test_the_oldest_pages_go_first_and_the_bounds_hold() -> None:
+    pages = TaskPages(pages_max=2, bytes_max=10_000)
+    for number in range(3):
+        pages.keep("train", number, [{"n": number}] * PAGE)
+    assert pages.look_up("train", 0, 3 * PAGE)[1] == [0]
+
+    pages.look_up("train", PAGE, PAGE + 1)  # used just now
+    pages.keep("train", 3, [{"n": 3}])
+    assert pages.look_up("train", 0, 4 * PAGE)[1] == [0, 2]
+
+    pages.keep("train", 4, [{"text": "x" * 9_985}])
+    assert (len(pages), pages.size_bytes) == (1, 9_996)
+    pages.keep("train", 5, [{"text": "x" * 10_000}])
+    assert pages.look_up("train", 4 * PAGE, 5 * PAGE)[1] == [], "what does not fit leaves the others"
+
+
+def test_a_page_that_is_not_full_is_the_last() -> None:
+    pages = TaskPages()
+    pages.keep("train", 0, [{"n": 0}])
+
+    found, missing = pages.look_up("train", 0, 10 * PAGE)
+
+    assert (missing, pages.cut(found, 0, 10 * PAGE)) == ([], [{"n": 0}])
+
+
+async def test_a_search_that_found_nothing_holds_for_a_while() -> None:
+    clock, searches = Clock(), 0
+    places = TaskPlaces(clock)
+
+    async def all_tasks() -> AsyncIterator[tuple[tuple[str, int], TaskSpec]]:
+        nonlocal searches
+        searches += 1
+        yield ("train", 0), {"n": 0}
+
+    assert await places.search({"n": 1}, all_tasks()) is None
+    assert await places.search({"n": 1}, all_tasks()) is None
+    assert (searches, places.get({"n": 0})) == (1, ("train", 0))
+    clock.advance(SEARCHED_S + 1)
+    await places.search({"n": 1}, all_tasks())
+    assert searches == 2
+
+
+@pytest.mark.parametrize(
+    ("server", "asked"), [(Server(port=8000), 1), (Server(url="http://127.0.0.1:1"), 2)], ids=["image", "static"]
+)
+async def test_only_a_server_that_somebody_else_runs_is_asked_again(server: Server, asked: int) -> None:
+    clock, upstream = Clock(), CounterImage({"train": [{"n": 0}]})
+    one, store = image(server=server), MemoryStore()
+    upstreams = {Wire.ORS: upstream}
+    closer = Closer(store=store, upstreams=upstreams, metrics=Metrics())
+    inquiries = Inquiries(store=store, upstreams=upstreams, closer=closer, clock=clock)
+    await store.add_worker(
+        Worker(id=WorkerId("w"), environment=one.name, digest=one.digest(), slots=1, address="tcp:127.0.0.1:1")
+    )
+    await store.worker_ready(WorkerId("w"), "tcp:127.0.0.1:1")
+
+    for _ in range(2):
+        assert await inquiries.count(one, "train") == len(await inquiries.tasks(one, "train", 0, 9)) == 1
+        await inquiries.about(one)
+        await inquiries.tools(one)
+        clock.advance(FRESH_S + 1)
+
+    assert set(upstream.asked.values()) == {asked}
+    await store.aclose()

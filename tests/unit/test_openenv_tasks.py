@@ -1,0 +1,130 @@
+"""Ids that the gateway does not hold: its environments' workers are asked for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from gateway.catalog import Catalog
+from gateway.core.errors import EnvironmentUnavailable, GatewayError, PoolExhausted, UnknownTask, WrongEnvironment
+from gateway.core.model import Environment, Registered, Split, TaskSpec
+from gateway.fronts import openenv_tasks
+from gateway.fronts.openenv_frames import ResetWish
+from gateway.fronts.openenv_tasks import Chosen, TaskChooser
+from gateway.offers import Offers, Refreshing
+from gateway.tasks.registry import TaskRegistry
+from tests.service.stack import environment, tasks
+
+MATH = environment()
+
+
+class Workers:
+    """What an environment's workers answer: the next of *answers*, the last one again and again."""
+
+    def __init__(self, *answers: Registered | GatewayError) -> None:
+        self.answers = list(answers)
+        self.asked: list[float] = []
+
+    async def splits(self, environment: Environment) -> list[Split]:
+        raise AssertionError("our own workers have no tasks")
+
+    async def count(self, environment: Environment, split: str) -> int:
+        raise AssertionError("our own workers have no tasks")
+
+    async def tasks_of(self, environment: Environment, split: str, start: int, stop: int) -> list[TaskSpec]:
+        raise AssertionError("our own workers have no tasks")
+
+    async def registered(self, environment: Environment) -> Registered:
+        self.asked.append(environment.timeouts.open_s)
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, GatewayError):
+            raise answer
+        return answer
+
+
+def chooser(workers: Workers, **splits: Any) -> TaskChooser:
+    return chooser_of(workers, TaskRegistry({MATH.name: splits}))
+
+
+def chooser_of(workers: Workers, registry: TaskRegistry) -> TaskChooser:
+    offers = Offers(registry, followed=Refreshing(None), asked=workers)
+    return TaskChooser(offers=offers, asked=workers, catalog=Catalog([MATH, environment("chess")]))
+
+
+def known(*ids: str, failed: Mapping[str, str] | None = None) -> Registered:
+    return Registered(tasks={id: {} for id in ids}, failed=failed or {})
+
+
+async def test_an_id_that_only_workers_know_goes_to_them_as_it_is() -> None:
+    workers = Workers(known("custom/login"))
+
+    chosen = await chooser(workers).choose(MATH, ResetWish(task="custom/login"))
+
+    assert chosen == Chosen(spec={"id": "custom/login"}, id="custom/login")
+    assert (chosen.place, chosen.told) == ("custom/login", {"task_id": "custom/login"})
+
+
+async def test_the_environments_name_may_stand_before_it() -> None:
+    chosen = await chooser(Workers(known("login"))).choose(MATH, ResetWish(task="math/login"))
+
+    assert chosen.spec == {"id": "login"}
+
+
+async def test_workers_are_not_asked_for_what_the_gateway_holds_or_what_names_another_environment() -> None:
+    workers = Workers(known("a"))
+    held = chooser(workers, train=[b'{"id":"a"}'])
+
+    assert (await held.choose(MATH, ResetWish(task="a"))).told == {"task_id": "a", "split": "train", "index": 0}
+    with pytest.raises(WrongEnvironment, match="'chess', not of 'math'"):
+        await held.choose(MATH, ResetWish(task="chess/a"))
+    assert not workers.asked
+
+
+async def test_an_id_that_another_environment_has_names_that_one() -> None:
+    registry = TaskRegistry({MATH.name: {}, environment("chess").name: tasks(train=[{"id": "opening"}])})
+    wrong = chooser_of(Workers(known()), registry)
+
+    with pytest.raises(WrongEnvironment, match="'chess', not of 'math'"):
+        await wrong.choose(MATH, ResetWish(task="opening"))
+
+
+async def test_an_unknown_id_names_the_modules_that_did_not_load() -> None:
+    workers = Workers(known("a", failed={"custom_tasks.mine": "SyntaxError: line 3"}))
+
+    with pytest.raises(UnknownTask) as refused:
+        await chooser(workers).choose(MATH, ResetWish(task="b"))
+
+    assert refused.value.detail == "Unknown task: b (modules that did not load: custom_tasks.mine: SyntaxError: line 3)"
+
+
+async def test_workers_that_are_just_being_replaced_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openenv_tasks, "ASK_PAUSE_S", 0.0)
+    replaced = EnvironmentUnavailable("the workers of math are just being replaced")
+    workers = Workers(replaced, replaced, known("a"))
+
+    assert (await chooser(workers).choose(MATH, ResetWish(task="a"))).id == "a"
+    assert len(workers.asked) == 3
+
+
+@pytest.mark.parametrize("error", [PoolExhausted("no slot within 10 s"), EnvironmentUnavailable("no image")])
+async def test_an_id_that_nobody_could_be_asked_for_is_unknown_with_the_reason(
+    error: GatewayError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openenv_tasks, "ASKED_S", 0.0)
+    workers = Workers(error)
+
+    with pytest.raises(UnknownTask) as refused:
+        await chooser(workers).choose(MATH, ResetWish(task="a"))
+
+    assert refused.value.detail == f"Unknown task: a (no worker could be asked for it: {error.detail})"
+    assert workers.asked == [0.0], "a client whose own episode holds the slot must not wait for itself"
+
+
+async def test_an_environment_whose_usual_split_is_not_there_has_its_first_one() -> None:
+    chosen = await chooser(Workers(known()), **tasks(test=[{"id": "only"}])).choose(MATH, ResetWish(seed=9))
+
+    assert (chosen.split, chosen.index, chosen.id) == ("test", 0, "only")
+    with pytest.raises(UnknownTask):
+        await chooser(Workers(known()), test=[]).choose(MATH, ResetWish())

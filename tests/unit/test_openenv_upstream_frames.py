@@ -1,0 +1,229 @@
+"""Replies of OpenEnv servers: what is read of them without parsing, what they mean, and how replicas pass them on."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.core.errors import SessionNotFound, UpstreamError
+from gateway.core.model import Action, ImageBlock, StepResult, Summary, TextBlock
+from gateway.upstreams.openenv import codec
+from gateway.upstreams.openenv.codec import Handle, read_handle
+from gateway.upstreams.openenv.results import first_blocks, step_result
+from gateway.upstreams.openenv.wire import PARSED_MAX_BYTES, Fault, fault_of, kind_of, outcome_of
+
+
+def observed(observation: Any, **more: Any) -> bytes:
+    data = {"observation": observation, "reward": None, "done": False} | more
+    return json.dumps({"type": "observation", "data": data}, separators=(",", ":")).encode()
+
+
+@pytest.mark.parametrize(
+    ("frame", "kind"),
+    [
+        (b'{"type":"step","data":{}}', "step"),
+        (b' { "type" : "state" }', "state"),
+        (b'{"data":{"type":"close"},"type":"mcp"}', "mcp"),
+        (b"[1]", ""),
+        (b'{"type":7}', ""),
+        (b"nonsense", ""),
+        (b'{"data":"' + b"x" * PARSED_MAX_BYTES + b'","type":"step"}', ""),
+    ],
+)
+def test_the_type_of_a_frame(frame: bytes, kind: str) -> None:
+    assert kind_of(frame) == kind
+
+
+@pytest.mark.parametrize(
+    ("reply", "outcome"),
+    [
+        pytest.param(observed({"text": "x"}, reward=1.5, done=True), (1.5, True), id="at its end"),
+        pytest.param(observed({}, reward=True), (1.0, False), id="a bool is a number"),
+        pytest.param(observed({}, reward=-2e-3), (-0.002, False), id="negative, with an exponent"),
+        pytest.param(observed({}), (None, False), id="none"),
+        pytest.param(observed({}, reward=2, done=True, metadata={"a": 1}), (2.0, True), id="metadata behind it"),
+        pytest.param(observed({}, metadata={"reward": 9, "done": True}), (None, False), id="not that of the metadata"),
+        pytest.param(
+            b'{"type":"observation","data":{"reward":0.5,"done":false,"observation":{"reward":9,"done":true}}}',
+            (0.5, False),
+            id="not that of the observation",
+        ),
+        pytest.param(
+            b'{"data":{"observation":{},"reward":3,"done":true},"type":"observation"}', (3.0, True), id="another order"
+        ),
+        pytest.param(observed({"t": '"reward":9,"done":true}}'}), (None, False), id="not that in a text"),
+        pytest.param(observed({"x": "y" * PARSED_MAX_BYTES}, reward=4), (4.0, False), id="of a large one"),
+        pytest.param(observed({}, reward=10**400), (None, False), id="no finite number"),
+        pytest.param(observed({}, reward="1"), (None, False), id="no number"),
+        pytest.param(
+            b'{"type":"observation","data":{"observation":{},"reward":007,"done":true}}', (None, False), id="no JSON"
+        ),
+        pytest.param(b"nonsense", (None, False), id="no frame"),
+    ],
+)
+def test_reward_and_end_are_read_off_the_reply(reply: bytes, outcome: tuple[float | None, bool]) -> None:
+    assert outcome_of(reply) == outcome
+
+
+@pytest.mark.parametrize(
+    ("data", "fault"),
+    [
+        (
+            {"message": "full", "code": "CAPACITY_REACHED", "max_sessions": 3},
+            Fault("CAPACITY_REACHED", "full", 3),
+        ),
+        (
+            {
+                "message": "Invalid message",
+                "code": "VALIDATION_ERROR",
+                "errors": [{"loc": ["data", "op"], "msg": "wanted"}],
+            },
+            Fault("VALIDATION_ERROR", "Invalid message: data.op: wanted"),
+        ),
+        ({"code": "X", "max_sessions": True}, Fault("X", "the server gave no reason")),
+        ("broken", Fault("", "the server's error can't be read")),
+    ],
+)
+def test_an_error_frame_is_read(data: Any, fault: Fault) -> None:
+    assert fault_of(json.dumps({"type": "error", "data": data}).encode()) == fault
+    assert fault_of(observed({})) is None
+
+
+# -- results ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_observation_is_a_result_with_its_text_data_and_metadata() -> None:
+    result = step_result(observed({"text": "hi", "n": 1, "metadata": {"a": 1}}, reward=1, metadata={"b": 2}))
+
+    assert result == StepResult(
+        blocks=(TextBlock("hi"),), reward=1.0, metadata={"a": 1, "b": 2}, data={"text": "hi", "n": 1}
+    )
+
+
+@pytest.mark.parametrize(
+    ("observation", "text"),
+    [
+        ({"message": "m", "text": ""}, "m"),
+        ({"stdout": "é", "exit_code": 0}, '{"stdout":"é","exit_code":0}'),
+        ({}, "{}"),
+    ],
+)
+def test_an_observation_without_a_text_is_shown_whole(observation: Any, text: str) -> None:
+    assert step_result(observed(observation)).blocks == (TextBlock(text),)
+
+
+def test_images_stand_beside_the_text_and_not_in_it() -> None:
+    result = step_result(observed({"x": 1, "images": [{"data": "aGk=", "mime_type": "image/png"}]}))
+
+    assert result.blocks == (TextBlock('{"x":1}'), ImageBlock("aGk=", "image/png"))
+
+
+def test_the_first_observation_says_the_goal_and_carries_itself() -> None:
+    (block,) = first_blocks(observed({"goal": "Win.", "text": "board", "metadata": {"secret": 1}}))
+
+    assert block == TextBlock("Win.\n\nboard", {"observation": {"goal": "Win.", "text": "board"}})
+
+
+def called(result: Any = None, error: Any = None, **more: Any) -> StepResult:
+    return step_result(observed({"tool_name": "t", "result": result, "error": error}, **more))
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("tool_not_found", "not_found"),
+        ("invalid_args", "input_validation"),
+        ("timeout", "tool_failed"),
+        ("", "tool_failed"),
+    ],
+)
+def test_a_tool_that_failed_says_why(kind: str, reason: str) -> None:
+    result = called(error={"error_type": kind, "message": "no"})
+
+    assert (result.error, result.reason) == ("no", reason)
+
+
+def test_a_failure_that_ends_the_episode_or_is_rewarded_keeps_that() -> None:
+    result = called(error={"error_type": "timeout", "message": "no"}, reward=-1.0, done=True)
+
+    assert (result.error, result.blocks, result.reward, result.finished) == (None, (TextBlock("no"),), -1.0, True)
+
+
+@pytest.mark.parametrize(
+    ("result", "blocks"),
+    [
+        ("plain", (TextBlock("plain"),)),
+        ({"data": [1]}, (TextBlock("[1]"),)),
+        (
+            {
+                "content": [
+                    {"type": "text", "text": "a"},
+                    {"type": "image", "data": "aGk=", "mimeType": "image/gif"},
+                    {"x": 1},
+                ]
+            },
+            (TextBlock("a"), ImageBlock("aGk=", "image/gif"), TextBlock('{"x":1}')),
+        ),
+    ],
+)
+def test_a_tools_result_becomes_blocks(result: Any, blocks: tuple[Any, ...]) -> None:
+    assert called(result).blocks == blocks
+
+
+def test_a_result_that_says_it_is_an_error_is_one() -> None:
+    result = called({"content": [{"type": "text", "text": "no"}], "is_error": True})
+
+    assert (result.error, result.reason) == ("no", "tool_failed")
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"nonsense",
+        b'{"type":"state","data":{}}',
+        observed([]),
+        observed({}, reward="1"),
+        b'{"type":"observation","data":{"observation":{},"reward":NaN,"done":false}}',
+        b'{"type":"error","data":{"message":"gone","code":"SESSION_ERROR"}}',
+    ],
+)
+def test_what_is_no_result_is_never_made_into_one(reply: bytes) -> None:
+    with pytest.raises(UpstreamError):
+        step_result(reply)
+
+
+# -- between replicas -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "action", [Action(text="\ud800"), Action(name="t", arguments={"a": [1]}), Action(fields={}), Action(text="")]
+)
+def test_actions_arrive_as_they_were(action: Action) -> None:
+    assert codec.read_action(codec.write_action(action, "k")) == (action, "k")
+
+
+def test_results_and_summaries_arrive_as_they_were() -> None:
+    result = StepResult(
+        blocks=(TextBlock("a", {"x": 1}), ImageBlock("aGk=", "image/png")),
+        reward=0.5,
+        metadata={"m": 1},
+        data={"d": [1]},
+    )
+    summary = Summary(reward=1.0, finished=True, steps=3, seconds=0.5)
+
+    assert codec.read_result(codec.write_result(result)) == result
+    assert codec.read_summary(codec.write_summary(summary)) == summary
+    assert codec.read_summary(codec.write_summary(None)) is None
+    with pytest.raises(UpstreamError):
+        codec.read_result(b"{}")
+
+
+def test_a_handle_carries_the_first_observation_unless_it_is_large() -> None:
+    small = Handle(sid="s", holder="http://a:1", first=observed({"text": "é"}))
+
+    assert read_handle(small.written()) == small
+    assert read_handle(Handle(sid="s", first=b"x" * 40_000).written()) == Handle(sid="s")
+    with pytest.raises(SessionNotFound):
+        read_handle("")

@@ -1,0 +1,179 @@
+"""Actions and prompts over HTTP to a worker whose every byte the test decides."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from gateway.core.errors import (
+    CallConflict,
+    GatewayError,
+    InvalidRequest,
+    SessionNotFound,
+    UpstreamError,
+    UpstreamGone,
+)
+from gateway.core.model import (
+    Action,
+    Environment,
+    EnvironmentName,
+    Owner,
+    Session,
+    SessionId,
+    SessionState,
+    StepResult,
+    TextBlock,
+    WorkerId,
+)
+from gateway.relay import Relay
+from gateway.upstreams.ors.own import OrsUpstream
+from tests.fakes.raw_http import Connection, RawServer, Request
+
+MATH = Environment(
+    name=EnvironmentName("math"), image="one", directory=Path("/"), command=("x",), upstream_name="mathenv"
+)
+STARTING = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nx-backend-state: starting\r\n"
+    b'content-length: 22\r\n\r\n{"detail":"not ready"}'
+)
+DONE = json.dumps({"ok": True, "output": {"blocks": [], "reward": 1, "finished": True, "metadata": None}}).encode()
+
+
+class Scripted:
+    """A worker that gives these answers in turn; ``None`` drops the connection."""
+
+    def __init__(self, *answers: tuple[int, bytes] | bytes | None) -> None:
+        self.answers = list(answers)
+        self.requests: list[Request] = []
+
+    async def __call__(self, connection: Connection) -> None:
+        while True:
+            self.requests.append(await connection.request())
+            answer = self.answers.pop(0)
+            if answer is None:
+                connection.abort()
+                return
+            if isinstance(answer, bytes):
+                await connection.send(answer)
+            else:
+                await connection.answer(answer[1], status=answer[0])
+
+
+@contextlib.asynccontextmanager
+async def asked(worker: Scripted) -> AsyncIterator[tuple[OrsUpstream, Session]]:
+    async with RawServer(worker) as server:
+        relay = Relay()
+        session = Session(
+            id=SessionId("5e5510"),
+            name="episode",
+            owner=Owner(""),
+            environment=MATH.name,
+            lease="l",
+            fingerprint="f",
+            idle_s=300.0,
+            worker=WorkerId("w"),
+            address=server.address,
+            state=SessionState.OPEN,
+        )
+        try:
+            yield OrsUpstream(relay, secret=b"secret"), session
+        finally:
+            await relay.aclose()
+
+
+async def test_an_action_is_one_call_with_its_key_that_asks_for_json() -> None:
+    worker = Scripted((200, DONE))
+
+    async with asked(worker) as (upstream, session):
+        result = await upstream.act(session, MATH, Action(text="42"), key="é-1")
+
+    [request] = worker.requests
+    assert result == StepResult(reward=1.0, finished=True)
+    assert (request.method, request.target) == ("POST", "/mathenv/call")
+    assert json.loads(request.body) == {"text": "42"}
+    assert request.headers["accept"] == "application/json"
+    assert request.headers["idempotency-key"] == "é-1"
+    assert request.headers["x-session-id"] == "5e5510"
+    assert request.headers["x-worker-token"] == upstream.token(WorkerId("w")).decode()
+
+
+async def test_without_a_key_none_is_sent() -> None:
+    worker = Scripted((200, DONE))
+
+    async with asked(worker) as (upstream, session):
+        await upstream.act(session, MATH, Action(name="stop"))
+
+    assert "idempotency-key" not in worker.requests[0].headers
+
+
+async def test_a_setup_that_runs_is_waited_for() -> None:
+    worker = Scripted(STARTING, (200, b'[{"type":"text","text":"hello","detail":null}]'), STARTING, (200, DONE))
+
+    async with asked(worker) as (upstream, session):
+        prompt = await upstream.prompt(session, MATH)
+        result = await upstream.act(session, MATH, Action(text="42"))
+
+    assert prompt == [TextBlock("hello")]
+    assert result.finished
+    assert [request.target for request in worker.requests] == ["/mathenv/prompt"] * 2 + ["/mathenv/call"] * 2
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind", "words"),
+    [
+        (404, b'{"detail":"Active environment not found"}', SessionNotFound, ""),
+        (410, b'{"detail":"Session deleted"}', SessionNotFound, ""),
+        (409, b'{"detail":"the key stands for another call"}', CallConflict, "another call"),
+        (404, b'{"detail":"Not Found"}', InvalidRequest, "Not Found"),
+        (
+            422,
+            b'{"detail":[{"msg":"Field required"},{"msg":"too short"}]}',
+            InvalidRequest,
+            "Field required; too short",
+        ),
+        (429, b'{"detail":"too many calls wait"}', InvalidRequest, "too many"),
+        (500, b'{"detail":"RuntimeError: no such puzzle"}', UpstreamError, "no such puzzle"),
+        (503, b'{"detail":"later"}', UpstreamError, "later"),
+        (500, b"", UpstreamError, "no reason"),
+        (500, b"<html>", UpstreamError, "not JSON"),
+        (200, b"<html>", UpstreamError, "can't be read"),
+    ],
+)
+async def test_what_a_worker_refuses_is_a_typed_error(
+    status: int, body: bytes, kind: type[GatewayError], words: str
+) -> None:
+    async with asked(Scripted((status, body))) as (upstream, session):
+        with pytest.raises(kind) as refused:
+            await upstream.act(session, MATH, Action(text="42"))
+
+    assert type(refused.value) is kind
+    assert words in refused.value.detail
+
+
+async def test_a_prompt_after_a_failed_setup_is_an_error_with_the_reason() -> None:
+    async with asked(Scripted((500, b'{"detail":"RuntimeError: no such puzzle"}'))) as (upstream, session):
+        with pytest.raises(UpstreamError, match="no such puzzle"):
+            await upstream.prompt(session, MATH)
+
+
+async def test_an_action_is_never_sent_twice() -> None:
+    worker = Scripted(None, (200, DONE))
+
+    async with asked(worker) as (upstream, session):
+        with pytest.raises(UpstreamGone) as gone:
+            await upstream.act(session, MATH, Action(text="42"))
+
+    assert gone.value.sent
+    assert len(worker.requests) == 1
+
+
+async def test_who_gives_up_waiting_for_a_setup_is_let_go() -> None:
+    async with asked(Scripted(*[STARTING] * 100)) as (upstream, session):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await upstream.prompt(session, MATH)

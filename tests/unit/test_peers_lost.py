@@ -1,0 +1,375 @@
+"""Replicas that are not believed, and replicas that are lost before, while or after they are asked."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import httpx
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from gateway.core.errors import (
+    SessionNotFound,
+    UpstreamError,
+    UpstreamGone,
+    UpstreamTimeout,
+)
+from gateway.fronts.asgi import respond
+from gateway.peers import SKEW_S, HttpPeers
+from tests.fakes.eventually import until
+from tests.fakes.raw_http import Connection, RawServer
+from tests.fakes.replicas import SECRET, WITHIN_S, Holder, ask, failing, replica, served
+
+PROJECT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+async def peers() -> AsyncIterator[HttpPeers]:
+    made = HttpPeers("http://127.0.0.1:1/", SECRET, late_s=0.2)
+    yield made
+    await made.aclose()
+
+
+# -- who is believed --------------------------------------------------------------------------------------------------
+
+
+async def recorded(secret: bytes = SECRET, clock: Callable[[], float] = time.time) -> tuple[dict[str, str], bytes]:
+    """The headers and body of a request that a replica makes."""
+
+    async def drop(connection: Connection) -> None:
+        await connection.request()
+        connection.abort()
+
+    peers = HttpPeers("", secret, clock=clock)
+    async with RawServer(drop) as server:
+        with pytest.raises(UpstreamGone):
+            await ask(peers, server.address.replace("tcp:", "http://"))
+        [request] = server.requests
+    await peers.aclose()
+    own = {name: value for name, value in request.headers.items() if name.startswith("x-gateway-")}
+    assert len(own) == 6
+    return own, request.body
+
+
+async def refused(method: str, url: str, headers: dict[str, str], body: bytes) -> bool:
+    """Whether a request is answered as an unknown route is."""
+    raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+    async with httpx.AsyncClient(trust_env=False) as client:
+        answer = await client.request(method, url, headers=raw, content=body)
+    if answer.status_code == 200:
+        return False
+    assert (answer.status_code, answer.json()) == (404, {"detail": "Not Found"})
+    assert not any(name.startswith("x-gateway-") for name in answer.headers)
+    return True
+
+
+async def test_only_what_is_signed_as_it_stands_is_served() -> None:
+    headers, body = await recorded()
+    async with replica(Holder()) as holder:
+        url = f"{holder.url}/peers/v1/act"
+        assert await refused("POST", url, {}, body)
+        for name, value in headers.items():
+            without = {other: kept for other, kept in headers.items() if other != name}
+            assert await refused("POST", url, without, body), name
+            for other in ("", value + "0", "+" + value, "é" + value[1:], "0" * len(value)):
+                assert await refused("POST", url, headers | {name: other}, body), (name, other)
+        assert await refused("POST", url, headers, body + b"!")
+        assert await refused("POST", f"{holder.url}/peers/v1/close", headers, body)
+        assert await refused("GET", url, headers, body)
+        for path in ("/peers/v1/", "/peers/v1", "/peers/v1/act/", "/peers/v2/act", "//peers/v1/act", "/"):
+            assert await refused("POST", holder.url + path, headers, body), path
+        assert holder.asked == []
+
+        assert not await refused("POST", url, headers, body)  # nothing but what was changed was wrong
+        assert len(holder.asked) == 1
+
+
+async def test_a_body_that_is_not_signed_is_not_read_into_memory() -> None:
+    """Else anybody could fill a replica's memory: the head alone must do for the refusal."""
+    async with replica(Holder()) as holder:
+        host, port = holder.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /peers/v1/act HTTP/1.1\r\nhost: h\r\ncontent-length: 100000000\r\n\r\n")
+
+        async with asyncio.timeout(WITHIN_S):
+            answer = await reader.readuntil(b"}")
+
+        assert answer.startswith(b"HTTP/1.1 404")
+        writer.close()
+
+
+async def test_a_replica_of_another_secret_is_not_believed_and_does_not_believe(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    stranger = HttpPeers("", b"another secret")
+    async with replica(Holder()) as holder:
+        with pytest.raises(UpstreamError, match="the same secret") as caught:
+            await ask(stranger, holder.url)
+
+    assert type(caught.value) is UpstreamError
+    assert holder.url not in caught.value.detail
+    assert holder.asked == []
+    assert f"peer_unknown peer={holder.url}" in caplog.text
+    await stranger.aclose()
+
+
+@pytest.mark.parametrize("apart_s", [-SKEW_S - 2, SKEW_S + 2])
+async def test_a_request_counts_for_a_minute(apart_s: float, caplog: pytest.LogCaptureFixture) -> None:
+    peers = HttpPeers("", SECRET, clock=lambda: 1000.0)
+    async with replica(Holder(), clock=lambda: 1000.0 + apart_s) as holder:
+        with pytest.raises(UpstreamError, match="clocks"):
+            await ask(peers, holder.url)
+
+    assert holder.asked == []
+    assert "peer_refused operation=act clocks_apart_s=62" in caplog.text
+    await peers.aclose()
+
+
+@pytest.mark.parametrize("apart_s", [-SKEW_S + 2, SKEW_S - 2])
+async def test_clocks_may_differ_a_little(apart_s: float) -> None:
+    peers = HttpPeers("", SECRET, clock=lambda: 1000.0)
+    async with replica(Holder(), clock=lambda: 1000.0 + apart_s) as holder:
+        assert await ask(peers, holder.url) == b"answer to hello"
+    await peers.aclose()
+
+
+@pytest.mark.parametrize("status", [200, 302, 404, 502])
+async def test_another_server_at_the_address_is_not_taken_for_a_replica(status: int, peers: HttpPeers) -> None:
+    async def other(scope: Scope, receive: Receive, send: Send) -> None:
+        found = b'{"code": "session_not_found", "detail": "x"}'
+        await respond(send, status, found, [(b"location", b"/elsewhere"), (b"x-gateway-proof", b"00\xff")])
+
+    async with served(other) as url:
+        with pytest.raises(UpstreamError) as caught:
+            await ask(peers, url)
+
+    assert type(caught.value) is UpstreamError
+
+
+async def test_the_answer_to_another_request_is_not_taken_for_this_one_s(peers: HttpPeers) -> None:
+    async with replica(Holder()) as holder, httpx.AsyncClient(trust_env=False) as client:
+        headers, body = await recorded()
+        earlier = await client.post(f"{holder.url}/peers/v1/act", headers=headers, content=body)
+    proof = earlier.headers["x-gateway-proof"].encode()
+
+    async def again(scope: Scope, receive: Receive, send: Send) -> None:
+        await respond(send, 200, earlier.content, [(b"x-gateway-proof", proof)])
+
+    async with served(again) as url:
+        with pytest.raises(UpstreamError, match="the same secret"):
+            await ask(peers, url, b"another message")
+
+
+# -- replicas that are lost -------------------------------------------------------------------------------------------
+
+HOLDER = """
+import asyncio, sys, uvicorn
+from gateway.fronts.peers import PeersFront
+from gateway.serving import BoundedHttp, Server, listen
+
+async def serve(operation, session_id, lease, message, within_s):
+    if message == b"hang":
+        print("begun", flush=True)
+        await asyncio.sleep(3600)
+    return message
+
+async def main():
+    listener = listen("127.0.0.1", 0)
+    print(listener.getsockname()[1], flush=True)
+    front = PeersFront(sys.argv[1].encode(), serve)
+    await Server(uvicorn.Config(front, http=BoundedHttp, ws="none", lifespan="off", log_config=None)).serve([listener])
+
+asyncio.run(main())
+"""
+
+
+@contextlib.asynccontextmanager
+async def process() -> AsyncIterator[tuple[str, asyncio.subprocess.Process]]:
+    """A replica in a process of its own, and its URL."""
+    running = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", HOLDER, SECRET.decode(), cwd=PROJECT, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        yield f"http://127.0.0.1:{int(await line(running))}", running
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            running.kill()
+        await running.wait()
+
+
+async def line(running: asyncio.subprocess.Process) -> bytes:
+    assert running.stdout is not None
+    async with asyncio.timeout(WITHIN_S):
+        return await running.stdout.readline()
+
+
+async def test_a_holder_that_was_killed_before_is_not_there_and_nothing_was_sent(peers: HttpPeers) -> None:
+    async with process() as (url, running):
+        assert await ask(peers, url) == b"hello"  # over a connection that is kept
+        running.send_signal(signal.SIGKILL)
+        await running.wait()
+
+        with pytest.raises(UpstreamGone) as caught:
+            await ask(peers, url)
+
+    assert not caught.value.sent
+    assert url not in caught.value.detail
+
+
+async def test_a_holder_that_is_killed_while_it_works_may_have_run_it(peers: HttpPeers) -> None:
+    async with process() as (url, running):
+        asking = asyncio.create_task(ask(peers, url, b"hang"))
+        assert await line(running) == b"begun\n"
+        running.send_signal(signal.SIGKILL)
+
+        with pytest.raises(UpstreamGone) as caught:
+            await asking
+
+    assert caught.value.sent
+
+
+@pytest.mark.parametrize("url", ["", "nonsense", "ftp://127.0.0.1", "http://", "http://[::1", "http://no.invalid:1"])
+async def test_an_address_that_is_none_is_a_replica_that_is_not_there(url: str, peers: HttpPeers) -> None:
+    with pytest.raises(UpstreamGone) as caught:
+        await ask(peers, url)
+
+    assert not caught.value.sent
+
+
+async def test_a_broken_request_is_never_sent_again(peers: HttpPeers) -> None:
+    async def broken(connection: Connection) -> None:
+        await connection.request()
+        connection.abort()
+
+    async with RawServer(broken) as server:
+        with pytest.raises(UpstreamGone) as caught:
+            await ask(peers, server.address.replace("tcp:", "http://"))
+
+        assert caught.value.sent
+        assert len(server.requests) == 1
+        assert len(server.connections) == 1
+
+
+async def test_an_answer_that_breaks_off_is_none(peers: HttpPeers) -> None:
+    async def half(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhalf")
+        connection.writer.close()
+
+    async with RawServer(half) as server:
+        with pytest.raises(UpstreamGone) as caught:
+            await ask(peers, server.address.replace("tcp:", "http://"))
+
+    assert caught.value.sent
+
+
+@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhalf"])
+async def test_a_holder_that_falls_silent_is_waited_for_no_longer_than_its_time(said: bytes, peers: HttpPeers) -> None:
+    async def silent(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(said)
+        await connection.left()
+
+    async with RawServer(silent) as server:
+        with pytest.raises(UpstreamTimeout):
+            await ask(peers, server.address.replace("tcp:", "http://"), within_s=0.1)
+        await until(lambda: server.open_connections == 0)
+
+
+async def test_a_holder_that_answers_byte_by_byte_has_no_longer(peers: HttpPeers) -> None:
+    async def trickle(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(b"HTTP/1.1 200 OK\r\ncontent-length: 1000000\r\n\r\n")
+        while True:
+            await connection.send(b"x")
+            await asyncio.sleep(0.02)
+
+    async with RawServer(trickle) as server:
+        async with asyncio.timeout(WITHIN_S):
+            with pytest.raises(UpstreamTimeout):
+                await ask(peers, server.address.replace("tcp:", "http://"), within_s=0.1)
+        await until(lambda: server.open_connections == 0)
+
+
+async def test_with_too_many_requests_under_way_nothing_is_sent_and_nobody_is_thought_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else a session would be taken from a holder that lives."""
+    for name, value in (("CLIENTS", 2), ("CONNECTIONS_MAX", 1), ("CONNECT_S", 0.1)):
+        monkeypatch.setattr(f"gateway.peers.{name}", value)
+    peers = HttpPeers("", SECRET)
+    may_end = asyncio.Event()
+
+    async def wait(message: bytes) -> bytes:
+        await may_end.wait()
+        return message
+
+    async with replica(Holder(wait)) as holder:
+        under_way = [asyncio.create_task(ask(peers, holder.url, b"%d" % n)) for n in range(2)]
+        await until(lambda: len(holder.asked) == 2)
+
+        with pytest.raises(UpstreamError, match="2 requests to other replicas") as caught:
+            await ask(peers, holder.url)
+
+        assert type(caught.value) is UpstreamError
+        may_end.set()
+        assert await asyncio.gather(*under_way) == [b"0", b"1"]
+        assert len(holder.asked) == 2
+        assert await ask(peers, holder.url, b"next") == b"next"
+    await peers.aclose()
+
+
+async def test_an_asker_that_leaves_ends_nothing_there_and_keeps_no_connection(peers: HttpPeers) -> None:
+    began, may_end = asyncio.Event(), asyncio.Event()
+
+    async def wait(message: bytes) -> bytes:
+        began.set()
+        await may_end.wait()
+        return message
+
+    async with replica(Holder(wait)) as holder:
+        asking = asyncio.create_task(ask(peers, holder.url))
+        await began.wait()
+        asking.cancel()
+        await asyncio.wait({asking})
+        assert asking.cancelled()
+
+        assert holder.answered == 0
+        may_end.set()
+        await until(lambda: holder.answered == 1)
+        assert await ask(peers, holder.url, b"next") == b"next"
+
+
+async def test_an_asker_may_leave_at_any_turn_and_the_next_is_answered(peers: HttpPeers) -> None:
+    async with replica(Holder()) as holder:
+        for turns in range(40):
+            asking = asyncio.create_task(ask(peers, holder.url))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            asking.cancel()
+            await asyncio.wait({asking})
+            assert asking.cancelled() or asking.result() == b"answer to hello"
+
+            assert await ask(peers, holder.url, b"next") == b"answer to next"
+
+
+async def test_a_replica_that_goes_away_asks_nobody(peers: HttpPeers) -> None:
+    async with replica(Holder()) as holder:
+        await peers.aclose()
+
+        with pytest.raises(UpstreamError, match="going away"):
+            await ask(peers, holder.url)
+
+    assert holder.asked == []
+
+
+async def test_a_holder_that_began_anew_does_not_know_the_session(peers: HttpPeers) -> None:
+    async with replica(failing(SessionNotFound("no such session"))) as holder:
+        with pytest.raises(SessionNotFound):
+            await ask(peers, holder.url)

@@ -1,0 +1,291 @@
+"""What is special about workers that are local processes: nothing of theirs outlives them, or the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import stat
+import sys
+import tempfile
+import textwrap
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gateway.backends.process import ProcessBackend
+from gateway.backends.tail import KEPT_BYTES, Tail
+from gateway.core.errors import BackendError, StartFailed
+from gateway.core.model import Environment, EnvironmentName, Isolation, SandboxLimits, Worker, WorkerId
+
+ENDS_S = 20.0
+
+
+@pytest.fixture
+def sockets() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="eg-") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+async def backend(sockets: Path) -> AsyncIterator[ProcessBackend]:
+    made = ProcessBackend(socket_dir=sockets, sandbox_dir=sockets / "sandboxes", stop_grace_s=0.5)
+    yield made
+    await made.aclose()
+
+
+def running(program: str, folder: Path, *, command: tuple[str, ...] | None = None) -> Environment:
+    """An environment whose worker is a Python *program*; it tells by creating files in *folder*."""
+    return Environment(
+        name=EnvironmentName("fake"),
+        image="none",
+        directory=folder,
+        command=command or ("python3", "-c", textwrap.dedent(program)),
+    )
+
+
+def worker(environment: Environment, id: str = "w1") -> Worker:
+    return Worker(id=WorkerId(id), environment=environment.name, digest=environment.digest(), slots=1)
+
+
+async def content(path: Path) -> str:
+    """Wait until the file at *path* is written, with an end."""
+    async with asyncio.timeout(ENDS_S):
+        while True:
+            if path.exists() and (text := path.read_text()):  # noqa: ASYNC240  # a local file
+                return text
+            await asyncio.sleep(0.01)
+
+
+async def gone(pid: int) -> None:
+    """Wait until process *pid* has ended."""
+    async with asyncio.timeout(ENDS_S):
+        while True:
+            try:
+                state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]  # noqa: ASYNC240
+            except FileNotFoundError:
+                return
+            if state == "Z":
+                return
+            await asyncio.sleep(0.01)
+
+
+SLEEPER = "import time\nwhile True: time.sleep(1)"
+PARENT = """
+import os, subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", {child!r}], start_new_session={session})
+open("child.part", "w").write(str(child.pid))
+os.rename("child.part", "child")
+"""
+
+
+async def test_a_command_that_is_not_there_is_a_failed_start_that_leaves_nothing(
+    backend: ProcessBackend, sockets: Path, tmp_path: Path
+) -> None:
+    environment = running("", tmp_path, command=("no-such-program",))
+
+    with pytest.raises(StartFailed, match="cannot run no-such-program"):
+        await backend.start(worker(environment), environment)
+
+    assert (os.listdir(sockets), await backend.found()) == ([], [])
+
+
+async def test_a_folder_that_is_not_there_is_a_failed_start(backend: ProcessBackend, tmp_path: Path) -> None:
+    environment = running(SLEEPER, tmp_path / "missing")
+
+    with pytest.raises(StartFailed, match="missing"):
+        await backend.start(worker(environment), environment)
+
+
+async def test_python_means_the_gateways_own_interpreter(backend: ProcessBackend, tmp_path: Path) -> None:
+    environment = running("import sys; open('out', 'w').write(sys.executable)", tmp_path)
+
+    await backend.start(worker(environment), environment)
+
+    assert await content(tmp_path / "out") == sys.executable
+
+
+async def test_a_worker_gets_few_variables_and_no_descriptors(sockets: Path, tmp_path: Path) -> None:
+    backend = ProcessBackend(
+        socket_dir=sockets,
+        sandbox_dir=sockets / "sandboxes",
+        environ={"PATH": "/bin", "GATEWAY_SECRET": "s3cret", "AWS_SECRET_ACCESS_KEY": "x", "LANG": "C"},
+        extra={"EXTRA": "1"},
+    )
+    program = "import os; open('out', 'w').write(repr((sorted(os.environ), sorted(os.listdir('/proc/self/fd')))))"
+    environment = running(program, tmp_path)
+    with open(os.devnull) as ours:  # noqa: ASYNC230  # does not block
+        os.set_inheritable(ours.fileno(), True)
+
+        await backend.start(worker(environment), environment)
+        names, descriptors = eval(await content(tmp_path / "out"))
+    await backend.aclose()
+
+    assert set(names) - {"LC_CTYPE"} == {
+        "ENVSERVER_EXIT_ON_EOF",
+        "ENVSERVER_IDLE_S",
+        "ENVSERVER_SLOTS",
+        "ENVSERVER_SOCKET",
+        "EXTRA",
+        "HOME",
+        "LANG",
+        "PATH",
+        "PYTHONUNBUFFERED",
+    }
+    assert len(descriptors) <= 5  # stdin, stdout, stderr, the file and the folder being listed
+
+
+async def test_what_a_worker_started_dies_with_it(backend: ProcessBackend, tmp_path: Path) -> None:
+    environment = running(PARENT.format(child=SLEEPER, session=False), tmp_path)
+    deaths = backend.deaths()
+
+    await backend.start(worker(environment), environment)  # starts a child and ends
+    child = int(await content(tmp_path / "child"))
+
+    async with asyncio.timeout(ENDS_S):
+        assert await anext(deaths) == "w1"
+    await gone(child)
+
+
+async def test_a_grandchild_that_holds_the_log_open_does_not_hide_the_death(
+    backend: ProcessBackend, tmp_path: Path
+) -> None:
+    environment = running(PARENT.format(child=SLEEPER, session=True), tmp_path)
+    deaths = backend.deaths()
+    await backend.start(worker(environment), environment)
+    escaped = int(await content(tmp_path / "child"))
+
+    try:
+        async with asyncio.timeout(ENDS_S):
+            assert await anext(deaths) == "w1"
+        await backend.stop(WorkerId("w1"))
+    finally:
+        os.kill(escaped, signal.SIGKILL)  # what left the process group is not ours to end: see the module
+
+
+async def test_the_log_of_a_dead_worker_stays_until_it_is_stopped(backend: ProcessBackend, tmp_path: Path) -> None:
+    environment = running("print('out'); import sys; print('error', file=sys.stderr); sys.exit(7)", tmp_path)
+    deaths = backend.deaths()
+    await backend.start(worker(environment), environment)
+
+    async with asyncio.timeout(ENDS_S):
+        await anext(deaths)
+    dead = [entry.running for entry in await backend.found()]
+    log = await backend.logs(WorkerId("w1"))
+    await backend.stop(WorkerId("w1"))
+
+    assert (dead, log) == ([False], "out\nerror\n")
+    assert await backend.logs(WorkerId("w1")) == ""
+
+
+async def test_closing_stops_the_workers(backend: ProcessBackend, sockets: Path, tmp_path: Path) -> None:
+    environment = running("import os; open('out', 'w').write(str(os.getpid()))\n" + SLEEPER, tmp_path)
+    await backend.start(worker(environment), environment)
+    pid = int(await content(tmp_path / "out"))
+
+    await backend.aclose()
+
+    await gone(pid)
+    assert os.listdir(sockets) == []
+
+
+async def test_a_gateway_that_is_killed_takes_its_workers_along(sockets: Path, tmp_path: Path) -> None:
+    served = """
+        import os, sys, threading
+        def end_with_stdin():
+            sys.stdin.buffer.read()
+            os._exit(0)
+        threading.Thread(target=end_with_stdin).start()
+        open("out.part", "w").write(str(os.getpid()))
+        os.rename("out.part", "out")
+    """
+    gateway = f"""
+        import asyncio, pathlib
+        from gateway.backends.process import ProcessBackend
+        from gateway.core.model import Environment, EnvironmentName, Worker, WorkerId
+        async def main():
+            folder = pathlib.Path({str(tmp_path)!r})
+            command = ("python3", "-c", {textwrap.dedent(served)!r})
+            environment = Environment(name=EnvironmentName("fake"), image="", directory=folder, command=command)
+            worker = Worker(id=WorkerId("w1"), environment=environment.name, digest="", slots=1)
+            sockets = pathlib.Path({str(sockets)!r})
+            await ProcessBackend(socket_dir=sockets, sandbox_dir=sockets / "boxes").start(worker, environment)
+            await asyncio.Event().wait()
+        asyncio.run(main())
+    """
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", textwrap.dedent(gateway))
+    pid = int(await content(tmp_path / "out"))
+
+    process.kill()
+    await process.wait()
+
+    await gone(pid)
+
+
+async def test_a_worker_of_sandboxes_is_told_of_folders_of_its_own_that_any_user_may_pass_through(
+    backend: ProcessBackend, sockets: Path, tmp_path: Path
+) -> None:
+    environment = replace(
+        running("import json, os; open('out', 'w').write(json.dumps(dict(os.environ)))\n" + SLEEPER, tmp_path),
+        isolation=Isolation.SANDBOX,
+        sandbox=SandboxLimits(disk_bytes=2**25),
+    )
+
+    await backend.start(worker(environment), environment)
+    variables = json.loads(await content(tmp_path / "out"))
+    work = Path(variables["ENVSERVER_SANDBOX_WORK"])
+    (work / "worker-1").mkdir()  # as a server does, and removes unless it is killed
+    modes = [stat.S_IMODE(folder.stat().st_mode) for folder in (work, work.parent, sockets / "sandboxes")]
+    await backend.stop(WorkerId("w1"))
+
+    assert {name: value for name, value in variables.items() if "SANDBOX" in name} == {
+        "ENVSERVER_SANDBOX_HOST": "1",
+        "ENVSERVER_SANDBOX_BOX": str(sockets / "sandboxes" / "box"),
+        "ENVSERVER_SANDBOX_WORK": str(sockets / "sandboxes" / "work" / "w1"),
+        "ENVSERVER_SANDBOX_DISK_MIB": "32",
+    }
+    assert modes == [0o755] * 3
+    assert os.listdir(sockets / "sandboxes" / "work") == []
+
+
+async def test_a_sandbox_folder_that_cannot_be_made_is_a_failed_start_that_leaves_nothing(
+    sockets: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    backend = ProcessBackend(socket_dir=sockets, sandbox_dir=tmp_path / "file" / "below")
+    environment = replace(running(SLEEPER, tmp_path), isolation=Isolation.SANDBOX)
+
+    with pytest.raises(StartFailed, match="GATEWAY_SANDBOX_DIR"):
+        await backend.start(worker(environment), environment)
+
+    assert (os.listdir(sockets), await backend.found()) == ([], [])
+    await backend.aclose()
+
+
+async def test_an_interpreter_that_cannot_be_run_fails_the_check(sockets: Path) -> None:
+    backend = ProcessBackend(socket_dir=sockets, sandbox_dir=sockets / "sandboxes", python="/no/such/python")
+
+    with pytest.raises(BackendError, match="/no/such/python"):
+        await backend.check()
+
+
+async def test_a_tail_keeps_the_end_of_what_was_said() -> None:
+    tail = Tail()
+    output, said = os.pipe()
+    reading = asyncio.create_task(tail.read(output))
+
+    def talk() -> None:
+        with os.fdopen(said, "wb") as stream:
+            for number in range(100_000):
+                stream.write(b"line %d\n" % number)
+
+    await asyncio.to_thread(talk)
+    async with asyncio.timeout(ENDS_S):
+        await reading
+
+    assert tail.lines(2) == "line 99998\nline 99999\n"
+    assert len(tail.lines(10**9)) <= KEPT_BYTES
+    assert tail.lines(0) == ""

@@ -1,0 +1,896 @@
+"""The hot path to a worker, against real servers whose every byte is written here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway import connection as connection_module
+from gateway import relay as module
+from gateway.connection import HIGH_WATER_BYTES, MAX_HEAD_BYTES
+from gateway.core.errors import UpstreamError, UpstreamGone, UpstreamTimeout
+from gateway.core.model import WorkerId
+from gateway.core.ports import Request
+from gateway.relay import Relay, RelayExchange
+from tests.fakes.eventually import until
+from tests.fakes.raw_http import Connection, RawServer, Script
+
+ONE, TWO = WorkerId("one"), WorkerId("two")
+GET = Request(b"GET", b"/hello?a=b%20c", [(b"accept", b"*/*")])
+POST = Request(b"POST", b"/math/call", [(b"x-session-id", b"s")], b'{"name":"echo"}')
+SILENCE_S = 5.0
+READ_BYTES = 2**18
+"""What asyncio reads at once: so much may come on top of what is buffered before reading stops."""
+OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+
+Serve = Callable[[Script], "contextlib.AbstractAsyncContextManager[RawServer]"]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder with a short path, as a Unix socket needs it."""
+    path = Path(tempfile.mkdtemp(prefix="rl-"))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture(params=["unix", "tcp"])
+def serve(request: pytest.FixtureRequest, folder: Path) -> Serve:
+    """Serve a script on a Unix socket, or on loopback."""
+    numbers = iter(range(100))
+
+    def start(script: Script) -> RawServer:
+        return RawServer(script, path=folder / f"{next(numbers)}.sock" if request.param == "unix" else None)
+
+    return start
+
+
+@pytest.fixture
+async def relay() -> AsyncIterator[Relay]:
+    relay = Relay()
+    yield relay
+    await relay.aclose()
+
+
+def answering(*answers: bytes, then: Callable[[Connection], Awaitable[None]] | None = None) -> Script:
+    """A script that gives one of *answers* for each request of a connection, the last one again and again."""
+
+    async def script(connection: Connection) -> None:
+        for number in range(10_000):
+            await connection.request()
+            await connection.send(answers[min(number, len(answers) - 1)])
+            if then is not None:
+                await then(connection)
+
+    return script
+
+
+async def close(connection: Connection) -> None:
+    """End the connection, as a server does after its answer."""
+    connection.writer.close()
+    raise ConnectionAbortedError
+
+
+async def ask(
+    relay: Relay, server: RawServer, request: Request = GET, *, worker: WorkerId = ONE, silence_s: float = SILENCE_S
+) -> tuple[int, bytes]:
+    """Send a request and read the whole answer."""
+    exchange = await relay.send(worker, server.address, request, silence_s=silence_s)
+    try:
+        return exchange.status, await exchange.read(2**26)
+    finally:
+        await exchange.aclose()
+
+
+def in_use(relay: Relay) -> int:
+    """Connections that requests hold, over all workers; the relay shows it to nobody else."""
+    return sum(len(worker._busy) for worker in relay._workers.values())
+
+
+def idle(relay: Relay) -> int:
+    """Connections that wait for a request."""
+    return sum(len(worker._idle) for worker in relay._workers.values())
+
+
+# -- what is sent and what comes back -------------------------------------------------------------------------------
+
+
+async def test_a_request_arrives_as_it_was_asked_for(relay: Relay, serve: Serve) -> None:
+    async with serve(answering(OK)) as server:
+        await ask(relay, server, GET)
+        await ask(relay, server, POST)
+
+        got, posted = server.requests
+        assert (got.method, got.target, got.body) == ("GET", "/hello?a=b%20c", b"")
+        host = "worker" if server.address.startswith("unix:") else server.address.removeprefix("tcp:")
+        assert got.headers == {"host": host, "accept": "*/*"}
+        assert (posted.method, posted.target, posted.body) == ("POST", "/math/call", POST.body)
+        assert posted.headers == {"host": host, "x-session-id": "s", "content-length": "15"}
+
+
+async def test_a_post_without_a_body_says_that_it_is_empty(relay: Relay, serve: Serve) -> None:
+    async with serve(answering(OK)) as server:
+        await ask(relay, server, Request(b"POST", b"/delete"))
+
+        assert server.requests[0].headers["content-length"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "body"),
+    [
+        pytest.param(OK, 200, b"ok", id="of a length"),
+        pytest.param(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", 200, b"", id="empty"),
+        pytest.param(b"HTTP/1.1 204 No Content\r\n\r\n", 204, b"", id="none at all"),
+        pytest.param(
+            b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n2;x=y\r\nde\r\n0\r\n\r\n",
+            200,
+            b"abcde",
+            id="in chunks",
+        ),
+        pytest.param(
+            b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n0\r\nx-trailer: 1\r\n\r\n",
+            200,
+            b"a",
+            id="in chunks, with a trailer",
+        ),
+        pytest.param(b"HTTP/1.1 100 Continue\r\n\r\n" + OK, 200, b"ok", id="after an interim answer"),
+        pytest.param(
+            b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\nHTTP/1.1 102 Processing\r\n\r\n" + OK,
+            200,
+            b"ok",
+            id="after two interim answers",
+        ),
+        pytest.param(b"HTTP/1.1 503\r\ncontent-length: 2\r\n\r\nno", 503, b"no", id="without a reason"),
+        pytest.param(b"HTTP/1.0 200 OK\r\ncontent-length: 2\r\n\r\nok", 200, b"ok", id="of an old server"),
+    ],
+)
+async def test_a_body_is_read_whole_however_it_is_framed(
+    relay: Relay, serve: Serve, answer: bytes, status: int, body: bytes
+) -> None:
+    async with serve(answering(answer)) as server:
+        assert await ask(relay, server) == (status, body)
+        assert in_use(relay) == 0
+
+
+async def test_a_body_without_framing_ends_with_its_connection(relay: Relay, serve: Serve) -> None:
+    async with serve(answering(b"HTTP/1.1 200 OK\r\n\r\nuntil the end", then=close)) as server:
+        assert await ask(relay, server) == (200, b"until the end")
+        assert await ask(relay, server) == (200, b"until the end")
+        assert len(server.connections) == 2
+
+
+async def test_an_answer_that_comes_byte_by_byte_is_the_same_answer(relay: Relay, serve: Serve) -> None:
+    answer = b"HTTP/1.1 200 OK\r\nx-a: 1\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        for byte in answer:
+            await connection.send(bytes((byte,)))
+            await asyncio.sleep(0)
+        await connection.left()
+
+    async with serve(script) as server:
+        exchange = await relay.send(ONE, server.address, GET, silence_s=SILENCE_S)
+        assert list(exchange.headers) == [(b"x-a", b"1")]
+        assert await exchange.read(100) == b"abc"
+        await exchange.aclose()
+
+
+async def test_headers_come_in_lower_case_without_those_of_the_connection(relay: Relay, serve: Serve) -> None:
+    answer = (
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nConnection: keep-alive\r\nKeep-Alive: timeout=5\r\n"
+        b"X-Twice: 1\r\nX-Twice: 2\r\nTransfer-Encoding: chunked\r\nTrailer: x\r\n\r\n0\r\n\r\n"
+    )
+    async with serve(answering(answer)) as server:
+        exchange = await relay.send(ONE, server.address, GET, silence_s=SILENCE_S)
+
+        assert list(exchange.headers) == [(b"content-type", b"text/plain"), (b"x-twice", b"1"), (b"x-twice", b"2")]
+        await exchange.aclose()
+
+
+async def test_interim_answers_leave_no_headers(relay: Relay, serve: Serve) -> None:
+    answer = b"HTTP/1.1 103 Early Hints\r\nlink: early\r\n\r\nHTTP/1.1 200 OK\r\nx-a: 1\r\ncontent-length: 0\r\n\r\n"
+    async with serve(answering(answer)) as server:
+        exchange = await relay.send(ONE, server.address, GET, silence_s=SILENCE_S)
+
+        assert list(exchange.headers) == [(b"x-a", b"1")]
+        await exchange.aclose()
+
+
+async def test_pieces_of_a_body_come_as_they_are_written(relay: Relay, serve: Serve) -> None:
+    go_on = asyncio.Event()
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\none")
+        await go_on.wait()
+        await connection.send(b"two")
+        await connection.left()
+
+    async with serve(script) as server:
+        exchange = await relay.send(ONE, server.address, GET, silence_s=SILENCE_S)
+        pieces = exchange.chunks()
+
+        first = await anext(pieces)
+        go_on.set()
+
+        assert first + b"".join([piece async for piece in pieces]) == b"onetwo"
+        assert first == b"one"
+        await exchange.aclose()
+
+
+async def test_a_body_beyond_the_limit_is_an_error_and_its_connection_is_not_used_again(
+    relay: Relay, serve: Serve
+) -> None:
+    async with serve(answering(OK)) as server:
+        exchange = await relay.send(ONE, server.address, GET, silence_s=SILENCE_S)
+        with pytest.raises(UpstreamError, match="exceeds 1 bytes"):
+            await exchange.read(1)
+        await exchange.aclose()
+
+        assert await ask(relay, server) == (200, b"ok")
+        assert in_use(relay) == 0
+
+
+# -- connections kept -----------------------------------------------------------------------------------------------
+
+
+async def test_requests_one_after_the_other_share_a_connection(relay: Relay, serve: Serve) -> None:
+    async with serve(answering(OK)) as server:
+        for _ in range(20):
+            await ask(relay, server)
+
+        assert len(server.connections) == 1
+        assert len(server.requests) == 20
+        assert (in_use(relay), idle(relay)) == (0, 1)
+
+
+async def test_requests_at_once_have_a_connection_each_and_share_them_later(relay: Relay, serve: Serve) -> None:
+    arrived = 0
+    all_there = asyncio.Event()
+
+    async def script(connection: Connection) -> None:
+        nonlocal arrived
+        while True:
+            request = await connection.request()
+            arrived += 1
+            if arrived == 50:
+                all_there.set()
+            await all_there.wait()
+            await connection.answer(request.body)
+
+    async with serve(script) as server:
+        requests = [Request(b"POST", b"/", (), str(number).encode()) for number in range(50)]
+        answers = await asyncio.gather(*(ask(relay, server, request) for request in requests))
+        await asyncio.gather(*(ask(relay, server, request) for request in requests))
+
+        assert [body for _, body in answers] == [request.body for request in requests]
+        assert len(server.connections) == 50
+
+
+async def test_more_requests_than_connections_wait_for_one(
+    relay: Relay, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_CONNECTIONS", 3)
+    busy: set[int] = set()
+    most = 0
+
+    async def script(connection: Connection) -> None:
+        nonlocal most
+        while True:
+            request = await connection.request()
+            busy.add(id(connection))
+            most = max(most, len(busy))
+            await asyncio.sleep(0)
+            busy.discard(id(connection))
+            await connection.answer(request.body)
+
+    async with serve(script) as server:
+        requests = [Request(b"POST", b"/", (), str(number).encode()) for number in range(30)]
+        answers = await asyncio.gather(*(ask(relay, server, request) for request in requests))
+
+        assert [body for _, body in answers] == [request.body for request in requests]
+        assert most <= 3
+        assert len(server.connections) <= 3
+
+
+async def test_a_request_that_gets_no_connection_in_time_has_not_been_sent(
+    relay: Relay, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_CONNECTIONS", 1)
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.left()
+
+    async with serve(script) as server:
+        async with _asking(relay, server):
+            await until(lambda: len(server.requests) == 1)
+            with pytest.raises(UpstreamTimeout):
+                await ask(relay, server, silence_s=0.1)
+
+        assert len(server.requests) == 1
+        assert in_use(relay) == 0
+
+
+async def test_what_a_burst_left_is_bounded(relay: Relay, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_IDLE", 2)
+    gate = asyncio.Event()
+
+    async def script(connection: Connection) -> None:
+        while True:
+            await connection.request()
+            await gate.wait()
+            await connection.send(OK)
+
+    async with serve(script) as server:
+        asking = [asyncio.ensure_future(ask(relay, server)) for _ in range(10)]
+        await until(lambda: len(server.requests) == 10)
+        gate.set()
+        await asyncio.gather(*asking)
+
+        assert idle(relay) == 2
+        await until(lambda: server.open_connections == 2)
+
+
+async def test_a_connection_belongs_to_one_worker_s_life_and_not_to_an_address(relay: Relay, serve: Serve) -> None:
+    async with serve(answering(OK)) as server:
+        await ask(relay, server, worker=ONE)
+        await ask(relay, server, worker=TWO)
+        await ask(relay, server, worker=ONE)
+
+        assert [len(connection.requests) for connection in server.connections] == [2, 1]
+
+
+async def test_a_worker_that_moved_is_reached_at_its_new_address_only(relay: Relay, serve: Serve) -> None:
+    async with serve(answering(OK)) as before, serve(answering(OK)) as after:
+        await ask(relay, before)
+        await ask(relay, after)
+
+        await until(lambda: before.open_connections == 0)
+        assert (len(before.requests), len(after.requests)) == (1, 1)
+
+
+async def test_an_idle_connection_that_the_server_closed_is_not_used(relay: Relay, serve: Serve) -> None:
+    async with serve(answering(OK)) as server:
+        await ask(relay, server)
+        server.connections[0].abort()
+        await until(lambda: server.open_connections == 0)
+        await asyncio.sleep(0)  # the end of the connection was read
+
+        assert await ask(relay, server) == (200, b"ok")
+        assert len(server.connections) == 2
+
+
+async def test_a_tcp_connection_that_was_idle_for_long_is_not_used(
+    relay: Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "KEEP_FOREIGN_S", 0.0)
+    async with RawServer(answering(OK)) as server:
+        await ask(relay, server)
+        await ask(relay, server)
+
+        assert len(server.connections) == 2
+        await until(lambda: server.open_connections == 1)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok",
+        b"HTTP/1.0 200 OK\r\ncontent-length: 2\r\n\r\nok",
+    ],
+)
+async def test_a_connection_that_the_server_does_not_keep_is_not_used_again(
+    relay: Relay, serve: Serve, answer: bytes
+) -> None:
+    async with serve(answering(answer)) as server:
+        assert await ask(relay, server) == (200, b"ok")
+        assert await ask(relay, server) == (200, b"ok")
+
+        assert [len(connection.requests) for connection in server.connections] == [1, 1]
+
+
+async def test_bytes_that_nobody_asked_for_are_never_taken_for_an_answer(relay: Relay, serve: Serve) -> None:
+    async with serve(answering(OK)) as server:
+        await ask(relay, server)
+        await server.connections[0].send(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nwrong")
+        await until(lambda: server.open_connections == 0)
+
+        assert await ask(relay, server) == (200, b"ok")
+        assert len(server.connections) == 2
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param(b"HTTP/1.1 500 No\r\nx-a: 1\r\ncontent-length: 5\r\n\r\nwrong", id="a whole answer"),
+        pytest.param(b"HTTP/1.1 500 No\r\nx-a: 1\r\n", id="a piece of one"),
+        pytest.param(b"HTT", id="three bytes"),
+        pytest.param(b"nonsense\r\n\r\n", id="nonsense"),
+    ],
+)
+async def test_bytes_behind_an_answer_are_no_part_of_it_nor_of_the_next(
+    relay: Relay, serve: Serve, more: bytes
+) -> None:
+    async with serve(answering(OK + more, OK)) as server:
+        exchange = await relay.send(ONE, server.address, GET, silence_s=SILENCE_S)
+        first = (exchange.status, list(exchange.headers), await exchange.read(100))
+        await exchange.aclose()
+        second = await ask(relay, server)
+
+        assert first == (200, [], b"ok")
+        assert second == (200, b"ok")
+        assert [len(connection.requests) for connection in server.connections] == [1, 1]
+
+
+async def test_a_body_that_was_not_read_to_its_end_costs_its_connection(relay: Relay, serve: Serve) -> None:
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nsome")
+        await connection.left()
+
+    async with serve(script) as server:
+        exchange = await relay.send(ONE, server.address, GET, silence_s=SILENCE_S)
+        await exchange.aclose()
+        await exchange.aclose()
+
+        await until(lambda: server.open_connections == 0)
+        assert (in_use(relay), idle(relay)) == (0, 0)
+
+
+# -- failures -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_worker_that_takes_no_connection_has_not_run_anything(relay: Relay, serve: Serve) -> None:
+    async with serve(answering(OK)) as server:
+        pass
+
+    with pytest.raises(UpstreamGone) as error:
+        await ask(relay, server)
+
+    assert not error.value.sent
+    assert in_use(relay) == 0
+
+
+async def test_a_worker_that_ends_before_it_answers_may_have_run_it(relay: Relay, serve: Serve) -> None:
+    async def script(connection: Connection) -> None:
+        await connection.request()
+
+    async with serve(script) as server:
+        with pytest.raises(UpstreamGone) as error:
+            await ask(relay, server)
+
+        assert error.value.sent
+        assert len(server.requests) == 1  # and it was not sent again
+        assert in_use(relay) == 0
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        b"HTTP/1.1 200 OK\r\ncontent-le",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n4\r\nhalf\r\n",
+    ],
+)
+async def test_an_answer_that_breaks_off_is_an_error_and_never_a_short_body(
+    relay: Relay, serve: Serve, piece: bytes
+) -> None:
+    async with serve(answering(piece, then=close)) as server:
+        with pytest.raises(UpstreamGone) as error:
+            await ask(relay, server)
+
+        assert error.value.sent
+        assert in_use(relay) == 0
+
+
+async def test_a_reset_in_a_body_without_framing_is_an_error(relay: Relay) -> None:
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(b"HTTP/1.1 200 OK\r\n\r\nhalf")
+        socket = connection.writer.get_extra_info("socket")
+        socket.setsockopt(1, 13, b"\x01\x00\x00\x00\x00\x00\x00\x00")  # SO_LINGER of 0 s: closing is a reset
+        await may_reset.wait()
+        connection.abort()
+
+    may_reset = asyncio.Event()
+    async with RawServer(script) as server:
+        exchange = await relay.send(ONE, server.address, GET, silence_s=SILENCE_S)
+        pieces = exchange.chunks()
+        assert await anext(pieces) == b"half"
+        may_reset.set()
+        with pytest.raises(UpstreamGone):
+            await anext(pieces)
+        await exchange.aclose()
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+        b"\x00\xff\x00\xff\r\n\r\n",
+        b"HTTP/1.1 abc OK\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: -1\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\nok",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+        b"HTTP/1.1 200 OK\r\nno colon here\r\n\r\n",
+    ],
+)
+async def test_what_is_not_http_is_an_error_of_the_worker(relay: Relay, serve: Serve, garbage: bytes) -> None:
+    async with serve(answering(garbage)) as server:
+        with pytest.raises(UpstreamError) as error:
+            await ask(relay, server)
+
+        assert type(error.value) is UpstreamError
+        assert (in_use(relay), idle(relay)) == (0, 0)
+
+
+async def test_a_head_without_end_is_an_error(relay: Relay, serve: Serve) -> None:
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(b"HTTP/1.1 200 OK\r\n")
+        while True:
+            await connection.send(b"x-filler: " + b"y" * 1000 + b"\r\n")
+
+    async with serve(script) as server:
+        with pytest.raises(UpstreamError, match="too large a head"):
+            await ask(relay, server)
+        assert in_use(relay) == 0
+
+
+async def test_a_head_may_be_as_large_as_what_clients_send(relay: Relay, serve: Serve) -> None:
+    filler = b"x" * (MAX_HEAD_BYTES // 4)
+    async with serve(
+        answering(b"HTTP/1.1 200 OK\r\nx-filler: " + filler + b"\r\ncontent-length: 2\r\n\r\nok")
+    ) as server:
+        exchange = await relay.send(ONE, server.address, GET, silence_s=SILENCE_S)
+        try:
+            assert list(exchange.headers) == [(b"x-filler", filler)]
+            assert await exchange.read(100) == b"ok"
+        finally:
+            await exchange.aclose()
+
+
+async def test_a_body_behind_the_last_piece_of_a_head_does_not_count_as_head(
+    relay: Relay, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "MAX_HEAD_BYTES", 200)
+    body = b"z" * 10_000
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(b"HTTP/1.1 200 OK\r\n")
+        await until(lambda: _head_bytes(relay) > 0)
+        await connection.send(b"content-length: %d\r\n\r\n" % len(body) + body)
+        await connection.left()
+
+    async with serve(script) as server:
+        assert await ask(relay, server) == (200, body)
+
+
+def _head_bytes(relay: Relay) -> int:
+    return sum(connection._head_bytes for worker in relay._workers.values() for connection in worker._busy)
+
+
+async def test_silence_before_the_head_is_a_timeout(relay: Relay, serve: Serve) -> None:
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.left()
+
+    async with serve(script) as server:
+        with pytest.raises(UpstreamTimeout, match=r"silent for 0\.1 s"):
+            await ask(relay, server, silence_s=0.1)
+
+        assert in_use(relay) == 0
+        await until(lambda: server.open_connections == 0)
+
+
+async def test_silence_within_a_body_is_a_timeout(relay: Relay, serve: Serve) -> None:
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf")
+        await connection.left()
+
+    async with serve(script) as server:
+        with pytest.raises(UpstreamTimeout):
+            await ask(relay, server, silence_s=0.1)
+
+        assert in_use(relay) == 0
+
+
+async def test_a_worker_that_says_something_now_and_then_is_not_silent(relay: Relay, serve: Serve) -> None:
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+        for _ in range(20):
+            await asyncio.sleep(0.05)  # the pauses are what is tried here: together far more than the silence allowed
+            await connection.send(b"1\r\n.\r\n")
+        await connection.send(b"0\r\n\r\n")
+        await connection.left()
+
+    async with serve(script) as server:
+        assert await ask(relay, server, silence_s=0.5) == (200, b"." * 20)
+
+
+async def test_a_worker_that_does_not_read_a_request_is_a_timeout(relay: Relay, serve: Serve) -> None:
+    async def script(connection: Connection) -> None:
+        connection.writer.transport.pause_reading()  # type: ignore[attr-defined]  # a stream's transport reads too
+        await asyncio.get_running_loop().create_future()
+
+    async with serve(script) as server:
+        with pytest.raises(UpstreamTimeout):
+            await ask(relay, server, Request(b"POST", b"/", (), b"x" * 2**24), silence_s=0.2)
+
+        assert in_use(relay) == 0
+
+
+async def test_an_early_answer_to_a_large_request_is_heard(relay: Relay, serve: Serve) -> None:
+    async def script(connection: Connection) -> None:
+        await connection.reader.readuntil(b"\r\n\r\n")
+        await connection.send(b"HTTP/1.1 413 Too Large\r\nconnection: close\r\ncontent-length: 2\r\n\r\nno")
+        await connection.left()
+
+    async with serve(script) as server:
+        answer = await ask(relay, server, Request(b"POST", b"/", (), b"x" * 2**22))
+
+        assert answer == (413, b"no")
+
+
+# -- back-pressure --------------------------------------------------------------------------------------------------
+
+
+async def test_a_reader_that_stops_makes_the_worker_stop(relay: Relay, serve: Serve) -> None:
+    written = 0
+    total = 64 * 2**20
+    piece = b"x" * 2**16
+
+    async def script(connection: Connection) -> None:
+        nonlocal written
+        await connection.request()
+        await connection.send(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % total)
+        while written < total:
+            await connection.send(piece)
+            written += len(piece)
+        await connection.left()
+
+    async with serve(script) as server:
+        exchange = await relay.send(ONE, server.address, GET, silence_s=SILENCE_S)
+        pieces = exchange.chunks()
+        await anext(pieces)
+        await _settled(lambda: written)
+        stopped_at = written
+        buffered = _buffered(exchange)
+        size = stopped_at
+        async for chunk in pieces:
+            size = max(size, len(chunk))
+            assert len(chunk) <= HIGH_WATER_BYTES + READ_BYTES
+        await exchange.aclose()
+
+        # Beyond our buffer there are only those of the kernel and of the writer.
+        assert buffered <= HIGH_WATER_BYTES + READ_BYTES
+        assert stopped_at < total / 4
+        assert written == total
+        assert in_use(relay) == 0
+
+
+async def test_a_reader_that_stops_for_long_is_not_the_worker_s_silence(relay: Relay, serve: Serve) -> None:
+    total = 32 * 2**20
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % total + b"x" * total)
+        await connection.left()
+
+    async with serve(script) as server:
+        exchange = await relay.send(ONE, server.address, GET, silence_s=0.2)
+        pieces = exchange.chunks()
+        size = len(await anext(pieces))
+        await until(lambda: _buffered(exchange) > HIGH_WATER_BYTES)
+        await asyncio.sleep(0.5)  # the pause is what is tried here: longer than the silence allowed
+
+        async for piece in pieces:
+            size += len(piece)
+        await exchange.aclose()
+
+        assert size == total
+
+
+def _buffered(exchange: RelayExchange) -> int:
+    assert exchange._connection is not None
+    return exchange._connection._buffered_bytes
+
+
+async def _settled(value: Callable[[], int]) -> None:
+    """Return when *value* does not change any more."""
+    last = -1
+    for _ in range(1000):
+        if value() == last:
+            return
+        last = value()
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+    raise AssertionError("it changes for ever")
+
+
+# -- the end of a worker --------------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def _asking(
+    relay: Relay, server: RawServer, *, count: int = 1
+) -> AsyncIterator[list[asyncio.Task[tuple[int, bytes]]]]:
+    asking = [asyncio.ensure_future(ask(relay, server)) for _ in range(count)]
+    try:
+        yield asking
+    finally:
+        for one in asking:
+            one.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+
+
+async def test_forgetting_a_worker_breaks_its_calls_off_at_once(relay: Relay, serve: Serve) -> None:
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf")
+        await connection.left()
+
+    async def silent(connection: Connection) -> None:
+        await connection.request()
+        await connection.left()
+
+    async with serve(script) as talking, serve(silent) as quiet:
+        async with _asking(relay, talking, count=3) as reading:
+            await until(lambda: len(talking.requests) == 3)
+            relay.forget(ONE)
+            outcomes = await asyncio.gather(*reading, return_exceptions=True)
+        async with _asking(relay, quiet, count=3) as waiting:
+            await until(lambda: len(quiet.requests) == 3)
+            relay.forget(ONE)
+            outcomes += await asyncio.gather(*waiting, return_exceptions=True)
+
+        assert [type(outcome) for outcome in outcomes] == [UpstreamGone] * 6
+        assert all(isinstance(outcome, UpstreamGone) and outcome.sent for outcome in outcomes)
+        await until(lambda: talking.open_connections == quiet.open_connections == 0)
+        assert relay._workers == {}
+
+
+async def test_forgetting_a_worker_leaves_others_alone(relay: Relay, serve: Serve) -> None:
+    async with serve(answering(OK)) as server:
+        await ask(relay, server, worker=ONE)
+        await ask(relay, server, worker=TWO)
+
+        relay.forget(ONE)
+        relay.forget(ONE)
+        relay.forget(WorkerId("never known"))
+
+        assert await ask(relay, server, worker=TWO) == (200, b"ok")
+        assert len(server.connections) == 2
+
+
+async def test_a_request_that_waits_for_a_connection_while_its_worker_is_forgotten_was_not_sent(
+    relay: Relay, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_CONNECTIONS", 1)
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.left()
+
+    async with serve(script) as server, _asking(relay, server, count=2) as both:
+        await until(lambda: len(server.requests) == 1)
+        relay.forget(ONE)
+        outcomes = await asyncio.gather(*both, return_exceptions=True)
+
+    assert sorted(outcome.sent for outcome in outcomes if isinstance(outcome, UpstreamGone)) == [False, True]
+
+
+async def test_an_answer_is_read_to_its_end_after_the_relay_kept_nothing_of_a_worker(
+    relay: Relay, serve: Serve
+) -> None:
+    async with serve(answering(OK)) as server:
+        exchange = await relay.send(ONE, server.address, GET, silence_s=SILENCE_S)
+        relay.forget(ONE)
+        await exchange.aclose()
+
+        assert await ask(relay, server) == (200, b"ok")
+        assert in_use(relay) == 0
+
+
+async def test_requests_to_a_worker_that_is_gone_leave_nothing_behind(relay: Relay, folder: Path) -> None:
+    for number in range(10):
+        worker = WorkerId(f"w{number}")
+        with pytest.raises(UpstreamGone):
+            await relay.send(worker, f"unix:{folder}/nosuch", GET, silence_s=SILENCE_S)
+
+    assert len(relay._workers) == 0
+
+
+# -- cancelled ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("turns", range(0, 30, 1))
+async def test_a_request_that_is_cancelled_at_any_turn_holds_no_connection(
+    relay: Relay, serve: Serve, turns: int
+) -> None:
+    async def script(connection: Connection) -> None:
+        while True:
+            await connection.request()
+            await connection.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+            for _ in range(5):
+                await connection.send(b"1\r\n.\r\n")
+                await asyncio.sleep(0)
+            await connection.send(b"0\r\n\r\n")
+
+    async with serve(script) as server:
+        asking = asyncio.ensure_future(ask(relay, server))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+
+        assert in_use(relay) == 0
+        assert await ask(relay, server) == (200, b".....")
+        await until(lambda: server.open_connections == idle(relay))
+
+
+async def test_a_request_that_is_cancelled_while_it_waits_for_room_leaves_the_room(
+    relay: Relay, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_CONNECTIONS", 1)
+    gate = asyncio.Event()
+
+    async def script(connection: Connection) -> None:
+        while True:
+            await connection.request()
+            await gate.wait()
+            await connection.send(OK)
+
+    async with serve(script) as server:
+        holder = asyncio.ensure_future(ask(relay, server))
+        await until(lambda: len(server.requests) == 1)
+        async with _asking(relay, server):
+            await asyncio.sleep(0)
+        gate.set()
+
+        assert await holder == (200, b"ok")
+        assert await ask(relay, server) == (200, b"ok")
+        assert len(server.requests) == 2
+
+
+async def test_a_request_that_is_cancelled_while_the_worker_does_not_read_it_holds_no_connection(
+    relay: Relay, serve: Serve
+) -> None:
+    async def script(connection: Connection) -> None:
+        connection.writer.transport.pause_reading()  # type: ignore[attr-defined]  # a stream's transport reads too
+        await asyncio.get_running_loop().create_future()
+
+    async with serve(script) as server:
+        large = Request(b"POST", b"/", (), b"x" * 2**24)
+        asking = asyncio.ensure_future(ask(relay, server, large))
+        await until(lambda: server.connections and in_use(relay) == 1)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+
+        assert in_use(relay) == 0
+
+
+async def test_closing_the_relay_breaks_everything_off(serve: Serve) -> None:
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.left()
+
+    relay = Relay()
+    async with serve(script) as server, _asking(relay, server, count=2) as both:
+        await until(lambda: len(server.requests) == 2)
+        await relay.aclose()
+        outcomes = await asyncio.gather(*both, return_exceptions=True)
+
+        assert [type(outcome) for outcome in outcomes] == [UpstreamGone, UpstreamGone]
+        await until(lambda: server.open_connections == 0)

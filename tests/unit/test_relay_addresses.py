@@ -1,0 +1,272 @@
+"""Where workers are: addresses taken apart, and the relay at each kind of them, with real servers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import ipaddress
+import socket
+import ssl
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from gateway import relay as module
+from gateway.core.addresses import Address, Kind, parse_address
+from gateway.core.errors import UpstreamGone
+from gateway.core.model import WorkerId
+from gateway.core.ports import Request
+from gateway.relay import Relay
+from tests.fakes.eventually import until
+from tests.fakes.raw_http import Connection, RawServer
+
+ONE = WorkerId("one")
+GET = Request(b"GET", b"/tasks?split=a%20b")
+SILENCE_S = 5.0
+
+
+@pytest.fixture
+async def relay() -> AsyncIterator[Relay]:
+    relay = Relay()
+    yield relay
+    await relay.aclose()
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="ra-") as name:
+        yield Path(name)
+
+
+async def answers(connection: Connection) -> None:
+    while True:
+        await connection.request()
+        await connection.answer(b"ok")
+
+
+async def ask(relay: Relay, address: str, request: Request = GET) -> bytes:
+    exchange = await relay.send(ONE, address, request, silence_s=SILENCE_S)
+    try:
+        return await exchange.read(1000)
+    finally:
+        await exchange.aclose()
+
+
+@contextlib.asynccontextmanager
+async def serving(host: str, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[tuple[int, list[Connection]]]:
+    """A server on *host*: its port, and its connections."""
+    connections: list[Connection] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(Connection(reader, writer))
+        with contextlib.suppress(ConnectionError, EOFError):
+            await answers(connections[-1])
+        writer.close()
+
+    server = await asyncio.start_server(serve, host, 0, ssl=tls)
+    try:
+        yield server.sockets[0].getsockname()[1], connections
+    finally:
+        server.close()
+        for connection in connections:
+            connection.abort()
+        await asyncio.gather(*(one.writer.wait_closed() for one in connections), return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "address", "authority"),
+    [
+        ("unix:/run/w1/worker.sock", Address(kind=Kind.UNIX, path="/run/w1/worker.sock"), "worker"),
+        ("unix:/run/w1/server.sock", Address(kind=Kind.UNIX, path="/run/w1/server.sock"), "localhost"),
+        ("tcp:127.0.0.1:8000", Address(kind=Kind.TCP, host="127.0.0.1", port=8000), "127.0.0.1:8000"),
+        ("tcp:[::1]:8000", Address(kind=Kind.TCP, host="::1", port=8000), "[::1]:8000"),
+        ("http://envs.example", Address(kind=Kind.URL, host="envs.example", port=80), "envs.example"),
+        ("http://envs.example:80/", Address(kind=Kind.URL, host="envs.example", port=80), "envs.example"),
+        ("https://envs.example", Address(kind=Kind.URL, host="envs.example", port=443, tls=True), "envs.example"),
+        ("https://envs.example:80", Address(kind=Kind.URL, host="envs.example", port=80, tls=True), "envs.example:80"),
+        (
+            "http://[2001:db8::1]:8000/a/b%20c/",
+            Address(kind=Kind.URL, host="2001:db8::1", port=8000, prefix="/a/b%20c"),
+            "[2001:db8::1]:8000",
+        ),
+    ],
+)
+def test_an_address_is_taken_apart(text: str, address: Address, authority: str) -> None:
+    assert parse_address(text) == address
+    assert parse_address(text).authority == authority
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "unix:",
+        "unix:relative/path",
+        "tcp:127.0.0.1",
+        "tcp::80",
+        "tcp:127.0.0.1:0",
+        "tcp:127.0.0.1:65536",
+        "tcp:127.0.0.1:+80",
+        "ftp://envs.example",
+        "http://",
+        "http:///path",
+        "http://:80",
+        "http://envs.example:http",
+        "http://envs.example:99999",
+        "http://envs.example:0",
+        "http://user:secret@envs.example",
+        "http://envs.example/a?b=c",
+        "http://envs.example/a?",
+        "http://envs.example/#top",
+        "http://envs.example/a b",
+        "http://envs.example/\r\nx-injected: 1",
+        "http://envs.example/ü",
+        "http://[::1",
+    ],
+)
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        parse_address(text)
+
+
+def test_a_secret_in_a_url_is_not_repeated_in_its_refusal() -> None:
+    with pytest.raises(ValueError, match="a user in it") as error:
+        parse_address("http://user:s3cret@envs.example")
+
+    assert "s3cret" not in str(error.value)
+
+
+def test_urls_for_other_clients_are_made_of_an_address() -> None:
+    assert parse_address("http://envs.example:8000/a/").url("/ws?x=1", scheme="ws") == "ws://envs.example:8000/a/ws?x=1"
+    assert parse_address("https://envs.example").url("/ws", scheme="ws") == "wss://envs.example/ws"
+    assert parse_address("unix:/run/server.sock").url("/health") == "http://localhost/health"
+
+
+async def test_the_prefix_of_a_url_stands_before_the_path_and_its_host_in_the_request(relay: Relay) -> None:
+    async with serving("127.0.0.1") as (port, connections):
+        assert await ask(relay, f"http://localhost:{port}/envs/math/") == b"ok"
+
+        (request,) = connections[0].requests
+    assert request.target == "/envs/math/tasks?split=a%20b"
+    assert request.headers == {"host": f"localhost:{port}"}
+
+
+async def test_a_url_without_a_path_has_no_prefix(relay: Relay) -> None:
+    async with serving("127.0.0.1") as (port, connections):
+        assert await ask(relay, f"http://127.0.0.1:{port}") == b"ok"
+
+        assert connections[0].requests[0].target == "/tasks?split=a%20b"
+
+
+@pytest.mark.parametrize("address", ["http://[::1]:{port}/x", "tcp:[::1]:{port}"])
+async def test_an_address_of_the_new_kind_is_reached(relay: Relay, address: str) -> None:
+    if not _has_ipv6():
+        pytest.skip("this machine has no IPv6")
+    async with serving("::1") as (port, connections):
+        assert await ask(relay, address.format(port=port)) == b"ok"
+
+        assert connections[0].requests[0].headers == {"host": f"[::1]:{port}"}
+
+
+def _has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+@pytest.fixture
+def certificate(folder: Path) -> Path:
+    """A key and a certificate for ``localhost`` that signs itself, in one file."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    now = datetime.datetime.now(datetime.UTC)
+    names = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ipaddress.IPv4Address("127.0.0.1"))])
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(names, critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    form, encoding = serialization.PrivateFormat.PKCS8, serialization.Encoding.PEM
+    path = folder / "server.pem"
+    path.write_bytes(key.private_bytes(encoding, form, serialization.NoEncryption()) + made.public_bytes(encoding))
+    return path
+
+
+@pytest.fixture
+def tls(certificate: Path) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate)
+    return context
+
+
+@pytest.fixture
+def system_trust(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The certificate is among those that the system trusts, which is asked for once."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    module._tls.cache_clear()
+    yield
+    module._tls.cache_clear()
+
+
+@pytest.mark.usefixtures("system_trust")
+async def test_a_url_with_tls_is_reached_if_the_system_trusts_it(relay: Relay, tls: ssl.SSLContext) -> None:
+    async with serving("127.0.0.1", tls=tls) as (port, connections):
+        assert await ask(relay, f"https://localhost:{port}/x") == b"ok"
+        assert await ask(relay, f"https://localhost:{port}/x") == b"ok"
+
+        assert [len(connection.requests) for connection in connections] == [2]
+        assert connections[0].requests[0].headers == {"host": f"localhost:{port}"}
+
+
+async def test_a_certificate_that_nobody_trusts_is_an_error_and_nothing_was_sent(
+    relay: Relay, tls: ssl.SSLContext
+) -> None:
+    async with serving("127.0.0.1", tls=tls) as (port, connections):
+        with pytest.raises(UpstreamGone, match="certificate") as error:
+            await ask(relay, f"https://localhost:{port}")
+
+        assert not error.value.sent
+        assert [connection.requests for connection in connections] == []
+
+
+async def test_what_is_no_address_can_t_be_reached_and_leaves_nothing(relay: Relay) -> None:
+    with pytest.raises(UpstreamGone, match="no address") as error:
+        await ask(relay, "carrier-pigeon:7")
+
+    assert not error.value.sent
+    assert relay._workers == {}
+
+
+async def test_a_name_that_nobody_knows_can_t_be_reached(relay: Relay) -> None:
+    with pytest.raises(UpstreamGone, match="no connection") as error:
+        await ask(relay, "http://nowhere.invalid")
+
+    assert not error.value.sent
+    assert relay._workers == {}
+
+
+async def test_of_connections_that_rest_only_those_to_a_server_of_ours_are_used_again_for_ever(
+    relay: Relay, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "KEEP_FOREIGN_S", 0.0)
+    async with (
+        RawServer(answers, path=folder / "worker.sock") as own,
+        RawServer(answers, path=folder / "server.sock") as foreign,
+    ):
+        for server in (own, own, foreign, foreign):
+            await ask(relay, server.address)
+
+        assert [len(connection.requests) for connection in own.connections] == [2]
+        assert [len(connection.requests) for connection in foreign.connections] == [1, 1]
+        await until(lambda: foreign.open_connections == 1)

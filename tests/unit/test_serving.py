@@ -1,0 +1,93 @@
+"""A request's head is bounded in size and time, whoever sends it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import uvicorn
+from starlette.types import Receive, Scope, Send
+
+from gateway.core.errors import ConfigError
+from gateway.fronts.asgi import respond
+from gateway.serving import BoundedHttp, Server, listen
+
+WAIT_S = 10.0
+
+
+async def hello(scope: Scope, receive: Receive, send: Send) -> None:
+    await respond(send, 200, b"hello")
+
+
+@asynccontextmanager
+async def served() -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A connection to a server that says hello."""
+    listener = listen("127.0.0.1", 0)
+    server = Server(uvicorn.Config(hello, http=BoundedHttp, ws="none", lifespan="off", log_config=None))
+    running = asyncio.create_task(server.serve(sockets=[listener]))
+    reader, writer = await asyncio.open_connection(*listener.getsockname())
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        server.should_exit = True
+        await running
+        listener.close()
+
+
+async def read(reader: asyncio.StreamReader, until: bytes) -> bytes:
+    async with asyncio.timeout(WAIT_S):
+        return await reader.readuntil(until)
+
+
+async def test_requests_on_one_connection_are_answered_in_turn() -> None:
+    async with served() as (reader, writer):
+        for _ in range(3):
+            writer.write(b"GET / HTTP/1.1\r\nhost: h\r\n\r\n")
+            assert (await read(reader, b"hello")).startswith(b"HTTP/1.1 200")
+
+
+async def test_a_head_without_end_is_refused() -> None:
+    async with served() as (reader, writer):
+        writer.write(b"GET / HTTP/1.1\r\nhost: h\r\nx-long: ")
+        for _ in range(40):
+            writer.write(b"a" * 65_536)
+
+        answer = await read(reader, b"}")
+
+    assert answer.startswith(b"HTTP/1.1 431")
+
+
+async def test_a_head_of_64_kib_is_served() -> None:
+    async with served() as (reader, writer):
+        writer.write(b"GET / HTTP/1.1\r\nhost: h\r\nx-long: " + b"a" * 65_536 + b"\r\n\r\n")
+
+        assert (await read(reader, b"hello")).startswith(b"HTTP/1.1 200")
+
+
+async def test_a_head_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.serving.HEAD_S", 0.05)
+    async with served() as (reader, writer):
+        writer.write(b"GET / HTTP/1.1\r\nhost: h\r\n")
+
+        answer = await read(reader, b"}")
+
+    assert answer.startswith(b"HTTP/1.1 408")
+
+
+async def test_a_connection_that_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.serving.HEAD_S", 0.05)
+    async with served() as (reader, _):
+        async with asyncio.timeout(WAIT_S):
+            assert await reader.read() == b""
+
+
+def test_an_address_in_use_is_a_clear_error() -> None:
+    taken = listen("127.0.0.1", 0)
+    try:
+        with pytest.raises(ConfigError, match=r"can't listen on 127\.0\.0\.1"):
+            listen("127.0.0.1", taken.getsockname()[1])
+    finally:
+        taken.close()

@@ -1,0 +1,128 @@
+"""WebSockets as the server bounds and ends them; the client is the package that OpenEnv's own clients use."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
+
+from gateway.serving import FRAME_MAX_BYTES, LOST_AFTER_S, BoundedHttp, BoundedSocket, Server, listen
+
+WAIT_S = 10.0
+
+
+class Echo:
+    """Answers each message with its length; holds the answer to ``wait`` until the gate opens."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.holds = asyncio.Event()
+        self.connections: list[object] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        while (message := await receive())["type"] == "websocket.receive":
+            text = message.get("text") or ""
+            if text == "wait":
+                self.holds.set()
+                await self.gate.wait()
+            await send({"type": "websocket.send", "text": str(len(text))})
+
+
+@asynccontextmanager
+async def served(app: ASGIApp) -> AsyncIterator[tuple[Server, str]]:
+    """A server of *app*, and its address."""
+    listener = listen("127.0.0.1", 0)
+    config = uvicorn.Config(
+        app,
+        http=BoundedHttp,
+        ws=BoundedSocket,
+        ws_max_size=FRAME_MAX_BYTES,
+        ws_per_message_deflate=False,
+        lifespan="off",
+        log_config=None,
+        timeout_graceful_shutdown=5,
+    )
+    server = Server(config)
+    running = asyncio.create_task(server.serve(sockets=[listener]))
+    host, port = listener.getsockname()
+    try:
+        yield server, f"ws://{host}:{port}"
+    finally:
+        server.should_exit = True
+        await running
+        listener.close()
+
+
+async def asked(client: ClientConnection, text: str) -> str | bytes:
+    await client.send(text)
+    return await client.recv()
+
+
+async def test_a_message_of_16_mib_is_taken_and_a_larger_one_closes_with_1009() -> None:
+    async with asyncio.timeout(WAIT_S), served(Echo()) as (_, url), connect(url) as client:
+        assert await asked(client, "a" * FRAME_MAX_BYTES) == str(FRAME_MAX_BYTES)
+
+        with pytest.raises(ConnectionClosed) as closed:
+            await asked(client, "a" * (FRAME_MAX_BYTES + 1))
+
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == 1009
+
+
+async def test_the_end_waits_for_the_answer_that_is_being_worked_on_and_closes_with_1012() -> None:
+    app = Echo()
+    async with asyncio.timeout(WAIT_S), served(app) as (server, url), connect(url) as busy, connect(url) as idle:
+        await busy.send("wait")
+        await app.holds.wait()
+
+        server.should_exit = True
+        with pytest.raises(ConnectionClosed) as first:
+            await idle.recv()
+        app.gate.set()
+        answer = await busy.recv()
+        with pytest.raises(ConnectionClosed) as second:
+            await busy.recv()
+
+    assert answer == "4"
+    assert [closed.value.rcvd and closed.value.rcvd.code for closed in (first, second)] == [1012, 1012]
+
+
+async def test_no_log_shows_the_path_which_may_hold_a_key(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with asyncio.timeout(WAIT_S), served(Echo()) as (_, url), connect(f"{url}/k/a-secret-key/ws") as client:
+        await client.send("x")
+        await client.recv()
+
+    ours = [record for record in caplog.records if not record.name.startswith("websockets.client")]
+    assert not any("a-secret-key" in record.getMessage() for record in ours)
+
+
+async def test_nothing_is_compressed() -> None:
+    async with asyncio.timeout(WAIT_S), served(Echo()) as (_, url), connect(url) as client:
+        assert client.response is not None
+        assert "Sec-WebSocket-Extensions" not in client.response.headers
+
+
+async def test_the_kernel_is_asked_to_tell_of_clients_whose_machine_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[socket.socket] = []
+    connection_made = BoundedSocket.connection_made
+
+    def remember(self: BoundedSocket, transport: asyncio.BaseTransport) -> None:
+        connection_made(self, transport)
+        made.append(transport.get_extra_info("socket"))
+
+    monkeypatch.setattr(BoundedSocket, "connection_made", remember)
+    async with asyncio.timeout(WAIT_S), served(Echo()) as (_, url), connect(url):
+        (server_side,) = made
+        assert server_side.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert server_side.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == LOST_AFTER_S * 1000

@@ -1,0 +1,343 @@
+"""Settings: read from ``GATEWAY_`` variables, checked, and the secret that is made once."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import stat
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr, ValidationError
+
+from gateway.core.errors import ConfigError
+from gateway.settings import Settings, inherited_environ, is_loopback, load, parse_keys, unknown_variables
+
+KEY, OTHER = "a-trainer-key", "an-operator-key"
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("GATEWAY_"):
+            monkeypatch.delenv(name)
+
+
+def settings(**given: Any) -> Settings:
+    return Settings(**given)
+
+
+# -- reading --------------------------------------------------------------------------------------------------------
+
+
+def test_without_any_variable_the_embedded_default_is_served_on_loopback() -> None:
+    read = load().checked()
+
+    assert (read.host, read.port, read.store, read.backend) == ("127.0.0.1", 8080, "memory", "process")
+
+
+def test_variables_are_read_and_the_command_line_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GATEWAY_PORT", "9000")
+    monkeypatch.setenv("GATEWAY_HOST", "127.0.0.2")
+    monkeypatch.setenv("GATEWAY_ENVIRONMENTS", " math, coding ,,os ")
+
+    read = load(port=9001, host=None, insecure=None)
+
+    assert (read.port, read.host, read.insecure) == (9001, "127.0.0.2", False)
+    assert read.environments == ("math", "coding", "os")
+
+
+def test_an_empty_variable_is_the_same_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PORT", "SECRET", "TRAINER_KEYS", "ENVIRONMENTS", "SOCKET_VOLUME"):
+        monkeypatch.setenv(f"GATEWAY_{name}", "")
+
+    read = load()
+
+    assert (read.port, read.secret, read.environments, read.socket_volume) == (8080, None, (), None)
+    assert parse_keys(read.trainer_keys) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("PORT", "65536"),
+        ("PORT", "-1"),
+        ("PORT", "http"),
+        ("BACKEND", "podman"),
+        ("DOCKER_THREADS", "0"),
+        ("DOCKER_THREADS", "65"),
+        ("INSTANCE", "-x"),
+        ("INSTANCE", "a b"),
+        ("INSTANCE", "x" * 64),
+        ("MAX_BODY_BYTES", "1023"),
+        ("QUEUE_MAX", "0"),
+        ("CLOSED_KEPT_S", "-1"),
+        ("DRAIN_S", "-1"),
+        ("LOG_LEVEL", "loud"),
+        ("LAZY_BINDING", "perhaps"),
+        ("NODE_MAX_CONTAINERS", "0"),
+    ],
+)
+def test_a_wrong_value_is_told_by_the_name_of_its_variable(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(f"GATEWAY_{name}", value)
+
+    with pytest.raises(ConfigError, match=f"^GATEWAY_{name}: "):
+        load()
+
+
+def test_all_wrong_values_are_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GATEWAY_PORT", "x")
+    monkeypatch.setenv("GATEWAY_QUEUE_MAX", "0")
+
+    with pytest.raises(ConfigError, match=r"GATEWAY_PORT: .*; GATEWAY_QUEUE_MAX: "):
+        load()
+
+
+def test_a_name_that_is_no_setting_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GATEWAY_TYPO", "1")
+    monkeypatch.setenv("GATEWAY_PROT", "1")
+
+    with pytest.raises(ConfigError, match=r"^unknown settings: GATEWAY_PROT, GATEWAY_TYPO$"):
+        load()
+
+
+def test_unknown_names_are_found_among_any_variables() -> None:
+    environ = {"GATEWAY_PORT": "1", "GATEWAY_": "1", "GATEWAYS": "1", "PATH": "/bin", "GATEWAY_X": "1"}
+
+    assert unknown_variables(environ) == ["GATEWAY_", "GATEWAY_X"]
+
+
+def test_what_the_command_line_reads_for_its_clients_is_known_too() -> None:
+    assert unknown_variables({"GATEWAY_URL": "http://gateway:8080", "GATEWAY_KEY": OTHER}) == []
+
+
+def test_every_setting_has_a_sentence_below_it() -> None:
+    assert set(_documented_fields()) == set(Settings.model_fields)
+
+
+def _documented_fields() -> list[str]:
+    [tree] = ast.parse(inspect.getsource(Settings)).body
+    assert isinstance(tree, ast.ClassDef)
+    return [
+        statement.target.id
+        for statement, following in zip(tree.body, tree.body[1:], strict=False)
+        if isinstance(statement, ast.AnnAssign)
+        and isinstance(statement.target, ast.Name)
+        and isinstance(following, ast.Expr)
+        and isinstance(following.value, ast.Constant)
+    ]
+
+
+def test_settings_do_not_change_once_they_are_read() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        settings().port = 1
+
+
+def test_the_socket_folder_is_short_enough_for_a_worker_s_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+
+    assert len(str(settings().socket_dir)) + len("/0123456789abcdef0123456789abcdef/worker.sock") <= 107
+
+
+@pytest.mark.parametrize(
+    ("variables", "folder"),
+    [({"XDG_STATE_HOME": "/state", "HOME": "/home/a"}, "/state"), ({"HOME": "/home/a"}, "/home/a/.local/state")],
+)
+def test_the_state_folder_is_where_the_user_keeps_state(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], folder: str
+) -> None:
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+    assert settings().state_dir == Path(folder) / "env-gateway"
+
+
+def test_local_workers_may_be_given_this_process_s_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_VARIABLE", "1")
+
+    assert inherited_environ()["SOME_VARIABLE"] == "1"
+
+
+# -- keys -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "keys"),
+    [
+        ("", {}),
+        (" , ,", {}),
+        ("alice:a-trainer-key", {"alice": "a-trainer-key"}),
+        (" alice:a-trainer-key , bob:12345678 ", {"alice": "a-trainer-key", "bob": "12345678"}),
+        ("alice:has:colons:in:it", {"alice": "has:colons:in:it"}),
+    ],
+)
+def test_keys_are_pairs_of_name_and_key(text: str, keys: dict[str, str]) -> None:
+    assert parse_keys(SecretStr(text)) == keys
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("a-trainer-key", "entry 1 is not of the form name:key"),
+        ("alice:a-trainer-key,b", "entry 2 is not of the form name:key"),
+        (":a-trainer-key", "entry 1 is not of the form name:key"),
+        ("alice:", "at least 8 printable ASCII"),
+        ("alice:1234567", "at least 8 printable ASCII"),
+        ("alice:1234 5678", "without spaces and slashes"),
+        ("alice:1234/5678", "without spaces and slashes"),
+        ("alice:1234\t5678", "at least 8 printable ASCII"),
+        ("alice:a-trainer-key,alice:another-key", "the name 'alice' stands twice"),
+        ("alice:a-trainer-key,bob:a-trainer-key", "the same key"),
+        ("alice:schlüssel-eins", "ASCII"),
+    ],
+)
+def test_keys_that_cannot_be_told_apart_or_sent_are_refused(
+    monkeypatch: pytest.MonkeyPatch, text: str, reason: str
+) -> None:
+    with pytest.raises(ValueError, match=reason):
+        parse_keys(SecretStr(text))
+
+    monkeypatch.setenv("GATEWAY_TRAINER_KEYS", text)
+    with pytest.raises(ConfigError, match=r"^GATEWAY_TRAINER_KEYS: .*" + reason):
+        load()
+
+
+@pytest.mark.parametrize(
+    "text", ["alice:very-secret/key", "very-secret-key", "alice:very-secret,alice:very-secret-two"]
+)
+def test_no_complaint_shows_a_key(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("GATEWAY_OPERATOR_KEYS", text)
+
+    with pytest.raises(ConfigError) as refusal:
+        load()
+
+    assert "very-secret" not in refusal.value.detail
+    assert refusal.value.__cause__ is None
+    assert refusal.value.__suppress_context__
+
+
+def test_no_key_is_shown_where_settings_are_printed() -> None:
+    given = settings(trainer_keys=f"alice:{KEY}", operator_keys=f"olga:{OTHER}", secret="very-secret")
+
+    shown = f"{given!r} {given} {given.model_dump_json()}"
+
+    assert KEY not in shown
+    assert OTHER not in shown
+    assert "very-secret" not in shown
+
+
+# -- combinations ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"host": "::1"},
+        {"host": "127.9.9.9"},
+        {"host": "localhost"},
+        {"host": "0.0.0.0", "insecure": True},
+        {"host": "0.0.0.0", "trainer_keys": f"alice:{KEY}"},
+        {"host": "gateway.example", "trainer_keys": f"alice:{KEY}", "operator_keys": f"olga:{OTHER}"},
+    ],
+)
+def test_what_is_safe_is_served(given: dict[str, Any]) -> None:
+    wanted = settings(**given)
+
+    assert wanted.checked() is wanted
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.1", "gateway.example", "", "8.8.8.8"])
+def test_an_address_that_others_reach_is_not_served_without_trainers_keys(host: str) -> None:
+    for given in ({}, {"operator_keys": f"olga:{OTHER}"}):
+        with pytest.raises(ConfigError, match="without keys"):
+            settings(host=host, **given).checked()
+
+
+def test_a_key_is_a_trainer_s_or_an_operator_s_but_never_both() -> None:
+    with pytest.raises(ConfigError, match="they must differ") as refusal:
+        settings(trainer_keys=f"alice:{KEY}", operator_keys=f"olga:{KEY}").checked()
+    assert KEY not in refusal.value.detail
+
+
+@pytest.mark.parametrize(
+    ("host", "only_here"),
+    [
+        ("127.0.0.1", True),
+        ("127.255.0.1", True),
+        ("::1", True),
+        ("[::1]", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("10.0.0.1", False),
+        ("localhost.example", False),
+        ("127.0.0.1.example", False),
+        ("", False),
+    ],
+)
+def test_loopback_is_told_from_the_rest(host: str, only_here: bool) -> None:
+    assert is_loopback(host) is only_here
+
+
+# -- the secret -----------------------------------------------------------------------------------------------------
+
+
+def test_the_secret_is_made_once_and_kept_for_its_owner_alone(tmp_path: Path) -> None:
+    first = settings(state_dir=tmp_path / "new" / "state").read_secret()
+    again = settings(state_dir=tmp_path / "new" / "state").read_secret()
+
+    path = tmp_path / "new" / "state" / "secret"
+    assert first == again
+    assert len(bytes.fromhex(first.decode())) == 32
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [entry.name for entry in path.parent.iterdir()] == ["secret"]
+
+
+def test_two_gateways_make_different_secrets(tmp_path: Path) -> None:
+    assert settings(state_dir=tmp_path / "a").read_secret() != settings(state_dir=tmp_path / "b").read_secret()
+
+
+def test_a_secret_that_is_set_replaces_the_file(tmp_path: Path) -> None:
+    assert settings(state_dir=tmp_path / "x", secret="ours").read_secret() == b"ours"
+    assert not (tmp_path / "x").exists()
+
+
+def test_replicas_that_start_together_agree_on_one_secret(tmp_path: Path) -> None:
+    count = 16
+    line, found = threading.Barrier(count), []
+
+    def start() -> None:
+        line.wait(10)
+        found.append(settings(state_dir=tmp_path / "state").read_secret())
+
+    replicas = [threading.Thread(target=start) for _ in range(count)]
+    for replica in replicas:
+        replica.start()
+    for replica in replicas:
+        replica.join(30)
+
+    assert len(found) == count
+    assert len(set(found)) == 1
+    assert len(found[0]) == 64
+    assert [entry.name for entry in (tmp_path / "state").iterdir()] == ["secret"]
+
+
+def test_a_state_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+
+    with pytest.raises(ConfigError, match="GATEWAY_STATE_DIR="):
+        settings(state_dir=tmp_path / "file" / "state").read_secret()
+
+
+def test_an_empty_secret_file_is_told_and_not_taken_for_a_secret(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("\n")
+
+    with pytest.raises(ConfigError, match="empty"):
+        settings(state_dir=tmp_path).read_secret()

@@ -1,0 +1,195 @@
+"""Servers that somebody else runs, and the backend beside which they are; the suite of all backends tries both too."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncIterator, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gateway.audit import compare
+from gateway.backends.docker import DockerBackend
+from gateway.backends.process import ProcessBackend
+from gateway.backends.routed import RoutedBackend
+from gateway.backends.static import StaticBackend, is_static
+from gateway.core.errors import BackendError, StartFailed
+from gateway.core.model import Environment, EnvironmentName, Server, Worker, WorkerId, WorkerState
+
+STATIC = Environment(
+    name=EnvironmentName("far"),
+    image="none",
+    directory=Path("/nowhere"),
+    command=(),
+    server=Server(url="http://far.example:8000/envs"),
+)
+LOCAL = replace(
+    STATIC,
+    name=EnvironmentName("near"),
+    directory=Path("/"),
+    command=("python3", "-c", "import time; time.sleep(100)"),
+    server=Server(),
+)
+
+
+def worker(environment: Environment, id: str = "w1", **changes: object) -> Worker:
+    made = Worker(id=WorkerId(id), environment=environment.name, digest=environment.digest(), slots=4)
+    return replace(made, **changes)  # type: ignore[arg-type]  # of whatever the test says
+
+
+class Records:
+    """What a store that outlives the process knows of workers."""
+
+    def __init__(self, *workers: Worker) -> None:
+        self.workers = {worker.id: worker for worker in workers}
+
+    async def __call__(self) -> Iterable[Worker]:
+        return list(self.workers.values())
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="eg-") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+async def processes(folder: Path) -> AsyncIterator[ProcessBackend]:
+    made = ProcessBackend(socket_dir=folder, sandbox_dir=folder / "sandboxes", stop_grace_s=0.5)
+    yield made
+    await made.aclose()
+
+
+@pytest.fixture
+async def no_engine(folder: Path) -> AsyncIterator[DockerBackend]:
+    """A backend whose engine is not there."""
+    made = DockerBackend(url=f"unix://{folder}/missing.sock", instance="ours", socket_dir=folder / "sockets")
+    yield made
+    await made.aclose()
+
+
+async def test_its_url_is_its_address() -> None:
+    backend = StaticBackend()
+
+    assert await backend.start(worker(STATIC), STATIC) == "http://far.example:8000/envs"
+    (found,) = await backend.found()
+    assert (found.id, found.environment, found.digest) == ("w1", "far", STATIC.digest())
+    assert (found.address, found.running) == ("http://far.example:8000/envs", True)
+
+
+async def test_a_url_that_leads_nowhere_is_a_failed_start_that_names_it() -> None:
+    backend = StaticBackend()
+    environment = replace(STATIC, server=Server(url="http://user:secret@far.example"))
+
+    with pytest.raises(StartFailed, match=r"environment far: .* a user in it"):
+        await backend.start(worker(environment), environment)
+
+    assert await backend.found() == []
+
+
+async def test_a_gateway_that_is_started_again_finds_what_the_store_knows() -> None:
+    ready = worker(STATIC, "kept", address=STATIC.server.url, state=WorkerState.READY)
+    starting = worker(STATIC, "begun")
+    container = worker(LOCAL, "container", address="unix:/run/container/worker.sock", state=WorkerState.READY)
+    records = Records(ready, starting, container)
+
+    found = await StaticBackend(records).found()
+
+    assert [(entry.id, entry.address, entry.running) for entry in found] == [("kept", STATIC.server.url, True)]
+    findings = compare(records.workers, found, records.workers)
+    assert (findings.lost, findings.adopted, findings.orphans) == (("container",), ("kept",), ())
+
+
+async def test_what_is_noted_here_and_forgotten_by_the_store_is_an_orphan_until_it_is_stopped() -> None:
+    backend = StaticBackend(Records())
+    await backend.start(worker(STATIC), STATIC)
+    assert compare({}, await backend.found(), {}).orphans == ("w1",)
+
+    await backend.stop(WorkerId("w1"))
+
+    assert await backend.found() == []
+
+
+async def test_what_both_know_is_found_once() -> None:
+    backend = StaticBackend(Records(worker(STATIC, address=STATIC.server.url)))
+    await backend.start(worker(STATIC), STATIC)
+
+    assert [entry.id for entry in await backend.found()] == ["w1"]
+
+
+@pytest.mark.parametrize(
+    ("address", "static"),
+    [
+        ("http://far.example", True),
+        ("https://far.example/x", True),
+        ("unix:/run/w1/worker.sock", False),
+        ("tcp:127.0.0.1:8000", False),
+        ("", False),
+    ],
+)
+def test_a_url_tells_a_static_server_from_the_others(address: str, static: bool) -> None:
+    assert is_static(address) is static
+
+
+async def test_each_environment_and_each_worker_has_its_backend(processes: ProcessBackend) -> None:
+    backend = RoutedBackend(processes, StaticBackend(), [STATIC, LOCAL])
+
+    far = await backend.start(worker(STATIC, "far"), STATIC)
+    near = await backend.start(worker(LOCAL, "near"), LOCAL)
+
+    assert (is_static(far), is_static(near)) == (True, False)
+    assert {entry.id: entry.address for entry in await backend.found()} == {"far": far, "near": near}
+    assert [entry.id for entry in await processes.found()] == ["near"]
+    await backend.stop(WorkerId("near"))
+    assert [entry.id for entry in await backend.found()] == ["far"]
+    await backend.stop(WorkerId("far"))
+    assert await backend.found() == []
+    await backend.aclose()
+
+
+async def test_with_static_servers_only_an_engine_need_not_be_there(no_engine: DockerBackend) -> None:
+    backend = RoutedBackend(no_engine, StaticBackend(), [STATIC])
+
+    await backend.check()
+    await backend.start(worker(STATIC), STATIC)
+
+    assert [entry.id for entry in await backend.found()] == ["w1"]
+    await backend.stop(WorkerId("w1"))
+    assert await backend.found() == []
+    await backend.aclose()
+
+
+async def test_where_an_environment_needs_it_its_absence_is_an_error_and_never_an_empty_list(
+    no_engine: DockerBackend,
+) -> None:
+    backend = RoutedBackend(no_engine, StaticBackend(), [STATIC, LOCAL])
+
+    with pytest.raises(BackendError):
+        await backend.check()
+    with pytest.raises(BackendError):
+        await backend.found()
+    await backend.aclose()
+
+
+async def test_what_a_gateway_with_other_environments_left_behind_is_found_still(processes: ProcessBackend) -> None:
+    await processes.start(worker(LOCAL, "left"), LOCAL)
+    backend = RoutedBackend(processes, StaticBackend(), [STATIC])
+
+    assert [entry.id for entry in await backend.found()] == ["left"]
+    await backend.stop(WorkerId("left"))
+    assert await backend.found() == []
+    await backend.aclose()
+
+
+async def test_deaths_are_those_of_the_backend_that_can_tell(processes: ProcessBackend) -> None:
+    backend = RoutedBackend(processes, StaticBackend(), [STATIC, LOCAL])
+    deaths = backend.deaths()
+    environment = replace(LOCAL, command=("python3", "-c", "pass"))
+
+    await backend.start(worker(STATIC, "far"), STATIC)
+    await backend.start(worker(environment, "near"), environment)
+
+    assert await anext(deaths) == "near"
+    await backend.aclose()
+    assert [id async for id in deaths] == []

@@ -1,0 +1,50 @@
+"""The Lua operations as texts: each says what goes in and out, and none looks for keys."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import gateway.stores.redis as store
+from gateway.stores.redis_link import scripts
+
+LUA = Path(store.__file__).parent / "lua"
+OPERATIONS = sorted(path.stem for path in LUA.glob("*.lua") if path.stem != "prelude")
+
+
+def test_every_file_is_an_operation_and_has_the_prelude_before_it() -> None:
+    loaded = scripts()
+
+    assert sorted(loaded) == OPERATIONS
+    prelude = (LUA / "prelude.lua").read_bytes()
+    assert all(script.text.startswith(prelude) for script in loaded.values())
+    assert len({script.sha for script in loaded.values()}) == len(loaded)
+
+
+def test_every_operation_is_used_and_every_one_used_is_there() -> None:
+    source = Path(store.__file__).read_text()
+
+    used = re.findall(r'(?:_run|_link\.run|_link\.begin)\(\s*"([a-z_]+)"', source)
+
+    assert sorted(set(used)) == OPERATIONS
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_the_head_of_an_operation_tells_what_goes_in_and_out(name: str) -> None:
+    text = (LUA / f"{name}.lua").read_text()
+
+    head = text.split("\n\n")[0]
+    assert all(line.startswith("-- ") for line in head.splitlines())
+    assert "-- Returns " in head
+    assert ("-- ARGV: " in head) == ("ARGV" in text.split("\n\n", 1)[1])
+
+
+@pytest.mark.parametrize("name", ["prelude", *OPERATIONS])
+def test_no_operation_looks_for_keys_or_has_global_functions(name: str) -> None:
+    text = (LUA / f"{name}.lua").read_text()
+
+    assert not re.search(r"""call\(\s*['"](KEYS|SCAN|RANDOMKEY|FLUSH)""", text, re.IGNORECASE)
+    # Redis itself refuses other globals when an operation runs, which the contract suite has each of them do.
+    assert not re.search(r"^\s*function ", text, re.MULTILINE)

@@ -1,0 +1,131 @@
+"""Reading ``<split>.jsonl``: every refusal with file and line, and what is kept of good lines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.core.errors import ConfigError
+from gateway.tasks.files import MAX_LINE_BYTES, read_split
+
+GOOD = b'{"id":"a","question":"1+1"}'
+
+
+def written(folder: Path, data: bytes) -> Path:
+    path = folder / "train.jsonl"
+    path.write_bytes(data)
+    return path
+
+
+def test_each_line_is_a_task_in_compact_form(tmp_path: Path) -> None:
+    tasks = read_split(written(tmp_path, b'{ "question" : "1 + 1" }\n{"b": [1, 2.5, null, "\\u00e9 \xc3\xa9"]}\n'))
+
+    assert list(tasks) == [b'{"question":"1 + 1"}', '{"b":[1,2.5,null,"é é"]}'.encode()]
+
+
+@pytest.mark.parametrize("end", [b"", b"\n", b"\r\n"])
+def test_the_last_line_may_end_or_not(tmp_path: Path, end: bytes) -> None:
+    assert list(read_split(written(tmp_path, GOOD + end))) == [GOOD]
+
+
+def test_a_file_without_a_line_is_a_split_without_a_task(tmp_path: Path) -> None:
+    assert list(read_split(written(tmp_path, b""))) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        pytest.param(b"", "an empty line", id="empty"),
+        pytest.param(b"   ", "an empty line", id="blank"),
+        pytest.param(b'{"a":"\xff"}', "not UTF-8: invalid start byte at byte 6", id="not UTF-8"),
+        pytest.param(b'{"a":1', "not JSON: Expecting ',' delimiter at column 7", id="not whole"),
+        pytest.param(b"{'a':1}", "not JSON: Expecting property name", id="not JSON"),
+        pytest.param(b'{"a":1}{"b":2}', "not JSON: Extra data at column 8", id="two on a line"),
+        pytest.param(b"\xef\xbb\xbf{}", "not JSON: ", id="a byte order mark"),
+        pytest.param(b"[1]", "a task is a JSON object, not list", id="a list"),
+        pytest.param(b'"text"', "a task is a JSON object, not str", id="a string"),
+        pytest.param(b"null", "a task is a JSON object, not NoneType", id="null"),
+        pytest.param(b'{"a":NaN}', "NaN is not JSON", id="NaN"),
+        pytest.param(b'{"a":[-Infinity]}', "-Infinity is not JSON", id="infinity"),
+        pytest.param(b'{"a":1e999}', "", id="a number beyond all"),
+        pytest.param(b'{"a":"\\ud800"}', "", id="half a character"),
+        pytest.param(b'{"a":1,"b":2,"a":3}', "the key 'a' stands twice", id="a key that stands twice"),
+        pytest.param(b'{"x":{"a":1,"a":3}}', "the key 'a' stands twice", id="twice within"),
+        pytest.param(b'{"a":' + b"[" * 100_000, "recursion", id="nested without end"),
+        pytest.param(b'{"a":' + b"9" * 5000 + b"}", "digits", id="a number of thousands of digits"),
+        pytest.param(b'{"id":3}', "id: a non-empty string is wanted", id="an id that is a number"),
+        pytest.param(b'{"id":""}', "id: a non-empty string is wanted", id="an empty id"),
+        pytest.param(b'{"id":null}', "id: a non-empty string is wanted", id="a null id"),
+        pytest.param(b'{"id":"a"}', "id: 'a' stands on line 1 already", id="an id that stands twice"),
+        pytest.param(b'{"aliases":["a"]}', "id: 'a' stands on line 1 already", id="an alias that is an id"),
+        pytest.param(
+            b'{"id":"b","aliases":["b"]}', "id: 'b' stands on line 2 already", id="an alias that is its own id"
+        ),
+        pytest.param(b'{"aliases":"b"}', "aliases: a list of non-empty strings", id="aliases that are a text"),
+        pytest.param(b'{"aliases":["b",""]}', "aliases: a list of non-empty strings", id="an empty alias"),
+        pytest.param(b'{"aliases":[3]}', "aliases: a list of non-empty strings", id="an alias that is a number"),
+    ],
+)
+def test_a_bad_line_is_told_with_file_line_and_reason(tmp_path: Path, line: bytes, reason: str) -> None:
+    path = written(tmp_path, GOOD + b"\n" + line + b"\n" + b'{"id":"z"}\n')
+
+    with pytest.raises(ConfigError) as refusal:
+        read_split(path)
+
+    assert refusal.value.detail.startswith(f"{path}:2: ")
+    assert reason in refusal.value.detail
+
+
+def test_a_line_beyond_what_a_request_may_hold_is_told(tmp_path: Path) -> None:
+    path = written(tmp_path, GOOD + b"\n" + b'{"a":"' + b"x" * MAX_LINE_BYTES + b'"}\n')
+
+    with pytest.raises(ConfigError, match=f":2: longer than {MAX_LINE_BYTES} bytes"):
+        read_split(path)
+
+
+@pytest.mark.parametrize("name", ["nosuch.jsonl", "folder.jsonl"])
+def test_a_file_that_cannot_be_read_is_told(tmp_path: Path, name: str) -> None:
+    (tmp_path / "folder.jsonl").mkdir()
+
+    with pytest.raises(ConfigError, match=name):
+        read_split(tmp_path / name)
+
+
+@pytest.mark.parametrize("depth", [10, 100, 300, 900, 980, 1000, 5000])
+def test_a_nested_task_is_read_or_told_but_never_a_crash(tmp_path: Path, depth: int) -> None:
+    line = b'{"a":' + b"[" * depth + b"]" * depth + b"}"
+    try:
+        tasks = read_split(written(tmp_path, line))
+    except ConfigError as error:
+        told = error.detail
+    else:
+        assert list(tasks) == [line]
+        return
+    assert depth > 100
+    assert "train.jsonl:1: " in told
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
+)
+
+
+@given(
+    task=st.dictionaries(st.text().filter(lambda name: name not in ("id", "aliases")), json_values),
+    ascii_only=st.booleans(),
+)
+def test_a_task_says_the_same_after_it_was_read(
+    tmp_path_factory: pytest.TempPathFactory, task: dict[str, object], ascii_only: bool
+) -> None:
+    line = json.dumps(task, ensure_ascii=ascii_only).encode()
+
+    [kept] = read_split(written(tmp_path_factory.mktemp("tasks"), line))
+
+    assert json.loads(kept) == task
+    assert b"\n" not in kept

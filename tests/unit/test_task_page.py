@@ -1,0 +1,72 @@
+"""docs/tasks.md on tasks at run time: its commands and routes are there as shown, its example is a task."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from gateway.cli import app
+from gateway.core.task_ports import MAX_AT_ONCE, MAX_TASK_BYTES, MAX_TASKS, MAX_TOTAL_BYTES
+from gateway.fronts.ops_tasks import MAX_LISTED, MAX_PROBED, TaskRoutes
+from gateway.stores.memory_tasks import MemoryTaskStore
+from gateway.tasks.registry import TaskRegistry
+from gateway.tasks.run_time import RunTimeTasks
+from gateway.tasks.schema import GenericTask, parse
+from gateway.tasks.signing import FORMAT
+
+PAGE = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text("utf-8")
+
+
+def commands() -> dict[str, set[str]]:
+    """The options of each `gateway tasks` command but for ``import``."""
+    group: Any = typer.main.get_command(app)
+    found = dict(group.commands["tasks"].commands)
+    del found["import"]
+    return {name: {option for p in command.params for option in p.opts} for name, command in found.items()}
+
+
+SHOWN = [line.partition("#")[0] for line in re.findall(r"^gateway tasks (?!import).*$", PAGE, re.M)]
+
+
+@pytest.mark.parametrize("line", SHOWN)
+def test_a_command_that_is_shown_has_these_options(line: str) -> None:
+    name = line.split()[2]
+
+    assert set(re.findall(r" (--?[a-z-]+)", line)) <= commands()[name]
+
+
+def test_every_command_is_shown() -> None:
+    assert {line.split()[2] for line in SHOWN} >= set(commands()) - {"schema"}
+
+
+def test_every_key_of_a_task_is_on_the_page() -> None:
+    assert {key for key in GenericTask.model_fields if f"`{key}`" not in PAGE} == set()
+
+
+def test_every_route_is_on_the_page() -> None:
+    run_time = RunTimeTasks(registry=TaskRegistry({}), store=MemoryTaskStore(), environments=[])
+    routes = TaskRoutes(tasks=run_time, max_body_bytes=1).routes()
+
+    assert {route.path for route in routes if f"`{route.path.replace(':path', '')}`" not in PAGE} == set()
+
+
+def test_the_limits_are_on_the_page() -> None:
+    for shown in (f"{MAX_TASKS:,}", f"{MAX_AT_ONCE:,}", f"{MAX_LISTED:,}", f"up to {MAX_PROBED} tasks", FORMAT):
+        assert shown in PAGE
+    for size in (MAX_TASK_BYTES, MAX_TOTAL_BYTES):
+        assert f"{size // 2**20} MiB" in PAGE
+
+
+def test_the_example_is_a_task() -> None:
+    (line,) = re.findall(r"^```json\n(.+?)\n```$", PAGE, re.M)
+
+    task = parse(json.loads(line), is_registered=True)
+
+    assert task.instruction
+    assert task.evaluation.reward_function
+    assert set(task.config) == {"html"}

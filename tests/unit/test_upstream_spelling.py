@@ -1,0 +1,105 @@
+"""Texts and objects as tool calls."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.core.errors import InvalidRequest
+from gateway.core.model import Action, ActionMapping, Environment, EnvironmentName
+from gateway.upstreams.calling.spelling import Tool, Unreadable, text_argument, tool_call
+
+STRING = {"type": "string"}
+NUMBER = {"type": "integer"}
+GUESS = Tool("guess", {"type": "object", "properties": {"word": STRING}, "required": ["word"]})
+ADD = Tool("add", {"type": "object", "properties": {"a": NUMBER, "b": NUMBER}, "required": ["a", "b"]})
+STOP = Tool("stop")
+
+
+def environment(**actions: str) -> Environment:
+    return Environment(
+        name=EnvironmentName("words"),
+        image="i",
+        directory=Path("/"),
+        command=(),
+        actions=ActionMapping(**actions),
+    )
+
+
+def schema(properties: dict[str, Any], *required: str, **more: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(required), **more}
+
+
+def test_a_call_by_name_is_taken_as_it_is() -> None:
+    action = Action(name="nope", arguments={"x": 1})
+
+    assert tool_call(action, environment(default_tool="add"), [ADD]) == ("nope", {"x": 1})
+
+
+@pytest.mark.parametrize(
+    ("properties", "required"),
+    [
+        pytest.param({"word": STRING}, ["word"], id="the only one"),
+        pytest.param({"word": STRING, "times": NUMBER}, ["word"], id="the only one that must be given"),
+        pytest.param({"word": STRING}, [], id="the only one, and it need not be given"),
+        pytest.param({"word": {"anyOf": [{"type": "null"}, STRING]}}, [], id="a text or null"),
+        pytest.param({"word": {"type": ["null", "string"]}}, ["word"], id="a list of types"),
+        pytest.param({"word": {"$ref": "#/$defs/Word"}}, ["word"], id="a reference"),
+    ],
+)
+def test_a_text_fills_the_field_that_can_be_told(properties: dict[str, Any], required: list[str]) -> None:
+    form = schema(properties, *required, **{"$defs": {"Word": {"enum": ["a", "b"], "type": "string"}}})
+
+    assert text_argument('{"word": "x"}', form, "") == {"word": '{"word": "x"}'}
+
+
+def test_the_configured_field_comes_first() -> None:
+    form = schema({"word": STRING, "reason": STRING}, "word")
+
+    assert text_argument("because", form, "reason") == {"reason": "because"}
+    assert text_argument("because", None, "reason") == {"reason": "because"}
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        pytest.param(schema({"a": NUMBER, "b": NUMBER}, "a", "b"), id="two"),
+        pytest.param(schema({"a": STRING, "b": STRING}, "a", "b"), id="two texts"),
+        pytest.param(schema({"a": NUMBER}, "a"), id="a number"),
+        pytest.param(schema({"a": {"$ref": "#/properties/a"}}, "a"), id="a reference to itself"),
+        pytest.param({}, id="an empty schema"),
+        pytest.param(None, id="no schema"),
+    ],
+)
+def test_where_no_field_can_be_told_a_json_object_stands_for_all(form: dict[str, Any] | None) -> None:
+    assert text_argument(' {"a": 1, "b": 2}\n', form, "") == {"a": 1, "b": 2}
+    for text in ("", "five", "[1]", "{a: 1}", '{"a": ' * 5000):
+        with pytest.raises(InvalidRequest, match=r"text_field in \[actions\]") as caught:
+            text_argument(text, form, "")
+        assert isinstance(caught.value, Unreadable) == bool(form)  # fields are known, so the agent can name them
+
+
+def test_an_object_is_the_input_of_the_only_tool_or_of_the_default_one() -> None:
+    fields = Action(fields={"a": 1, "b": 2})
+
+    assert tool_call(fields, environment(), [ADD]) == ("add", {"a": 1, "b": 2})
+    assert tool_call(fields, environment(default_tool="add"), [GUESS, ADD, STOP]) == ("add", {"a": 1, "b": 2})
+    assert tool_call(fields, environment(default_tool="hidden"), [GUESS]) == ("hidden", {"a": 1, "b": 2})
+
+
+def test_a_text_is_the_input_of_the_default_tool() -> None:
+    assert tool_call(Action(text="hi"), environment(), [GUESS]) == ("guess", {"word": "hi"})
+    assert tool_call(Action(text="hi"), environment(default_tool="guess"), [ADD, GUESS]) == ("guess", {"word": "hi"})
+
+
+@pytest.mark.parametrize("action", [Action(text="hi"), Action(fields={"a": 1})])
+def test_of_several_tools_none_is_guessed(action: Action) -> None:
+    with pytest.raises(InvalidRequest, match=r"'guess', 'add'.*default_tool in \[actions\]"):
+        tool_call(action, environment(), [GUESS, ADD])
+
+
+def test_without_tools_there_is_nothing_to_mean() -> None:
+    with pytest.raises(InvalidRequest, match="none are known"):
+        tool_call(Action(text="hi"), environment(), [])

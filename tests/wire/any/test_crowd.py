@@ -1,0 +1,120 @@
+"""Many sessions on an image that holds one: each in a container of its own, or in turn; none refused, none left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from tests.fakes.eventually import eventually
+from tests.wire.any.cases import CASES
+from tests.wire.any.places import EMBEDDED, GATEWAYS, STACK, Place, on
+from tests.wire.any.players import TRAINERS, Played, at_gateway, play
+from tests.wire.openenv.clients import DriverOf
+
+pytestmark = [pytest.mark.wire, pytest.mark.parallel, pytest.mark.slow, pytest.mark.timeout(300)]
+
+CROWD = 16
+COUNTER = CASES["openenv-counter"]
+SPARE_SOCKETS = 8
+"""What may come and go between two looks: a kept-alive connection, a scrape, one to the store."""
+
+
+class Meeting:
+    """A point that everybody of a crowd reaches before anybody goes on."""
+
+    def __init__(self, size: int) -> None:
+        self._barrier = asyncio.Barrier(size)
+
+    async def all_here(self, *, within_s: float) -> None:
+        async with asyncio.timeout(within_s):
+            await self._barrier.wait()
+
+
+async def played_by(
+    client: str, place: Place, environment: str, driver_of: DriverOf, *, meeting: Meeting | None = None
+) -> Played:
+    """Win an episode of *environment* with *client*; with a *meeting*, once all have theirs open."""
+    trainer = TRAINERS[client](driver_of)
+    async with trainer.open(at_gateway(place.url, environment), False) as episode:
+        if meeting is not None:
+            await meeting.all_here(within_s=120)
+        return await play(episode, COUNTER.right, turns=COUNTER.turns)
+
+
+def crowd(clients: Sequence[str]) -> list[str]:
+    """As many clients as a crowd has, of each kind in turn."""
+    return [clients[n % len(clients)] for n in range(CROWD)]
+
+
+@on(STACK)
+@pytest.mark.parametrize("clients", [["openenv-0.10.0"], list(TRAINERS)], ids=["openenv", "all"])
+async def test_sixteen_sessions_run_in_sixteen_containers(
+    place: Place, clients: Sequence[str], driver_of: DriverOf
+) -> None:
+    meeting = Meeting(CROWD)
+
+    played = await asyncio.gather(
+        *(played_by(client, place, "counter-crowd", driver_of, meeting=meeting) for client in crowd(clients))
+    )
+
+    assert [(each.reward, each.done) for each in played] == [(1.0, True)] * CROWD
+    assert len(await place.workers("counter-crowd")) == CROWD
+    assert place.stack is not None
+    running = [one for one in place.stack.containers.list() if "counter-crowd" in one.name]
+    assert len(running) >= CROWD  # a worker may have more than one container, but none is shared
+
+
+@on(*GATEWAYS)
+@pytest.mark.parametrize("clients", [["openenv-0.10.0"], list(TRAINERS)], ids=["openenv", "all"])
+async def test_sixteen_sessions_wait_their_turn_on_four_workers(
+    place: Place, clients: Sequence[str], driver_of: DriverOf
+) -> None:
+    played = await asyncio.gather(*(played_by(client, place, "counter-few", driver_of) for client in crowd(clients)))
+
+    assert [(each.reward, each.done) for each in played] == [(1.0, True)] * CROWD
+    assert len(await place.workers("counter-few")) <= 4
+
+
+@on(EMBEDDED)
+async def test_a_crowd_leaves_no_socket_behind(place: Place, driver_of: DriverOf) -> None:
+    async def round_of_a_crowd() -> None:
+        clients = crowd(list(TRAINERS))
+        await asyncio.gather(*(played_by(client, place, "counter-few", driver_of) for client in clients))
+        await place.nothing_is_left()
+
+    async def no_more_than(before: int) -> None:
+        assert place.open_sockets() <= before + SPARE_SOCKETS
+
+    await round_of_a_crowd()
+    before = place.open_sockets()
+    for _ in range(3):
+        await round_of_a_crowd()
+    await eventually(lambda: no_more_than(before))
+
+
+@on(*GATEWAYS)
+async def test_an_images_capacity_is_learned(place: Place, driver_of: DriverOf) -> None:
+    meeting = Meeting(2)
+
+    played = await asyncio.gather(
+        *(played_by("openenv-0.10.0", place, "openenv-counter", driver_of, meeting=meeting) for _ in range(2))
+    )
+
+    assert [each.reward for each in played] == [1.0, 1.0]
+    workers = await place.gateway.workers("openenv-counter")
+    assert [worker["slots"] for worker in workers] == [1, 1]
+
+
+@on(*GATEWAYS)
+async def test_an_image_that_holds_four_holds_four(place: Place, driver_of: DriverOf) -> None:
+    meeting = Meeting(4)
+    environment = "openenv-counter-020"
+
+    played = await asyncio.gather(
+        *(played_by("openenv-0.10.0", place, environment, driver_of, meeting=meeting) for _ in range(4))
+    )
+
+    assert [each.reward for each in played] == [1.0] * 4
+    assert len(await place.workers(environment)) == 1

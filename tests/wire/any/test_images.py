@@ -1,0 +1,67 @@
+"""The images by themselves, played by clients of their own protocol: good servers, whatever runs them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import docker
+import httpx
+import pytest
+
+from tests.fakes.eventually import eventually
+from tests.wire.any.cases import CASES, Case
+from tests.wire.any.places import build_images
+from tests.wire.any.players import TRAINERS, Door, plays_both
+from tests.wire.openenv.clients import DriverOf
+from tests.wire.stack import INSTANCE_LABEL
+
+pytestmark = [pytest.mark.wire, pytest.mark.docker, pytest.mark.parallel]
+
+ROWS = [pytest.param(case, client, id=f"{name}-by-{client}") for name, case in CASES.items() for client in case.own]
+
+
+@contextlib.contextmanager
+def published(image: str, port: int) -> Iterator[str]:
+    """Run *image* published on the loopback, and hardened as the gateway runs it; the URL of its server."""
+    engine = docker.from_env(version="auto")
+    try:
+        container = engine.containers.run(
+            image,
+            detach=True,
+            ports={f"{port}/tcp": ("127.0.0.1", 0)},
+            labels={INSTANCE_LABEL: "wire-tests"},
+            environment={"OPENREWARD_DISABLE_UPDATE_CHECK": "1"},
+            read_only=True,
+            user="10001:10001",
+            cap_drop=["ALL"],
+            tmpfs={"/tmp": ""},
+        )
+        try:
+            container.reload()
+            (published_at,) = container.ports[f"{port}/tcp"] or [{}]
+            yield f"http://127.0.0.1:{published_at['HostPort']}"
+        finally:
+            container.remove(force=True)
+    finally:
+        engine.close()
+
+
+async def answers(url: str) -> None:
+    """Assert that a server is up, whichever of the protocols it speaks."""
+    async with httpx.AsyncClient(trust_env=False) as http:
+        try:
+            statuses = [(await http.get(url + path)).status_code for path in ("/health", "/api/health")]
+        except httpx.TransportError as error:
+            raise AssertionError("not up yet") from error
+    assert 200 in statuses
+
+
+@pytest.mark.parametrize(("case", "client"), ROWS)
+async def test_an_image_by_itself_is_played_by_clients_of_its_protocol(
+    case: Case, client: str, driver_of: DriverOf
+) -> None:
+    build_images(case.image)
+    with published(f"env-gateway-test/{case.image}", case.port) as url:
+        await eventually(lambda: answers(url), within_s=60)
+        await plays_both(TRAINERS[client](driver_of), case, Door(url, "riddles", url, url))

@@ -1,0 +1,259 @@
+"""What dies, lasts too long or is left alone on a foreign image: a typed error, and never a fresh episode.
+
+The environments are counters: one worker with one session, so that whoever comes next needs what the last one left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import aiohttp
+import httpx
+import pytest
+from openreward.api.environments import SessionTerminatedError
+
+from tests.fakes.eventually import eventually
+from tests.wire.any.places import GATEWAYS, Place, on
+from tests.wire.areal_client import ArealClient, Failed
+from tests.wire.openenv.clients import NEWEST, ClientError, Driver, connected
+from tests.wire.openenv.frames import Socket, said, socket
+from tests.wire.sdks import SDKS
+
+pytestmark = [pytest.mark.wire, pytest.mark.parallel, pytest.mark.timeout(240)]
+
+DEADLINE_S = 60.0
+"""An answer later than this counts as a client that hangs."""
+BRITTLE = ["counter-brittle", "counter-brittle-020"]
+LOST = (aiohttp.ClientResponseError, SessionTerminatedError, RuntimeError)
+"""How the two packages say that a session is gone."""
+
+
+async def lives(ws: Socket) -> None:
+    """Play an episode on a socket that went through something."""
+    reset = await ws.reset(seed=2, episode_id="again")
+    first = await ws.step(op="inc", by=2)
+    state = await ws.state()
+    last = await ws.step(op="inc", by=3)
+    assert reset["data"]["observation"]["target"] == 5
+    assert (first["data"]["observation"]["value"], first["data"]["done"]) == (2, False)
+    assert state["data"] == {"episode_id": "again", "step_count": 1}
+    assert (last["data"]["reward"], last["data"]["done"]) == (1.0, True)
+
+
+async def no_sessions(place: Place) -> None:
+    assert await place.gateway.sessions() == []
+
+
+async def nothing_comes(ws: Socket) -> None:
+    """Assert that the answer to the next request is its own: no frame came that nobody asked for."""
+    reply = await ws.ask({"type": "nosuch"})
+    assert said(reply)[0] == "UNKNOWN_TYPE"
+
+
+# -- a worker that dies in mid-step ---------------------------------------------------------------------------------
+
+
+@on(*GATEWAYS)
+@pytest.mark.parametrize("environment", BRITTLE)
+async def test_a_worker_killed_in_mid_step_is_one_error_frame_and_never_a_fresh_episode(
+    place: Place, environment: str
+) -> None:
+    async with socket(place.openenv(environment)) as ws:
+        await ws.reset(seed=1)
+        await ws.step(op="inc", by=1)
+        before = await place.workers(environment)
+        died = await ws.step(op="kill")
+        refused = [await ws.step(op="inc"), await ws.state(), await ws.step(op="inc")]
+        await nothing_comes(ws)
+        await lives(ws)
+        after = await place.workers(environment)
+
+    assert said(died)[0] == "SESSION_ERROR"
+    assert [said(reply)[0] for reply in refused] == ["SESSION_ERROR"] * 3
+    assert not before & after
+
+
+@on(*GATEWAYS)
+@pytest.mark.parametrize("sdk", list(SDKS))
+@pytest.mark.parametrize(
+    ("environment", "task", "tool", "arguments", "next_one"),
+    [
+        pytest.param("counter-brittle", 1, "step", {"op": "kill"}, {"op": "noop"}, id="openenv"),
+        pytest.param("counter-brittle-020", 1, "step", {"op": "kill"}, {"op": "noop"}, id="openenv-020"),
+        pytest.param("ors-sdk", 1, "crash", {}, {}, id="ors-sdk"),
+        pytest.param("openreward", 1, "crash", {}, {}, id="openreward"),
+        pytest.param("areal-guess", 1, "act", {"content": "Act: crash"}, {"content": "Act: stop"}, id="areal"),
+    ],
+)
+async def test_a_worker_killed_in_mid_call_is_an_error_for_an_ors_client(
+    place: Place, sdk: str, environment: str, task: int, tool: str, arguments: dict[str, Any], next_one: dict[str, Any]
+) -> None:
+    async with SDKS[sdk].connect(place.url, None) as client, asyncio.timeout(DEADLINE_S):
+        offered = client.environment(environment)
+        async with offered.session(split="train", index=task) as session:
+            with pytest.raises((SDKS[sdk].failed, *LOST)) as died:
+                await session.call_tool(tool, arguments)
+            after = await called(place, environment, session.sid, tool, next_one)
+        async with offered.session(split="train", index=task) as following:
+            prompt = await following.get_prompt()
+
+    assert not isinstance(died.value, SDKS[sdk].refused)
+    # As long as nobody has noticed the death a call may begin, and fails in its stream.
+    assert after.status_code in (404, 410) or "event: error" in after.text, after.text
+    assert "event: end" not in after.text
+    assert prompt
+
+
+@on(*GATEWAYS)
+@pytest.mark.parametrize(
+    ("environment", "text"),
+    [*((name, "kill") for name in BRITTLE), ("areal-guess", "Act: crash")],
+    ids=[*BRITTLE, "areal-guess"],
+)
+async def test_a_worker_killed_in_mid_step_is_500_for_an_areal_client(
+    place: Place, environment: str, text: str
+) -> None:
+    client = ArealClient(f"{place.url}/areal/{environment}")
+    async with asyncio.timeout(DEADLINE_S):
+        episode = (await client.start(1))["episode_id"]
+        with pytest.raises(Failed) as died:
+            await client.step(episode, text)
+        with pytest.raises(Failed) as after:
+            await client.step(episode, text)
+        again = await client.start(1)
+        await client.cancel(again["episode_id"])
+
+    assert (died.value.status, died.value.body["status"]) == (500, "environment_lost")
+    assert after.value.status == 404
+    assert again["observation"]["content"]
+
+
+async def called(place: Place, environment: str, sid: str, tool: str, arguments: dict[str, Any]) -> httpx.Response:
+    """Call a tool by hand: one of the clients does not even ask again in a session that is gone."""
+    async with httpx.AsyncClient(base_url=place.url, trust_env=False, timeout=DEADLINE_S) as http:
+        body = {"name": tool, "input": arguments}
+        return await http.post(f"/{environment}/call", json=body, headers={"X-Session-ID": sid})
+
+
+# -- time -----------------------------------------------------------------------------------------------------------
+
+
+@on(*GATEWAYS)
+async def test_a_step_beyond_its_deadline_ends_the_episode_and_its_worker(place: Place) -> None:
+    async with socket(place.openenv("counter-hasty")) as ws:
+        await ws.reset(seed=1)
+        before = await place.workers("counter-hasty")
+        late = await ws.step(op="wait", seconds=600)
+        refused = await ws.step(op="inc")
+        await lives(ws)
+        after = await place.workers("counter-hasty")
+
+    assert said(late)[0] == "EXECUTION_ERROR"
+    assert said(refused)[0] == "SESSION_ERROR"
+    assert not before & after
+
+
+@on(*GATEWAYS)
+async def test_a_step_beyond_its_deadline_is_500_for_an_areal_client(place: Place) -> None:
+    client = ArealClient(f"{place.url}/areal/counter-hasty")
+    structured = {"type": "structured", "content": {"op": "wait", "seconds": 600}}
+    episode = (await client.start(1))["episode_id"]
+    with pytest.raises(Failed) as late:
+        await client.act(episode, structured)
+    again = await client.start(1)
+    await client.cancel(again["episode_id"])
+
+    assert late.value.status == 500
+
+
+@on(*GATEWAYS)
+@pytest.mark.parametrize("environment", ["counter-brief", "counter-brief-020"])
+async def test_an_episode_that_is_left_alone_expires_and_its_socket_stays(place: Place, environment: str) -> None:
+    async with socket(place.openenv(environment)) as ws:
+        await ws.reset(seed=1)
+        await ws.step(op="inc")
+        await eventually(lambda: no_sessions(place))
+        refused = [await ws.step(op="inc"), await ws.step(op="inc")]
+        await lives(ws)
+
+    assert [said(reply)[0] for reply in refused] == ["SESSION_ERROR"] * 2
+    assert "idle" in said(refused[0])[1]
+
+
+@on(*GATEWAYS)
+async def test_a_step_longer_than_the_idle_time_is_not_idle(place: Place) -> None:
+    async with socket(place.openenv("counter-brief")) as ws:
+        await ws.reset(seed=1)
+        waited = await ws.step(op="wait", seconds=5)
+        stepped = await ws.step(op="inc")
+
+    assert waited["data"]["observation"]["value"] == 0
+    assert stepped["data"]["observation"]["value"] == 1
+
+
+# -- clients that go ------------------------------------------------------------------------------------------------
+
+
+@on(*GATEWAYS)
+@pytest.mark.parametrize("environment", BRITTLE)
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "in mid-step"])
+async def test_a_client_that_is_killed_leaves_its_slot_to_the_next(
+    place: Place, newest: Driver, environment: str, busy: bool
+) -> None:
+    url = place.openenv(environment)
+    with contextlib.closing(Driver(NEWEST)) as doomed:
+        async with connected(doomed, url) as victim:
+            await victim.reset(seed=1)
+            if busy:
+                running = asyncio.create_task(victim.step({"op": "wait", "seconds": 600}))
+                await eventually(lambda: one_step_runs(place, environment))
+            doomed.kill()
+            if busy:
+                with pytest.raises(ClientError):
+                    await running
+            async with connected(newest, url) as client:
+                reset = await client.reset(seed=2)
+
+    assert reset["observation"].items() >= {"value": 0, "target": 5}.items()
+
+
+async def one_step_runs(place: Place, environment: str) -> None:
+    (session,) = await place.gateway.sessions()
+    assert session["environment"] == environment
+
+
+@on(*GATEWAYS)
+@pytest.mark.parametrize("environment", BRITTLE)
+async def test_fifty_dropped_sockets_leave_nothing(place: Place, environment: str) -> None:
+    async def drop(n: int) -> None:
+        async with socket(place.openenv(environment)) as ws:
+            if n % 2:
+                await ws.reset(seed=n)
+            if n % 4 == 3:
+                await ws.step(op="inc")
+            if n % 4 == 2:
+                await ws.send({"type": "reset", "data": {}})
+            ws.inner.transport.abort()
+
+    for _ in range(10):
+        await asyncio.gather(*map(drop, range(5)))
+
+    await place.nothing_is_left()
+    async with socket(place.openenv(environment)) as ws:
+        await lives(ws)
+
+
+@on(*GATEWAYS)
+async def test_errors_of_the_image_do_not_end_the_episode(place: Place) -> None:
+    async with socket(place.openenv("counter-brittle")) as ws:
+        await ws.reset(seed=1)
+        await ws.step(op="inc")
+        raised = await ws.step(op="raise")
+        invalid = await ws.step(op="nosuch")
+        stepped = await ws.step(op="inc")
+
+    assert said(raised) == ("EXECUTION_ERROR", "boom from env")
+    assert said(invalid)[0] == "VALIDATION_ERROR"
+    assert stepped["data"]["observation"]["value"] == 2

@@ -1,0 +1,47 @@
+"""A gateway that serves the project's own environments, on local processes or on containers and Redis."""
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.wire.gateways import Gateway, short_folder
+from tests.wire.stack import Stack
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+EMBEDDED = "embedded"
+STACK = "stack"
+ON_STACK = pytest.param(STACK, marks=[pytest.mark.docker, pytest.mark.redis])
+
+
+@contextlib.contextmanager
+def serving(kind: str, *environments: str, **variables: str) -> Iterator[Gateway]:
+    """Run a gateway of *kind* with *environments*, the first one as default, that asks for no key.
+
+    That is how AReaL's users know a task server: a host, a port, nothing more. *variables* are further settings. The
+    images have to be there (scripts/build-images).
+    """
+    folder = short_folder()
+    folder.chmod(0o755)  # a local worker's sandboxes are below it, and their root is another user
+    stack = Stack() if kind == STACK else None
+    settings = {
+        "GATEWAY_CATALOG_DIR": str(PROJECT / "env_images"),
+        "GATEWAY_ENVIRONMENTS": ",".join(environments),
+        "GATEWAY_DEFAULT_ENVIRONMENT": environments[0],
+        "GATEWAY_TRAINER_KEYS": "",
+        "GATEWAY_SANDBOX_DIR": str(folder / "sandboxes"),
+    }
+    gateway = Gateway(folder, (stack.settings() if stack else {}) | settings | variables)
+    try:
+        if stack is not None:
+            stack.redis.start()
+        gateway.start()
+        yield gateway
+    finally:
+        gateway.stop()
+        if stack is not None:
+            stack.close()
+        shutil.rmtree(folder, ignore_errors=True)

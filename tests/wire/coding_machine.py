@@ -1,0 +1,143 @@
+"""What the engine shows of a gateway's coding workers: their processes, and those of the sandboxes in them.
+
+A worker at rest is three processes: the container's first one, the environment server, and the spawner of its
+sandboxes. Each open sandbox is a supervisor below the spawner, and everything else is below that. They are looked
+at and killed in their container's PID namespace: the engine's processes need not be those of this machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import docker
+
+from tests.wire.gateways import Gateway
+
+IMAGE = "env-gateway/base"
+
+_LIST = """
+import json, os
+found = []
+for name in filter(str.isdigit, os.listdir("/proc")):
+    try:
+        fields = open(f"/proc/{name}/stat").read().rpartition(")")[2].split()
+    except OSError:
+        continue  # it ended while it was looked at
+    if int(name) != os.getpid() and fields[0] != "Z":
+        found.append((int(name), int(fields[1])))
+print(json.dumps(found))
+"""
+_MOUNTS = """
+import sys
+lines = open(f"/proc/{sys.argv[1]}/mountinfo").read().splitlines()
+print(sum(line.partition(" - ")[2].split()[1] == "box" for line in lines))
+"""
+_KILL = "import os, sys; os.kill(int(sys.argv[1]), 9)"
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process of a worker."""
+
+    container: str
+    pid: int
+    """In its container."""
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The live processes of one container: pid to parent."""
+
+    container: str
+    parents: Mapping[int, int]
+
+    def below(self, process: Process) -> list[Process]:
+        found = sorted(child for child, parent in self.parents.items() if parent == process.pid)
+        return [Process(self.container, pid) for pid in found]
+
+    @property
+    def server(self) -> Process:
+        return self.below(Process(self.container, 1))[0]
+
+    @property
+    def spawner(self) -> Process:
+        (spawner,) = self.below(self.server)
+        return spawner
+
+    @property
+    def supervisors(self) -> list[Process]:
+        """Of the open sandboxes, the older ones first."""
+        return self.below(self.spawner)
+
+    def is_at_work(self, supervisor: Process) -> bool:
+        """Say whether a program runs in the sandbox, beside its first process."""
+        return len(self.below(supervisor)) > 1
+
+
+class Machine:
+    """The containers of *gateway*'s coding workers, seen past it."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway
+        self._engine = docker.from_env(version="auto")
+
+    def close(self) -> None:
+        self._engine.close()
+
+    async def trees(self) -> list[Tree]:
+        """The processes of each live worker."""
+        workers = await self.gateway.workers()
+        return await asyncio.to_thread(lambda: [self._tree(str(worker["id"])) for worker in workers])
+
+    async def worker_of(self, session: str) -> str:
+        """Name the worker that serves *session*, by the id that its trainer knows."""
+        (worker,) = [str(one["worker"]) for one in await self.gateway.sessions() if one["name"] == session]
+        return worker
+
+    async def tree(self, session: str) -> Tree:
+        """The processes of the worker that serves *session*."""
+        worker = await self.worker_of(session)
+        return await asyncio.to_thread(self._tree, worker)
+
+    async def judged_in(self, session: str, before: Tree) -> Process:
+        """Give the supervisor of a sandbox in which a solution runs, and which was not there *before*."""
+        now = await self.tree(session)
+        new = [each for each in now.supervisors if each not in before.supervisors and now.is_at_work(each)]
+        assert new, "nothing is judged yet"
+        return new[-1]
+
+    async def is_at_rest(self) -> None:
+        """Assert that no session and no process of one is left."""
+        assert await self.gateway.sessions() == []
+        assert [len(tree.parents) for tree in await self.trees() if len(tree.parents) > 3] == []
+
+    async def kill(self, process: Process) -> None:
+        """End *process* without a warning."""
+        await asyncio.to_thread(self._beside, process, _KILL)
+
+    async def mounts(self, process: Process) -> int:
+        """Count the sandboxes' mounts that *process* sees."""
+        return int(await asyncio.to_thread(self._beside, process, _MOUNTS))
+
+    def _tree(self, worker: str) -> Tree:
+        (container,) = self._engine.containers.list(filters={"name": worker})
+        status, printed = container.exec_run(["python3", "-ISc", _LIST], user="0")
+        assert status == 0, printed
+        assert isinstance(printed, bytes)
+        return Tree(str(container.id), dict(json.loads(printed)))
+
+    def _beside(self, process: Process, program: str) -> bytes:
+        """Run a Python *program* on *process*, with rights that nobody in its container has; what it prints."""
+        printed: bytes = self._engine.containers.run(
+            IMAGE,
+            ["python3", "-ISc", program, str(process.pid)],
+            user="0",
+            pid_mode=f"container:{process.container}",
+            cap_add=["KILL", "SYS_PTRACE"],
+            network_disabled=True,
+            remove=True,
+        )
+        return printed

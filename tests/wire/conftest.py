@@ -1,0 +1,105 @@
+"""Fixtures of the wire tests; what they run against is in ``targets.py``."""
+
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.fakes.eventually import eventually
+from tests.wire.openenv.clients import NEWEST, Driver, DriverOf
+from tests.wire.sdks import SDKS, Client, Sdk
+from tests.wire.targets import Folder, Target, World
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest chooses by marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What runs on an engine here makes its own instance, so that all of it may run in parallel."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent) and item.get_closest_marker("docker"):
+            item.add_marker(pytest.mark.parallel)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quiet_clients() -> Iterator[None]:
+    """Keep the clients from asking the internet, a proxy, or keys of the person who runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OPENREWARD_DISABLE_UPDATE_CHECK", "1")
+        for name in ("NO_PROXY", "no_proxy"):
+            patch.setenv(name, "127.0.0.1,localhost")
+        for name in ("ORS_API_KEY", "OPENREWARD_API_KEY", "OPENREWARD_SESSION_URL", "OPENREWARD_API_URL"):
+            patch.delenv(name, raising=False)
+        yield
+
+
+@pytest.fixture(scope="session")
+def world() -> Iterator[World]:
+    world = World()
+    try:
+        yield world
+    finally:
+        world.close()
+
+
+@pytest.fixture
+async def target(request: pytest.FixtureRequest, world: World) -> AsyncIterator[Target]:
+    """A running server; on a gateway the test also has to leave no session and no unexpected error behind."""
+    target = world.target(request.param)
+    already_logged = len(target.log())
+    yield target
+    if target.gateway is not None:
+        await eventually(lambda: _nothing_is_left(target))
+        logged = target.log()[already_logged:]
+        assert "Traceback" not in logged, logged
+
+
+async def _nothing_is_left(target: Target) -> None:
+    assert target.gateway is not None
+    assert await target.gateway.sessions() == []
+
+
+@pytest.fixture
+def sdk(request: pytest.FixtureRequest) -> Sdk:
+    """One of the two official packages."""
+    return SDKS[request.param]
+
+
+@pytest.fixture
+async def client(target: Target, sdk: Sdk) -> AsyncIterator[Client]:
+    """An open client of that package."""
+    async with sdk.connect(target.url, target.key) as client:
+        yield client
+
+
+@pytest.fixture
+async def http(target: Target) -> AsyncIterator[httpx.AsyncClient]:
+    """Plain HTTP with the target's key."""
+    async with target.http() as http:
+        yield http
+
+
+@pytest.fixture
+def folder(target: Target, tmp_path: Path) -> Folder:
+    """A folder that the test shares with the workers."""
+    return target.folder(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def driver_of() -> Iterator[DriverOf]:
+    """The driver of a release of OpenEnv's clients, one for all tests."""
+    drivers: dict[str, Driver] = {}
+    with contextlib.ExitStack() as undo:
+
+        def driver_of(version: str) -> Driver:
+            if version not in drivers:
+                drivers[version] = undo.enter_context(contextlib.closing(Driver(version)))
+            return drivers[version]
+
+        yield driver_of
+
+
+@pytest.fixture
+def newest(driver_of: DriverOf) -> Driver:
+    """The driver of the newest release."""
+    return driver_of(NEWEST)

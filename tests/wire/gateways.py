@@ -1,0 +1,101 @@
+"""The gateway as a process, as its users run it, and what its operators see."""
+
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.wire.processes import ServerProcess
+
+WIRE = Path(__file__).parent
+ENVIRONMENTS = ("probe", "counter", "slowsetup", "judge", "brief", "narrow")
+TRAINER_KEYS = {"alice": "alice-key-5f1c", "bob": "bob-key-77aa"}
+OPERATOR_KEY = "operator-key-91d2"
+
+
+class Gateway:
+    """``gateway serve`` in a process of its own.
+
+    Args:
+        folder: For its log, sockets and state.
+        variables: Settings besides those that all share.
+    """
+
+    def __init__(self, folder: Path, variables: Mapping[str, str]) -> None:
+        self.socket_dir = Path(variables.get("GATEWAY_SOCKET_DIR", folder / "sockets"))
+        self.variables = _settings(folder, self.socket_dir) | dict(variables)
+        """What another one needs to be a replica of this one, where both are on Redis."""
+        self._process = ServerProcess(
+            [str(Path(sys.executable).parent / "gateway"), "serve"],
+            variables=self.variables,
+            ready=r"gateway_ready url=(http://[^\s]+)",
+            log=folder / "gateway.log",
+        )
+
+    @property
+    def url(self) -> str:
+        return self._process.address
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def log(self) -> str:
+        return self._process.log
+
+    def start(self) -> None:
+        self._process.start()
+
+    def restart(self) -> None:
+        """Start it again at the address it had, so that clients find it."""
+        port = httpx.URL(self.url).port
+        self._process.start({"GATEWAY_PORT": str(port)})
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def stop(self) -> int:
+        return self._process.stop()
+
+    async def sessions(self) -> list[dict[str, Any]]:
+        """The sessions that hold a slot."""
+        return await self._admin("sessions")
+
+    async def workers(self, environment: str | None = None) -> list[dict[str, Any]]:
+        """The workers that are known, of all environments or one."""
+        workers = await self._admin("workers")
+        return [worker for worker in workers if environment in (None, worker["environment"])]
+
+    async def _admin(self, what: str) -> list[dict[str, Any]]:
+        headers = {"Authorization": f"Bearer {OPERATOR_KEY}"}
+        async with httpx.AsyncClient(base_url=self.url, headers=headers, trust_env=False) as http:
+            response = await http.get(f"/admin/v1/{what}")
+        assert response.status_code == 200, response.text
+        entries: list[dict[str, Any]] = response.json()[what]
+        return entries
+
+
+def _settings(folder: Path, socket_dir: Path) -> dict[str, str]:
+    return {
+        "GATEWAY_HOST": "127.0.0.1",
+        "GATEWAY_PORT": "0",
+        "GATEWAY_STORE": "memory",
+        "GATEWAY_BACKEND": "process",
+        "GATEWAY_SOCKET_DIR": str(socket_dir),
+        "GATEWAY_STATE_DIR": str(folder / "state"),
+        "GATEWAY_CATALOG_DIR": str(WIRE / "environments"),
+        "GATEWAY_ENVIRONMENTS": ",".join(ENVIRONMENTS),
+        "GATEWAY_DEFAULT_ENVIRONMENT": "probe",
+        "GATEWAY_TRAINER_KEYS": ",".join(f"{name}:{key}" for name, key in TRAINER_KEYS.items()),
+        "GATEWAY_OPERATOR_KEYS": f"operator:{OPERATOR_KEY}",
+        "GATEWAY_MAX_BODY_BYTES": str(8 * 2**20),
+    }
+
+
+def short_folder(parent: str | None = None) -> Path:
+    """A new folder with a short name: the path of a Unix socket in it has to fit into 107 bytes."""
+    return Path(tempfile.mkdtemp(prefix="gw-", dir=parent))

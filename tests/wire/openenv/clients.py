@@ -1,0 +1,194 @@
+"""The official OpenEnv clients, unmodified, each release in a process and a venv of its own, driven over a pipe."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import subprocess
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+PROJECT = HERE.parents[2]
+NEWEST = "0.10.0"
+FIRST_ASYNC = "0.2.3"
+OLDEST = "0.2.0"
+"""Has synchronous clients only, none of them generic, and does not look at headers."""
+ANSWER_S = 90.0
+"""Longer than the clients' own 60 s."""
+
+
+class ClientError(Exception):
+    """What a client raised; *kind* is the name of its class."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(f"{kind}: {message}")
+        self.kind = kind
+        self.message = message
+
+
+@cache
+def python_of(version: str) -> str:
+    """The Python of a venv with that release of the package, which is made if it is not there."""
+    subprocess.run([PROJECT / "scripts" / "openenv-clients"], check=True, timeout=600)
+    return str(PROJECT / ".venv-openenv" / version / "bin" / "python")
+
+
+class Driver:
+    """A process that holds clients of one release.
+
+    Its answers are read by a thread, so that one driver serves tests with event loops of their own.
+    """
+
+    def __init__(self, version: str) -> None:
+        self.version = version
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, Future[Any]] = {0: Future()}
+        self._lock = threading.Lock()
+        self._process = subprocess.Popen(
+            [python_of(version), "-W", "ignore", str(HERE / "driver.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        ready = self._waiting[0]
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        assert ready.result(ANSWER_S) == "ready"
+
+    async def ask(self, client: str, do: str, **more: Any) -> Any:
+        """Ask *client* to do something.
+
+        Raises:
+            ClientError: what the client raised.
+        """
+        answer: Future[Any] = Future()
+        number = next(self._numbers)
+        with self._lock:
+            self._waiting[number] = answer
+            assert self._process.stdin is not None
+            try:
+                self._process.stdin.write(json.dumps({"id": number, "client": client, "do": do, **more}) + "\n")
+                self._process.stdin.flush()
+            except BrokenPipeError:
+                raise ClientError("DriverEnded", "the process of this client has ended") from None
+        async with asyncio.timeout(ANSWER_S):
+            return await asyncio.wrap_future(answer)
+
+    def kill(self) -> None:
+        """End it as a machine that loses its power: its sockets are closed by nobody but the kernel."""
+        self._process.kill()
+        self._process.wait(20)
+
+    def close(self) -> None:
+        """End it, and every client with it."""
+        if self._process.poll() is None:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            try:
+                self._process.wait(20)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        self._reader.join(20)
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            said = json.loads(line)
+            waiting = self._waiting.pop(said["id"])
+            if "error" in said:
+                waiting.set_exception(ClientError(said["error"]["type"], said["error"]["message"]))
+            else:
+                waiting.set_result(said["value"])
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(ClientError("DriverEnded", "the process of this client has ended"))
+
+
+DriverOf = Callable[[str], Driver]
+"""From a release to the driver of its clients."""
+
+
+class OpenEnv:
+    """One client, as a test uses it; what comes back are its objects as dictionaries of their fields."""
+
+    def __init__(self, driver: Driver, name: str) -> None:
+        self._driver = driver
+        self._name = name
+
+    async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        return await self._driver.ask(self._name, method, args=args, kwargs=kwargs)
+
+    async def reset(self, **kwargs: Any) -> dict[str, Any]:
+        result: dict[str, Any] = await self.call("reset", **kwargs)
+        return result
+
+    async def step(self, action: Mapping[str, Any]) -> dict[str, Any]:
+        result: dict[str, Any] = await self.call("step", action)
+        return result
+
+    async def act(self, op: str, by: int = 1) -> dict[str, Any]:
+        """Move the counter."""
+        return await self.step({"op": op, "by": by})
+
+    async def tool(self, name: str, **arguments: Any) -> dict[str, Any]:
+        """Call a tool as a step; its observation."""
+        result = await self.step({"type": "call_tool", "tool_name": name, "arguments": arguments})
+        observation: dict[str, Any] = result["observation"]
+        return observation
+
+    async def state(self) -> dict[str, Any]:
+        state: dict[str, Any] = await self.call("state")
+        return state
+
+    async def abort(self) -> None:
+        """Lose the connection without a word."""
+        await self._driver.ask(self._name, "abort")
+
+    async def child(self) -> OpenEnv:
+        """A further session of this client; it ends with it."""
+        name = f"child-{next(_names)}"
+        await self._driver.ask(self._name, "child", **{"as": name})
+        return OpenEnv(self._driver, name)
+
+    async def close(self) -> None:
+        await self.call("close")
+
+
+_names = itertools.count(1)
+
+
+@asynccontextmanager
+async def connected(
+    driver: Driver, url: str, *, kind: str = "generic", mode: str = "async", **options: Any
+) -> AsyncIterator[OpenEnv]:
+    """A connected client of *kind* (``generic``, ``typed``, ``mcp``), used as *mode* says (see ``driver.py``).
+
+    Args:
+        options: further arguments of the client's class.
+    """
+    client = OpenEnv(driver, f"client-{next(_names)}")
+    await driver.ask(client._name, "make", kind=kind, mode=mode, options={"base_url": url, **options})
+    try:
+        await client.call("connect")
+        yield client
+    finally:
+        with contextlib.suppress(ClientError):  # the test's own failure is the one to be told
+            await client.close()
+
+
+def run_cli(*arguments: str | Path, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+    """Run the package's own command ``openenv``."""
+    command: Sequence[str | Path] = [python_of(NEWEST), "-W", "ignore", "-m", "openenv.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)

@@ -1,0 +1,34 @@
+"""Fixtures of the OpenEnv tests."""
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from tests.fakes.eventually import eventually
+from tests.wire.openenv.servers import Place, Servers
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[Servers]:
+    servers = Servers()
+    try:
+        yield servers
+    finally:
+        servers.close()
+
+
+@pytest.fixture
+async def place(request: pytest.FixtureRequest, servers: Servers) -> AsyncIterator[Place]:
+    """A running server; on a gateway the test also has to leave no session and no unexpected error behind."""
+    place = servers.place(request.param)
+    already_logged = len(place.gateway.log) if place.gateway else 0
+    yield place
+    if place.gateway is not None:
+        await eventually(lambda: nothing_is_left(place))
+        logged = place.gateway.log[already_logged:]
+        assert "Traceback" not in logged, logged
+
+
+async def nothing_is_left(place: Place) -> None:
+    """Assert that no session holds a slot."""
+    assert await place.behind().sessions() == []

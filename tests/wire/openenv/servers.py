@@ -1,0 +1,141 @@
+"""What the OpenEnv clients are pointed at: the official server, and the gateway on processes and on containers.
+
+Each is started when the first test asks for it and lives until the test process ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import docker
+import httpx
+import pytest
+
+from tests.wire.gateways import TRAINER_KEYS, Gateway, short_folder
+from tests.wire.openenv.clients import HERE, NEWEST, python_of
+from tests.wire.processes import ServerProcess
+from tests.wire.stack import INSTANCE_LABEL, Stack
+
+ENVIRONMENTS = ("counting", "lonely", "curt", "hasty", "brittle")
+OFFICIAL, EMBEDDED, STACK = "official", "embedded", "stack"
+GATEWAYS = (EMBEDDED, STACK)
+ALL = (OFFICIAL, *GATEWAYS)
+IMAGE = "env-gateway/wire-counting"
+ALICE, BOB = TRAINER_KEYS["alice"], TRAINER_KEYS["bob"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A running server."""
+
+    name: str
+    root: str
+    gateway: Gateway | None = None
+    stack: Stack | None = None
+
+    def url(self, environment: str = "counting", *, key: str = ALICE) -> str:
+        """What a client is given as its base URL; the official server has one environment and no keys."""
+        return self.root if self.gateway is None else f"{self.root}/k/{key}/openenv/{environment}"
+
+    def behind(self) -> Gateway:
+        """The gateway that this is."""
+        assert self.gateway is not None
+        return self.gateway
+
+    def replica(self, name: str) -> Gateway:
+        """Another gateway on the same store, engine and secret; not started yet."""
+        assert self.stack is not None
+        folder = self.stack.folder / name
+        folder.mkdir()
+        state = {"GATEWAY_STATE_DIR": str(self.stack.folder / "state")}
+        return Gateway(folder, self.stack.settings() | settings(*ENVIRONMENTS) | state)
+
+    def http(self, environment: str = "counting") -> httpx.AsyncClient:
+        """Plain HTTP below the environment's base URL."""
+        return httpx.AsyncClient(base_url=self.url(environment), trust_env=False, timeout=90)
+
+
+class Servers:
+    """All servers of one test process."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, Place] = {}
+        self._failed: dict[str, str] = {}
+        self._undo = contextlib.ExitStack()
+
+    def place(self, name: str) -> Place:
+        """Look a server up; the first time, start it."""
+        if name in self._failed:
+            # Once is enough: each try may take a minute.
+            pytest.fail(f"{name} did not start before: {self._failed[name]}")
+        if name not in self._places:
+            try:
+                self._places[name] = self._started(name)
+            except Exception as error:
+                self._failed[name] = str(error)
+                raise
+        return self._places[name]
+
+    def close(self) -> None:
+        self._undo.close()
+
+    def _started(self, name: str) -> Place:
+        if name == OFFICIAL:
+            return self._official()
+        stack = None
+        if name == STACK:
+            stack = Stack()
+            self._undo.callback(stack.close)
+            build_image()
+            stack.redis.start()
+        folder = stack.folder if stack else self._folder()
+        gateway = Gateway(folder, (stack.settings() if stack else {}) | settings(*ENVIRONMENTS))
+        self._undo.callback(gateway.stop)
+        gateway.start()
+        return Place(name, gateway.url, gateway, stack)
+
+    def _official(self) -> Place:
+        process = ServerProcess(
+            [python_of(NEWEST), "-W", "ignore", str(HERE / "official.py")],
+            variables={},
+            ready=r"official_ready url=(http://\S+)",
+            log=self._folder() / "official.log",
+        )
+        self._undo.callback(process.stop)
+        process.start()
+        return Place(OFFICIAL, process.address)
+
+    def _folder(self) -> Path:
+        folder = short_folder()
+        self._undo.callback(shutil.rmtree, folder, ignore_errors=True)
+        return folder
+
+
+def settings(*environments: str) -> dict[str, str]:
+    """Settings of a gateway that serves the counting environments."""
+    return {
+        "GATEWAY_CATALOG_DIR": str(HERE / "environments"),
+        "GATEWAY_ENVIRONMENTS": ",".join(environments),
+        "GATEWAY_DEFAULT_ENVIRONMENT": environments[0],
+        "GATEWAY_MAX_BODY_BYTES": str(64 * 2**20),
+    }
+
+
+def build_image() -> None:
+    """Build the image of the counting environments; the engine's cache makes this quick."""
+    engine = docker.from_env(version="auto")
+    try:
+        path = str(HERE / "environments" / "counting")
+        engine.images.build(path=path, tag=IMAGE, labels={INSTANCE_LABEL: "wire-tests"}, rm=True)
+    finally:
+        engine.close()
+
+
+def on(*names: str) -> pytest.MarkDecorator:
+    """Run a test on each of these servers."""
+    marks = {STACK: [pytest.mark.docker, pytest.mark.redis]}
+    rows = [pytest.param(name, marks=marks.get(name, [])) for name in names]
+    return pytest.mark.parametrize("place", rows, indirect=True)

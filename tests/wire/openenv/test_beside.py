@@ -1,0 +1,57 @@
+"""`openenv.core.tasks` beside the official package: ours is added, and everything else stays theirs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sysconfig
+
+import pytest
+
+from tests.wire.catalog import PROJECT
+from tests.wire.openenv.clients import NEWEST, python_of
+
+pytestmark = pytest.mark.wire
+
+PROGRAM = """
+import json, sys
+sys.path += sys.argv[1:]  # behind the official package's own
+import envserver
+import openenv.core
+from openenv.core import GenericEnvClient
+from openenv.core.tasks import Task, TaskRegistry, registry
+
+registry.register(
+    "custom/login-test",
+    "browsergym",
+    {"start_url": "http://localhost:8000/login", "goal": "Log in.", "reward_fn": "check_url_contains('dashboard')"},
+)
+found = registry.get("custom/login-test")
+print(json.dumps({
+    "official": openenv.core.__file__,
+    "client": GenericEnvClient.__module__,
+    "kinds": [isinstance(registry, TaskRegistry), isinstance(found, Task)],
+    "task": found.to_dict(),
+}))
+"""
+
+
+def test_the_rfcs_path_is_ours_and_the_rest_of_the_package_theirs() -> None:
+    paths = [str(PROJECT / "env_images" / "base"), sysconfig.get_path("purelib")]
+
+    done = subprocess.run(
+        [python_of(NEWEST), "-W", "ignore", "-c", PROGRAM, *paths],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert ".venv-openenv" in told["official"]
+    assert told["client"].startswith("openenv.core")
+    assert told["kinds"] == [True, True]
+    assert told["task"]["instruction"] == "Log in."
+    assert told["task"]["config"] == {"start_url": "http://localhost:8000/login"}
+    assert told["task"]["evaluation"] == {"reward_function": "check_url_contains('dashboard')"}

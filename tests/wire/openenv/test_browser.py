@@ -1,0 +1,144 @@
+"""The official OpenEnv client plays the browser environment on a Docker engine: right scripts, wrong ones, a picture.
+
+Every episode has a container of its own, so each test plays through one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from scripts.browser_problems import SPLITS, Problem
+from tests.docker.test_browser_sessions import pixel_colours
+from tests.envs.browser_solutions import SOLVERS, written
+from tests.wire.catalog import PROJECT, STACK, serving
+from tests.wire.gateways import Gateway
+from tests.wire.openenv.clients import NEWEST, Driver, OpenEnv, connected
+
+pytestmark = [pytest.mark.wire, pytest.mark.docker, pytest.mark.redis, pytest.mark.slow]
+
+PROBLEMS = [pytest.param(problem, id=problem.slug) for problems in SPLITS.values() for problem in problems]
+WRONG = [problem for problems in SPLITS.values() for problem in problems][::6]
+MINIWOB = (
+    *("click-test", "click-test-2", "click-button", "click-button-sequence", "click-option", "click-checkboxes"),
+    *("click-dialog", "click-tab", "choose-list", "enter-text", "enter-password", "login-user"),
+)
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[Gateway]:
+    with serving(STACK, "browser") as gateway:
+        yield gateway
+
+
+@pytest.fixture(scope="module")
+def driver() -> Iterator[Driver]:
+    with closing(Driver(NEWEST)) as driver:
+        yield driver
+
+
+async def follow(client: OpenEnv, seen: dict[str, Any], templates: Sequence[str]) -> dict[str, Any]:
+    """Take a script's steps; what the last one brought, which alone ends the episode."""
+    result: dict[str, Any] = {}
+    for place, template in enumerate(templates, 1):
+        result = await client.step({"action_str": written(template, seen["axtree_txt"])})
+        seen = result["observation"]
+        assert not seen["error"], f"{template}: {seen['error']}"
+        assert result["done"] is (place == len(templates)), template
+    return result
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+async def test_a_custom_task_is_solved_by_its_solution(gateway: Gateway, driver: Driver, problem: Problem) -> None:
+    async with connected(driver, f"{gateway.url}/openenv/browser") as client:
+        seen = (await client.reset(task=f"custom/{problem.slug}"))["observation"]
+
+        assert seen["goal"] == problem.text
+        assert (await follow(client, seen, problem.solution))["reward"] == 1.0
+
+
+async def test_actions_name_elements_by_selectors_too(gateway: Gateway, driver: Driver) -> None:
+    """As the RFC writes them: ``click('#login-button')``."""
+    async with connected(driver, f"{gateway.url}/openenv/browser") as client:
+        await client.reset(task="custom/login-test")
+
+        missed = await client.step({"action_str": "click('#no-such-button')"})
+        broken = await client.step({"action_str": "click('#[')"})
+        typed = await client.step({"action_str": "fill('#user', 'admin')\nfill(bid='#password', value='1234')"})
+        last = await client.step({"action_str": "click('#login-button')"})
+
+    assert "there is no element '#no-such-button'" in missed["observation"]["error"]
+    assert "is no CSS selector" in broken["observation"]["error"]
+    assert not typed["observation"]["error"]
+    assert (last["reward"], last["done"]) == (1.0, True)
+
+
+@pytest.mark.parametrize("problem", [pytest.param(problem, id=problem.slug) for problem in WRONG])
+async def test_a_wrong_script_earns_nothing(gateway: Gateway, driver: Driver, problem: Problem) -> None:
+    async with connected(driver, f"{gateway.url}/openenv/browser") as client:
+        seen = (await client.reset(task=f"custom/{problem.slug}"))["observation"]
+
+        assert (await follow(client, seen, problem.wrong))["reward"] == 0.0
+
+
+@pytest.mark.parametrize("name", MINIWOB)
+async def test_an_official_miniwob_task_is_solved(gateway: Gateway, driver: Driver, name: str) -> None:
+    async with connected(driver, f"{gateway.url}/openenv/browser") as client:
+        seen = (await client.reset(task=f"miniwob/{name}", seed=7))["observation"]
+
+        result = await client.step({"action_str": SOLVERS[name](seen["goal"], seen["axtree_txt"])})
+
+        assert (result["reward"], result["done"]) == (1.0, True), f"{seen['goal']}\n{seen['axtree_txt']}"
+
+
+async def test_a_wrong_click_in_miniwob_earns_nothing(gateway: Gateway, driver: Driver) -> None:
+    async with connected(driver, f"{gateway.url}/openenv/browser") as client:
+        seen = (await client.reset(task="miniwob/click-test-2", seed=3))["observation"]
+
+        assert (await follow(client, seen, ["click({button 'TWO'})"]))["reward"] == 0.0
+
+
+async def test_a_picture_in_the_observation_shows_the_page(gateway: Gateway, driver: Driver) -> None:
+    page = '<!doctype html><title>Red</title><body style="margin:0;background:rgb(200,10,20)"><button>Go</button>'
+    task = {
+        "id": "custom/red",
+        "env_type": "browser",
+        "instruction": "Look.",
+        "config": {"html": page, "viewport": {"width": 320, "height": 200}},
+        "evaluation": {"reward_function": "element_present('#none')"},
+    }
+    async with connected(driver, f"{gateway.url}/openenv/browser") as client:
+        seen = (await client.reset(task=task))["observation"]
+
+        (picture,) = seen["images"]
+        width, height, colours = pixel_colours(picture["data"])
+        assert picture["mime_type"] == "image/png"
+        assert (width, height) == (320, 200)
+        assert any(colour[:3] == bytes((200, 10, 20)) for colour in colours)
+
+
+async def test_tasks_of_both_benchmarks_follow_each_other_on_one_socket(gateway: Gateway, driver: Driver) -> None:
+    async with connected(driver, f"{gateway.url}/openenv/browser") as client:
+        for task, benchmark in (("custom/copy-paste", "custom"), ("miniwob/click-test", "miniwob")):
+            result = await client.reset(task=task)
+            assert result["observation"]["metadata"]["benchmark"] == benchmark
+            assert (await client.state())["task_id"] == task
+
+        last = await client.step({"action_str": "report_infeasible('no')"})
+
+        assert last["reward"] in (0.0, None)
+
+
+def test_the_files_hold_what_is_played_here() -> None:
+    ids = {
+        json.loads(line)["id"]
+        for split in ("train", "test")
+        for line in (PROJECT / "tasks" / "browser" / f"{split}.jsonl").read_text("utf-8").splitlines()
+    }
+
+    assert len(PROBLEMS) >= 20
+    assert {f"custom/{problem.slug}" for problems in SPLITS.values() for problem in problems} <= ids

@@ -1,0 +1,94 @@
+"""Tasks that an operator registers while the gateway runs, played by stock clients at once."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.wire.gateways import OPERATOR_KEY
+from tests.wire.openenv.clients import OLDEST, ClientError, Driver, DriverOf, connected
+from tests.wire.openenv.servers import GATEWAYS, Place, on
+
+pytestmark = [pytest.mark.wire, pytest.mark.parallel]
+
+
+@pytest.fixture
+async def operator(place: Place) -> AsyncIterator[httpx.AsyncClient]:
+    """The operators' routes; what a test registers is removed again."""
+    headers = {"Authorization": f"Bearer {OPERATOR_KEY}"}
+    async with httpx.AsyncClient(base_url=place.root, headers=headers, trust_env=False, timeout=60) as http:
+        yield http
+        for task in (await http.get("/admin/v1/tasks", params={"split": "custom"})).json()["tasks"]:
+            await http.delete(f"/admin/v1/tasks/{task['environment']}/{task['id']}")
+
+
+def task(name: str, target: int, **more: Any) -> dict[str, Any]:
+    return {
+        "id": f"custom/{name}",
+        "env_type": "counting",
+        "instruction": f"Count to {target}.",
+        "config": {"target": target},
+        "evaluation": {"reward_function": "counting"},
+        **more,
+    }
+
+
+@on(*GATEWAYS)
+async def test_a_registered_task_is_played_at_once_and_gone_when_it_is_removed(
+    place: Place, newest: Driver, operator: httpx.AsyncClient
+) -> None:
+    async with connected(newest, place.url()) as client:
+        with pytest.raises(ClientError) as before:
+            await client.reset(task="custom/copy-paste")
+        added = await operator.post("/admin/v1/tasks", json=task("copy-paste", 11))
+        first = await client.reset(task="custom/copy-paste", episode_id="e")
+        last = await client.act("inc", 11)
+        async with place.http() as http:
+            splits = (await http.get("/counting/splits")).json()
+            count = (await http.post("/counting/num_tasks", json={"split": "custom"})).json()
+            listed = (await http.post("/counting/task", json={"split": "custom", "index": 0})).json()["task"]
+        placed = await client.reset(split="custom", index=0)
+        removed = await operator.delete("/admin/v1/tasks/counting/custom/copy-paste")
+        with pytest.raises(ClientError) as after:
+            await client.reset(task="custom/copy-paste")
+
+    assert (added.status_code, removed.status_code) == (201, 204)
+    assert (first["observation"]["target"], first["metadata"]["task_id"]) == (11, "custom/copy-paste")
+    assert (last["reward"], last["done"]) == (1.0, True)
+    assert {"name": "custom", "type": "validation"} in splits
+    assert (count["num_tasks"], listed["id"]) == (1, "custom/copy-paste")
+    assert placed["observation"]["target"] == 11
+    for failed in (before, after):
+        assert "Unknown task: custom/copy-paste" in failed.value.message
+        assert "EXECUTION_ERROR" in failed.value.message
+
+
+@on(*GATEWAYS)
+async def test_the_oldest_client_plays_it_too(place: Place, driver_of: DriverOf, operator: httpx.AsyncClient) -> None:
+    await operator.post("/admin/v1/tasks", json=task("login-demo", 4))
+
+    async with connected(driver_of(OLDEST), place.url(), kind="typed", mode="direct") as client:
+        first = await client.reset(task="custom/login-demo")
+
+    assert first["observation"]["target"] == 4
+
+
+@on(*GATEWAYS)
+async def test_a_task_that_is_begun_too_often_is_refused_with_the_time_to_wait(
+    place: Place, newest: Driver, operator: httpx.AsyncClient
+) -> None:
+    limited = task("heavy", 5, rate_limit={"starts": 2, "per_s": 3600})
+    await operator.post("/admin/v1/tasks", json=limited)
+
+    async with connected(newest, place.url()) as client:
+        for _ in range(2):
+            await client.reset(task="custom/heavy")
+        await client.act("inc")
+        with pytest.raises(ClientError) as refused:
+            await client.reset(task="custom/heavy")
+        state = await client.state()
+
+    assert "EXECUTION_ERROR" in refused.value.message
+    assert "again in" in refused.value.message
+    assert state["step_count"] == 1

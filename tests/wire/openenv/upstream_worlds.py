@@ -1,0 +1,191 @@
+"""Replicas of the gateway's OpenEnv upstream, and the official servers that they speak to."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from gateway.core.errors import SessionNotFound
+from gateway.core.model import (
+    Environment,
+    EnvironmentName,
+    Owner,
+    PoolPolicy,
+    Protocol,
+    ResetMapping,
+    Server,
+    Session,
+    SessionId,
+    SessionState,
+    Setup,
+    Timeouts,
+    Worker,
+    WorkerId,
+    session_id,
+)
+from gateway.fronts.peers import PeersFront
+from gateway.peers import HttpPeers
+from gateway.relay import Relay
+from gateway.upstreams.openenv.upstream import OpenEnvUpstream
+from tests.fakes.replicas import SECRET, served
+from tests.wire.gateways import short_folder
+from tests.wire.openenv.clients import HERE, NEWEST, python_of
+from tests.wire.processes import ServerProcess
+
+OLDEST, OLDER = "0.2.0", "0.2.3"
+RELEASES = (OLDEST, OLDER, NEWEST)
+LAST_WITHOUT, FIRST_WITH = "0.4.1", "0.5.0"
+"""The releases between which sessions came to outlive their sockets."""
+OWN_TASKS = ResetMapping(keys=("seed", "episode_id", "split", "index", "fails", "waits_for"))
+_numbers = itertools.count(1)
+
+
+def environment(*, resets: ResetMapping = OWN_TASKS, learns: bool = False, url: str = "", **more: Any) -> Environment:
+    """A foreign OpenEnv environment."""
+    server = Server(url=url) if url else Server(port=8000)
+    timeouts = Timeouts(start_s=20, setup_s=20, call_s=30, close_s=10)
+    made = Environment(
+        name=EnvironmentName("counted"),
+        image="counter",
+        directory=Path("/"),
+        command=(),
+        protocol=Protocol.OPENENV,
+        server=server,
+        resets=resets,
+        pool=PoolPolicy(learns_slots=learns, slots=1),
+        timeouts=timeouts,
+    )
+    return replace(made, **more)
+
+
+@dataclass
+class Image:
+    """A running official server."""
+
+    version: str
+    process: ServerProcess
+    address: str
+    worker: WorkerId = field(default_factory=lambda: WorkerId(f"w{next(_numbers)}"))
+
+    def as_worker(self) -> Worker:
+        """The worker that it is."""
+        name = EnvironmentName("counted")
+        return Worker(id=self.worker, environment=name, digest="d", slots=1, address=self.address)
+
+    def session(self, *, address: str = "") -> Session:
+        """A session that was granted a slot in it."""
+        number = next(_numbers)
+        return Session(
+            id=session_id(Owner("lab"), f"episode-{number}"),
+            name=f"episode-{number}",
+            owner=Owner("lab"),
+            environment=EnvironmentName("counted"),
+            lease=f"lease-{number}",
+            fingerprint="f00d",
+            idle_s=300,
+            worker=self.worker,
+            address=address or self.address,
+            state=SessionState.OPEN,
+        )
+
+    def never_used_stateless_routes(self) -> bool:
+        """Whether nobody asked for the HTTP reset or step, which have no session."""
+        return not any(f"POST /{route} " in self.process.log for route in ("reset", "step"))
+
+
+@contextmanager
+def image(
+    kind: str = "counter", *, version: str = NEWEST, capacity: int = 4, on_socket: bool = False
+) -> Iterator[Image]:
+    """Start an official server."""
+    folder = short_folder()
+    command = [python_of(version), "-W", "ignore", str(HERE / "upstream_server.py"), kind, str(capacity)]
+    process = ServerProcess(
+        [*command, *([str(folder / "s")] if on_socket else [])],
+        variables={},
+        ready=r"upstream_ready address=(\S+)",
+        log=folder / "log",
+    )
+    try:
+        process.start()
+        yield Image(version, process, process.address)
+    finally:
+        process.kill()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class Handles:
+    """What the store knows of sessions, as far as an upstream asks: who holds them."""
+
+    def __init__(self) -> None:
+        self.sessions: dict[SessionId, Session] = {}
+        self.rebound = 0
+
+    def opened(self, session: Session, handle: str) -> Session:
+        self.sessions[session.id] = found = replace(session, handle=handle)
+        return found
+
+    async def rebind(self, session: Session, handle: str) -> bool:
+        known = self.sessions.get(session.id)
+        if known is None or known.lease != session.lease or known.handle != session.handle:
+            return False
+        self.sessions[session.id] = replace(known, handle=handle)
+        self.rebound += 1
+        return True
+
+    async def find(self, id: SessionId) -> Session:
+        if id not in self.sessions:
+            raise SessionNotFound(id)
+        return self.sessions[id]
+
+
+@dataclass
+class Replica:
+    """An upstream with what it needs."""
+
+    upstream: OpenEnvUpstream
+    transport: Relay
+    handles: Handles
+    url: str = ""
+
+    async def opened(self, session: Session, where: Environment, **setup: Any) -> Session:
+        """Open *session* and return it as the store has it."""
+        handle = await self.upstream.open(session, where, Setup(**({"spec": {}} | setup)))
+        return self.handles.opened(session, handle)
+
+
+@asynccontextmanager
+async def alone() -> AsyncIterator[Replica]:
+    """A gateway of one replica."""
+    transport = Relay()
+    handles = Handles()
+    upstream = OpenEnvUpstream(transport, rebind=handles.rebind, find=handles.find)
+    try:
+        yield Replica(upstream, transport, handles)
+    finally:
+        await upstream.aclose()
+        await transport.aclose()
+
+
+@asynccontextmanager
+async def replica(handles: Handles) -> AsyncIterator[Replica]:
+    """One of several replicas, which ask each other over HTTP."""
+    transport = Relay()
+    async with contextlib.AsyncExitStack() as undo:
+        undo.push_async_callback(transport.aclose)
+
+        async def serve(operation: str, session: str, lease: str, message: bytes, within_s: float, /) -> bytes:
+            return await upstream.serve(operation, session, lease, message, within_s)
+
+        url = await undo.enter_async_context(served(PeersFront(SECRET, serve)))
+        peers = HttpPeers(url, SECRET)
+        undo.push_async_callback(peers.aclose)
+        upstream = OpenEnvUpstream(transport, peers, rebind=handles.rebind, find=handles.find)
+        undo.push_async_callback(upstream.aclose)
+        yield Replica(upstream, transport, handles, url)

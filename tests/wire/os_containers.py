@@ -1,0 +1,47 @@
+"""The containers behind a gateway's workers, seen past the gateway."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import docker
+
+from tests.wire.areal_client import ArealClient
+from tests.wire.gateways import Gateway
+
+LABEL_WORKER = "env-gateway.worker"
+SERVER_PROCESSES = 3
+"""What a worker runs without a session, at most: its first process, the server, and its spawner of sandboxes."""
+
+
+async def processes(gateway: Gateway) -> dict[str, list[str]]:
+    """The command lines that run in each worker's container."""
+    return {worker: [" ".join(row[7:]) for row in found.top()["Processes"]] for worker, found in await _found(gateway)}
+
+
+async def kill(gateway: Gateway, worker: str) -> None:
+    """Kill the container of *worker*, as an out-of-memory kill would."""
+    (container,) = [found for name, found in await _found(gateway) if name == worker]
+    container.kill()
+
+
+async def nothing_is_left(gateway: Gateway) -> None:
+    """There is no session, no slot that counts as used, and no process of a box in any worker."""
+    assert await gateway.sessions() == []
+    health = await ArealClient(gateway.url).ask("GET", "/health")
+    assert [health[name] for name in ("active_episodes", "queued", "leaked")] == [0, 0, 0], health
+    for worker, running in (await processes(gateway)).items():
+        assert len(running) <= SERVER_PROCESSES, (worker, running)
+
+
+async def _found(gateway: Gateway) -> list[tuple[str, Any]]:
+    workers = [worker["id"] for worker in await gateway.workers("os")]
+    engine = docker.from_env(version="auto")
+    try:
+        return [
+            (worker, found)
+            for worker in workers
+            for found in engine.containers.list(filters={"label": f"{LABEL_WORKER}={worker}"})
+        ]
+    finally:
+        engine.close()

@@ -1,0 +1,122 @@
+"""What the gateway runs on besides itself in the full stack: Docker, Redis, and images of the test environments."""
+
+import shutil
+import subprocess
+import uuid
+from pathlib import Path
+from typing import Any
+
+import docker
+import redis
+
+from tests.fakes.eventually import eventually_now
+from tests.wire.gateways import WIRE, Gateway, short_folder
+
+INSTANCE_LABEL = "env-gateway.instance"
+IMAGES = ("probe", "counter", "slowsetup", "judge")
+SHARED_MEMORY = "/dev/shm"
+"""A folder below it has one path for this machine, for a root filesystem on it, and for their engine."""
+
+
+class Redis:
+    """A Redis server of its own on a Unix socket, without persistence."""
+
+    def __init__(self, folder: Path) -> None:
+        self.socket = folder / "redis.sock"
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self.socket}"
+
+    def start(self) -> None:
+        command = ["redis-server", "--port", "0", "--unixsocket", str(self.socket), "--save", "", "--appendonly", "no"]
+        with (self._folder / "redis.log").open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=self._folder)
+        eventually_now(self._answers)
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(20)
+
+    def _answers(self) -> None:
+        with redis.Redis(unix_socket_path=str(self.socket)) as client:
+            try:
+                client.ping()
+            except redis.ConnectionError as error:
+                raise AssertionError("Redis does not answer yet") from error
+
+
+class Containers:
+    """The containers of one gateway, seen past it."""
+
+    def __init__(self, instance: str) -> None:
+        self.instance = instance
+        self._engine = docker.from_env(version="auto")
+
+    def build_images(self) -> None:
+        """Build the images of the test environments; the engine's cache makes this quick."""
+        for name in IMAGES:
+            self._engine.images.build(
+                path=str(WIRE / "environments" / name),
+                tag=f"env-gateway/wire-{name}",
+                labels={INSTANCE_LABEL: "wire-tests"},
+                rm=True,
+            )
+
+    def list(self) -> list[Any]:
+        """All containers of this gateway, dead ones too."""
+        return self._engine.containers.list(all=True, filters={"label": f"{INSTANCE_LABEL}={self.instance}"})
+
+    def kill(self, worker: str) -> None:
+        """Kill the container of *worker*, as an out-of-memory kill would."""
+        (container,) = [each for each in self.list() if worker in each.name]
+        container.kill()
+
+    def remove_all(self) -> None:
+        for container in self.list():
+            container.remove(force=True)
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+class Stack:
+    """The gateway on Docker and Redis, of one test process; several can live side by side."""
+
+    def __init__(self) -> None:
+        self.instance = f"wire-{uuid.uuid4().hex[:8]}"
+        self.folder = short_folder(SHARED_MEMORY)
+        self.redis = Redis(self.folder)
+        self.containers = Containers(self.instance)
+        self.gateway = Gateway(self.folder, self.settings())
+
+    def replica(self, name: str) -> Gateway:
+        """Another gateway on the same store, engine, sockets and secret; not started yet."""
+        folder = self.folder / name
+        folder.mkdir()
+        return Gateway(folder, self.settings() | {"GATEWAY_STATE_DIR": str(self.folder / "state")})
+
+    def settings(self) -> dict[str, str]:
+        return {
+            "GATEWAY_STORE": self.redis.url,
+            "GATEWAY_BACKEND": "docker",
+            "GATEWAY_DOCKER_URL": "unix:///var/run/docker.sock",
+            "GATEWAY_SOCKET_DIR": str(self.folder / "s"),
+            "GATEWAY_INSTANCE": self.instance,
+        }
+
+    def start(self) -> None:
+        self.containers.build_images()
+        self.redis.start()
+        self.gateway.start()
+
+    def close(self) -> None:
+        self.gateway.stop()
+        self.redis.stop()
+        # Workers outlive a gateway on purpose: the next one adopts them.
+        self.containers.remove_all()
+        self.containers.close()
+        shutil.rmtree(self.folder, ignore_errors=True)

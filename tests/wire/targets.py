@@ -1,0 +1,205 @@
+"""What the suite runs against: two official servers, our environment server, and the gateway, small and full.
+
+A target is started when the first test asks for it and lives until the test process ends.
+"""
+
+import contextlib
+import json
+import shutil
+import sys
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.wire.gateways import TRAINER_KEYS, WIRE, Gateway, short_folder
+from tests.wire.processes import ServerProcess
+from tests.wire.stack import Stack
+
+OFFICIAL = ("ors-server", "openreward-server")
+"""The servers of the two packages: each is driven by its own client, and shows what the client expects."""
+GATEWAYS = ("embedded", "stack")
+"""The gateway with memory and processes; with Redis and Docker."""
+OURS = ("envserver", *GATEWAYS)
+ALL = (*OFFICIAL, *OURS)
+_SDKS = {"ors-server": ("ors",), "openreward-server": ("openreward",)}
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder that a test shares with the workers of its target."""
+
+    inside: str
+    """Its path as workers see it: the ``folder`` of a task."""
+    roots: "Roots"
+
+    def open_gate(self, token: str) -> None:
+        """Let go on what waits for *token*."""
+        for root in self.roots():
+            (root / f"{token}.gate").touch()
+
+    def runs(self, token: str) -> int:
+        """How often a tool noted *token*."""
+        ledgers = [root / "ledger" for root in self.roots()]
+        return sum(ledger.read_text().split().count(token) for ledger in ledgers if ledger.exists())
+
+
+@dataclass(frozen=True)
+class Roots:
+    """Where a shared folder is on this side; a container has a folder of its own, which is not known beforehand."""
+
+    path: Path
+    per_worker: bool = False
+
+    def __call__(self) -> list[Path]:
+        if not self.per_worker:
+            return [self.path]
+        return [entry for entry in self.path.iterdir() if entry.is_dir()] if self.path.exists() else []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """One running server, and how to look behind it."""
+
+    name: str
+    url: str
+    key: str | None = None
+    """The key that a client uses; None where none is asked for."""
+    log: Any = field(default=lambda: "", repr=False)
+    """Returns the server's output."""
+    gateway: Gateway | None = None
+    stack: Stack | None = None
+
+    @property
+    def is_gateway(self) -> bool:
+        return self.gateway is not None
+
+    @property
+    def is_ours(self) -> bool:
+        return self.name in OURS
+
+    @property
+    def host(self) -> str:
+        return httpx.URL(self.url).host
+
+    @property
+    def port(self) -> int:
+        port = httpx.URL(self.url).port
+        assert port is not None
+        return port
+
+    def folder(self, tmp_path: Path) -> Folder:
+        """Make a folder that the workers see too."""
+        if self.stack is not None:
+            return Folder("/run/envserver", Roots(self.stack.gateway.socket_dir, per_worker=True))
+        return Folder(str(tmp_path), Roots(tmp_path))
+
+    def http(self, *, key: str | None = None, headers: Mapping[str, str] | None = None) -> httpx.AsyncClient:
+        """A client that sends what it is told and nothing else; with this target's key unless *key* is another."""
+        keys = {"X-API-Key": used} if (used := self.key if key is None else key) else {}
+        return httpx.AsyncClient(base_url=self.url, headers=keys | dict(headers or {}), trust_env=False, timeout=90)
+
+
+class World:
+    """All targets of one test process."""
+
+    def __init__(self) -> None:
+        self._folder = short_folder()
+        self._targets: dict[str, Target] = {}
+        self._failed: dict[str, str] = {}
+        self._undo = contextlib.ExitStack()
+
+    def target(self, name: str) -> Target:
+        """Look a target up; the first time, start it."""
+        if name in self._failed:
+            # Once is enough: each try may take a minute.
+            pytest.fail(f"{name} did not start before: {self._failed[name]}")
+        if name not in self._targets:
+            try:
+                self._targets[name] = self._started(name)
+            except Exception as error:
+                self._failed[name] = str(error)
+                raise
+        return self._targets[name]
+
+    def close(self) -> None:
+        self._undo.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _started(self, name: str) -> Target:
+        folder = self._folder / name
+        folder.mkdir()
+        if name == "embedded":
+            gateway = Gateway(folder, {})
+            self._undo.callback(gateway.stop)
+            gateway.start()
+            return gateway_target(name, gateway)
+        if name == "stack":
+            stack = Stack()
+            self._undo.callback(stack.close)
+            stack.start()
+            return gateway_target(name, stack.gateway, stack)
+        process = _server(name, folder / "server.log")
+        self._undo.callback(process.stop)
+        process.start()
+        url = process.address if "://" in process.address else f"http://{process.address}"
+        return Target(name=name, url=url, log=lambda: process.log)
+
+
+def gateway_target(name: str, gateway: Gateway, stack: Stack | None = None) -> Target:
+    """The target that a running gateway is."""
+    return Target(
+        name=name, url=gateway.url, key=TRAINER_KEYS["alice"], log=lambda: gateway.log, gateway=gateway, stack=stack
+    )
+
+
+def _server(name: str, log: Path) -> ServerProcess:
+    if name == "envserver":
+        return ServerProcess(
+            [sys.executable, str(WIRE / "alone" / "server.py")],
+            variables={"ENVSERVER_HOST": "127.0.0.1", "ENVSERVER_PORT": "0", "ENVSERVER_TASKS": str(WIRE / "tasks")},
+            ready=r"server_ready address=(\S+)",
+            log=log,
+        )
+    return ServerProcess(
+        [sys.executable, str(WIRE / "references" / "server.py"), name.removesuffix("-server")],
+        variables={"OPENREWARD_DISABLE_UPDATE_CHECK": "1"},
+        ready=r"Uvicorn running on (http://[^\s]+)",
+        log=log,
+    )
+
+
+def _marks(name: str) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.docker, pytest.mark.redis] if name == "stack" else []
+
+
+def on(*names: str) -> pytest.MarkDecorator:
+    """Run a test on each of these targets."""
+    return pytest.mark.parametrize("target", [pytest.param(name, marks=_marks(name)) for name in names], indirect=True)
+
+
+def with_clients(*names: str) -> pytest.MarkDecorator:
+    """Run a test on each of these targets with each client: an official server only with its own."""
+    pairs = [(name, sdk) for name in names for sdk in _SDKS.get(name, ("ors", "openreward"))]
+    rows = [pytest.param(name, sdk, marks=_marks(name), id=f"{name}-{sdk}") for name, sdk in pairs]
+    return pytest.mark.parametrize(("target", "sdk"), rows, indirect=True)
+
+
+def token() -> str:
+    """A word that stands nowhere yet."""
+    return uuid.uuid4().hex
+
+
+async def runs_once(folder: Folder, word: str) -> None:
+    """Assert, for `eventually`, that a tool noted *word*: then its call has begun."""
+    assert folder.runs(word) == 1
+
+
+def tasks_of(environment: str, split: str) -> Iterator[dict[str, Any]]:
+    """The tasks of a split, straight from its file."""
+    for line in (WIRE / "tasks" / environment / f"{split}.jsonl").read_text().splitlines():
+        yield json.loads(line)

@@ -1,0 +1,178 @@
+"""The coding environment through the whole gateway on Docker and Redis: what solutions of its tasks are worth."""
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.wire.areal_client import ArealClient
+from tests.wire.catalog import STACK, serving
+from tests.wire.coding_play import SPECS, Player, all_of, problem_of, prompt, ran, rolled_out, submitted
+from tests.wire.coding_repository import FROM_FILES, HALF_MENDED, MENDED, from_bundle, mend
+from tests.wire.gateways import Gateway
+from tests.wire.sdks import SDKS, Sdk, names
+
+pytestmark = [pytest.mark.wire, pytest.mark.docker, pytest.mark.redis, pytest.mark.parallel]
+
+KINDS = {
+    "a function": SPECS["train"][0],
+    "a program": next(spec for spec in SPECS["test"] if "program" in spec["tags"]),
+}
+SCRIPTED: dict[str, Any] = {
+    "instruction": "Complete the function.",
+    "evaluation": {
+        "prelude": "from collections.abc import Iterable\n\n\ndef total(numbers: Iterable[int]) -> int:\n",
+        "test_scripts": [
+            {"public": True, "code": "assert total([0]) == 0"},
+            {"code": "assert total([2, 0]) == 2"},
+            {"code": "assert total([]) == 0\nassert total([4, 5]) == 9"},
+        ],
+    },
+}
+"""In the form that HumanEval's and MBPP's tasks take."""
+SAMPLE = range(0, 60, 5)
+"""Twelve of the tasks that AReaL is served, over all three levels."""
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[Gateway]:
+    with serving(STACK, "coding") as gateway:
+        yield gateway
+
+
+@pytest.fixture
+async def player(gateway: Gateway, sdk: Sdk) -> AsyncIterator[Player]:
+    async with sdk.connect(gateway.url, None) as client:
+        yield Player(sdk, client)
+
+
+both = pytest.mark.parametrize("sdk", SDKS, indirect=True)
+either = pytest.mark.parametrize("sdk", ["openreward"], indirect=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("split", "sdk"), [pytest.param("train", "openreward"), pytest.param("test", "ors")], indirect=["sdk"]
+)
+async def test_each_reference_solution_is_worth_1_and_each_wrong_one_less(player: Player, split: str) -> None:
+    specs = SPECS[split]
+
+    right = await all_of(player.by_index(split, index, problem_of(spec).reference) for index, spec in enumerate(specs))
+    wrong = await all_of(player.by_spec(spec, problem_of(spec).wrong_solution) for spec in specs)
+
+    assert len(specs) == {"train": 62, "test": 31}[split]
+    assert [spec["id"] for spec, it in zip(specs, right, strict=True) if (it.reward, it.finished) != (1.0, True)] == []
+    assert [spec["id"] for spec, it in zip(specs, wrong, strict=True) if not 0.0 <= it.reward < 1.0] == []
+    assert all(it.finished for it in wrong)
+
+
+@both
+@pytest.mark.parametrize("spec", KINDS.values(), ids=list(KINDS))
+async def test_a_task_is_worth_the_same_by_its_place_and_as_it_stands(player: Player, spec: dict[str, Any]) -> None:
+    split, problem = spec["id"].partition("-")[0], problem_of(spec)
+    index = SPECS[split].index(spec)
+
+    right, right_too, wrong, wrong_too = [
+        it.reward
+        for it in await all_of(
+            job
+            for code in (problem.reference, problem.wrong_solution)
+            for job in (player.by_index(split, index, code), player.by_spec(spec, code))
+        )
+    ]
+
+    assert (right, right_too) == (1.0, 1.0)
+    assert wrong == wrong_too
+    assert 0.0 <= wrong < 1.0
+
+
+@either
+@pytest.mark.parametrize(
+    ("code", "worth"),
+    [
+        pytest.param("    return sum(numbers)", 1.0, id="the function's body"),
+        pytest.param("def total(numbers):\n    return sum(numbers)", 1.0, id="the whole function"),
+        pytest.param("    return len(numbers)", 0.5, id="right for one of two scripts"),
+        pytest.param("    return None", 0.0, id="wrong"),
+        pytest.param("import os\nos._exit(0)", 0.0, id="success without an answer"),
+        pytest.param("def total(numbers): raise SystemExit(0)", 0.0, id="an exit with success"),
+    ],
+)
+async def test_scripts_of_assertions_judge_a_completion_or_a_whole_function(
+    player: Player, code: str, worth: float
+) -> None:
+    assert (await player.by_spec(SCRIPTED, code)).reward == worth
+
+
+@either
+async def test_the_environment_offers_its_splits_its_tasks_and_its_tools(player: Player) -> None:
+    coding = player.client.environment("coding")
+
+    assert sorted(await coding.list_splits()) == ["test", "train"]
+    assert [await coding.num_tasks(split) for split in ("train", "test")] == [62, 31]
+    assert sorted(names(await coding.list_tools())) == ["execute", "read_file", "run_tests", "submit", "write_file"]
+
+
+async def test_fenced_code_in_free_text_earns_an_areal_trainer_the_same(gateway: Gateway) -> None:
+    client = ArealClient(gateway.url)
+    problems = [problem_of(SPECS["train"][index]) for index in SAMPLE]
+
+    right = await all_of(
+        rolled_out(client, SPECS["train"][index]["id"], it.reference)
+        for index, it in zip(SAMPLE, problems, strict=True)
+    )
+    wrong = await all_of(
+        rolled_out(client, index, it.wrong_solution) for index, it in zip(SAMPLE, problems, strict=True)
+    )
+
+    assert right == [1.0] * 12
+    assert [reward for reward in wrong if not 0.0 <= reward < 1.0] == []
+
+
+@either
+@pytest.mark.parametrize("start", ["files", "bundle"])
+async def test_a_repository_is_worked_on_in_its_sandbox_and_judged_by_pytest(
+    player: Player, start: str, tmp_path: Path
+) -> None:
+    spec = FROM_FILES if start == "files" else from_bundle(tmp_path)
+
+    async with player.session(spec) as session:
+        asked = await prompt(session)
+        listed = await ran(session, "find . -name .git -prune -o -type f -print | sort")
+        log = await ran(session, "git log --format=%s 2>&1")
+        own = await ran(
+            session,
+            "printf 'from calc.ops import add\\ndef test(): assert add(1, 1) == 2\\n' > test_own.py; "
+            "python3 -m pytest -q test_own.py | tail -1",
+        )
+        await ran(session, mend())
+        again = await ran(session, "python3 -m pytest -q test_own.py | tail -1")
+        mended = await submitted(session)
+    rewards = []
+    for steps in ([], [mend(HALF_MENDED)], [mend(MENDED), "rm -rf README.md .git"]):
+        async with player.session(spec) as session:
+            for step in steps:
+                await ran(session, step)
+            rewards.append((await submitted(session)).reward)
+
+    assert "test_task" not in asked
+    assert listed.split() == ["./README.md", "./calc/__init__.py", "./calc/ops.py"]
+    assert log == "Begin" if start == "bundle" else "not a git repository" in log
+    assert "1 failed" in own
+    assert "1 passed" in again
+    assert (mended.reward, mended.finished) == (1.0, True)
+    assert rewards == [0.0, 0.0, 1.0]
+
+
+@either
+async def test_a_test_command_can_ask_the_repository_it_began_with(player: Player, tmp_path: Path) -> None:
+    spec = from_bundle(tmp_path)
+    asked = "git show HEAD:README.md | grep -q subtracts && git diff --name-only HEAD | grep -qx calc/ops.py"
+    spec["evaluation"] = {**spec["evaluation"], "command": f"{asked} && {spec['evaluation']['command']}"}
+
+    async with player.session(spec) as session:
+        await ran(session, mend())
+        result = await submitted(session)
+
+    assert result.reward == 1.0

@@ -1,0 +1,285 @@
+"""The coding environment's tools through the gateway, on local processes and on Docker: what the agent is told."""
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from tests.envs.plain_sandbox import need_bubblewrap
+from tests.fakes.user import need_other_users
+from tests.wire.areal_client import ArealClient
+from tests.wire.catalog import EMBEDDED, ON_STACK, serving
+from tests.wire.coding_attempts import HONEST, ORCHARD, QUARTER, WRONG
+from tests.wire.coding_play import SPECS, Player, all_of, problem_of, prompt, ran, rolled_out, submitted
+from tests.wire.gateways import Gateway
+from tests.wire.sdks import OPENREWARD, Episode, text
+
+pytestmark = [pytest.mark.wire, pytest.mark.parallel]
+
+HASTY = {**ORCHARD, "config": {"execute_timeout_s": 1}}
+SHOWN_BYTES = 64 * 1024
+SAMPLE = range(0, 62, 12)
+
+
+@pytest.fixture(scope="module", params=[pytest.param(EMBEDDED, marks=pytest.mark.sandbox), ON_STACK])
+def gateway(request: pytest.FixtureRequest) -> Iterator[Gateway]:
+    if request.param == EMBEDDED:
+        need_bubblewrap()
+        need_other_users()
+    with serving(request.param, "coding") as gateway:
+        yield gateway
+
+
+@pytest.fixture
+async def player(gateway: Gateway) -> AsyncIterator[Player]:
+    async with OPENREWARD.connect(gateway.url, None) as client:
+        yield Player(OPENREWARD, client)
+
+
+@pytest.fixture
+async def session(player: Player) -> AsyncIterator[Episode]:
+    async with player.session(ORCHARD) as session:
+        yield session
+
+
+async def used(session: Episode, tool: str, **arguments: Any) -> str:
+    """Call *tool*; what the agent is told."""
+    return text(await session.call_tool(tool, arguments))
+
+
+async def test_right_and_wrong_solutions_of_some_tasks_are_told_apart_on_both_fronts(
+    gateway: Gateway, player: Player
+) -> None:
+    specs = [SPECS["train"][index] for index in SAMPLE]
+
+    right = await all_of(player.by_spec(spec, problem_of(spec).reference) for spec in specs)
+    wrong = await all_of(
+        player.by_index("train", index, problem_of(spec).wrong_solution)
+        for index, spec in zip(SAMPLE, specs, strict=True)
+    )
+    areal = await rolled_out(ArealClient(gateway.url), specs[0]["id"], problem_of(specs[0]).reference)
+
+    assert [it.reward for it in right] == [1.0] * len(specs)
+    assert [it.reward for it in wrong if it.reward is None or not it.reward < 1.0] == []
+    assert areal == 1.0
+
+
+async def test_the_opening_says_what_to_do_and_shows_the_public_example(session: Episode) -> None:
+    said = await prompt(session)
+
+    assert ORCHARD["instruction"] in said
+    assert "harvest('apple') == 5" in said
+    assert "/root/task/solution.py" in said
+    assert "`submit`" in said
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        pytest.param("pwd; id -un", "/root/task\nroot", id="as root in the workspace"),
+        pytest.param("echo out; echo err >&2; exit 3", "out\nerr\n[exit status 3]", id="both streams and the status"),
+        pytest.param("true", "[no output]", id="nothing"),
+        pytest.param("kill -9 $$", "[exit status -9]", id="a signal"),
+        pytest.param("no-such", "no-such: command not found\n[exit status 127]", id="an unknown command"),
+        pytest.param("cat", "[no output]", id="no input to wait for"),
+        pytest.param("printf '\\xff\\x00a'", "\ufffd\0a", id="bytes that are no text"),
+        pytest.param("echo $0 $HOME $TERM", "bash /root dumb", id="its variables"),
+    ],
+)
+async def test_a_commands_output_and_status_are_shown(session: Episode, command: str, shown: str) -> None:
+    assert (await ran(session, command)).endswith(shown)
+
+
+async def test_a_command_that_takes_too_long_is_stopped_and_the_next_one_runs(player: Player) -> None:
+    async with player.session(HASTY) as session:
+        stopped = await ran(session, "echo begun; tail -f /dev/null; echo never")
+        then = await ran(session, "while pgrep -x tail >/dev/null; do sleep 0.02; done; echo alive")
+
+    assert stopped == "begun\n[stopped after 1 s]"
+    assert then == "alive"
+
+
+async def test_output_is_cut_and_said_so(session: Episode) -> None:
+    shown = await ran(session, "yes | head -c 300000; yes e | head -c 300000 >&2; false")
+
+    assert shown.endswith("\n[the output was cut]\n[exit status 1]")
+    assert 2 * SHOWN_BYTES - 10 < len(shown) < 2 * SHOWN_BYTES + 100
+
+
+async def test_a_background_job_outlives_its_command(session: Episode) -> None:
+    process = await ran(session, "sleep 300 & echo $!")
+
+    assert await ran(session, f"kill -0 {process} && echo alive; kill {process}") == "alive"
+
+
+async def test_background_processes_that_have_ended_do_not_count_for_ever(session: Episode) -> None:
+    # As a build or a test run leaves them, and more than a sandbox may have at a time.
+    told = await ran(
+        session, "for i in $(seq 200); do (true &); done; sleep 1.5; ps -e -o stat= | grep -c Z; echo alive"
+    )
+
+    assert told == "0\nalive"
+
+
+@pytest.mark.parametrize(
+    ("path", "place"),
+    [
+        pytest.param("a.txt", "/root/task/a.txt", id="relative"),
+        pytest.param("deep/er/a.txt", "/root/task/deep/er/a.txt", id="into directories that are not there"),
+        pytest.param("/srv/new/a.txt", "/srv/new/a.txt", id="absolute"),
+        pytest.param("../a.txt", "/root/a.txt", id="above the workspace"),
+        pytest.param("-rf 'a\" $b\n.txt", "/root/task/-rf 'a\" $b\n.txt", id="a name that shells would misread"),
+    ],
+)
+async def test_a_file_comes_back_as_it_was_written(session: Episode, path: str, place: str) -> None:
+    content = "  ä\t€ 🌍\r\n\n" + "x" * 1000 + "\n\n"
+
+    told = await used(session, "write_file", path=path, content=content)
+    there = await used(session, "read_file", path=place)
+
+    assert told.startswith(f"Wrote {len(content.encode())} bytes to ")
+    assert there == content
+
+
+async def test_links_are_followed_inside(session: Episode) -> None:
+    await ran(session, "mkdir /data; ln -s /data/real.txt link.txt; ln -s /data folder")
+    await used(session, "write_file", path="link.txt", content="one")
+    await used(session, "write_file", path="folder/other.txt", content="two")
+
+    assert await ran(session, "cat /data/real.txt /data/other.txt; readlink link.txt") == "onetwo/data/real.txt"
+    assert await used(session, "read_file", path="folder/real.txt") == "one"
+
+
+async def test_large_and_binary_files_are_shown_as_far_as_they_can_be(session: Episode) -> None:
+    await ran(session, "yes | head -c 100000 > large; printf 'a\\xff\\0b' > binary; touch empty")
+
+    large = await used(session, "read_file", path="large")
+
+    assert large.startswith("y\ny\n")
+    assert large.endswith(f"\n[cut after {SHOWN_BYTES} bytes]")
+    assert await used(session, "read_file", path="binary") == "a\ufffd\0b"
+    assert await used(session, "read_file", path="empty") == ""
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "told"),
+    [
+        pytest.param("execute", {"command": "echo a\0b"}, "The command was not run: ", id="a command with a zero byte"),
+        pytest.param(
+            "execute", {"command": "echo \ud800"}, "The command was not run: ", id="a command that is no text"
+        ),
+        pytest.param("execute", {"command": ": " + "x" * 140_000}, "Argument list too long", id="too long a command"),
+        pytest.param("read_file", {"path": "x" * 5000}, " cannot be read: ", id="too long a path"),
+        pytest.param(
+            "write_file", {"path": "\ud800", "content": ""}, " was not written: ", id="a path that is no text"
+        ),
+        pytest.param("read_file", {"path": "no"}, "/root/task/no cannot be read: ", id="no such file"),
+        pytest.param("read_file", {"path": "/etc"}, "/etc cannot be read: ", id="a directory to read"),
+        pytest.param("read_file", {"path": "/dev/zero"}, "/dev/zero cannot be read: ", id="a device to read"),
+        pytest.param("read_file", {"path": "a\0"}, "Not read: the path has a zero byte.", id="a zero byte"),
+        pytest.param(
+            "write_file", {"path": "/etc", "content": ""}, "/etc was not written: ", id="a directory to write"
+        ),
+        pytest.param("write_file", {"path": "/proc/x", "content": ""}, "was not written: ", id="no place for files"),
+        pytest.param("write_file", {"path": "/etc/passwd/x", "content": ""}, "was not written: ", id="below a file"),
+        pytest.param(
+            "write_file",
+            {"path": "x", "content": "é" * 524_289},
+            "Not written: a file may have 1048576 bytes here.",
+            id="too large",
+            # What the client itself thinks of such a request.
+            marks=pytest.mark.filterwarnings("ignore:.*Sending a large body:ResourceWarning"),
+        ),
+        pytest.param("submit", {}, "There is no solution: /root/task/solution.py cannot be read", id="no solution"),
+        pytest.param("submit", {"code": "x" * 262_145}, "Not submitted: a solution may have 262144", id="too long"),
+        pytest.param(
+            "run_tests", {}, "There is no solution: /root/task/solution.py cannot be read", id="nothing to try"
+        ),
+    ],
+)
+async def test_what_cannot_be_done_is_told_with_its_reason_and_ends_nothing(
+    session: Episode, tool: str, arguments: dict[str, Any], told: str
+) -> None:
+    output = await session.call_tool(tool, arguments)
+    after = await submitted(session, HONEST)
+
+    assert told in text(output)
+    assert (output.reward, output.finished) == (None, False)
+    assert (after.reward, after.finished) == (1.0, True)
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "told"),
+    [
+        pytest.param("excute", {"command": "ls"}, "'excute' is not a valid tool", id="an unknown tool"),
+        pytest.param("execute", {}, "command", id="a missing argument"),
+        pytest.param("execute", {"command": 3}, "command", id="a number for a text"),
+        pytest.param("execute", {"command": ["ls"]}, "command", id="a list for a text"),
+        pytest.param("execute", {"command": None}, "command", id="nothing for a text"),
+        pytest.param("write_file", {"path": "x"}, "content", id="a file without content"),
+        pytest.param("write_file", {"path": "x", "content": {"a": 1}}, "content", id="an object for content"),
+        pytest.param("submit", {"code": 3}, "code", id="a number for code"),
+    ],
+)
+async def test_a_call_that_does_not_fit_is_refused_by_name_and_nothing_runs(
+    session: Episode, tool: str, arguments: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(OPENREWARD.refused) as refused:
+        await session.call_tool(tool, arguments)
+
+    assert told in str(refused.value)
+    assert await ran(session, "ls -A | wc -l") == "0"
+
+
+async def test_public_tests_tell_what_was_wrong_and_give_no_reward(session: Episode) -> None:
+    told = []
+    for source in ("def harvest(tree): return 7", "def harvest(tree): return tree + 1", "def yield_(: 1", WRONG):
+        await used(session, "write_file", path="solution.py", content=source)
+        output = await session.call_tool("run_tests", {})
+        assert (output.reward, output.finished) == (None, False)
+        told.append(text(output))
+
+    wrong, raised, unread, right = told
+    assert wrong.startswith("Passed 0 of 1 public tests.")
+    assert "your answer: 7" in wrong
+    assert "expected: 5" in wrong
+    assert "TypeError" in raised
+    assert "line 1" in raised
+    assert "SyntaxError" in unread
+    assert right.startswith("Passed 1 of 1 public tests.")
+    assert (await submitted(session)).reward == 0.0
+
+
+HOGS = {
+    "memory": "for i in 1 2 3 4; do python3 -c 'b = b\"x\" * (200 << 20); import time; time.sleep(60)' & done; wait",
+    "pids": "while :; do sleep 60 & done 2>/dev/null",
+}
+
+
+@pytest.mark.parametrize("reason", HOGS)
+async def test_a_sandbox_that_went_past_its_limits_is_replaced_and_the_agent_is_told(
+    session: Episode, reason: str
+) -> None:
+    await used(session, "write_file", path="solution.py", content=HONEST)
+
+    told = await ran(session, HOGS[reason])
+    left = await ran(session, "ls -A; pgrep -c sleep")
+    await used(session, "write_file", path="solution.py", content=QUARTER)
+    result = await submitted(session)
+
+    assert told.startswith(f"Your sandbox was ended by its watchdog ({reason}). A new one is open")
+    assert "is gone" in told
+    assert left == "0\n[exit status 1]"
+    assert result.reward == 0.25
+
+
+async def test_a_full_disk_is_told_and_can_be_emptied(session: Episode) -> None:
+    full = await ran(session, "head -c 400000000 /dev/zero > /root/full")
+    refused = await used(session, "write_file", path="solution.py", content=HONEST * 100)
+    await ran(session, "rm /root/full")
+    await used(session, "write_file", path="solution.py", content=HONEST)
+
+    assert "No space left on device" in full
+    assert "was not written: " in refused
+    assert "space" in refused.lower()
+    assert (await submitted(session)).reward == 1.0

@@ -1,0 +1,338 @@
+"""``gateway env add URL`` and ``--static``'s look at a server, against the real servers of all three protocols."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gateway.core.errors import ConfigError
+from gateway.core.model import ActionMapping, Protocol, Server, SplitType
+from gateway.environment_files import STATIC_IMAGE, read_environment
+from gateway.inspecting.findings import Capacity, FoundSplit, Told
+from gateway.inspecting.static import detect_url, environment_of
+from tests.wire.openenv.clients import FIRST_ASYNC, NEWEST, OLDEST, python_of
+from tests.wire.processes import ServerProcess
+
+pytestmark = pytest.mark.wire
+
+PROJECT = Path(__file__).resolve().parents[2]
+WIRE, FOREIGN = PROJECT / "tests" / "wire", PROJECT / "tests" / "foreign"
+COMMAND = "from gateway.cli import main; main()"
+UVICORN = r"Uvicorn running on (http://[0-9.:]+)"
+SEED_AND_ID = ("seed", "episode_id")
+COUNTER_SPLITS = (FoundSplit("train", SplitType.TRAIN, 20), FoundSplit("test", SplitType.TEST, 5))
+CLOSED_PORT = "http://127.0.0.1:9"
+
+Start = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    """Start a server, once for each way to start it; returns its URL."""
+    urls: dict[object, str] = {}
+    with ExitStack() as undo:
+
+        def started(*command: str, ready: str = UVICORN, cwd: Path = PROJECT, **variables: str) -> str:
+            key = (command, cwd, tuple(variables.items()))
+            if key not in urls:
+                log = tmp_path_factory.mktemp("server") / "log"
+                process = ServerProcess(command, variables=variables, ready=ready, log=log, cwd=cwd)
+                undo.callback(process.stop)
+                process.start()
+                urls[key] = process.address
+            return urls[key]
+
+        yield started
+
+
+def official(start: Start, package: str) -> str:
+    return start(sys.executable, str(WIRE / "references" / "server.py"), package)
+
+
+def openenv(start: Start, version: str, folder: Path, app: str, **variables: str) -> str:
+    """An OpenEnv environment of those that are made into images, on one version of the package."""
+    command = ("-B", "-W", "ignore", "-m", "uvicorn", app, "--host", "127.0.0.1", "--port", "0")
+    return start(python_of(version), *command, cwd=folder, **variables)
+
+
+def counter(start: Start, version: str, capacity: int) -> str:
+    app = "counter_env.app:app"
+    return openenv(start, version, FOREIGN / "openenv-counter", app, MAX_CONCURRENT_ENVS=str(capacity))
+
+
+def areal(start: Start) -> str:
+    return start(sys.executable, str(FOREIGN / "areal" / "server.py"), "--host", "127.0.0.1", "--port", "0")
+
+
+def own(start: Start) -> str:
+    variables = {
+        "PYTHONPATH": str(PROJECT / "env_images" / "base"),
+        "ENVSERVER_HOST": "127.0.0.1",
+        "ENVSERVER_PORT": "0",
+    }
+    ready = r"server_ready address=(127[0-9.:]+)"
+    found = start(sys.executable, "server.py", ready=ready, cwd=PROJECT / "env_images" / "math", **variables)
+    return f"http://{found}"
+
+
+@pytest.mark.parametrize("package", ["ors", "openreward"])
+async def test_an_official_ors_server_tells_its_environments_splits_and_tools(start: Start, package: str) -> None:
+    findings = await detect_url(official(start, package), timeout_s=30)
+
+    assert findings.protocol is Protocol.ORS
+    assert findings.version == ("ors-sdk" if package == "ors" else "openreward 0.1.167")
+    assert not findings.is_own
+    assert findings.environments[:3] == ("probe", "counter", "slowsetup")
+    assert findings.chosen == "probe"
+    assert findings.capacity == Capacity(16, Told.ASSUMED)
+    assert findings.splits[0].name == "train"
+    assert findings.splits[0].count
+    assert {"echo", "finish"} <= set(findings.tools)
+    assert (findings.default_tool, findings.text_field, findings.trouble) == ("", "", "")
+    assert any("Each of the others (counter, slowsetup" in remark for remark in findings.remarks)
+
+
+async def test_one_of_several_environments_is_looked_at_if_it_is_named(start: Start) -> None:
+    url = official(start, "openreward")
+
+    counter = await detect_url(url, timeout_s=30, environment="Counter")
+    judge = await detect_url(url, timeout_s=30, environment="judge")
+
+    assert (counter.chosen, counter.tools) == ("counter", ("add", "stop"))
+    assert (judge.terminal, judge.default_tool) == ("answer.text", "")
+    with pytest.raises(ConfigError, match="no environment 'nope'; there are probe, counter"):
+        await detect_url(url, timeout_s=30, environment="nope")
+
+
+async def test_our_own_server_is_known_for_what_it_is(start: Start) -> None:
+    findings = await detect_url(own(start), timeout_s=30)
+
+    assert (findings.protocol, findings.is_own) == (Protocol.ORS, True)
+    assert (findings.default_tool, findings.text_field) == ("submit", "answer")
+
+
+@pytest.mark.parametrize(
+    ("version", "shown", "splits"),
+    [
+        (OLDEST, "openenv-core 0.2.0", ()),
+        (FIRST_ASYNC, "openenv-core 0.2.2 to openenv 0.4.0", ()),
+        (
+            NEWEST,
+            "openenv 0.8 or later",
+            (FoundSplit("train", SplitType.TRAIN, 20), FoundSplit("test", SplitType.TEST, 5)),
+        ),
+    ],
+)
+async def test_an_openenv_server_tells_its_capacity_by_refusing(
+    start: Start, version: str, shown: str, splits: tuple[FoundSplit, ...]
+) -> None:
+    url = counter(start, version, 3)
+
+    findings = await detect_url(url, timeout_s=60)
+
+    assert (findings.protocol, findings.version, findings.trouble) == (Protocol.OPENENV, shown, "")
+    assert findings.capacity == Capacity(3, Told.BY_SERVER)
+    assert findings.splits == splits
+    assert findings.fields == ("op", "by", "seconds", "file")
+    assert findings.text_field == ""  # what has to be given is one of a closed list
+    again = await detect_url(url, timeout_s=60)
+    assert again.trouble == ""  # no place was left taken
+    assert again.capacity == Capacity(3, Told.BY_SERVER)
+
+
+async def test_an_openenv_server_that_refuses_none_holds_at_least_what_was_tried(start: Start) -> None:
+    findings = await detect_url(counter(start, NEWEST, 100), timeout_s=60)
+
+    assert findings.capacity == Capacity(64, Told.AT_LEAST)
+
+
+async def test_an_environment_on_mcp_shows_its_tools(start: Start) -> None:
+    url = openenv(start, NEWEST, FOREIGN / "openenv-mcp", "riddle_env.app:app")
+
+    findings = await detect_url(url, timeout_s=60)
+
+    assert set(findings.tools) == {"echo_message", "wait", "finish"}
+    assert (findings.default_tool, findings.text_field, findings.trouble) == ("", "", "")
+    assert findings.capacity == Capacity(1, Told.BY_SERVER)
+
+
+async def test_an_areal_server_tells_its_samples_and_turns(start: Start) -> None:
+    findings = await detect_url(areal(start), timeout_s=30)
+
+    assert (findings.protocol, findings.trouble) == (Protocol.AREAL, "")
+    assert findings.splits == (FoundSplit("train", SplitType.TRAIN, 100),)
+    assert findings.max_turns
+    assert findings.ready == "/api/health"
+
+
+async def test_a_static_server_is_one_worker_with_what_was_found(start: Start) -> None:
+    url = counter(start, NEWEST, 3)
+
+    environment = environment_of("remote", url + "/", await detect_url(url, timeout_s=60))
+
+    assert (environment.name, environment.image, environment.command) == ("remote", STATIC_IMAGE, ())
+    assert (environment.upstream_name, environment.worker_name) == ("counter", "counter")
+    assert environment.server == Server(url=url, ready="/health")
+    assert (environment.pool.slots, environment.pool.max_workers, environment.pool.learns_slots) == (3, 1, False)
+    assert environment.resets.keys == (*SEED_AND_ID, "split", "index")
+    assert environment.actions == ActionMapping()
+    assert not environment.needs_an_engine
+
+
+async def test_what_is_no_server_of_ours_is_refused_with_what_was_seen(start: Start, tmp_path: Path) -> None:
+    command = (sys.executable, "-u", "-m", "http.server", "0", "--bind", "127.0.0.1", "--directory", str(tmp_path))
+    url = start(*command, ready=r"\((http://[0-9.:]+)/\)")
+
+    with pytest.raises(ConfigError, match=f"^{url}: it answers HTTP, but as no ORS, OpenEnv or AReaL server: .* 404"):
+        await detect_url(url, timeout_s=10)
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        (CLOSED_PORT, "no answer within 1 s"),
+        ("ftp://127.0.0.1", "is no URL"),
+        ("http://127.0.0.1:99999", "99999"),
+        ("http://user:pass@127.0.0.1:9", "has a user in it"),
+    ],
+)
+async def test_where_nothing_answers_the_reason_is_told(url: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        await detect_url(url, timeout_s=1)
+
+
+async def test_a_server_that_is_not_up_yet_is_waited_for(start: Start, tmp_path: Path) -> None:
+    """It listens only after it was asked for the first time."""
+    asked = asyncio.Event()
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.set()
+        writer.close()
+
+    target = areal(start)
+    early = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    port = early.sockets[0].getsockname()[1]
+    looking = asyncio.create_task(detect_url(f"http://127.0.0.1:{port}", timeout_s=60))
+    await asked.wait()
+    early.close()
+    await early.wait_closed()
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        host, _, number = target.removeprefix("http://").partition(":")
+        inner_reader, inner_writer = await asyncio.open_connection(host, int(number))
+        await asyncio.gather(_copied(reader, inner_writer), _copied(inner_reader, writer))
+
+    async with await asyncio.start_server(pass_on, "127.0.0.1", port):
+        assert (await looking).protocol is Protocol.AREAL
+
+
+async def _copied(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(65536):
+        writer.write(data)
+        await writer.drain()
+    writer.close()
+
+
+async def test_a_session_that_fails_is_told_and_ended(start: Start) -> None:
+    """Its first tasks need what they are not given here; the server is a good one nevertheless."""
+    url = official(start, "ors")
+
+    findings = await detect_url(url, timeout_s=30, environment="counter")
+
+    assert findings.protocol is Protocol.ORS
+    assert findings.tools == ("add", "stop")
+
+
+def test_the_command_writes_a_file_that_loads_and_says_what_is_next(start: Start, tmp_path: Path) -> None:
+    url = counter(start, NEWEST, 3)
+
+    done = env(tmp_path, "add", url, "--name", "remote")
+
+    assert done.returncode == 0, done.stderr
+    path = tmp_path / "env_images" / "remote" / "environment.toml"
+    environment = read_environment(path)
+    assert environment.directory == path.parent
+    assert environment.server == Server(url=url, ready="/health")
+    assert environment == replace(
+        environment_of("remote", url, asyncio.run(detect_url(url, timeout_s=60))), directory=path.parent
+    )
+    assert "# found: it refused session 4 at once" in path.read_text()
+    assert f"written: {path}" in done.stdout
+    assert "gateway check" in done.stdout
+    shown = env(tmp_path, "show", "remote")
+    assert url in shown.stdout
+    listed = env(tmp_path, "list")
+    assert "remote" in listed.stdout
+
+
+@pytest.mark.parametrize("kind", ["ors", "openreward", "areal", "own"])
+def test_the_file_of_any_server_loads(start: Start, tmp_path: Path, kind: str) -> None:
+    url = official(start, kind) if kind in ("ors", "openreward") else {"areal": areal, "own": own}[kind](start)
+
+    done = env(tmp_path, "add", url, "--name", "any", "--catalog", str(tmp_path / "new" / "catalog"))
+
+    assert done.returncode == 0, done.stderr
+    environment = read_environment(tmp_path / "new" / "catalog" / "any" / "environment.toml")
+    assert environment.server.url == url
+    assert environment == replace(
+        environment_of("any", url, asyncio.run(detect_url(url, timeout_s=60))), directory=environment.directory
+    )
+
+
+def test_a_file_that_is_there_is_kept_unless_it_is_forced(start: Start, tmp_path: Path) -> None:
+    url = areal(start)
+    path = tmp_path / "env_images" / "guess" / "environment.toml"
+    path.parent.mkdir(parents=True)
+    path.write_text("mine")
+
+    refused = env(tmp_path, "add", url, "-n", "guess")
+
+    assert refused.returncode == 2
+    assert "is there already (--force overwrites it)" in refused.stderr
+    assert path.read_text() == "mine"
+    assert env(tmp_path, "add", url, "-n", "guess", "--force").returncode == 0
+    assert read_environment(path).protocol is Protocol.AREAL
+    assert [entry.name for entry in path.parent.iterdir()] == ["environment.toml"]
+
+
+def test_a_file_can_be_looked_at_without_being_written(start: Start, tmp_path: Path) -> None:
+    done = env(tmp_path, "add", areal(start), "-n", "guess", "--print")
+
+    assert 'name = "guess"' in done.stdout
+    assert not (tmp_path / "env_images").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ((CLOSED_PORT, "--name", "Bad Name"), "is no name for an environment"),
+        ((CLOSED_PORT, "--name", "areal"), "'areal' is a reserved name"),
+        ((CLOSED_PORT,), "no name for an environment can be made of"),
+        ((CLOSED_PORT, "--name", "x", "--port", "80"), "--port and --variable are for an image"),
+        (("image", "--variable", "x"), "--variable x: NAME=VALUE"),
+        ((CLOSED_PORT, "--name", "x", "--timeout", "1"), "no answer within 1 s"),
+    ],
+)
+def test_a_wrong_command_is_told_and_leaves_nothing(tmp_path: Path, arguments: tuple[str, ...], reason: str) -> None:
+    done = env(tmp_path, "add", *arguments)
+
+    assert done.returncode == 2, (done.stdout, done.stderr)
+    assert reason in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def env(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run ``gateway env``."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("GATEWAY_")}
+    own = {"GATEWAY_CATALOG_DIR": str(folder / "env_images"), "COLUMNS": "200"}
+    command = [sys.executable, "-c", COMMAND, "env", *arguments]
+    return subprocess.run(command, env=environ | own, capture_output=True, text=True, timeout=150)

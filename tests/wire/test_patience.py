@@ -1,0 +1,46 @@
+"""What takes longer than a client waits without a byte, which is 30 s with both, lives on keepalives."""
+
+import asyncio
+
+import pytest
+
+from tests.wire.sdks import SDKS, Sdk, text
+from tests.wire.targets import OURS, Folder, Target, on, token
+
+pytestmark = [pytest.mark.wire, pytest.mark.slow]
+
+LONG_S = 35.0
+
+
+async def run(target: Target, sdk: Sdk, tool: str) -> str:
+    """Play an episode whose one call takes long."""
+    async with (
+        sdk.connect(target.url, target.key) as client,
+        client.environment("probe").session(task=sdk.task("probe", {})) as session,
+    ):
+        return text(await session.call_tool(tool, {"seconds": LONG_S}))
+
+
+async def set_up(target: Target, sdk: Sdk, folder: Folder, word: str) -> list[str]:
+    """Play an episode whose setup takes long; both its call and its prompt have to wait for it."""
+    task = sdk.task("slowsetup", {"folder": folder.inside, "setup_s": LONG_S})
+    async with (
+        sdk.connect(target.url, target.key) as client,
+        client.environment("slowsetup").session(task=task) as session,
+    ):
+        output, prompt = await asyncio.gather(session.call_tool("count", {"token": word}), session.get_prompt())
+        return [text(output), prompt[0].text]
+
+
+@on(*OURS)
+async def test_long_tools_and_long_setups_are_waited_for(target: Target, folder: Folder) -> None:
+    # All at once, because each alone would take as long as all.
+    words = {sdk.name: token() for sdk in SDKS.values()}
+
+    runs = asyncio.gather(*(run(target, sdk, tool) for sdk in SDKS.values() for tool in ("sleep", "block")))
+    setups = asyncio.gather(*(set_up(target, sdk, folder, words[sdk.name]) for sdk in SDKS.values()))
+    outputs, prepared = await asyncio.gather(runs, setups)
+
+    assert outputs == ["slept", "blocked"] * 2
+    assert prepared == [["counted", "Ready."]] * 2
+    assert [folder.runs(word) for word in words.values()] == [1, 1]

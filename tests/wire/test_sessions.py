@@ -1,0 +1,240 @@
+"""The life of a session: opened once, deleted at any time, waiting for room, leaving none behind."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.fakes.eventually import eventually
+from tests.wire.raw import RawEpisode, create, episode, new_sid
+from tests.wire.targets import ALL, GATEWAYS, OURS, Folder, Target, on, token
+
+pytestmark = pytest.mark.wire
+
+DEADLINE_S = 60.0
+"""Later counts as never."""
+EXISTS = '{"detail":"Session already exists"}'
+
+
+@on(*OURS)
+async def test_many_identical_creates_at_once_open_one_session(http: httpx.AsyncClient, target: Target) -> None:
+    sid = new_sid()
+    body: dict[str, Any] = {"env_name": "counter", "task_spec": {"start": 7}}
+
+    async with episode(http, {"start": 7}, environment="counter", sid=sid) as opened:
+        responses = await asyncio.gather(*(create(http, sid, **body) for _ in range(50)))
+        prompt = (await opened.get("prompt")).json()
+        held = await target.gateway.sessions() if target.gateway else [{"name": sid}]
+
+    assert {response.status_code for response in responses} == {200}
+    assert prompt[0]["text"] == "The counter stands at 7."
+    assert [session["name"] for session in held] == [sid]
+
+
+@on(*OURS)
+async def test_creates_that_race_from_the_start_open_one_session(http: httpx.AsyncClient, target: Target) -> None:
+    sid = new_sid()
+    body: dict[str, Any] = {"env_name": "counter", "task_spec": {"start": 7}}
+
+    responses = await asyncio.gather(*(create(http, sid, **body) for _ in range(50)))
+    held = await target.gateway.sessions() if target.gateway else [{"name": sid}]
+    added = [(await RawEpisode(http, sid, "counter").call("add", {"n": 1})).text for _ in range(2)]
+    await http.post("/delete", headers={"X-Session-ID": sid})
+
+    assert {response.status_code for response in responses} == {200}
+    assert [session["name"] for session in held] == [sid]
+    assert added == ["8", "9"]
+
+
+@on(*OURS)
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param({"env_name": "probe", "task_spec": {"question": "other"}}, id="another task"),
+        pytest.param({"env_name": "counter", "task_spec": {"start": 1}}, id="another environment"),
+        pytest.param({"env_name": "probe", "split": "train", "index": 0}, id="a reference"),
+        pytest.param({"env_name": "probe", "task_spec": {"question": "first"}, "secrets": {"A": "b"}}, id="secrets"),
+    ],
+)
+async def test_another_create_of_a_live_session_is_refused(http: httpx.AsyncClient, other: dict[str, Any]) -> None:
+    async with episode(http, {"question": "first"}) as opened:
+        refused = await create(http, opened.sid, **other)
+        prompt = (await opened.get("prompt")).json()
+
+    assert (refused.status_code, refused.text) == (400, EXISTS)
+    assert prompt[0]["text"] == "first"
+
+
+@on("openreward-server", *OURS)
+async def test_a_live_session_is_told_before_an_unknown_environment(http: httpx.AsyncClient) -> None:
+    async with episode(http) as opened:
+        refused = await create(http, opened.sid, env_name="nope", task_spec={})
+
+    assert (refused.status_code, refused.text) == (400, EXISTS)
+
+
+@on(*ALL)
+async def test_deleting_what_is_not_there_succeeds(http: httpx.AsyncClient) -> None:
+    headers = {"X-Session-ID": "never-created"}
+
+    deleted = await http.post("/delete", headers=headers)
+    session_deleted = await http.post("/delete_session", headers=headers)
+
+    for response in (deleted, session_deleted):
+        assert response.status_code == 200
+        assert response.json()["sid"] == "never-created"
+
+
+@on(*ALL)
+async def test_a_session_can_be_deleted_twice(http: httpx.AsyncClient) -> None:
+    async with episode(http) as opened:
+        responses = [await opened.delete() for _ in range(3)]
+
+    assert [response.status_code for response in responses] == [200, 200, 200]
+
+
+@on(*ALL)
+async def test_delete_session_leaves_the_episode_alone(http: httpx.AsyncClient) -> None:
+    async with episode(http, {"start": 1}, environment="counter") as opened:
+        await opened.call("add", {"n": 1})
+        response = await opened.post("/delete_session")
+        after = await opened.call("add", {"n": 1})
+
+    assert response.json() == {"sid": opened.sid}
+    assert after.text == "3"
+
+
+@on(*OURS)
+async def test_sessions_deleted_as_soon_as_they_are_created_are_torn_down(
+    http: httpx.AsyncClient, target: Target
+) -> None:
+    # The setup may not have begun, be under way, or be just done.
+    already_logged = len(target.log())
+
+    async with asyncio.timeout(DEADLINE_S):
+        for _ in range(200):
+            async with episode(http):
+                pass
+
+    # A gateway gives up on a worker that does not answer; the trainer is not told.
+    assert "session_close_failed" not in target.log()[already_logged:]
+
+
+@on("openreward-server", *OURS)
+async def test_a_deletion_during_the_setup_ends_what_waits_for_it(http: httpx.AsyncClient, folder: Folder) -> None:
+    task = {"folder": folder.inside, "gate": f"{folder.inside}/{token()}.gate"}
+
+    async with (
+        episode(http, environment="slowsetup") as bystander,
+        episode(http, task, environment="slowsetup") as opened,
+    ):
+        waiting = asyncio.create_task(opened.get("prompt"))
+        for _ in range(5):
+            assert (await bystander.get("prompt")).status_code == 200
+        deleted = await opened.delete()
+        ended = await waiting
+        after = await opened.get("prompt")
+
+    assert deleted.status_code == 200
+    assert (ended.status_code, ended.text) == (410, '{"detail":"Session deleted"}')
+    assert after.status_code == 404
+
+
+@on(*ALL)
+@pytest.mark.parametrize("sid", ["a b/c?d=e&f", "x" * 200, "../../etc", "ünï".encode().decode("latin-1"), "%2F%00"])
+async def test_any_text_can_be_a_session_id(http: httpx.AsyncClient, sid: str) -> None:
+    headers = [(b"X-Session-ID", sid.encode("latin-1"))]
+    body = {"env_name": "counter", "task_spec": {"start": 3}}
+
+    created = await http.post("/create", headers=headers, json=body)
+    prompt = await http.get("/counter/prompt", headers=headers)
+    deleted = await http.post("/delete", headers=headers)
+
+    assert created.json() == {"sid": sid}
+    assert prompt.json()[0]["text"] == "The counter stands at 3."
+    assert deleted.status_code == 200
+
+
+@on(*GATEWAYS)
+async def test_a_create_waits_for_room(http: httpx.AsyncClient) -> None:
+    async with episode(http, environment="narrow") as first:
+        waiting = asyncio.create_task(create(http, sid := new_sid(), env_name="narrow", task_spec={}))
+        for _ in range(3):
+            assert (await first.get("prompt")).status_code == 200
+        admitted_beside = waiting.done()
+        await first.delete()
+        response = await waiting
+        await http.post("/delete", headers={"X-Session-ID": sid})
+
+    assert not admitted_beside
+    assert response.status_code == 200
+
+
+@on(*GATEWAYS)
+async def test_without_room_in_time_a_create_is_told_when_to_come_again(
+    http: httpx.AsyncClient, target: Target
+) -> None:
+    async with episode(http, environment="narrow") as first:
+        response = await create(http, new_sid(), env_name="narrow", task_spec={})
+        assert target.gateway is not None
+        held = await target.gateway.sessions()
+
+    assert response.status_code == 429
+    assert int(response.headers["retry-after"]) >= 1
+    assert isinstance(response.json()["detail"], str)
+    assert [session["name"] for session in held] == [first.sid]
+
+
+@on(*GATEWAYS)
+async def test_a_trainer_that_hangs_up_while_it_waits_gives_its_place_back(
+    http: httpx.AsyncClient, target: Target
+) -> None:
+    async with episode(http, environment="narrow") as first:
+        waiting = [asyncio.create_task(create(http, new_sid(), env_name="narrow", task_spec={})) for _ in range(3)]
+        for _ in range(3):
+            assert (await first.get("prompt")).status_code == 200
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting)
+    async with episode(http, environment="narrow") as next_one:
+        assert target.gateway is not None
+        held = await target.gateway.sessions()
+
+    assert [session["name"] for session in held] == [next_one.sid]
+
+
+@on(*GATEWAYS)
+async def test_a_trainer_that_hangs_up_while_a_worker_starts_leaves_nothing(
+    http: httpx.AsyncClient, target: Target
+) -> None:
+    gateway = target.gateway
+    assert gateway is not None
+
+    async def idle() -> None:
+        assert [worker for worker in await gateway.workers() if worker["used"]] == []
+        assert await gateway.sessions() == []
+
+    for delay_turns in range(0, 40, 4):
+        opening = asyncio.create_task(create(http, new_sid(), env_name="counter", task_spec={"start": 0}))
+        for _ in range(delay_turns):
+            await asyncio.sleep(0)
+        opening.cancel()
+        await asyncio.wait({opening})
+
+    await eventually(idle)
+
+
+@on(*GATEWAYS)
+async def test_operators_see_who_plays_what_where(http: httpx.AsyncClient, target: Target) -> None:
+    gateway = target.gateway
+    assert gateway is not None
+
+    async with episode(http, {"start": 1, "id": "mine"}, environment="counter") as opened:
+        (session,) = await gateway.sessions()
+        workers = await gateway.workers("counter")
+
+    assert (session["name"], session["environment"]) == (opened.sid, "counter")
+    assert (session["owner"], session["state"], session["task"]) == ("alice", "open", "mine")
+    assert session["worker"] in [worker["id"] for worker in workers]
+    assert sum(worker["used"] for worker in workers) == 1

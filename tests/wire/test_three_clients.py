@@ -1,0 +1,287 @@
+"""One task, one script of actions, three official clients: the reward is the same, whichever front the episode went by.
+
+ORS is spoken by its SDK, AReaL's API as its workflow does, OpenEnv by its package, which sends what is meant for the
+environment's default tool as a plain action.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.eventually import eventually
+from tests.fakes.user import need_other_users
+from tests.wire.areal_client import ArealClient
+from tests.wire.catalog import EMBEDDED, PROJECT, STACK, serving
+from tests.wire.coding_play import SPECS, problem_of
+from tests.wire.gateways import Gateway
+from tests.wire.openenv.clients import NEWEST, Driver, connected
+from tests.wire.sdks import SDKS
+
+pytestmark = [pytest.mark.wire, pytest.mark.sandbox, pytest.mark.slow]
+
+Act = tuple[str, dict[str, Any]]
+"""A tool's name and its arguments."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A task, and scripts of actions that end its episode."""
+
+    environment: str
+    default_tool: str
+    task: Mapping[str, Any]
+    scripts: Mapping[str, Sequence[Act]]
+    worth: Mapping[str, float]
+    """Of scripts whose reward is known beforehand."""
+
+
+@dataclass(frozen=True)
+class Played:
+    """What a trainer got for an episode."""
+
+    reward: float
+    steps: int
+
+
+def first_task(environment: str) -> dict[str, Any]:
+    """The first of the project's own tasks."""
+    lines = (PROJECT / "tasks" / environment / "train.jsonl").read_text("utf-8").split("\n")
+    task: dict[str, Any] = json.loads(lines[0])
+    return task
+
+
+def math() -> Case:
+    task = first_task("math")
+    right = str(task["evaluation"]["entry"]["answer"])
+    return Case(
+        environment="math",
+        default_tool="submit",
+        task=task,
+        scripts={"right": [("submit", {"answer": right})], "wrong": [("submit", {"answer": "certainly not this"})]},
+        worth={"right": 1.0},
+    )
+
+
+def os() -> Case:
+    task = first_task("os")
+    reference = task["reference"]
+    commands: list[Act] = [("bash_action", {"script": command}) for command in reference["commands"]]
+    return Case(
+        environment="os",
+        default_tool="bash_action",
+        task=task,
+        scripts={
+            "right": [*commands, ("answer_action", {"answer": reference["answer"]})],
+            "wrong": [*commands, ("answer_action", {"answer": "certainly not this"})],
+            "given up": [("finish_action", {"thought": "I do not know."})],
+        },
+        worth={"right": 1.0, "wrong": 0.0, "given up": 0.0},
+    )
+
+
+def coding() -> Case:
+    task = SPECS["train"][0]
+    problem = problem_of(task)
+    return Case(
+        environment="coding",
+        default_tool="submit",
+        task=task,
+        scripts={
+            "right": [("execute", {"command": "ls"}), ("submit", {"code": problem.reference})],
+            "wrong": [("submit", {"code": problem.wrong_solution})],
+        },
+        worth={"right": 1.0},
+    )
+
+
+def game() -> Case:
+    there = [("act", {"message": "[right]"})] * 3
+    return Case(
+        environment="game",
+        default_tool="act",
+        task={
+            "id": "three-steps",
+            "instruction": "Reach the goal.",
+            "config": {"game": "grid", "level": {"map": ["S..G"]}, "max_turns": 9},
+            "evaluation": {"reward_function": "efficiency(slack=1.5)"},
+        },
+        scripts={
+            "straight": there,
+            "with a detour": [there[0], ("act", {"message": "[left]"}), *there],
+            "lost": [("act", {"message": "[up]"})] * 9,
+        },
+        worth={"straight": 1.0, "lost": 0.0},
+    )
+
+
+def chat() -> Case:
+    task = first_task("chat")
+    return Case(
+        environment="chat",
+        default_tool="reply",
+        task=task,
+        scripts={
+            "right": [("reply", {"message": task["evaluation"]["reference"]})],
+            "wrong": [("reply", {"message": "certainly not this"})],
+        },
+        worth={"right": 1.0, "wrong": 0.0},
+    )
+
+
+def browser() -> Case:
+    page = (
+        "<!doctype html><html lang=en><head><title>Press</title></head><body>"
+        "<button onclick=\"document.getElementById('said').textContent = 'pressed'\">Press</button>"
+        "<p id=said role=status></p></body></html>"
+    )
+    return Case(
+        environment="browser",
+        default_tool="act",
+        task={
+            "id": "custom/press",
+            "env_type": "browser",
+            "instruction": "Press the button.",
+            "config": {"benchmark": "custom", "task_name": "press", "html": page, "max_steps": 2},
+            "evaluation": {"reward_function": "element_text_equals('#said', 'pressed')"},
+        },
+        scripts={
+            # Elements are numbered in the page's order: html, head, title, body, button.
+            "pressed": [("act", {"action_str": "noop()"}), ("act", {"action_str": "click('4')"})],
+            "left alone": [("act", {"action_str": "noop()"})] * 2,
+        },
+        worth={"pressed": 1.0, "left alone": 0.0},
+    )
+
+
+CASES = {case.environment: case for case in (math(), os(), coding(), game(), chat(), browser())}
+IN_CONTAINERS_ONLY = frozenset(["browser"])
+"""What needs more than Python packages."""
+PAIRS = [
+    *(pytest.param(EMBEDDED, name, id=f"{EMBEDDED}-{name}") for name in CASES if name not in IN_CONTAINERS_ONLY),
+    *(pytest.param(STACK, name, id=f"{STACK}-{name}", marks=[pytest.mark.docker, pytest.mark.redis]) for name in CASES),
+]
+
+
+def catalog(folder: Path) -> Path:
+    """Write the environments' files anew, each with the one task of its case; the catalog's folder."""
+    images = folder / "environments"
+    for name, case in CASES.items():
+        tasks = folder / "tasks" / name
+        tasks.mkdir(parents=True)
+        (tasks / "train.jsonl").write_text(json.dumps(case.task) + "\n", "utf-8")
+        # A local worker runs in this folder; a container has its own.
+        (images / name).mkdir(parents=True)
+        for path in (PROJECT / "env_images" / name).iterdir():
+            (images / name / path.name).symlink_to(path)
+        configured = (images / name / "environment.toml").resolve().read_text("utf-8")
+        line = f'\ndirectory = "tasks/{name}"\n'
+        assert configured.count(line) == 1, name
+        (images / name / "environment.toml").unlink()
+        (images / name / "environment.toml").write_text(configured.replace(line, f'\ndirectory = "{tasks}"\n'), "utf-8")
+    return images
+
+
+@pytest.fixture(scope="module")
+def gateway(request: pytest.FixtureRequest) -> Iterator[Gateway]:
+    if request.param == EMBEDDED:  # in a container there are always others
+        need_other_users()
+    with tempfile.TemporaryDirectory(prefix="three-clients-") as name:
+        Path(name).chmod(0o755)
+        names = [name for name in CASES if request.param == STACK or name not in IN_CONTAINERS_ONLY]
+        with serving(request.param, *names, GATEWAY_CATALOG_DIR=str(catalog(Path(name)))) as gateway:
+            yield gateway
+
+
+@pytest.fixture(scope="module")
+def driver() -> Iterator[Driver]:
+    with contextlib.closing(Driver(NEWEST)) as driver:
+        yield driver
+
+
+@contextlib.asynccontextmanager
+async def over_ors(gateway: Gateway, environment: str) -> AsyncIterator[Callable[[Act], Awaitable[Any]]]:
+    sdk = SDKS["openreward"]
+    async with (
+        sdk.connect(gateway.url, None) as client,
+        client.environment(environment).session(split="train", index=0) as session,
+    ):
+
+        async def act(action: Act) -> tuple[float | None, bool]:
+            output = await session.call_tool(*action)
+            return output.reward, output.finished
+
+        yield act
+
+
+@contextlib.asynccontextmanager
+async def over_areal(gateway: Gateway, environment: str) -> AsyncIterator[Callable[[Act], Awaitable[Any]]]:
+    client = ArealClient(f"{gateway.url}/areal/{environment}")
+    episode = (await client.start(0))["episode_id"]
+
+    async def act(action: Act) -> tuple[float | None, bool]:
+        reply = await client.tool(episode, action[0], **action[1])
+        return reply["reward"], reply["done"]
+
+    yield act
+
+
+@contextlib.asynccontextmanager
+async def over_openenv(
+    gateway: Gateway, environment: str, driver: Driver
+) -> AsyncIterator[Callable[[Act], Awaitable[Any]]]:
+    async with connected(driver, f"{gateway.url}/openenv/{environment}") as client:
+        await client.reset(split="train", index=0)
+
+        async def act(action: Act) -> tuple[float | None, bool]:
+            tool, arguments = action
+            if tool != CASES[environment].default_tool:
+                arguments = {"type": "call_tool", "tool_name": tool, "arguments": arguments}
+            result = await client.step(arguments)
+            return result["reward"], result["done"]
+
+        yield act
+
+
+async def played(act: Callable[[Act], Awaitable[Any]], script: Sequence[Act]) -> Played:
+    """Act by *script*, which ends the episode with its last action and not before."""
+    total, ends = 0.0, []
+    for action in script:
+        reward, is_end = await act(action)
+        total += reward or 0.0
+        ends.append(is_end)
+    assert ends == [False] * (len(script) - 1) + [True]
+    return Played(total, len(script))
+
+
+@pytest.mark.parametrize(("gateway", "environment"), PAIRS, indirect=["gateway"])
+async def test_the_same_actions_are_worth_the_same_over_every_front(
+    gateway: Gateway, driver: Driver, environment: str
+) -> None:
+    case = CASES[environment]
+    rewards: dict[str, list[float]] = {}
+    for name, script in case.scripts.items():
+        fronts = (
+            over_ors(gateway, environment),
+            over_areal(gateway, environment),
+            over_openenv(gateway, environment, driver),
+        )
+        rewards[name] = []
+        for front in fronts:
+            async with front as act:
+                rewards[name].append((await played(act, script)).reward)
+
+    async def nothing_is_open() -> None:
+        assert await gateway.sessions() == []
+
+    await eventually(nothing_is_open)
+    assert {name: len(set(got)) for name, got in rewards.items()} == dict.fromkeys(case.scripts, 1), rewards
+    assert {name: rewards[name][0] for name in case.worth} == case.worth
+    assert len({got[0] for got in rewards.values()}) > 1, "scripts of one worth would show nothing"

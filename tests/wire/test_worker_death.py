@@ -1,0 +1,155 @@
+"""A worker that dies in mid-call: a typed error at once, never a second run, and nobody else is hit."""
+
+import asyncio
+import os
+import signal
+
+import aiohttp
+import httpx
+import pytest
+from openreward.api.environments import SessionTerminatedError
+
+from tests.fakes.eventually import eventually
+from tests.wire.raw import RawEpisode, create, episode, new_sid, parse
+from tests.wire.sdks import Client, Sdk, text
+from tests.wire.targets import GATEWAYS, Folder, Target, on, runs_once, token, with_clients
+
+pytestmark = pytest.mark.wire
+
+DEADLINE_S = 30.0
+"""An answer later than this counts as a client that hangs."""
+
+
+async def worker_of(target: Target, sid: str) -> str:
+    """The worker that serves the session *sid*."""
+    assert target.gateway is not None
+    (session,) = [each for each in await target.gateway.sessions() if each["name"] == sid]
+    return str(session["worker"])
+
+
+def kill(target: Target, worker: str, pid: str) -> None:
+    """Kill the worker without a warning; *pid* is what it says of itself, which holds for local processes."""
+    if target.stack is not None:
+        target.stack.containers.kill(worker)
+    else:
+        os.kill(int(pid), signal.SIGKILL)
+
+
+@with_clients(*GATEWAYS)
+async def test_a_worker_killed_in_mid_call_ran_the_tool_once(
+    target: Target, client: Client, sdk: Sdk, folder: Folder
+) -> None:
+    word = token()
+    task = sdk.task("probe", {"folder": folder.inside})
+
+    async with client.environment("probe").session(task=task) as session, asyncio.timeout(DEADLINE_S):
+        pid = text(await session.call_tool("pid"))
+        worker = await worker_of(target, session.sid)
+        call = asyncio.create_task(session.call_tool("hold", {"token": word}))
+        await eventually(lambda: runs_once(folder, word))
+        kill(target, worker, pid)
+        with pytest.raises((sdk.failed, SessionTerminatedError)):
+            await call
+
+    assert folder.runs(word) <= 1  # a container's own ledger is gone with it
+
+
+@with_clients(*GATEWAYS)
+async def test_after_the_death_of_its_worker_a_session_is_gone_and_the_next_one_plays(
+    target: Target, client: Client, sdk: Sdk, folder: Folder
+) -> None:
+    word = token()
+    probe = client.environment("probe")
+    task = sdk.task("probe", {"folder": folder.inside})
+
+    async with asyncio.timeout(DEADLINE_S):
+        async with probe.session(task=task) as session:
+            pid = text(await session.call_tool("pid"))
+            kill(target, await worker_of(target, session.sid), pid)
+            with pytest.raises((aiohttp.ClientResponseError, SessionTerminatedError, RuntimeError)) as caught:
+                await session.call_tool("count", {"token": word})
+        async with probe.session(task=task) as following:
+            counted = text(await following.call_tool("count", {"token": token()}))
+
+    assert "410" in str(caught.value) or "gone" in str(caught.value) or "worker" in str(caught.value)
+    assert counted == "1"
+    assert folder.runs(word) == 0
+
+
+@on(*GATEWAYS)
+async def test_a_call_cut_off_by_its_workers_death_ends_with_an_error_event(
+    target: Target, http: httpx.AsyncClient, folder: Folder
+) -> None:
+    word = token()
+
+    async with (
+        episode(http, {"folder": folder.inside}) as opened,
+        episode(http, {"start": 1}, environment="counter") as elsewhere,
+        asyncio.timeout(DEADLINE_S),
+    ):
+        pid = (await opened.call("pid")).text
+        worker = await worker_of(target, opened.sid)
+        async with opened.streaming("hold", {"token": word}) as stream:
+            await eventually(lambda: runs_once(folder, word))
+            kill(target, worker, pid)
+            outcome = await stream.outcome()
+        added = await elsewhere.call("add", {"n": 1})
+        await eventually(lambda: lost(target, worker))
+        prompt, again = await opened.get("prompt"), await opened.ask("pid")
+
+    assert [event.name for event in outcome.events] == ["task_id", "error"]
+    assert added.text == "2"
+    assert (prompt.status_code, again.status_code) == (410, 410)
+    assert "worker_lost" in prompt.json()["detail"]
+
+
+@on(*GATEWAYS)
+async def test_no_status_orders_a_client_to_repeat_a_call_that_may_have_run(
+    target: Target, http: httpx.AsyncClient, folder: Folder
+) -> None:
+    words = [token() for _ in range(16)]
+
+    async with episode(http, {"folder": folder.inside}) as opened, asyncio.timeout(DEADLINE_S):
+        pid = (await opened.call("pid")).text
+        worker = await worker_of(target, opened.sid)
+        calls = [asyncio.create_task(opened.ask("hold", {"token": word})) for word in words]
+        await eventually(lambda: runs_once(folder, words[0]))
+        kill(target, worker, pid)
+        answers = await asyncio.gather(*calls)
+
+    for answer in answers:
+        # Both clients repeat what is answered with a status of 500 or more; 503 says that nothing was sent.
+        assert answer.status_code in (200, 410, 503), answer.text
+        if answer.status_code == 200:
+            assert parse(answer.text).error
+
+
+async def lost(target: Target, worker: str) -> None:
+    assert target.gateway is not None
+    assert worker not in [each["id"] for each in await target.gateway.workers()]
+
+
+@on(*GATEWAYS)
+async def test_a_create_beside_the_death_of_a_worker_finds_another(target: Target, http: httpx.AsyncClient) -> None:
+    async with episode(http) as opened:
+        pid = (await opened.call("pid")).text
+        kill(target, await worker_of(target, opened.sid), pid)
+        sids = [new_sid() for _ in range(8)]
+        created = await asyncio.gather(*(create(http, sid, env_name="probe", task_spec={}) for sid in sids))
+        # A slot may have been granted on the dying worker; that is told, and the trainer asks again.
+        later = [new_sid() for _ in range(8)]
+        await eventually(lambda: lost_all_of(target, pid, http))
+        created_later = await asyncio.gather(*(create(http, sid, env_name="probe", task_spec={}) for sid in later))
+        calls = await asyncio.gather(*(RawEpisode(http, sid, "probe").call("pid") for sid in later))
+        for sid in sids + later:
+            await http.post("/delete", headers={"X-Session-ID": sid})
+
+    assert {response.status_code for response in created} <= {200, 410, 429, 500, 502, 503}
+    assert {response.status_code for response in created_later} == {200}
+    assert len(calls) == 8
+
+
+async def lost_all_of(target: Target, pid: str, http: httpx.AsyncClient) -> None:
+    """Assert that new sessions are served by another process than *pid*, or by another container."""
+    async with episode(http) as trial:
+        assert target.stack is not None or (await trial.call("pid")).text != pid

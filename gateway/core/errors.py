@@ -35,9 +35,16 @@ class BackendError(GatewayError):
 
 
 class StartFailed(BackendError):
-    """A worker did not start or never became ready; the message ends with the last lines of its log."""
+    """A worker did not start or never became ready; the message ends with the last lines of its log.
 
-    code = "start_failed"
+    ``reason`` says it in one word: ``failed``, ``timeout`` (not ready in time) or ``out_of_memory``.
+    """
+
+    code = "worker_start_failed"
+
+    def __init__(self, message: str, *, reason: str = "failed") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class InvalidRequest(GatewayError):
@@ -128,10 +135,17 @@ class SessionClosed(SessionError):
 
 
 class PoolExhausted(GatewayError):
-    """No slot became free in time, or the queue for one is full."""
+    """No slot became free in time, or the queue for one is full.
+
+    ``retry_after_s`` is the store's estimate of when one might be had; 0: it has none.
+    """
 
     code = "pool_exhausted"
     retryable = True
+
+    def __init__(self, message: str, *, retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class TaskRateLimited(GatewayError):
@@ -146,10 +160,17 @@ class TaskRateLimited(GatewayError):
 
 
 class EnvironmentUnavailable(GatewayError):
-    """Workers of this environment do not start; the message names the cause."""
+    """Workers of this environment do not start; the message names the cause and ends with the last lines of a log.
 
-    code = "environment_unavailable"
+    ``retry_after_s`` says when a start is tried again; 0: unsaid.
+    """
+
+    code = "start_failed"
     retryable = True
+
+    def __init__(self, message: str, *, retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class StoreUnavailable(GatewayError):
@@ -157,6 +178,12 @@ class StoreUnavailable(GatewayError):
 
     code = "store_unavailable"
     retryable = True
+
+
+class NotLeading(GatewayError):
+    """Another replica leads the control loop by now: what this one still wanted to change was refused."""
+
+    code = "not_leading"
 
 
 class UpstreamError(GatewayError):
@@ -184,7 +211,7 @@ class WorkerFull(UpstreamError):
 class UpstreamTimeout(UpstreamError):
     """A worker did not answer in time; the call may have run."""
 
-    code = "upstream_timeout"
+    code = "timeout"
 
 
 class UpstreamGone(UpstreamError):

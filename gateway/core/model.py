@@ -19,6 +19,9 @@ TaskSpec = Mapping[str, Any]
 """A task as its environment designed it: a JSON object that is opaque to the gateway."""
 
 
+ALL_GPUS = -1
+
+
 class Protocol(StrEnum):
     """What a worker speaks."""
 
@@ -69,9 +72,15 @@ class PoolPolicy:
     min_workers: int = 0
     """Workers that are kept although idle."""
     max_workers: int = 4
-    """Workers that may live at once, those that start or drain included."""
+    """Workers of the present make that may live at once, those that start, pause or drain included. While a new make
+    rolls out, as many of the old one may live beside them until their sessions have ended."""
+    warm: int = 0
+    """Free slots that are kept ready at least. Beyond them the pool keeps as many as arrive while a worker starts."""
     idle_worker_s: float = 60.0
     """How long a worker above ``min_workers`` may stay without a session."""
+    pause_idle_s: float = 0.0
+    """A worker that was idle for this long is paused: it holds its memory, takes no CPU, and is woken when it is
+    needed. 0: never."""
     max_uses: int = 0
     """Sessions after which a worker is replaced; 0 is never, 1 gives each session a fresh one."""
     learns_slots: bool = False
@@ -87,6 +96,10 @@ class Limits:
     pids: int = 256
     tmp_bytes: int = 64 * 2**20
     """Size of the tmpfs at /tmp, the only place besides its socket directory where a hardened worker can write."""
+    gpus: int = 0
+    """GPUs that it gets, by a Docker device request; ``ALL_GPUS``: all of the machine's."""
+    gpu_ids: tuple[str, ...] = ()
+    """Certain GPUs instead (their UUIDs or indices), all of which it gets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,11 +300,22 @@ class Environment:
     env_types: tuple[str, ...] = ()
     """Other names of it that tasks may bear as their ``env_type``."""
     custom_tasks: CustomTasks | None = None
+    image_id: str = ""
+    """What the engine says that the image is now (``sha256:…``); empty: not asked yet, or it has none."""
+    splits: Mapping[str, Environment] = field(default_factory=dict)
+    """By split, where sessions of that split get other resources: an environment of its own, with a pool of its own,
+    whose name is this one's, a dot and the split's. No trainer addresses it by that name."""
+    base: EnvironmentName = EnvironmentName("")
+    """Of such a one: the name of the environment that it belongs to."""
+
+    def for_split(self, split: str) -> Environment:
+        """The environment that a session of *split* runs in: this one, unless the split asks for other resources."""
+        return self.splits.get(split, self)
 
     @property
     def worker_name(self) -> str:
         """The name to use towards its workers."""
-        return self.upstream_name or self.name
+        return self.upstream_name or self.base or self.name
 
     @property
     def needs_an_engine(self) -> bool:
@@ -326,6 +350,10 @@ class Environment:
             parts.append([self.server.port, self.server.url])
         if self.volumes:
             parts.append([[one.source, one.target, one.read_only] for one in self.volumes])
+        if self.limits.gpus or self.limits.gpu_ids:
+            parts.append([self.limits.gpus, list(self.limits.gpu_ids)])
+        if self.image_id:
+            parts.append(self.image_id)
         if self.custom_tasks is not None:
             parts.append([self.custom_tasks.module, self.custom_tasks.folder, self.custom_tasks.content])
         return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:16]
@@ -336,6 +364,7 @@ class WorkerState(StrEnum):
 
     STARTING = "starting"  #: asked of the backend, not ready yet; holds no session
     READY = "ready"  #: takes sessions
+    PAUSED = "paused"  #: idle and frozen: holds no session, and takes none until it is woken
     DRAINING = "draining"  #: serves the sessions it has and takes no more
 
 
@@ -373,6 +402,35 @@ class EnvironmentLoad:
     workers: tuple[WorkerLoad, ...] = ()
     waiting: int = 0
     """Openings that wait for a slot."""
+    arrivals: int = 0
+    """Openings that ever asked for a slot; counts from 0 again where the store lost its data."""
+    hits: int = 0
+    """Those of them that got one at once."""
+    broken_s: float = 0.0
+    """How much longer its breaker is open: until then openings that find no free slot fail at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """What a replica is to the control loop."""
+
+    fence: int
+    """0: another replica leads. Else the number of this lead: each new leader's is higher, and what an old one still
+    wants to change is refused."""
+    is_whole: bool = True
+    """Whether the store holds everything. False after it lost data: nothing may be decided from what it lacks until
+    the leader has rebuilt it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """A worker that ended, whoever ended it."""
+
+    id: WorkerId
+    reason: CloseReason
+    """``WORKER_LOST``, or ``OUT_OF_MEMORY`` where the kernel took it for its memory limit."""
+    detail: str = ""
+    """For logs: the exit status, the signal."""
 
 
 class SessionState(StrEnum):
@@ -390,6 +448,8 @@ class CloseReason(StrEnum):
     DELETED = "deleted"  #: by its trainer; from then on it is "not found"
     EXPIRED = "expired"  #: idle for longer than its environment allows
     WORKER_LOST = "worker_lost"  #: its container or process died
+    OUT_OF_MEMORY = "out_of_memory"  #: its container or process died for want of memory
+    TIMEOUT = "timeout"  #: a call in it took longer than its environment allows: nobody knows what it did
     SESSION_FAILED = "session_failed"  #: what it needs in its worker broke: its judge, its sandbox
     OPEN_FAILED = "open_failed"  #: the worker could not set it up, or the trainer hung up before it was open
     SHUTDOWN = "shutdown"  #: the gateway went away together with its local workers
@@ -479,6 +539,8 @@ class Setup:
     """Its place in *split*."""
     episode: str = ""
     """The trainer's own name for the episode, where its protocol has one."""
+    of_split: str = ""
+    """The split that the task is of, whoever has it; it decides what resources the session gets. Empty: not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -554,6 +616,8 @@ class WorkerSession:
     busy: bool
     steps: int
     idle_s: float
+    session: Session | None = None
+    """The session as the store knew it when it was opened, which the worker kept for us; None: it did not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

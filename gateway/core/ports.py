@@ -14,10 +14,12 @@ from gateway.core.model import (
     Action,
     Block,
     CloseReason,
+    Death,
     Environment,
     EnvironmentLoad,
     EnvironmentName,
     Found,
+    Lead,
     Note,
     Notice,
     Opening,
@@ -46,7 +48,10 @@ class Store(Protocol):
     # -- the request path ---------------------------------------------------------------------------------------
 
     async def claim(self, opening: Opening, *, wait_s: float) -> Session:
-        """Take a slot for *opening*, waiting for one in arrival order, at most *wait_s* seconds.
+        """Take a slot for *opening*, waiting for one at most *wait_s* seconds.
+
+        Those of one owner are served in order of arrival; owners take turns, however many openings each has in the
+        queue: one that asks while another has a thousand waiting is served next but one.
 
         The slot comes from the ready worker of the environment with the fewest sessions. The session is ``OPENING``;
         if nobody calls `opened` within ``opening.setup_s`` of the grant, it becomes `due`.
@@ -57,8 +62,10 @@ class Store(Protocol):
         Raises:
             SessionExists: a session of this id holds a slot, or waits for one (whatever its fingerprint: the caller
                 looks it up with `find` and compares).
-            PoolExhausted: no slot within *wait_s*, or the queue of this environment is full.
-            EnvironmentUnavailable: `fail_waiting` was called while this opening waited.
+            PoolExhausted: no slot within *wait_s*, or the queue of this environment is full; with an estimate of when
+                to come again, from the pace at which slots became free of late.
+            EnvironmentUnavailable: `fail_waiting` was called while this opening waited; or no slot is free and the
+                breaker of the environment is open (`open_breaker`), with its message and what is left of its time.
         """
         ...
 
@@ -160,8 +167,14 @@ class Store(Protocol):
         """
         ...
 
-    async def add_worker(self, worker: Worker) -> None:
-        """Register a worker that starts (``STARTING``), or one that was adopted."""
+    async def add_worker(self, worker: Worker, *, fence: int = 0) -> None:
+        """Register a worker that starts (``STARTING``), or one that was adopted.
+
+        *fence*, here and below, is that of the caller's `lead`; 0: it acts for itself, whoever leads.
+
+        Raises:
+            NotLeading: a later leader's fence is known; nothing was changed.
+        """
         ...
 
     async def worker_ready(self, id: WorkerId, address: str, *, slots: int = 0) -> bool:
@@ -169,8 +182,16 @@ class Store(Protocol):
 
         *slots*, if not 0, is the capacity that it told, and replaces the one that it was added with.
 
-        Returns False if the worker is unknown or not ``STARTING``.
+        Closes the environment's breaker. Returns False if the worker is unknown or not ``STARTING``.
         """
+        ...
+
+    async def pause_worker(self, id: WorkerId, *, fence: int = 0) -> bool:
+        """Make a ``READY`` worker that holds no session ``PAUSED``; whether it is now. Raises ``NotLeading``."""
+        ...
+
+    async def wake_worker(self, id: WorkerId) -> bool:
+        """Make a ``PAUSED`` worker ``READY`` and give its slots to those that wait; False if it is not paused."""
         ...
 
     async def limit_worker(self, id: WorkerId, slots: int) -> None:
@@ -180,17 +201,17 @@ class Store(Protocol):
         """
         ...
 
-    async def drain_worker(self, id: WorkerId, *, only_if_idle: bool = False) -> bool:
-        """Make a ``READY`` worker ``DRAINING``. With *only_if_idle*: only if it holds no session.
+    async def drain_worker(self, id: WorkerId, *, only_if_idle: bool = False, fence: int = 0) -> bool:
+        """Make a ``READY`` or ``PAUSED`` worker ``DRAINING``. With *only_if_idle*: only if it holds no session.
 
-        Returns whether it is draining now (True also if it was before, whatever it holds).
+        Returns whether it is draining now (True also if it was before, whatever it holds). Raises ``NotLeading``.
         """
         ...
 
-    async def remove_worker(self, id: WorkerId, reason: CloseReason) -> list[Session]:
+    async def remove_worker(self, id: WorkerId, reason: CloseReason, *, fence: int = 0) -> list[Session]:
         """Forget a worker; its sessions become ``CLOSED`` with *reason* and are returned. Publishes for each.
 
-        Unknown workers: an empty list.
+        Unknown workers: an empty list. Raises ``NotLeading``.
         """
         ...
 
@@ -206,12 +227,56 @@ class Store(Protocol):
         """List sessions that hold a slot, for operators."""
         ...
 
-    async def fail_waiting(self, environment: EnvironmentName, message: str) -> int:
-        """Let every opening that waits for *environment* fail with ``EnvironmentUnavailable(message)``; how many."""
+    async def fail_waiting(self, environment: EnvironmentName, message: str, *, fence: int = 0) -> int:
+        """Let every opening that waits for *environment* fail with ``EnvironmentUnavailable(message)``; how many.
+
+        Raises ``NotLeading``.
+        """
         ...
 
-    async def lead(self, replica: str, *, ttl_s: float) -> bool:
-        """Become or stay the leader of the control loop for *ttl_s* seconds; False if another replica is."""
+    async def open_breaker(self, environment: EnvironmentName, message: str, *, for_s: float, fence: int = 0) -> None:
+        """Let openings of *environment* that find no free slot fail at once, for *for_s* seconds; those that wait fail.
+
+        After that time they wait again, and the next start is the trial. `worker_ready` ends it early. Raises
+        ``NotLeading``.
+        """
+        ...
+
+    async def lead(self, replica: str, *, ttl_s: float) -> Lead:
+        """Become or stay the leader of the control loop for *ttl_s* seconds; and learn whether the store is whole."""
+        ...
+
+    async def resign(self, replica: str) -> None:
+        """Give the lead up, if *replica* has it, so that another need not wait for its end."""
+        ...
+
+    # -- after a loss of data -----------------------------------------------------------------------------------
+    # A store that was emptied, or that came back with an older state, is not whole until its leader has rebuilt it from
+    # what workers and replicas know. Until then `find` of what it lacks, `touch` and `opened` raise
+    # ``StoreUnavailable``: it can't say that a session is gone. Claims wait. Nothing expires. A new store is not whole
+    # either: there is nothing to rebuild then.
+
+    async def adopt(self, worker: Worker, sessions: Sequence[Session], *, fence: int) -> list[SessionId]:
+        """Register a running worker and the sessions that it holds, in one step; of known ones what is missing.
+
+        *sessions* become ``OPEN`` and their idle time starts now; those that the store knows, of the same lease, stay
+        as they are; one that it knows under another lease in another worker is left out. Known ``OPEN`` sessions of
+        this worker that are not among *sessions* stay as they are too. Returns the ids of the sessions that the worker
+        holds now. *worker*'s state is taken where it is new; a known one keeps its own. Raises ``NotLeading``.
+        """
+        ...
+
+    async def restore(self, sessions: Sequence[Session]) -> list[SessionId]:
+        """Register sessions that a replica serves and the store may have lost; returns those that it holds now.
+
+        Only those whose worker is known, and whose id is not taken by another lease; a worker may come to hold more
+        than it has slots. Their idle time starts now. Allowed while the store is not whole, and a no-op for those that
+        it knows.
+        """
+        ...
+
+    async def rebuilt(self, *, fence: int) -> None:
+        """Say that the store is whole again. Raises ``NotLeading``."""
         ...
 
     # -- all ----------------------------------------------------------------------------------------------------
@@ -239,6 +304,7 @@ class Backend(Protocol):
 
         Raises:
             StartFailed: the engine refused, or the worker died at once.
+            BackendError: the engine does not answer; the environment may be as good as ever.
         """
         ...
 
@@ -258,12 +324,35 @@ class Backend(Protocol):
         """List the workers of this gateway's instance that the engine knows of, running or dead."""
         ...
 
-    def deaths(self) -> AsyncIterator[WorkerId]:
+    async def pause(self, id: WorkerId) -> None:
+        """Freeze an idle worker: it keeps its memory and gets no CPU. Raises ``BackendError``."""
+        ...
+
+    async def resume(self, id: WorkerId) -> None:
+        """Let a paused worker go on; one that runs is no error. Raises ``BackendError``."""
+        ...
+
+    async def prepare(self, environment: Environment) -> str:
+        """Bring about what every start of *environment* needs, its image above all, and name it.
+
+        Returns the image's id (``sha256:…``), which is another one when the image was built or pulled anew; empty where
+        there is no image.
+
+        Raises:
+            StartFailed: there is no such image, and it can't be had.
+            BackendError: the engine does not answer.
+        """
+        ...
+
+    def deaths(self) -> AsyncIterator[Death]:
         """Follow workers that die, whoever ended them. May lose some: `found` is the truth."""
         ...
 
     async def check(self) -> None:
-        """Raise ``BackendError`` with what to do when workers can't be started here."""
+        """Raise ``BackendError`` with what to do when workers can't be started here.
+
+        Also where an environment asks for more CPUs, memory or GPUs than there are.
+        """
         ...
 
     async def aclose(self) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,10 +18,11 @@ from gateway.core.model import (
     WorkerLoad,
     WorkerState,
 )
-from gateway.core.plan import backoff_s, plan
+from gateway.core.plan import WINDOW_S, Demand, backoff_s, plan
 
 NOW, OLD = "wanted", "outdated"
 READY, STARTING, DRAINING = WorkerState.READY, WorkerState.STARTING, WorkerState.DRAINING
+PAUSED = WorkerState.PAUSED
 
 
 def worker(
@@ -68,7 +72,13 @@ def policy(
         pytest.param(policy(most=1), load(worker(DRAINING, 1), waiting=9), 0, id="a draining worker counts as living"),
         pytest.param(policy(most=2), load(worker(make=OLD), waiting=1), 1, id="a worker of an old make is no room"),
         pytest.param(
-            policy(most=1), load(worker(make=OLD), waiting=1), 0, id="a worker of an old make counts as living"
+            policy(most=1), load(worker(make=OLD, used=1), waiting=1), 1, id="an old make does not hold up the new one"
+        ),
+        pytest.param(
+            policy(most=1),
+            load(*[worker(DRAINING, 1, make=OLD)] * 2, waiting=1),
+            0,
+            id="but no more than twice as many live at once",
         ),
         pytest.param(policy(least=1), load(worker(make=OLD)), 1, id="an old make does not count for the least number"),
         pytest.param(policy(slots=4, uses=1), load(waiting=3), 3, id="workers for one use serve one each"),
@@ -188,20 +198,33 @@ workers = st.builds(
     least=st.integers(0, 4),
     extra=st.integers(1, 6),
     uses=st.integers(0, 6),
+    warm=st.integers(0, 8),
+    pause_s=st.sampled_from([0.0, 20.0]),
+    demand=st.builds(Demand, rate=st.floats(0, 10), start_s=st.floats(0, 3)),
 )
-def test_no_plan_breaks_the_policy(has: EnvironmentLoad, least: int, extra: int, uses: int) -> None:
-    wanted = policy(least=least, most=least + extra, uses=uses)
+def test_no_plan_breaks_the_policy(
+    has: EnvironmentLoad, least: int, extra: int, uses: int, warm: int, pause_s: float, demand: Demand
+) -> None:
+    wanted = replace(policy(least=least, most=least + extra, uses=uses), warm=warm, pause_idle_s=pause_s)
 
-    decided = plan(wanted, has, digest=NOW)
+    decided = plan(wanted, has, digest=NOW, demand=demand)
 
     assert decided.start >= 0
-    assert decided.start == 0 or decided.start + len(has.workers) <= wanted.max_workers
-    assert not (decided.start and decided.retire)
-    named = [*decided.retire, *decided.drain, *decided.stop]
+    current = [entry for entry in has.workers if entry.worker.digest == NOW]
+    assert decided.start == 0 or decided.start + len(current) <= wanted.max_workers
+    assert decided.start == 0 or decided.start + len(has.workers) <= 2 * wanted.max_workers
+    assert not (decided.start and (decided.retire or decided.pause))
+    named = [*decided.wake, *decided.pause, *decided.retire, *decided.drain, *decided.stop]
     assert len(named) == len(set(named))
-    kept = sum(entry.worker.state is not DRAINING and entry.worker.digest == NOW for entry in has.workers)
-    if decided.retire and all(entry.worker.digest == NOW for entry in has.workers):
-        assert kept - len(decided.retire) >= least
+    kept = [entry for entry in current if entry.worker.state is not DRAINING and entry.worker.id not in decided.retire]
+    assert not decided.retire or len(kept) >= least
+    used = {entry.worker.id for entry in has.workers if entry.used}
+    assert not used & {*decided.retire, *decided.stop, *decided.pause}
+    if decided.retire or decided.pause:
+        left = [entry for entry in kept if entry.worker.state is READY and entry.worker.id not in decided.pause]
+        free = sum(entry.worker.slots - entry.used for entry in left)
+        before = sum(entry.worker.slots - entry.used for entry in current if entry.worker.state is READY)
+        assert free >= min(before, max(warm, demand.ahead))
 
 
 @pytest.mark.parametrize(
@@ -214,3 +237,117 @@ def test_the_pause_doubles_with_each_failure_up_to_half_a_minute(failures: int, 
 
 def test_a_pause_can_be_told_after_any_number_of_failures() -> None:
     assert backoff_s(100_000) == 30.0
+
+
+def warm_policy(warm: int, *, least: int = 0, most: int = 9, slots: int = 2, pause_s: float = 0.0) -> PoolPolicy:
+    return replace(policy(least=least, most=most, slots=slots), warm=warm, pause_idle_s=pause_s)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "has", "starts"),
+    [
+        pytest.param(warm_policy(1), load(), 1, id="a worker before anybody asked"),
+        pytest.param(warm_policy(3), load(), 2, id="workers for as many slots"),
+        pytest.param(warm_policy(3), load(worker(slots=2)), 1, id="what is free counts"),
+        pytest.param(warm_policy(3), load(worker(STARTING, slots=2)), 1, id="what starts counts"),
+        pytest.param(warm_policy(2), load(worker(used=1, slots=2)), 1, id="what is held does not"),
+        pytest.param(warm_policy(2), load(waiting=3), 3, id="those that wait come on top"),
+        pytest.param(warm_policy(9, most=2), load(), 2, id="never more than allowed"),
+        pytest.param(warm_policy(2), load(worker(PAUSED, slots=2)), 0, id="a paused worker is woken instead"),
+    ],
+)
+def test_slots_are_kept_free_ahead_of_those_who_come(wanted: PoolPolicy, has: EnvironmentLoad, starts: int) -> None:
+    assert plan(wanted, has, digest=NOW).start == starts
+
+
+def test_as_many_slots_are_kept_free_as_arrive_while_a_worker_starts() -> None:
+    demand = Demand(rate=2.0, start_s=1.5)
+
+    assert demand.ahead == 3
+    assert plan(policy(slots=1, most=9), load(), digest=NOW, demand=demand).start == 3
+    assert plan(policy(slots=1, most=9), load(), digest=NOW, demand=Demand(rate=0.3, start_s=1.5)).start == 0
+
+
+def test_a_steady_stream_is_seen_and_forgotten_again() -> None:
+    demand = Demand().looked(replace(load(), arrivals=100), 0.0)
+    arrivals = 100
+    for _ in range(400):
+        arrivals += 2
+        demand = demand.looked(replace(load(), arrivals=arrivals), 0.5)
+    assert demand.rate == pytest.approx(4.0, rel=0.05)
+
+    emptied = demand.looked(replace(load(), arrivals=0), 0.5)
+    assert emptied.rate < demand.rate
+    quiet = emptied.looked(replace(load(), arrivals=0), 10 * WINDOW_S)
+    assert quiet.rate < 0.001
+
+
+def test_a_burst_before_the_first_look_is_no_stream() -> None:
+    assert Demand().looked(replace(load(), arrivals=5000), 0.5).rate == 0
+
+
+def test_the_expected_start_follows_what_starts_take() -> None:
+    demand = Demand().started(4.0)
+    assert demand.start_s == 4.0
+    for _ in range(20):
+        demand = demand.started(1.0)
+    assert demand.start_s == pytest.approx(1.0, abs=0.01)
+    assert math.isclose(Demand(rate=3.0, seen=7).started(1.0).rate, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("has", "woken"),
+    [
+        pytest.param(load(worker(PAUSED, id="a"), waiting=1), ["a"], id="for one that waits"),
+        pytest.param(load(worker(PAUSED, id="a")), [], id="not for nobody"),
+        pytest.param(
+            load(worker(PAUSED, idle_s=9, id="a"), worker(PAUSED, idle_s=5, id="b"), waiting=4),
+            ["b"],
+            id="the last used first, and no more than needed",
+        ),
+        pytest.param(load(worker(PAUSED, make=OLD, id="a"), waiting=1), [], id="none of an old make"),
+    ],
+)
+def test_paused_workers_are_woken_before_others_start(has: EnvironmentLoad, woken: list[str]) -> None:
+    decided = plan(policy(), has, digest=NOW)
+
+    assert list(decided.wake) == woken
+    assert decided.start == (1 if has.waiting and not woken else 0)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "has", "paused"),
+    [
+        pytest.param(warm_policy(0, pause_s=5), load(worker(idle_s=5, slots=2, id="a")), ["a"], id="idle for long"),
+        pytest.param(warm_policy(0, pause_s=5), load(worker(idle_s=4.9, slots=2)), [], id="idle for less"),
+        pytest.param(warm_policy(0, pause_s=5), load(worker(used=1, slots=2)), [], id="not one that is used"),
+        pytest.param(warm_policy(0), load(worker(idle_s=50, slots=2)), [], id="not unless it is asked for"),
+        pytest.param(warm_policy(1, pause_s=5), load(worker(idle_s=9, slots=2)), [], id="not the slots kept free"),
+        pytest.param(
+            warm_policy(0, least=1, pause_s=5),
+            load(worker(idle_s=9, slots=2, id="a"), worker(idle_s=8, slots=2, id="b")),
+            ["a"],
+            id="the least number stays awake",
+        ),
+        pytest.param(
+            warm_policy(0, pause_s=5), load(worker(idle_s=9, slots=2), waiting=5), [], id="not while one waits"
+        ),
+    ],
+)
+def test_idle_workers_are_paused(wanted: PoolPolicy, has: EnvironmentLoad, paused: list[str]) -> None:
+    assert list(plan(wanted, has, digest=NOW).pause) == paused
+
+
+def test_paused_workers_of_an_old_make_are_drained_and_idle_ones_retired_first() -> None:
+    has = load(worker(PAUSED, make=OLD, id="a"), worker(PAUSED, idle_s=70, id="b"), worker(idle_s=90, id="c"))
+
+    decided = plan(policy(least=1), has, digest=NOW)
+
+    assert decided.drain == ("a",)
+    assert decided.wake == ()
+    assert decided.retire == ("b",)
+
+
+def test_after_a_failed_start_one_is_tried_at_a_time() -> None:
+    assert plan(policy(), load(waiting=99), digest=NOW, is_trial=True).start == 1
+    assert plan(policy(), load(worker(STARTING), waiting=99), digest=NOW, is_trial=True).start == 0

@@ -1,0 +1,135 @@
+"""The seam of calls to servers that keep no outcomes themselves: who runs which, and what came of it.
+
+What the store keeps of an outcome is opaque to it: bytes in, the same bytes out. Who writes and reads them is
+`upstreams.calling`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from gateway.core.model import SessionId
+
+KEYED_S = 600.0
+"""How long the outcome of a call with a key is kept after its end, and its key known."""
+UNKEYED_S = 75.0
+"""The same of a call that is known by its task id only: the reference servers keep a result for 60 s."""
+MARGIN_S = 60.0
+"""How much longer than its longest run a call is known as running."""
+OUTCOME_BYTES = 2**20
+"""The largest outcome that is kept of a call with a key."""
+SESSION_BYTES = 16 * 2**20
+"""Outcomes of one session; beyond it the oldest ones go."""
+SESSION_MAX = 1024
+"""Calls of one session that are known; beyond it the oldest ones go that do not run."""
+TOTAL_BYTES = 256 * 2**20
+"""All outcomes together; beyond it no further one is kept until others have gone."""
+
+
+class CallState(StrEnum):
+    """What is known of a call."""
+
+    RUNNING = "running"  #: in a replica that lives
+    LOST = "lost"  #: in a replica that is gone: nobody can tell whether it ran
+    DONE = "done"  #: its outcome is there
+    DROPPED = "dropped"  #: it has ended, and its outcome is not kept
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallRecord:
+    """A call that is known."""
+
+    task_id: str
+    state: CallState
+    replica: str = ""
+    """The one that runs it, or ran it."""
+    outcome: bytes = b""
+    """Of a call that is ``DONE``."""
+
+
+class Change(StrEnum):
+    """What a replica tells of a call that it runs."""
+
+    RUNNING = "running"  #: it runs; of one that is known already nothing changes
+    DONE = "done"  #: it has ended, with an outcome
+    DROPPED = "dropped"  #: it has ended, and its outcome is too large to be kept
+    UNDONE = "undone"  #: it is sure not to have run: its key may be tried again
+    FORGOTTEN = "forgotten"  #: the session has ended: all its calls are forgotten
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallChange:
+    """News of one call. To tell it twice is to tell it once."""
+
+    kind: Change
+    session: SessionId
+    lease: str
+    task_id: str = ""
+    key: str = ""
+    """Empty: it has none."""
+    digest: str = ""
+    """Of what was asked for under *key*."""
+    keep_s: float = 0.0
+    """How long this is to be known."""
+    outcome: bytes = b""
+
+
+class CallStore(Protocol):
+    """Calls of all replicas. Each method but `settled` is one atomic step.
+
+    Every method raises ``StoreUnavailable`` when the store does not answer.
+    """
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes see it: where none does, calls without a key need not be told to it."""
+        ...
+
+    @property
+    def replica(self) -> str:
+        """The name of this replica, which no other process ever has."""
+        ...
+
+    async def begin(
+        self, session: SessionId, lease: str, *, key: str, digest: str, task_id: str, within_s: float
+    ) -> CallRecord | None:
+        """Record that this replica runs a call of *key*, for *within_s* seconds at most. None: it is recorded.
+
+        Else the key is known, nothing is recorded, and what is known is returned.
+
+        Raises:
+            CallConflict: *key* is known with another *digest*.
+            StoreUnavailable: also while the store is not whole (``core.ports.Store``): the key may have been lost.
+        """
+        ...
+
+    async def write(self, changes: Sequence[CallChange]) -> str:
+        """Tell what became of calls of this replica, in this order; also that it lives, with no change at all.
+
+        A replica that said nothing for some seconds, here or by `begin`, counts as gone.
+
+        Returns the name of the store's run: another one than before, and the store may have lost what it was told.
+        """
+        ...
+
+    async def look(self, session: SessionId, lease: str, task_id: str) -> CallRecord | None:
+        """What is known of a call; None if it is not known (any more)."""
+        ...
+
+    async def settled(self, session: SessionId, lease: str, task_id: str, *, within_s: float) -> CallRecord | None:
+        """As `look`, but wait until the call does not run any more, at most *within_s* seconds.
+
+        ``LOST`` is answered only if the replica stays silent for a while: a store that was away makes all of them
+        look so for a moment.
+
+        Raises:
+            StoreUnavailable: it still does not answer when the time is over.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Let go of connections."""
+        ...

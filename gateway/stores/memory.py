@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import islice
 
 from gateway.core.errors import (
@@ -38,52 +37,15 @@ from gateway.core.model import (
     WorkerLoad,
     WorkerState,
 )
+from gateway.stores.admission import bounded
 from gateway.stores.deadlines import Deadlines
+from gateway.stores.memory_queues import Admission, Ticket
+from gateway.stores.memory_rebuilding import Leadership, Rebuilding
+from gateway.stores.memory_records import Closed, Held, Turns
 from gateway.stores.notices import Following, Notices
 
 
-@dataclass(slots=True)
-class _Ticket:
-    """A place in the queue of an environment; settled once, with a session or with what the claim raises."""
-
-    opening: Opening
-    settled: asyncio.Future[Session | GatewayError]
-
-
-@dataclass(slots=True)
-class _Closed:
-    """What is remembered of a session that we ended."""
-
-    lease: str
-    reason: CloseReason
-
-
-@dataclass(slots=True)
-class _Turns:
-    """How many turns a session has had, and the key of the last one."""
-
-    count: int = 0
-    key: str = ""
-
-
-@dataclass(slots=True)
-class _Held:
-    """A worker and the sessions that it holds."""
-
-    worker: Worker
-    number: int
-    """Workers count up; the older of two has the lower one."""
-    added_at: float
-    idle_since: float
-    uses: int = 0
-    sessions: set[SessionId] = field(default_factory=set)
-
-    @property
-    def has_room(self) -> bool:
-        return self.worker.state is WorkerState.READY and len(self.sessions) < self.worker.slots
-
-
-class MemoryStore:
+class MemoryStore(Rebuilding):
     """Sessions, workers, leases and deadlines of one process; the seam is ``core.ports.Store``."""
 
     def __init__(
@@ -93,24 +55,22 @@ class MemoryStore:
         queue_max: int = 10_000,
         closed_kept_s: float = 600.0,
         closing_s: float = 60.0,
+        is_whole: bool = True,
     ) -> None:
+        """Hold nothing yet; only tests of what rebuilds a store begin with one that is not whole."""
         self._clock = clock
-        self._queue_max = queue_max
         self._closed_kept_s = closed_kept_s
         self._closing_s = closing_s
         # The mutable state: whoever holds a slot, whoever waits for one, and what is remembered.
         self._sessions: dict[SessionId, Session] = {}
         self._deadlines: Deadlines[SessionId] = Deadlines()
-        self._turns: dict[SessionId, _Turns] = {}
-        self._workers: dict[WorkerId, _Held] = {}
-        self._by_environment: dict[EnvironmentName, dict[WorkerId, _Held]] = {}
-        self._tickets: dict[SessionId, _Ticket] = {}
-        self._ticket_deadlines: Deadlines[SessionId] = Deadlines()
-        # An OrderedDict, since a plain dict walks over all its holes to find its first key.
-        self._queues: dict[EnvironmentName, OrderedDict[SessionId, _Ticket]] = {}
-        self._closed: dict[SessionId, _Closed] = {}
+        self._turns: dict[SessionId, Turns] = {}
+        self._workers: dict[WorkerId, Held] = {}
+        self._by_environment: dict[EnvironmentName, dict[WorkerId, Held]] = {}
+        self._admission = Admission(queue_max)
+        self._closed: dict[SessionId, Closed] = {}
         self._closed_deadlines: Deadlines[SessionId] = Deadlines()
-        self._leader: tuple[str, float] | None = None
+        self._leadership = Leadership(is_whole=is_whole)
         self._notices = Notices()
         self._numbers = 0
         self._is_closed = False
@@ -137,10 +97,11 @@ class MemoryStore:
             closed = self._closed.get(id)
             if session is None and closed is not None and closed.lease == lease:
                 raise SessionClosed(closed.reason)
+            self._leadership.check_whole()
             raise SessionNotFound(f"no session {id} of this lease")
         if session.state is SessionState.CLOSING:
             raise SessionClosed(session.reason or CloseReason.OPEN_FAILED)
-        if session.state is SessionState.OPENING:
+        if session.state is SessionState.OPENING or not session.handle:
             session = self._sessions[id] = replace(session, state=SessionState.OPEN, handle=handle)
         self._deadlines.set(id, now + session.idle_s)
         return session
@@ -148,7 +109,10 @@ class MemoryStore:
     async def rebind(self, id: SessionId, lease: str, *, was: str, handle: str) -> bool:
         self._tidied()
         session = self._sessions.get(id)
-        if session is None or session.lease != lease or session.state is not SessionState.OPEN:
+        if session is None or session.lease != lease:
+            self._leadership.check_whole()
+            return False
+        if session.state is not SessionState.OPEN:
             return False
         if session.handle != was:
             return False
@@ -159,6 +123,7 @@ class MemoryStore:
         self._tidied()
         if (session := self._sessions.get(id)) is not None:
             return session
+        self._leadership.check_whole()
         if (closed := self._closed.get(id)) is not None:
             raise SessionClosed(closed.reason)
         raise SessionNotFound(f"no session {id}")
@@ -174,18 +139,22 @@ class MemoryStore:
             deadline = now - max(0.0, note.quiet_s) + session.idle_s
             if deadline > self._deadlines.at(note.id):
                 self._deadlines.set(note.id, deadline)
+        if gone:
+            self._leadership.check_whole()
         return gone
 
     async def count_turn(self, id: SessionId, lease: str, *, key: str = "") -> int:
         self._tidied()
         session = self._sessions.get(id) or self._closed.get(id)
+        if session is None or session.lease != lease:
+            self._leadership.check_whole()
         if session is None or session.lease != lease or session.reason is CloseReason.DELETED:
             raise SessionNotFound(f"no open session {id} of this lease")
         if session.reason is not None:
             raise SessionClosed(session.reason)
         if isinstance(session, Session) and session.state is not SessionState.OPEN:
             raise SessionNotFound(f"session {id} is not open yet")
-        turns = self._turns.setdefault(id, _Turns())
+        turns = self._turns.setdefault(id, Turns())
         if not key or key != turns.key:
             turns.count += 1
             turns.key = key
@@ -194,9 +163,10 @@ class MemoryStore:
     async def begin_close(self, id: SessionId, reason: CloseReason, *, lease: str = "") -> Session | None:
         now = self._tidied()
         session = self._sessions.get(id)
-        if session is None or session.state is SessionState.CLOSING or lease not in ("", session.lease):
+        if session is None or lease not in ("", session.lease):
+            self._leadership.check_whole()
             return None
-        return self._closing(session, reason, now)
+        return None if session.state is SessionState.CLOSING else self._closing(session, reason, now)
 
     async def release(self, id: SessionId, lease: str) -> bool:
         now = self._tidied()
@@ -217,7 +187,7 @@ class MemoryStore:
             return None
         if len(held.sessions) > held.worker.slots:  # it was limited: the slot goes with its session
             return None
-        if opening.id != id and (opening.id in self._sessions or opening.id in self._tickets):
+        if opening.id != id and (opening.id in self._sessions or self._admission.holds(opening.id)):
             raise SessionExists(f"session {opening.id} exists")
         self._forget(session, session.reason, now)
         held.sessions.remove(id)
@@ -227,6 +197,8 @@ class MemoryStore:
 
     async def late(self, limit: int) -> list[Session]:
         now = self._tidied()
+        if not self._leadership.is_whole:
+            return []
         passed: list[tuple[SessionId, float]] = []
         late: list[Session] = []
         while len(late) < limit and (entry := self._deadlines.pop(now)) is not None:
@@ -240,12 +212,16 @@ class MemoryStore:
 
     async def expire(self, ids: Sequence[SessionId]) -> list[Session]:
         now = self._tidied()
+        if not self._leadership.is_whole:
+            return []
         found = [self._sessions[id] for id in ids if id in self._sessions]
         late = [s for s in found if s.state is SessionState.OPEN and self._deadlines.at(s.id) <= now]
         return [self._closing(session, CloseReason.EXPIRED, now) for session in late]
 
     async def due(self, limit: int) -> list[Session]:
         now = self._tidied()
+        if not self._leadership.is_whole:
+            return []
         spared: list[tuple[SessionId, float]] = []
         late: list[Session] = []
         while len(late) < limit and (entry := self._deadlines.pop(now)) is not None:
@@ -258,15 +234,12 @@ class MemoryStore:
             self._deadlines.set(id, deadline)
         return [self._closing(session, session.reason or CloseReason.OPEN_FAILED, now) for session in late]
 
-    async def add_worker(self, worker: Worker) -> None:
+    async def add_worker(self, worker: Worker, *, fence: int = 0) -> None:
         now = self._tidied()
-        if worker.id in self._workers:
-            return
-        self._numbers += 1
-        held = _Held(worker=worker, number=self._numbers, added_at=now, idle_since=now)
-        self._workers[worker.id] = held
-        self._by_environment.setdefault(worker.environment, {})[worker.id] = held
-        self._serve(worker.environment, now)
+        self._leadership.check(fence)
+        if worker.id not in self._workers:
+            self._enlist(worker, now)
+            self._serve(worker.environment, now)
 
     async def worker_ready(self, id: WorkerId, address: str, *, slots: int = 0) -> bool:
         now = self._tidied()
@@ -276,6 +249,7 @@ class MemoryStore:
         slots = slots if slots > 0 else held.worker.slots
         held.worker = replace(held.worker, state=WorkerState.READY, address=address, slots=slots)
         held.idle_since = now
+        self._admission.close_breaker(held.worker.environment)
         self._serve(held.worker.environment, now)
         return True
 
@@ -286,22 +260,24 @@ class MemoryStore:
         if held is None or slots >= held.worker.slots:
             return
         held.worker = replace(held.worker, slots=slots)
-        if held.worker.environment in self._queues:
+        if self._admission.waiting(held.worker.environment):
             self._notices.publish(CapacityWanted(held.worker.environment))
 
-    async def drain_worker(self, id: WorkerId, *, only_if_idle: bool = False) -> bool:
+    async def drain_worker(self, id: WorkerId, *, only_if_idle: bool = False, fence: int = 0) -> bool:
         self._tidied()
+        self._leadership.check(fence)
         held = self._workers.get(id)
         if held is None or held.worker.state is WorkerState.STARTING:
             return False
-        if held.worker.state is WorkerState.READY:
-            if only_if_idle and held.sessions:
+        if held.worker.state is not WorkerState.DRAINING:
+            if only_if_idle and (held.sessions or not self._leadership.is_whole):
                 return False
             self._drain(held)
         return True
 
-    async def remove_worker(self, id: WorkerId, reason: CloseReason) -> list[Session]:
+    async def remove_worker(self, id: WorkerId, reason: CloseReason, *, fence: int = 0) -> list[Session]:
         now = self._tidied()
+        self._leadership.check(fence)
         held = self._workers.pop(id, None)
         if held is None:
             return []
@@ -316,7 +292,7 @@ class MemoryStore:
             self._forget(session, closed.reason, now)
             self._notices.publish(SessionEnded(session.id, session.lease))
             ended.append(closed)
-        if environment in self._queues:
+        if self._admission.waiting(environment):
             self._notices.publish(CapacityWanted(environment))
         return ended
 
@@ -330,28 +306,29 @@ class MemoryStore:
         return {
             name: EnvironmentLoad(
                 workers=tuple(self._worker_load(held, now) for held in self._by_environment.get(name, {}).values()),
-                waiting=len(self._queues.get(name, ())),
+                waiting=self._admission.waiting(name),
+                arrivals=self._admission.arrivals[name],
+                hits=self._admission.hits[name],
+                broken_s=self._admission.broken(name, now)[1],
             )
-            for name in self._by_environment.keys() | self._queues.keys()
+            for name in self._by_environment.keys() | self._admission.environments()
         }
 
     async def sessions(self, *, limit: int = 1000) -> list[Session]:
         self._tidied()
         return list(islice(self._sessions.values(), limit))
 
-    async def fail_waiting(self, environment: EnvironmentName, message: str) -> int:
+    async def fail_waiting(self, environment: EnvironmentName, message: str, *, fence: int = 0) -> int:
         self._tidied()
-        tickets = list(self._queues.get(environment, {}).values())
-        for ticket in tickets:
-            self._settle(ticket, EnvironmentUnavailable(message))
-        return len(tickets)
+        self._leadership.check(fence)
+        return self._fail_all(environment, bounded(message))
 
-    async def lead(self, replica: str, *, ttl_s: float) -> bool:
+    async def open_breaker(self, environment: EnvironmentName, message: str, *, for_s: float, fence: int = 0) -> None:
         now = self._tidied()
-        if self._leader is not None and self._leader[0] != replica and now < self._leader[1]:
-            return False
-        self._leader = (replica, now + ttl_s)
-        return True
+        self._leadership.check(fence)
+        message = bounded(message)
+        self._admission.open_breaker(environment, message, now + for_s)
+        self._fail_all(environment, message, retry_after_s=for_s)
 
     # -- all ----------------------------------------------------------------------------------------------------
 
@@ -363,48 +340,58 @@ class MemoryStore:
 
     async def aclose(self) -> None:
         self._is_closed = True
-        for ticket in list(self._tickets.values()):
+        for ticket in self._admission.all():
             self._settle(ticket, StoreUnavailable("the store is closed"))
         self._notices.close()
 
     # -- waiting ------------------------------------------------------------------------------------------------
 
-    def _enter(self, opening: Opening, wait_s: float) -> _Ticket:
+    def _enter(self, opening: Opening, wait_s: float) -> Ticket:
         """Take a slot, or a place in the queue, in one step: nobody can come between the two."""
         now = self._tidied()
-        if opening.id in self._sessions or opening.id in self._tickets:
+        environment, admission = opening.environment, self._admission
+        if opening.id in self._sessions or admission.holds(opening.id):
             raise SessionExists(f"session {opening.id} exists")
-        ticket = _Ticket(opening, asyncio.get_running_loop().create_future())
-        waiting = len(self._queues.get(opening.environment, ()))
-        held = self._least_used(opening.environment)
+        ticket = Ticket(opening, asyncio.get_running_loop().create_future())
+        admission.arrivals[environment] += 1
+        held = self._least_used(environment)
         if held is not None:
             # A slot is only free while nobody waits: whoever frees one serves the queue in the same step.
+            admission.hits[environment] += 1
             ticket.settled.set_result(self._grant(opening, held, now))
             return ticket
-        if wait_s <= 0 or waiting >= self._queue_max:
-            raise PoolExhausted(f"no slot of {opening.environment} is free, and {waiting} wait for one")
-        self._tickets[opening.id] = ticket
-        self._ticket_deadlines.set(opening.id, now + wait_s)
-        self._queues.setdefault(opening.environment, OrderedDict())[opening.id] = ticket
-        self._notices.publish(CapacityWanted(opening.environment))
+        message, left_s = admission.broken(environment, now)
+        if left_s > 0:
+            raise EnvironmentUnavailable(message, retry_after_s=left_s)
+        if wait_s <= 0 or admission.is_full(opening):
+            waiting = admission.waiting(environment)
+            raise PoolExhausted(
+                f"no slot of {environment} is free, and {waiting} wait for one",
+                retry_after_s=admission.retry_after_s(opening, now),
+            )
+        admission.enter(ticket, now + wait_s, now)
+        self._notices.publish(CapacityWanted(environment))
         return ticket
 
-    def _taken(self, ticket: _Ticket) -> Session:
+    def _taken(self, ticket: Ticket) -> Session:
         """What the wait came to: the session that was granted, or the error."""
         if not ticket.settled.done():
-            self._settle(ticket, self._too_late(ticket))
+            self._settle(ticket, self._too_late(ticket, self._clock()))
         outcome = ticket.settled.result()
         if isinstance(outcome, GatewayError):
             raise outcome
         session = self._sessions.get(outcome.id)
         if session is None or session.lease != outcome.lease or session.state is not SessionState.OPENING:
-            raise PoolExhausted(f"the slot of {outcome.environment} was lost before it could be used")
+            raise PoolExhausted(
+                f"the slot of {outcome.environment} was lost before it could be used",
+                retry_after_s=self._admission.retry_after_s(ticket.opening, self._clock()),
+            )
         return session
 
-    def _give_back(self, ticket: _Ticket) -> None:
+    def _give_back(self, ticket: Ticket) -> None:
         """Undo a claim whose caller is gone, however far it got."""
         if not ticket.settled.done():
-            self._leave(ticket)
+            self._admission.leave(ticket)
             return
         outcome = ticket.settled.result()
         if isinstance(outcome, GatewayError):
@@ -416,38 +403,53 @@ class MemoryStore:
             self._free(session, now)
 
     def _serve(self, environment: EnvironmentName, now: float) -> None:
-        """Give free slots to those that wait, first come, first served."""
-        while (queue := self._queues.get(environment)) and (held := self._least_used(environment)) is not None:
-            ticket = next(iter(queue.values()))
-            self._settle(ticket, self._grant(ticket.opening, held, now))
+        """Give free slots to those that wait, owner by owner."""
+        since = self._admission.served_at(environment)
+        served = 0
+        while (ticket := self._admission.first(environment)) and (held := self._least_used(environment)) is not None:
+            self._admission.serve(ticket, now)
+            ticket.settled.set_result(self._grant(ticket.opening, held, now))
+            served += 1
+        if since is not None and served:
+            self._admission.note_pace(environment, since, served, now)
 
-    def _settle(self, ticket: _Ticket, outcome: Session | GatewayError) -> None:
-        self._leave(ticket)
+    def _fail_all(self, environment: EnvironmentName, message: str, *, retry_after_s: float = 0.0) -> int:
+        tickets = self._admission.of(environment)
+        for ticket in tickets:
+            self._settle(ticket, EnvironmentUnavailable(message, retry_after_s=retry_after_s))
+        return len(tickets)
+
+    def _settle(self, ticket: Ticket, outcome: GatewayError) -> None:
+        self._admission.leave(ticket)
         ticket.settled.set_result(outcome)
 
-    def _leave(self, ticket: _Ticket) -> None:
-        opening = ticket.opening
-        if self._tickets.get(opening.id) is not ticket:
-            return
-        del self._tickets[opening.id]
-        self._ticket_deadlines.discard(opening.id)
-        queue = self._queues[opening.environment]
-        del queue[opening.id]
-        if not queue:
-            del self._queues[opening.environment]
+    def _too_late(self, ticket: Ticket, now: float) -> PoolExhausted:
+        return PoolExhausted(
+            f"no slot of {ticket.opening.environment} became free in time",
+            retry_after_s=self._admission.retry_after_s(ticket.opening, now),
+        )
 
-    @staticmethod
-    def _too_late(ticket: _Ticket) -> PoolExhausted:
-        return PoolExhausted(f"no slot of {ticket.opening.environment} became free in time")
+    def _drop_ticket(self, id: SessionId, now: float) -> None:
+        for ticket in [ticket for ticket in self._admission.all() if ticket.opening.id == id]:
+            self._settle(ticket, SessionExists(f"session {id} exists"))
 
     # -- slots --------------------------------------------------------------------------------------------------
 
-    def _least_used(self, environment: EnvironmentName) -> _Held | None:
+    def _enlist(self, worker: Worker, now: float) -> Held:
+        self._numbers += 1
+        held = Held(worker=worker, number=self._numbers, added_at=now, idle_since=now)
+        self._workers[worker.id] = held
+        self._by_environment.setdefault(worker.environment, {})[worker.id] = held
+        return held
+
+    def _least_used(self, environment: EnvironmentName) -> Held | None:
+        if not self._leadership.is_whole:
+            return None  # a slot may seem free only because its session was lost
         # A walk over one environment's workers (some hundred at most) instead of a heap that each grant would reorder.
         free = [held for held in self._by_environment.get(environment, {}).values() if held.has_room]
         return min(free, key=lambda held: (len(held.sessions), held.number), default=None)
 
-    def _grant(self, opening: Opening, held: _Held, now: float) -> Session:
+    def _grant(self, opening: Opening, held: Held, now: float) -> Session:
         session = Session(
             id=opening.id,
             name=opening.name,
@@ -468,7 +470,7 @@ class MemoryStore:
         self._deadlines.set(session.id, now + opening.setup_s)
         held.sessions.add(session.id)
         held.uses += 1
-        if held.worker.max_uses and held.uses >= held.worker.max_uses:
+        if held.is_spent:
             self._drain(held)
         return session
 
@@ -484,7 +486,7 @@ class MemoryStore:
         self._turns.pop(session.id, None)
         self._deadlines.discard(session.id)
         if reason is not None and reason is not CloseReason.DELETED:
-            self._closed[session.id] = _Closed(session.lease, reason)
+            self._closed[session.id] = Closed(session.lease, reason)
             self._closed_deadlines.set(session.id, now + self._closed_kept_s)
 
     def _free(self, session: Session, now: float) -> None:
@@ -496,12 +498,12 @@ class MemoryStore:
                 self._notices.publish(CapacityWanted(session.environment))
         self._serve(session.environment, now)
 
-    def _drain(self, held: _Held) -> None:
+    def _drain(self, held: Held) -> None:
         held.worker = replace(held.worker, state=WorkerState.DRAINING)
         self._notices.publish(CapacityWanted(held.worker.environment))
 
     @staticmethod
-    def _worker_load(held: _Held, now: float) -> WorkerLoad:
+    def _worker_load(held: Held, now: float) -> WorkerLoad:
         return WorkerLoad(
             worker=held.worker,
             used=len(held.sessions),
@@ -514,9 +516,8 @@ class MemoryStore:
         if self._is_closed:
             raise StoreUnavailable("the store is closed")
         now = self._clock()
-        while (place := self._ticket_deadlines.pop(now)) is not None:
-            ticket = self._tickets[place[0]]
-            self._settle(ticket, self._too_late(ticket))
+        while (ticket := self._admission.late(now)) is not None:
+            self._settle(ticket, self._too_late(ticket, now))
         while (memory := self._closed_deadlines.pop(now)) is not None:
             del self._closed[memory[0]]
         return now

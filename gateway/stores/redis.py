@@ -2,7 +2,8 @@
 
 Redis' own clock decides every deadline, so replicas need not agree on the time. Scripts derive their keys from one hash
 tag, so all of them live in one slot of a cluster. A claim that waits is not polled for: whoever frees a slot assigns it
-to the first ticket in the same script and publishes its lease to the replica that waits.
+to the first ticket in the same script and publishes its lease to the replica that waits. In a queue owners take turns,
+one opening each; those of one owner keep their order.
 
 Keys (all begin with ``{prefix}:``)
 
@@ -17,16 +18,40 @@ held:<worker>          set     ids of the sessions in a worker               its
 workers                zset    worker ids by number (age)                    its last member goes
 free:<environment>     zset    ready workers with room, by slots held        its last member goes
 ticket:<session id>    hash    an opening that waits, and its replica        granted, given back, failed, or swept
-queue:<environment>    zset    session ids that wait, in order of arrival    its last member goes
-waits:<environment>    zset    the same, by the end of their wait            its last member goes
+waits:<environment>    zset    session ids that wait, by the end of it       its last member goes
+queue:<environment>    zset    owners with openings that wait, each under    its last member goes
+                               its first one's number, by their rounds
+line:<owner>           zset    session ids of an owner (after environment    its last member goes
+                               and colon) that wait, in order of arrival
+round:<environment>    hash    the round in which owners take turns, and     nobody waits any more
+                               when a slot went to one of them, or the
+                               queue began
 queues                 set     environments with a queue                     its last member goes
-failed:<lease>         string  why an opening that waited failed             fetched, or 60 s (TTL)
-leader                 string  the replica that leads                        ``ttl_s`` of `lead` (TTL)
+failed:<lease>         string  number of the cause why an opening that       fetched, or 60 s (TTL)
+                               waited failed, and when to come again; or
+                               that its wait was over
+cause:<number>         string  such a cause                                  60 s (TTL)
+breakers               hash    environments whose openings fail at once:     its last field goes; a field when a
+                               until when, and why                           worker is ready, or by `load`
+pace:<environment>     string  the mean time between slots that went to      600 s after the last of them (TTL)
+                               openings that waited (ms)
+counts                 hash    arrivals and hits of every environment        for ever
+leader                 string  the replica that leads, its fence, and the    ``ttl_s`` of `lead` (TTL)
+                               run of the server in which that began
+fence                  string  the last fence that was given out             for ever
+whole                  string  the run of the server in which this data was  for ever
+                               said to be whole
 number                 string  counts tickets and workers up                 for ever
 jumped                 string  by how much Redis' clock has jumped (ms)      for ever
 paced                  hash    each replica's last reading of its clock and  its last field goes; a reading goes a day
                                of Redis'                                     later, when another process begins
+replicas               hash    replicas, and when each last said a word      its last field goes; a field a day after
+                                                                             the last word
+openings:<replica>     hash    sessions that it is opening, and their        its last field goes, or the replica
+                               leases
 =====================  ======  ============================================  ==========================================
+
+What a loss of data means is in `stores.redis_rebuilding`. Scripts use INFO: a Redis with access lists must allow it.
 
 Tickets of a dead replica are swept a second after their wait is over, by the next look at that queue; `load` looks each
 tick.
@@ -57,6 +82,7 @@ from gateway.core.model import (
     CloseReason,
     EnvironmentLoad,
     EnvironmentName,
+    Lead,
     Note,
     Opening,
     Session,
@@ -65,18 +91,27 @@ from gateway.core.model import (
     SessionState,
     Worker,
     WorkerId,
-    WorkerLoad,
 )
+from gateway.stores.admission import bounded, retry_after
 from gateway.stores.notices import Following, Notices
 from gateway.stores.redis_link import DRAIN_S, Link, Listener, cancelled, happened
-from gateway.stores.redis_records import as_session, as_sessions, as_worker, as_worker_load, packed, pairs, text, texts
+from gateway.stores.redis_rebuilding import AT_ONCE, Rebuilding
+from gateway.stores.redis_records import (
+    as_loads,
+    as_session,
+    as_sessions,
+    as_worker,
+    packed,
+    pairs,
+    text,
+    texts,
+    worker_values,
+)
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
 """How often a replica looks whether a message about its waiting claims was lost."""
-AT_ONCE = 500
-"""Notes, or waiting claims, in one script: some milliseconds of Redis' time."""
 SUBSCRIBE_S = 5.0
 """The longest that `RedisStore.start` waits for its subscription."""
 GRACE_S = 1.0
@@ -99,9 +134,11 @@ class _Wait:
     news: asyncio.Event
     queued: bool = False
     """Whether Redis has its ticket: only then does its absence there mean something."""
+    asking: asyncio.Task[Any] | None = None
+    """The last time that Redis was asked for a slot, which runs to its end whatever becomes of the claim."""
 
 
-class RedisStore:
+class RedisStore(Rebuilding):
     """Sessions, workers, leases and deadlines of all replicas; the seam is ``core.ports.Store``."""
 
     def __init__(
@@ -134,6 +171,8 @@ class RedisStore:
         self._clock = clock
         # A name per process: readings of a monotonic clock mean nothing to another, even of the same replica.
         self._clock_name = uuid.uuid4().hex
+        # The highest that Redis told: a floor for the next one, should Redis lose its data.
+        self._last_fence = 0
         self._is_subscribed = asyncio.Event()
         self._link = Link(url, root=self._root)
         self._wakes = f"{self._root}:replica:{replica}"
@@ -175,14 +214,12 @@ class RedisStore:
         # Known before Redis is asked: the grant may be published before the answer is read.
         self._waits[opening.lease] = wait
         self._none_waits.clear()
-        kept_s = wait_s + GRACE_S if wait_s > 0 else 0
-        asking = self._link.begin("claim", *self._ticket(opening), kept_s, self._queue_max)
         try:
-            answer = await asyncio.shield(asking)
+            answer = await self._asked(wait, wait_s)
             if answer[0] == b"waiting":
                 answer = await self._waited(wait)
         except BaseException:  # the trainer hung up, or an answer was lost: whatever Redis did is undone
-            await asyncio.shield(self._link.detach(self._give_back(opening, asking)))
+            await asyncio.shield(self._link.detach(self._give_back(wait)))
             raise
         finally:
             del self._waits[opening.lease]
@@ -203,7 +240,7 @@ class RedisStore:
 
     async def find(self, id: SessionId) -> Session:
         self._check()
-        found = texts(await self._link.ask("HGETALL", packed(f"{self._root}:session:{id}")))
+        found = pairs(await self._link.run("find", id))
         if not found:
             raise SessionNotFound(f"no session {id}")
         if found["state"] == SessionState.CLOSED:
@@ -252,11 +289,8 @@ class RedisStore:
     async def due(self, limit: int) -> list[Session]:
         return as_sessions(await self._run("due", limit, self._closing_s))
 
-    async def add_worker(self, worker: Worker) -> None:
-        limits = (worker.slots, worker.max_uses)
-        await self._run(
-            "add_worker", worker.id, worker.environment, worker.digest, *limits, worker.address, worker.state
-        )
+    async def add_worker(self, worker: Worker, *, fence: int = 0) -> None:
+        await self._run("add_worker", *worker_values(worker), fence)
 
     async def worker_ready(self, id: WorkerId, address: str, *, slots: int = 0) -> bool:
         return bool(await self._run("worker_ready", id, address, slots))
@@ -264,11 +298,17 @@ class RedisStore:
     async def limit_worker(self, id: WorkerId, slots: int) -> None:
         await self._run("limit_worker", id, max(1, slots))
 
-    async def drain_worker(self, id: WorkerId, *, only_if_idle: bool = False) -> bool:
-        return bool(await self._run("drain_worker", id, int(only_if_idle)))
+    async def pause_worker(self, id: WorkerId, *, fence: int = 0) -> bool:
+        return bool(await self._run("pause_worker", id, fence))
 
-    async def remove_worker(self, id: WorkerId, reason: CloseReason) -> list[Session]:
-        return as_sessions(await self._run("remove_worker", id, reason, self._closed_kept_s))
+    async def wake_worker(self, id: WorkerId) -> bool:
+        return bool(await self._run("wake_worker", id))
+
+    async def drain_worker(self, id: WorkerId, *, only_if_idle: bool = False, fence: int = 0) -> bool:
+        return bool(await self._run("drain_worker", id, int(only_if_idle), fence))
+
+    async def remove_worker(self, id: WorkerId, reason: CloseReason, *, fence: int = 0) -> list[Session]:
+        return as_sessions(await self._run("remove_worker", id, reason, self._closed_kept_s, fence))
 
     async def worker(self, id: WorkerId) -> Worker | None:
         self._check()
@@ -276,29 +316,30 @@ class RedisStore:
         return as_worker(found) if found else None
 
     async def load(self) -> Mapping[EnvironmentName, EnvironmentLoad]:
-        listed, waiting = await self._run("load")
-        workers: dict[EnvironmentName, list[WorkerLoad]] = {}
-        for entry in listed:
-            load = as_worker_load(entry)
-            workers.setdefault(load.worker.environment, []).append(load)
-        counts = {
-            EnvironmentName(text(name)): int(count) for name, count in zip(waiting[::2], waiting[1::2], strict=True)
-        }
-        return {
-            name: EnvironmentLoad(workers=tuple(workers.get(name, ())), waiting=counts.get(name, 0))
-            for name in workers.keys() | counts.keys()
-        }
+        return as_loads(await self._run("load"))
 
     async def sessions(self, *, limit: int = 1000) -> list[Session]:
         return as_sessions(await self._run("sessions", limit))
 
-    async def fail_waiting(self, environment: EnvironmentName, message: str) -> int:
-        return int(await self._run("fail_waiting", environment, message, FAILED_KEPT_S))
+    async def fail_waiting(self, environment: EnvironmentName, message: str, *, fence: int = 0) -> int:
+        return int(await self._run("fail_waiting", environment, bounded(message), FAILED_KEPT_S, fence))
 
-    async def lead(self, replica: str, *, ttl_s: float) -> bool:
+    async def open_breaker(self, environment: EnvironmentName, message: str, *, for_s: float, fence: int = 0) -> None:
+        await self._run("open_breaker", environment, bounded(message), for_s, FAILED_KEPT_S, fence)
+
+    async def lead(self, replica: str, *, ttl_s: float) -> Lead:
         # Each replica calls this every second or so, which is when a jump of Redis' clock is noticed.
         reading_ms = round(self._clock() * 1000)
-        return bool(await self._run("lead", replica, ttl_s, self._clock_name, reading_ms, JUMP_MS, READING_KEPT_MS))
+        self._check()
+        arguments = (replica, ttl_s, self._clock_name, reading_ms, JUMP_MS, READING_KEPT_MS, self._last_fence)
+        # Urgent: behind a thousand claims it would come too late, and this replica would be taken for gone.
+        answer = await self._link.run("lead", *arguments, urgent=True)
+        fence, last, is_whole = (int(number) for number in answer)
+        self._last_fence = max(self._last_fence, last)
+        return Lead(fence=fence, is_whole=bool(is_whole))
+
+    async def resign(self, replica: str) -> None:
+        await self._run("resign", replica)
 
     # -- all ----------------------------------------------------------------------------------------------------
 
@@ -348,8 +389,19 @@ class RedisStore:
             opening.episode,
         )
 
+    async def _asked(self, wait: _Wait, wait_s: float) -> list[Any]:
+        """Ask for a slot, or a place in the queue for *wait_s*; what ``claim.lua`` answers."""
+        kept_s = wait_s + GRACE_S if wait_s > 0 else 0
+        wait.asking = self._link.begin("claim", *self._ticket(wait.opening), kept_s, self._queue_max)
+        answer: list[Any] = await asyncio.shield(wait.asking)
+        return answer
+
     async def _waited(self, wait: _Wait) -> list[Any]:
-        """Wait for news of a ticket until its time is over; what ``settle.lua`` answers then."""
+        """Wait for news of a ticket until its time is over; what ``settle.lua`` answers then.
+
+        Redis may go away meanwhile: the poll wakes a claim once Redis is back, and one whose ticket was lost queues
+        anew, behind those that did so before it.
+        """
         opening = wait.opening
         wait.queued = True
         loop = asyncio.get_running_loop()
@@ -360,19 +412,26 @@ class RedisStore:
             if self._stopping.is_set():
                 raise StoreUnavailable("the store is closed")
             late = loop.time() >= wait.until
-            answer: list[Any] = await self._link.run(
-                "settle", opening.id, opening.environment, opening.lease, int(late)
-            )
-            if answer[0] == b"unknown" and not late:
-                raise StoreUnavailable("the store lost its queue")
+            try:
+                answer: list[Any] = await self._link.run(
+                    "settle", opening.id, opening.environment, opening.owner, opening.lease, int(late)
+                )
+                if answer[0] == b"unknown" and not late:
+                    answer = await self._asked(wait, wait.until - loop.time())
+            except StoreUnavailable:
+                if late:
+                    raise
+                continue
             if answer[0] != b"waiting":
                 return answer
 
-    async def _give_back(self, opening: Opening, asking: asyncio.Task[Any]) -> None:
+    async def _give_back(self, wait: _Wait) -> None:
         """Undo a claim. If Redis does not answer, the ticket's deadline does it, or the session's."""
-        await asyncio.wait({asking})
+        opening = wait.opening
+        if wait.asking is not None:
+            await asyncio.wait({wait.asking})
         try:
-            await self._link.run("give_back", opening.id, opening.environment, opening.lease)
+            await self._link.run("give_back", opening.id, opening.environment, opening.owner, opening.lease)
         except StoreUnavailable:
             logger.warning("claim_not_given_back session=%s setup_s=%.0f", opening.id, opening.setup_s)
 
@@ -419,14 +478,18 @@ def _granted(opening: Opening, answer: list[Any]) -> Session:
 
 
 def _refusal(kind: str, opening: Opening, rest: list[Any]) -> GatewayError:
+    environment = opening.environment
     match kind:
         case "exists":
             return SessionExists(f"session {opening.id} exists")
-        case "failed":
-            return EnvironmentUnavailable(text(rest[0]))
+        case "broken" | "failed":
+            return EnvironmentUnavailable(text(rest[1]), retry_after_s=int(rest[0]) / 1000)
         case "full":
-            return PoolExhausted(f"no slot of {opening.environment} is free, and {int(rest[0])} wait for one")
+            message = f"no slot of {environment} is free, and {int(rest[0])} wait for one"
+            rest = rest[1:]
         case "lost":
-            return PoolExhausted(f"the slot of {opening.environment} was lost before it could be used")
+            message = f"the slot of {environment} was lost before it could be used"
         case _:  # left, unknown
-            return PoolExhausted(f"no slot of {opening.environment} became free in time")
+            message = f"no slot of {environment} became free in time"
+    place, pace_ms = rest
+    return PoolExhausted(message, retry_after_s=retry_after(int(place), float(pace_ms) / 1000 if pace_ms else None))

@@ -22,9 +22,9 @@ from typing import Any, TypeVar
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 
-from gateway.core.errors import StoreUnavailable
+from gateway.core.errors import NotLeading, StoreUnavailable
 from gateway.stores.redis_records import packed, text
 
 logger = logging.getLogger(__name__)
@@ -38,6 +38,8 @@ ANSWER_S = 3.0
 """The longest that one command takes; a script of ours takes some milliseconds at most."""
 CONNECTION_WAIT_S = 3.0
 """The longest wait for one of the connections."""
+TURN_S = 10.0
+"""The longest that a command waits for its turn: ten thousand take a few seconds, in the order in which they came."""
 DRAIN_S = 5.0
 """How long `Link.aclose` waits for commands in flight."""
 LISTEN_S = 5.0
@@ -73,7 +75,7 @@ def _script(text: bytes) -> Script:
 
 
 class Link:
-    """Commands to one Redis; all raise ``StoreUnavailable`` and nothing else."""
+    """Commands to one Redis; all raise ``StoreUnavailable``, fenced operations ``NotLeading``, and nothing else."""
 
     def __init__(self, url: str, *, root: str) -> None:
         """*root* is the hash tag that heads every key."""
@@ -91,6 +93,9 @@ class Link:
         self._root = packed(root)
         self._scripts = scripts()
         self._running: set[asyncio.Task[Any]] = set()
+        # The pool's own wait is short and in no order: thousands of creates in one moment would fail for want of a
+        # connection. Some are left to the subscription, and to what is urgent.
+        self._turns = asyncio.Semaphore(CONNECTIONS - 4)
         self._answers = True
 
     async def load(self) -> None:
@@ -98,13 +103,17 @@ class Link:
         for script in self._scripts.values():
             await self.ask("SCRIPT LOAD", script.text)
 
-    def begin(self, name: str, *arguments: str | float) -> asyncio.Task[Any]:
-        """Run an operation to its end, in a task that nobody should cancel; wait for it shielded."""
-        return self.detach(self._evaluate(self._scripts[name], [packed(value) for value in arguments]))
+    def begin(self, name: str, *arguments: str | float, urgent: bool = False) -> asyncio.Task[Any]:
+        """Run an operation to its end, in a task that nobody should cancel; wait for it shielded.
 
-    async def run(self, name: str, *arguments: str | float) -> Any:
+        An *urgent* one does not wait for those that came before it.
+        """
+        packs = [packed(value) for value in arguments]
+        return self.detach(self._evaluate(self._scripts[name], packs, urgent=urgent))
+
+    async def run(self, name: str, *arguments: str | float, urgent: bool = False) -> Any:
         """Run an operation and return its answer: bytes, integers, None and lists of these."""
-        return await asyncio.shield(self.begin(name, *arguments))
+        return await asyncio.shield(self.begin(name, *arguments, urgent=urgent))
 
     async def ask(self, command: str, *arguments: bytes) -> Any:
         """Send one command of Redis' own."""
@@ -133,21 +142,36 @@ class Link:
             # Its caller may be gone, and asyncio complains about errors that nobody looked at.
             task.exception()
 
-    async def _evaluate(self, script: Script, arguments: Sequence[bytes]) -> Any:
+    async def _evaluate(self, script: Script, arguments: Sequence[bytes], *, urgent: bool) -> Any:
         command = (script.sha.encode(), b"1", self._root, *arguments)
         try:
-            return await self._guarded("EVALSHA", command)
+            return await self._guarded("EVALSHA", command, urgent=urgent)
         except _NotLoaded:
-            await self._guarded("SCRIPT LOAD", (script.text,))
-            return await self._guarded("EVALSHA", command)
+            await self._guarded("SCRIPT LOAD", (script.text,), urgent=urgent)
+            return await self._guarded("EVALSHA", command, urgent=urgent)
 
-    async def _guarded(self, command: str, arguments: Sequence[bytes]) -> Any:
+    async def _guarded(self, command: str, arguments: Sequence[bytes], *, urgent: bool = False) -> Any:
         """The one place where errors of Redis become ours."""
+        if urgent:
+            return await self._sent(command, arguments)
+        try:
+            async with asyncio.timeout(TURN_S):  # no Redis in here
+                await self._turns.acquire()
+        except TimeoutError:
+            raise StoreUnavailable("too many requests wait for the store") from None
+        try:
+            return await self._sent(command, arguments)
+        finally:
+            self._turns.release()
+
+    async def _sent(self, command: str, arguments: Sequence[bytes]) -> Any:
         try:
             answer = await self.client.execute_command(command, *arguments)  # type: ignore[no-untyped-call]  # redis-py's own gap
         except NoScriptError as exc:
             raise _NotLoaded("the store has no such script") from exc
         except _FOREIGN as exc:
+            if isinstance(exc, ResponseError):
+                _raise_ours(str(exc))
             if self._answers:
                 self._answers = False
                 logger.warning("store_lost error=%s", exc)
@@ -156,6 +180,14 @@ class Link:
             self._answers = True
             logger.info("store_back")
         return answer
+
+
+def _raise_ours(answer: str) -> None:
+    """Raise what one of our scripts answered that changed nothing; the names are in ``lua/prelude.lua``."""
+    if answer.startswith("NOTLEADING"):
+        raise NotLeading("another replica leads the control loop by now")
+    if answer.startswith("REBUILDING"):
+        raise StoreUnavailable("the store is being rebuilt")
 
 
 class _NotLoaded(StoreUnavailable):

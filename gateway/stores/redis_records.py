@@ -10,6 +10,7 @@ from typing import Any
 
 from gateway.core.model import (
     CloseReason,
+    EnvironmentLoad,
     EnvironmentName,
     Owner,
     Session,
@@ -43,6 +44,36 @@ def pairs(flat: Sequence[bytes]) -> dict[str, str]:
 
 def as_sessions(answer: Sequence[Sequence[bytes]]) -> list[Session]:
     return [as_session(pairs(flat)) for flat in answer]
+
+
+def session_values(session: Session) -> tuple[str | float, ...]:
+    """The values of ``SESSION`` in ``lua/prelude.lua``."""
+    return (
+        session.id,
+        session.name,
+        session.owner,
+        session.lease,
+        session.fingerprint,
+        session.idle_s,
+        session.task,
+        session.episode,
+        session.handle,
+        session.worker,
+        session.address,
+    )
+
+
+def worker_values(worker: Worker) -> tuple[str | float, ...]:
+    """What ``enlist`` in ``lua/prelude.lua`` takes."""
+    return (
+        worker.id,
+        worker.environment,
+        worker.digest,
+        worker.slots,
+        worker.max_uses,
+        worker.address,
+        worker.state,
+    )
 
 
 def as_session(found: Mapping[str, str]) -> Session:
@@ -81,3 +112,29 @@ def as_worker_load(entry: Sequence[Any]) -> WorkerLoad:
     return WorkerLoad(
         worker=as_worker(pairs(flat)), used=int(used), idle_s=int(idle_ms) / 1000, age_s=int(age_ms) / 1000
     )
+
+
+def as_loads(answer: Sequence[Any]) -> dict[EnvironmentName, EnvironmentLoad]:
+    """Read what load.lua answered."""
+    listed, waiting, counts, breakers = answer
+    workers: dict[str, list[WorkerLoad]] = {}
+    for entry in listed:
+        load = as_worker_load(entry)
+        workers.setdefault(load.worker.environment, []).append(load)
+    waits, counted, broken_ms = _numbers(waiting), _numbers(counts), _numbers(breakers)
+    names = workers.keys() | waits.keys() | broken_ms.keys() | {field.partition(":")[2] for field in counted}
+    return {
+        EnvironmentName(name): EnvironmentLoad(
+            workers=tuple(workers.get(name, ())),
+            waiting=waits.get(name, 0),
+            arrivals=counted.get(f"arrivals:{name}", 0),
+            hits=counted.get(f"hits:{name}", 0),
+            broken_s=broken_ms.get(name, 0) / 1000,
+        )
+        for name in names
+    }
+
+
+def _numbers(flat: Sequence[Any]) -> dict[str, int]:
+    """Read names and whole numbers in turn."""
+    return {text(name): int(number) for name, number in zip(flat[::2], flat[1::2], strict=True)}

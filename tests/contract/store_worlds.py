@@ -12,13 +12,25 @@ import os
 import shutil
 import subprocess
 import uuid
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 import pytest
 import redis
 
-from gateway.core.model import CloseReason, EnvironmentName, Opening, Owner, Session, SessionId, Worker, WorkerId
+from gateway.core.model import (
+    CloseReason,
+    EnvironmentName,
+    Opening,
+    Owner,
+    Session,
+    SessionId,
+    SessionState,
+    Worker,
+    WorkerId,
+    WorkerState,
+)
 from gateway.core.ports import Store
 from gateway.stores.memory import MemoryStore
 from gateway.stores.redis import RedisStore
@@ -42,8 +54,9 @@ class World(Protocol):
         queue_max: int = 10_000,
         closed_kept_s: float = 600.0,
         closing_s: float = 60.0,
+        is_whole: bool = True,
     ) -> Store:
-        """A started store; the world closes it."""
+        """A started store; the world closes it. With *is_whole* there is nothing to rebuild in it."""
         ...
 
     def pass_time(self, seconds: float) -> None:
@@ -69,8 +82,15 @@ class MemoryWorld:
         queue_max: int = 10_000,
         closed_kept_s: float = 600.0,
         closing_s: float = 60.0,
+        is_whole: bool = True,
     ) -> MemoryStore:
-        store = MemoryStore(clock=self.clock, queue_max=queue_max, closed_kept_s=closed_kept_s, closing_s=closing_s)
+        store = MemoryStore(
+            clock=self.clock,
+            queue_max=queue_max,
+            closed_kept_s=closed_kept_s,
+            closing_s=closing_s,
+            is_whole=is_whole,
+        )
         await store.start()
         self._stores.append(store)
         return store
@@ -84,10 +104,14 @@ class MemoryWorld:
 
 
 class RedisServer:
-    """A Redis of its own, on a Unix socket, that keeps nothing on disk."""
+    """A Redis of its own, on a Unix socket, that keeps nothing on disk but what `save` is called for.
 
-    def __init__(self, directory: Path) -> None:
+    With *keeps_all* it writes everything at once, and a kill loses nothing.
+    """
+
+    def __init__(self, directory: Path, *, keeps_all: bool = False) -> None:
         self.socket = directory / "redis.sock"
+        self._keeps_all = keeps_all
         self._directory = directory
         self._process: subprocess.Popen[str] | None = None
 
@@ -98,7 +122,7 @@ class RedisServer:
     def start(self) -> None:
         """Start the server and wait until it says that it takes connections."""
         command = ["redis-server", "--port", "0", "--unixsocket", str(self.socket), "--dir", str(self._directory)]
-        command += ["--save", "", "--appendonly", "no", "--daemonize", "no"]
+        command += ["--save", "", "--appendonly", "yes" if self._keeps_all else "no", "--appendfsync", "always"]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         for line in self._process.stdout:
@@ -107,7 +131,7 @@ class RedisServer:
         raise AssertionError("redis-server ended before it took connections")
 
     def stop(self) -> None:
-        """Kill the server, as a crash would: all data is lost."""
+        """Kill the server, as a crash would: data that was not kept is lost."""
         if self._process is None:
             return
         self._process.kill()
@@ -115,6 +139,11 @@ class RedisServer:
         assert self._process.stdout is not None
         self._process.stdout.close()
         self._process = None
+
+    def save(self) -> None:
+        """Keep the present state; it comes back when the server is started again, however much happened since."""
+        with self.client() as client:
+            client.save()
 
     def signal(self, number: int) -> None:
         """Send the server a signal: SIGSTOP lets it hang, SIGCONT go on."""
@@ -142,6 +171,7 @@ class RedisWorld:
         queue_max: int = 10_000,
         closed_kept_s: float = 600.0,
         closing_s: float = 60.0,
+        is_whole: bool = True,
     ) -> RedisStore:
         store = RedisStore(
             url=self.server.url,
@@ -154,6 +184,8 @@ class RedisWorld:
         )
         await store.start()
         self._stores.append(store)
+        if is_whole:
+            await store.rebuilt(fence=0)
         return store
 
     def pass_time(self, seconds: float) -> None:
@@ -176,6 +208,12 @@ class RedisWorld:
                     for clock, reading in client.hgetall(key).items():
                         caller_ms, now_ms = reading.split()
                         client.hset(key, clock, f"{caller_ms} {int(now_ms) - ms}")
+                elif kind == "round":
+                    client.hincrby(key, "at_ms", -ms)
+                elif kind == "breakers":
+                    for environment, kept in client.hgetall(key).items():
+                        until_ms, message = kept.split(" ", 1)
+                        client.hset(key, environment, f"{int(until_ms) - ms} {message}")
                 if (left_ms := client.pttl(key)) > 0:
                     # A time to live that is not positive deletes the key.
                     client.pexpire(key, left_ms - ms)
@@ -273,3 +311,32 @@ async def ended_late(store: Store, limit: int) -> list[Session]:
     """What a control loop ends whose workers know of no call: open sessions, then those never opened or released."""
     expired = await store.expire([session.id for session in await store.late(limit)])
     return expired + await store.due(limit - len(expired))
+
+
+def running(id: str = "w1", *, slots: int = 1, max_uses: int = 0) -> Worker:
+    """A worker that runs, as its labels tell."""
+    made = worker(id, slots=slots, max_uses=max_uses)
+    return replace(made, address=f"unix:/run/{id}.sock", state=WorkerState.READY)
+
+
+def served(wish: Opening, id: str = "w1", *, handle: str = "") -> Session:
+    """A session as its worker, or the replica that serves it, knows it."""
+    return Session(
+        id=wish.id,
+        name=wish.name,
+        owner=wish.owner,
+        environment=wish.environment,
+        lease=wish.lease,
+        fingerprint=wish.fingerprint,
+        idle_s=wish.idle_s,
+        worker=WorkerId(id),
+        address=f"unix:/run/{id}.sock",
+        state=SessionState.OPEN,
+        task=wish.task,
+        handle=handle,
+    )
+
+
+async def held(store: Store) -> dict[str, int]:
+    """How many slots of each worker are held."""
+    return {entry.worker.id: entry.used for load in (await store.load()).values() for entry in load.workers}

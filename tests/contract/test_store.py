@@ -833,24 +833,6 @@ async def test_more_notes_than_fit_in_one_script_are_all_written(store_world: Wo
     assert {late.id for late in await ended_late(store, 2000)} == set(ids)
 
 
-# -- leading ----------------------------------------------------------------------------------------------------
-
-
-async def test_there_is_one_leader_until_its_time_is_over_or_it_leads_on(store_world: World) -> None:
-    store = await store_world.open()
-    assert await store.lead("a", ttl_s=10)
-    assert not await store.lead("b", ttl_s=10)
-    store_world.pass_time(8)
-    assert await store.lead("a", ttl_s=10)
-    store_world.pass_time(8)
-    assert not await store.lead("b", ttl_s=10)
-
-    store_world.pass_time(3)
-
-    assert await store.lead("b", ttl_s=10)
-    assert not await store.lead("a", ttl_s=10)
-
-
 # -- notices ----------------------------------------------------------------------------------------------------
 
 

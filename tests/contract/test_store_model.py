@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import Counter
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar
 
 import pytest
@@ -30,6 +31,7 @@ from gateway.core.model import (
     EnvironmentName,
     Note,
     Opening,
+    Owner,
     Session,
     SessionId,
     SessionState,
@@ -64,6 +66,7 @@ worker_ids = st.sampled_from([f"w{n}" for n in range(4)])
 environments = st.sampled_from([MATH, MATH, CODING])
 hundreds = st.sampled_from([100.0, 200.0, 300.0])
 reasons = st.sampled_from(list(CloseReason))
+owners = st.sampled_from([Owner("lab"), Owner("lab"), Owner("b"), Owner("c:d 0")])
 handles = st.sampled_from(["", "http://a one", "http://b two"])
 
 
@@ -97,12 +100,39 @@ class Model:
     sessions: dict[str, ModelSession] = field(default_factory=dict)
     queue: list[tuple[Opening, float]] = field(default_factory=list)
     closed: dict[str, tuple[CloseReason, float]] = field(default_factory=dict)
+    #: The round that is being served, and the one in which each owner that waits is served next.
+    current: dict[EnvironmentName, int] = field(default_factory=dict)
+    rounds: dict[tuple[EnvironmentName, Owner], int] = field(default_factory=dict)
+    breakers: dict[EnvironmentName, float] = field(default_factory=dict)
+    arrivals: Counter[EnvironmentName] = field(default_factory=Counter)
+    hits: Counter[EnvironmentName] = field(default_factory=Counter)
 
     def used(self, worker: ModelWorker) -> int:
         return sum(session.worker is worker for session in self.sessions.values())
 
     def waiting(self, environment: EnvironmentName) -> list[Opening]:
         return [wish for wish, _ in self.queue if wish.environment == environment]
+
+    def is_full(self, wish: Opening) -> bool:
+        waiting = self.waiting(wish.environment)
+        is_first = wish.owner not in {other.owner for other in waiting}
+        return len(waiting) >= (2 * QUEUE_MAX if is_first else QUEUE_MAX)
+
+    def enter(self, wish: Opening) -> None:
+        self.queue.append((wish, self.now + WAIT_S))
+        self.rounds.setdefault((wish.environment, wish.owner), self.current.get(wish.environment, 0) + 1)
+
+    def leave(self, places: list[tuple[Opening, float]]) -> None:
+        self.queue = [place for place in self.queue if place not in places]
+        waiting = {(wish.environment, wish.owner) for wish, _ in self.queue}
+        self.rounds = {whose: number for whose, number in self.rounds.items() if whose in waiting}
+        queues = {environment for environment, _ in waiting}
+        self.current = {environment: number for environment, number in self.current.items() if environment in queues}
+
+    def turn(self, environment: EnvironmentName) -> tuple[Opening, float]:
+        """Whose turn it is of those that wait: by round, then by arrival."""
+        waiting = [place for place in self.queue if place[0].environment == environment]
+        return min(waiting, key=lambda place: self.rounds[environment, place[0].owner])
 
     def free(self, environment: EnvironmentName) -> ModelWorker | None:
         free = [
@@ -122,9 +152,13 @@ class Model:
             worker.state = WorkerState.DRAINING
 
     def serve(self) -> None:
-        for place in list(self.queue):
-            if (worker := self.free(place[0].environment)) is not None:
-                self.queue.remove(place)
+        for environment in (MATH, CODING):
+            while self.waiting(environment) and (worker := self.free(environment)) is not None:
+                place = self.turn(environment)
+                whose = (environment, place[0].owner)
+                self.current[environment] = self.rounds[whose]
+                self.rounds[whose] += 1
+                self.leave([place])
                 self.grant(place[0], worker)
 
     def end(self, id: str, reason: CloseReason) -> None:
@@ -133,7 +167,8 @@ class Model:
             self.closed[id] = (reason, self.now + CLOSED_KEPT_S)
 
     def tidy(self) -> None:
-        self.queue = [(wish, until) for wish, until in self.queue if until > self.now]
+        self.leave([(wish, until) for wish, until in self.queue if until <= self.now])
+        self.breakers = {environment: until for environment, until in self.breakers.items() if until > self.now}
         self.closed = {id: (reason, until) for id, (reason, until) in self.closed.items() if until > self.now}
 
     def of(self, id: str) -> ModelWorker | None:
@@ -173,21 +208,28 @@ class StoreMachine(RuleBasedStateMachine):
 
     # -- the request path ---------------------------------------------------------------------------------------
 
-    @rule(id=ids, environment=environments, idle_s=hundreds, setup_s=hundreds, waits=st.booleans())
-    def claim(self, id: str, environment: EnvironmentName, idle_s: float, setup_s: float, waits: bool) -> None:
-        wish = opening(id, environment=environment, idle_s=idle_s, setup_s=setup_s)
+    @rule(id=ids, owner=owners, environment=environments, idle_s=hundreds, setup_s=hundreds, waits=st.booleans())
+    def claim(
+        self, id: str, owner: Owner, environment: EnvironmentName, idle_s: float, setup_s: float, waits: bool
+    ) -> None:
+        wish = replace(opening(id, environment=environment, idle_s=idle_s, setup_s=setup_s), owner=owner)
         model = self.model
         error: type[GatewayError] | None = None
         queued = False
         if id in model.sessions or id in {other.id for other, _ in model.queue}:
             error = SessionExists
-        elif (worker := model.free(environment)) is not None:
-            model.grant(wish, worker)
-        elif waits and len(model.waiting(environment)) < QUEUE_MAX:
-            model.queue.append((wish, model.now + WAIT_S))
-            queued = True
         else:
-            error = PoolExhausted
+            model.arrivals[environment] += 1
+            if (worker := model.free(environment)) is not None:
+                model.hits[environment] += 1
+                model.grant(wish, worker)
+            elif environment in model.breakers:
+                error = EnvironmentUnavailable
+            elif waits and not model.is_full(wish):
+                model.enter(wish)
+                queued = True
+            else:
+                error = PoolExhausted
 
         task = self.run(self._claim(wish, WAIT_S if waits else 0.0, queued))
         if error is not None:
@@ -216,7 +258,7 @@ class StoreMachine(RuleBasedStateMachine):
         if not waits:
             return
         wish, task = self.claims.pop(data.draw(st.sampled_from(waits)))
-        self.model.queue = [place for place in self.model.queue if place[0] is not wish]
+        self.model.leave([place for place in self.model.queue if place[0] is wish])
         task.cancel()
         self.run(asyncio.wait({task}))
         assert task.cancelled()
@@ -346,6 +388,25 @@ class StoreMachine(RuleBasedStateMachine):
         if became and worker is not None:
             worker.state = WorkerState.READY
             worker.slots = slots or worker.slots
+            self.model.breakers.pop(worker.environment, None)
+            self.model.serve()
+
+    @rule(id=worker_ids)
+    def pause_worker(self, id: str) -> None:
+        worker = self.model.of(id)
+        if worker is not None and worker.state is WorkerState.READY and not self.model.used(worker):
+            worker.state = WorkerState.PAUSED
+        paused = self.run(self.store.pause_worker(WorkerId(id)))
+        assert paused is (worker is not None and worker.state is WorkerState.PAUSED)
+
+    @rule(id=worker_ids)
+    def wake_worker(self, id: str) -> None:
+        worker = self.model.of(id)
+        woken = self.run(self.store.wake_worker(WorkerId(id)))
+        assert woken is (worker is not None and worker.state is WorkerState.PAUSED)
+        if woken and worker is not None:
+            worker.state = WorkerState.READY
+            self.model.breakers.pop(worker.environment, None)
             self.model.serve()
 
     @rule(id=worker_ids, slots=st.integers(0, 3))
@@ -358,7 +419,8 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(id=worker_ids, only_if_idle=st.booleans())
     def drain_worker(self, id: str, only_if_idle: bool) -> None:
         worker = self.model.of(id)
-        if worker is not None and worker.state is WorkerState.READY and not (only_if_idle and self.model.used(worker)):
+        takes = worker is not None and worker.state in (WorkerState.READY, WorkerState.PAUSED)
+        if worker is not None and takes and not (only_if_idle and self.model.used(worker)):
             worker.state = WorkerState.DRAINING
         drains = self.run(self.store.drain_worker(WorkerId(id), only_if_idle=only_if_idle))
         assert drains is (worker is not None and worker.state is WorkerState.DRAINING)
@@ -379,9 +441,23 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(environment=environments)
     def fail_waiting(self, environment: EnvironmentName) -> None:
-        wishes = self.model.waiting(environment)
-        self.model.queue = [place for place in self.model.queue if place[0] not in wishes]
+        wishes = self._emptied(environment)
         assert self.run(self.store.fail_waiting(environment, "broken")) == len(wishes)
+        self._failed(wishes)
+
+    @rule(environment=environments, for_s=hundreds)
+    def open_breaker(self, environment: EnvironmentName, for_s: float) -> None:
+        wishes = self._emptied(environment)
+        self.model.breakers[environment] = self.model.now + for_s
+        self.run(self.store.open_breaker(environment, "broken", for_s=for_s))
+        self._failed(wishes)
+
+    def _emptied(self, environment: EnvironmentName) -> list[Opening]:
+        places = [place for place in self.model.queue if place[0].environment == environment]
+        self.model.leave(places)
+        return [wish for wish, _ in places]
+
+    def _failed(self, wishes: list[Opening]) -> None:
         for wish in wishes:
             _, task = self.claims.pop(wish.lease)
             self.run(asyncio.wait({task}))
@@ -402,6 +478,11 @@ class StoreMachine(RuleBasedStateMachine):
             waits = load[name].waiting if name in load else 0
             assert waits == len(self.model.waiting(name))
             assert not (waits and self.model.free(name)), "a slot is free and somebody waits"
+            asked = (load[name].arrivals, load[name].hits) if name in load else (0, 0)
+            assert asked == (self.model.arrivals[name], self.model.hits[name])
+            broken_s = load[name].broken_s if name in load else 0.0
+            left_s = self.model.breakers.get(name, self.model.now) - self.model.now
+            assert left_s - 60 < broken_s <= left_s
 
     @invariant()
     def sessions_are_the_same(self) -> None:

@@ -1,12 +1,13 @@
 -- Begin to close an opening or open session; it keeps its slot until it is released.
 -- ARGV: session id, reason, time in which it should be released (s), the lease that it must have ('': any)
--- Returns the session, or nil if there is none in those states.
+-- Returns the session, or nil if there is none in those states (while the store is rebuilt: an error, if it is unknown).
 
 local has = redis.call('HMGET', key('session', ARGV[1]), 'state', 'lease')
-if has[1] ~= 'opening' and has[1] ~= 'open' then
-  return false
+local is_meant = ARGV[4] == '' or ARGV[4] == has[2]
+if not (has[1] and is_meant) and not is_whole() then
+  return REBUILDING
 end
-if ARGV[4] ~= '' and ARGV[4] ~= has[2] then
+if not is_meant or (has[1] ~= 'opening' and has[1] ~= 'open') then
   return false
 end
 begin_close(ARGV[1], ARGV[2], ARGV[3])

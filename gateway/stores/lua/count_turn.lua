@@ -5,7 +5,7 @@
 local id, lease, turn_key = ARGV[1], ARGV[2], ARGV[3]
 local session = redis.call('HMGET', key('session', id), 'lease', 'state', 'reason', 'turn_key', 'turns')
 if session[1] ~= lease then
-  return {'unknown'}
+  return is_whole() and {'unknown'} or REBUILDING
 end
 if session[2] ~= 'open' then
   if session[3] and session[3] ~= 'deleted' then

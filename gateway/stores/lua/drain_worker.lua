@@ -1,11 +1,14 @@
--- Let a ready worker take no more sessions.
--- ARGV: worker id, '1' to do so only if it holds none
+-- Let a ready or paused worker take no more sessions.
+-- ARGV: worker id, '1' to do so only if it holds none, the caller's fence
 -- Returns 1 if it is draining now, else 0.
 
+if fenced() then
+  return NOT_LEADING
+end
 local worker = redis.call('HMGET', key('worker', ARGV[1]), 'state', 'environment', 'rank')
-if worker[1] == 'ready' then
-  if ARGV[2] == '1' and redis.call('SCARD', key('held', ARGV[1])) > 0 then
-    return 0
+if worker[1] == 'ready' or worker[1] == 'paused' then
+  if ARGV[2] == '1' and (redis.call('SCARD', key('held', ARGV[1])) > 0 or not is_whole()) then
+    return 0 -- while sessions may be lost, no worker is known to be idle
   end
   drain(ARGV[1], worker[2], worker[3])
   return 1

@@ -3,6 +3,9 @@
 -- ARGV: how many, time in which each should be released (s)
 -- Returns the sessions, earliest deadline first.
 
+if not is_whole() then
+  return {}
+end
 local limit = tonumber(ARGV[1])
 local sessions = {}
 -- A page at a time, and forward: what is begun to close here moves behind the present, and out of the range.

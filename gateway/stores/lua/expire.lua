@@ -2,6 +2,9 @@
 -- ARGV: time in which each should be released (s), then session ids
 -- Returns the sessions, in the order of the ids.
 
+if not is_whole() then
+  return {}
+end
 local sessions = {}
 for i = 2, #ARGV do
   local id = ARGV[i]

@@ -1,13 +1,8 @@
 -- Let every opening that waits for an environment fail.
--- ARGV: environment, message, time that the message is kept for the replicas to fetch (s)
+-- ARGV: environment, message, time that the message is kept for the replicas to fetch (s), fence
 -- Returns how many.
 
-local environment = ARGV[1]
-sweep(environment)
-local ids = redis.call('ZRANGE', key('queue', environment), 0, -1)
-for _, id in ipairs(ids) do
-  local lease = redis.call('HGET', key('ticket', id), 'lease')
-  redis.call('SET', key('failed', lease), ARGV[2], 'EX', ARGV[3])
-  drop(environment, id)
+if fenced() then
+  return NOT_LEADING
 end
-return #ids
+return fail_all(ARGV[1], ARGV[2], 0, ARGV[3])

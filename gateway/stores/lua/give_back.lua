@@ -1,11 +1,11 @@
 -- Undo a claim whose caller is gone, however far it got: its place in the queue, or its slot.
--- ARGV: session id, environment, lease
+-- ARGV: session id, environment, owner, lease
 -- Returns 1 (something was given back) or 0.
 
-local id, environment, lease = ARGV[1], ARGV[2], ARGV[3]
+local id, environment, owner, lease = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 redis.call('DEL', key('failed', lease))
 if redis.call('HGET', key('ticket', id), 'lease') == lease then
-  leave(environment, id)
+  leave(environment, id, owner)
   return 1
 end
 local session = redis.call('HMGET', key('session', id), 'lease', 'state', 'worker')

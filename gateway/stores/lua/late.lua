@@ -2,6 +2,9 @@
 -- ARGV: how many
 -- Returns the sessions.
 
+if not is_whole() then
+  return {}
+end
 local limit = tonumber(ARGV[1])
 local sessions = {}
 local seen = 0

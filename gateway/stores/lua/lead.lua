@@ -1,7 +1,8 @@
 -- Become or stay the leader of the control loop; on the way, notice jumps of Redis' clock.
 -- ARGV: replica, for how long (s), name of the caller's clock, its reading (ms, monotonic), the smallest difference
--- that is a jump (ms), how long readings of a clock are kept (ms)
--- Returns 1, or 0 if another replica is.
+-- that is a jump (ms), how long readings of a clock are kept (ms), the last fence that the caller heard of
+-- Returns the caller's fence (0 if another replica leads), the last fence that was given out, and whether the store is
+-- whole.
 
 -- Redis only knows the wall clock. Between two calls of one caller it should have moved as far as the caller's own,
 -- monotonic clock did; what it moved beyond that is taken out of every later reading. All that might lead are looked
@@ -26,9 +27,41 @@ else
 end
 redis.call('HSET', key('paced'), clock, whole(caller_ms) .. ' ' .. whole(now))
 
-local leader = redis.call('GET', key('leader'))
-if leader and leader ~= ARGV[1] then
-  return 0
+-- What a replica that is gone was opening becomes due: nobody finishes it. That it is gone is remembered for as long as
+-- tickets of it may be there.
+redis.call('HSET', key('replicas'), ARGV[1], whole(now))
+local heard = redis.call('HGETALL', key('replicas'))
+for i = 1, #heard, 2 do
+  local heard_ms = tonumber(heard[i + 1])
+  if heard_ms < now - SILENT_MS then
+    local openings = redis.call('HGETALL', key('openings', heard[i]))
+    for n = 1, #openings, 2 do
+      local session = redis.call('HMGET', key('session', openings[n]), 'state', 'lease')
+      if session[1] == 'opening' and session[2] == openings[n + 1] then
+        redis.call('ZADD', key('deadlines'), whole(now), openings[n])
+      end
+    end
+    redis.call('DEL', key('openings', heard[i]))
+    if heard_ms < now - kept_ms then
+      redis.call('HDEL', key('replicas'), heard[i])
+    end
+  end
 end
-redis.call('SET', key('leader'), ARGV[1], 'PX', whole(math.ceil(tonumber(ARGV[2]) * 1000)))
-return 1
+
+-- Fences must grow across a loss of data too, as a leader of before may still act on its own. So a new one is no lower
+-- than the wall clock (ms), which outlives the data, and than what the caller has heard of, which outlives a clock that was
+-- set back.
+local last = math.max(tonumber(redis.call('GET', key('fence')) or '0'), tonumber(ARGV[7]))
+local this_run = run()
+local fence, led_in, leader = string.match(redis.call('GET', key('leader')) or '', '^(%d+) (%x+) (.*)$')
+if led_in ~= this_run then
+  -- Nobody leads; or the state is of before a restart, and its leader may have been followed by others.
+  fence = math.max(last + 1, tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000))
+  last = fence
+  redis.call('SET', key('fence'), whole(fence))
+elseif leader ~= ARGV[1] then
+  return {0, last, is_whole() and 1 or 0}
+end
+redis.call('SET', key('leader'), whole(fence) .. ' ' .. this_run .. ' ' .. ARGV[1],
+  'PX', whole(math.ceil(tonumber(ARGV[2]) * 1000)))
+return {tonumber(fence), last, is_whole() and 1 or 0}

@@ -1,5 +1,6 @@
 -- Count what every environment holds and what waits.
--- Returns {{worker, slots held, idle (ms), age (ms)}, ...}, oldest worker first, and {environment, waiting, ...};
+-- Returns {{worker, slots held, idle (ms), age (ms)}, ...}, oldest worker first; {environment, waiting, ...};
+-- {'arrivals:' or 'hits:' and environment, count, ...}; {environment, how much longer its breaker is open (ms), ...};
 -- times as strings.
 
 local workers = {}
@@ -14,10 +15,18 @@ end
 local waiting = {}
 for _, environment in ipairs(redis.call('SMEMBERS', key('queues'))) do
   sweep(environment)
-  local count = redis.call('ZCARD', key('queue', environment))
+  local count = redis.call('ZCARD', key('waits', environment))
   if count > 0 then
     waiting[#waiting + 1] = environment
     waiting[#waiting + 1] = count
   end
 end
-return {workers, waiting}
+local breakers = {}
+for _, environment in ipairs(redis.call('HKEYS', key('breakers'))) do
+  local left_ms = broken(environment)
+  if left_ms then
+    breakers[#breakers + 1] = environment
+    breakers[#breakers + 1] = whole(left_ms)
+  end
+end
+return {workers, waiting, redis.call('HGETALL', key('counts')), breakers}

@@ -1,16 +1,17 @@
--- Turn an opening session into an open one; its idle time starts. One that is open already keeps its handle.
+-- Turn an opening session into an open one; its idle time starts. One that is open already keeps its handle, if it has one.
 -- ARGV: session id, lease, its upstream's handle
 -- Returns {'opened', session}, {'closed', reason} or {'unknown'} (also if it is of another lease).
 
 local id, lease = ARGV[1], ARGV[2]
-local session = redis.call('HMGET', key('session', id), 'lease', 'state', 'reason', 'idle_s')
+local session = redis.call('HMGET', key('session', id), 'lease', 'state', 'reason', 'idle_s', 'handle')
 if session[1] ~= lease then
-  return {'unknown'}
+  return is_whole() and {'unknown'} or REBUILDING
 end
 if session[2] ~= 'opening' and session[2] ~= 'open' then
   return {'closed', session[3]}
 end
-if session[2] == 'opening' then
+settled(id)
+if session[2] == 'opening' or (session[5] or '') == '' then
   redis.call('HSET', key('session', id), 'state', 'open', 'handle', ARGV[3])
 end
 redis.call('ZADD', key('deadlines'), after(session[4]), id)

@@ -25,6 +25,36 @@ local function after(seconds)
   return whole(now + math.ceil(tonumber(seconds) * 1000))
 end
 
+-- Leading and wholeness ---------------------------------------------------------------------------------------------
+
+-- Answers of scripts that change nothing; redis_link.py makes errors of ours of them.
+local NOT_LEADING = {err = 'NOTLEADING another replica leads'}
+local REBUILDING = {err = 'REBUILDING the store is being rebuilt'}
+
+-- Whether the caller led once and another one does by now. Its fence is the last argument of every script that asks
+-- this; 0: it acts for itself, whoever leads.
+local function fenced()
+  local fence = tonumber(ARGV[#ARGV])
+  return fence > 0 and fence < tonumber(redis.call('GET', key('fence')) or '0')
+end
+
+-- The run of this server: another one after each restart, and another server has another.
+local function run()
+  return string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
+end
+
+-- Whether the store holds everything: it was said to be whole, of this very run of this very server. What a restarted
+-- server loaded, or one that took over had copied, may be older than what replicas know. Asked at most once in a
+-- script, and only where it matters: INFO takes 10 us.
+local known_whole
+local function is_whole()
+  if known_whole == nil then
+    local marked = redis.call('GET', key('whole'))
+    known_whole = marked ~= false and marked == run()
+  end
+  return known_whole
+end
+
 local function publish_ended(id, lease)
   redis.call('PUBLISH', key('notices'), 'ended:' .. lease .. ':' .. id)
 end
@@ -37,6 +67,26 @@ local function wake(replica, lease)
   redis.call('PUBLISH', key('replica', replica), lease)
 end
 
+-- Replicas ----------------------------------------------------------------------------------------------------------
+
+-- How long a replica may be silent (ms) before what it waits for, and what it is opening, is given up: each calls lead.lua
+-- every half second.
+local SILENT_MS = 5000
+
+-- Whether *replica* is gone; one that was never heard of may just begin.
+local function is_gone(replica)
+  local heard_ms = redis.call('HGET', key('replicas'), replica)
+  return heard_ms and tonumber(heard_ms) < now - SILENT_MS
+end
+
+-- Note that an opening is over, whatever became of it.
+local function settled(id)
+  local replica = redis.call('HGET', key('session', id), 'replica')
+  if replica then
+    redis.call('HDEL', key('openings', replica), id)
+  end
+end
+
 -- Waiting -----------------------------------------------------------------------------------------------------------
 
 -- The fields of an opening, in the order in which claim.lua gets them and a ticket keeps them.
@@ -47,20 +97,82 @@ local function first(zset)
   return redis.call('ZRANGE', zset, 0, 0)[1]
 end
 
-local function leave(environment, id)
-  redis.call('ZREM', key('waits', environment), id)
-  redis.call('ZREM', key('queue', environment), id)
-  redis.call('DEL', key('ticket', id))
-  if redis.call('EXISTS', key('queue', environment)) == 0 then
-    redis.call('SREM', key('queues'), environment)
+-- Numbers that lead a member of a sorted set have as many digits as this: members of equal score are sorted by them. So
+-- a worker's rank is its number and its id, older first.
+local RANK_DIGITS = 16
+
+-- Owners take turns: a queue lists those that have openings in it, each by the round in which its next one is served, and
+-- within a round by the arrival number of that one. The openings of one owner stand in its line, in order of arrival.
+
+-- The line of *owner*; no environment's name has a colon.
+local function line(environment, owner)
+  return key('line', environment .. ':' .. owner)
+end
+
+local function listed(number, owner)
+  return string.format('%0' .. RANK_DIGITS .. '.0f', tonumber(number)) .. owner
+end
+
+local function list_owner(environment, owner, round)
+  local head = redis.call('ZRANGE', line(environment, owner), 0, 0, 'WITHSCORES')
+  if head[1] then
+    redis.call('ZADD', key('queue', environment), round, listed(head[2], owner))
   end
 end
 
--- Take a ticket out of the queue and tell its replica, if that lives, to look.
-local function drop(environment, id)
-  local ticket = redis.call('HMGET', key('ticket', id), 'replica', 'lease')
-  leave(environment, id)
+-- Forget the round when nobody waits any more.
+local function end_queue(environment)
+  if redis.call('EXISTS', key('queue', environment)) == 0 then
+    redis.call('SREM', key('queues'), environment)
+    redis.call('DEL', key('round', environment))
+  end
+end
+
+-- Let *opening* (values in the order of OPENING) wait. An owner that has nothing in the queue joins the round after the
+-- one that is being served.
+local function enter(opening, until_ms)
+  local id, owner, environment = opening[1], opening[3], opening[4]
+  for i, name in ipairs(OPENING) do
+    redis.call('HSET', key('ticket', id), name, opening[i])
+  end
+  redis.call('ZADD', key('waits', environment), until_ms, id)
+  if redis.call('SADD', key('queues'), environment) == 1 then
+    redis.call('HSET', key('round', environment), 'number', 0, 'at_ms', whole(now))
+  end
+  if redis.call('ZADD', line(environment, owner), redis.call('INCR', key('number')), id) == 1
+    and redis.call('ZCARD', line(environment, owner)) == 1 then
+    list_owner(environment, owner, tonumber(redis.call('HGET', key('round', environment), 'number') or '0') + 1)
+  end
+end
+
+-- Take the ticket of *owner* out. Those behind it keep the owner's round, or get *round*.
+local function leave(environment, id, owner, round)
+  local head = redis.call('ZRANGE', line(environment, owner), 0, 0, 'WITHSCORES')
+  redis.call('ZREM', line(environment, owner), id)
+  redis.call('ZREM', key('waits', environment), id)
+  redis.call('DEL', key('ticket', id))
+  if head[1] == id then
+    local was = listed(head[2], owner)
+    round = round or redis.call('ZSCORE', key('queue', environment), was) or '0'
+    redis.call('ZREM', key('queue', environment), was)
+    list_owner(environment, owner, round)
+  end
+  end_queue(environment)
+end
+
+-- How long a replica has to learn that its ticket was dropped (s).
+local DROPPED_KEPT_S = 60
+
+-- Take a ticket whose time has passed out of the queue and tell its replica, if that lives, to look; that it was not lost
+-- is kept.
+local function drop(environment, id, owner)
+  local ticket = redis.call('HMGET', key('ticket', id), 'replica', 'lease', 'owner')
+  redis.call('ZREM', key('waits', environment), id)
+  if owner or ticket[3] then
+    leave(environment, id, owner or ticket[3])
+  end
   if ticket[1] then
+    redis.call('SET', key('failed', ticket[2]), 'late', 'EX', DROPPED_KEPT_S)
     wake(ticket[1], ticket[2])
   end
 end
@@ -73,10 +185,77 @@ local function sweep(environment)
   end
 end
 
--- Slots -------------------------------------------------------------------------------------------------------------
+-- Let all that wait fail with *message*; it says to come again in *left_ms*, and is kept for their replicas to fetch for
+-- *kept_s*. Returns how many.
+local function fail_all(environment, message, left_ms, kept_s)
+  sweep(environment)
+  local ids = redis.call('ZRANGE', key('waits', environment), 0, -1)
+  local number = #ids > 0 and whole(redis.call('INCR', key('number')))
+  for _, id in ipairs(ids) do
+    local ticket = redis.call('HMGET', key('ticket', id), 'replica', 'lease', 'owner')
+    redis.call('DEL', key('ticket', id))
+    if ticket[1] then
+      redis.call('SET', key('failed', ticket[2]), number .. ' ' .. whole(left_ms), 'EX', kept_s)
+      redis.call('DEL', line(environment, ticket[3]))
+      wake(ticket[1], ticket[2])
+    end
+  end
+  if number then
+    -- Once for all of them: a thousand openings may fail with one worker's log.
+    redis.call('SET', key('cause', number), message, 'EX', kept_s)
+  end
+  redis.call('DEL', key('waits', environment), key('queue', environment))
+  end_queue(environment)
+  return #ids
+end
 
--- A worker's rank is its number, in as many digits as this, and its id: equal scores are sorted by it, older first.
-local RANK_DIGITS = 16
+-- Admission ---------------------------------------------------------------------------------------------------------
+
+-- The pace is the mean time between two slots that went to openings that waited (ms). Both as in admission.py.
+local PACE_WEIGHT = 0.2
+local PACE_KEPT_S = 600
+
+local function note_pace(environment, interval_ms, slots)
+  interval_ms = math.min(math.max(interval_ms, 0), PACE_KEPT_S * 1000)
+  local mean_ms = tonumber(redis.call('GET', key('pace', environment)) or interval_ms)
+  mean_ms = interval_ms + (mean_ms - interval_ms) * (1 - PACE_WEIGHT) ^ slots
+  redis.call('SET', key('pace', environment), string.format('%.3f', mean_ms), 'EX', PACE_KEPT_S)
+end
+
+-- What an estimate is made of: the place that *id* has at most (false: that one more opening of *owner* would have), as
+-- owners take turns; and the pace ('': not known).
+local function outlook(environment, owner, id)
+  local all, owners = redis.call('ZCARD', key('waits', environment)), redis.call('ZCARD', key('queue', environment))
+  local own = redis.call('ZCARD', line(environment, owner))
+  local rank = id and redis.call('ZRANK', line(environment, owner), id)
+  if rank then
+    own = rank + 1
+  else
+    all, owners, own = all + 1, own == 0 and owners + 1 or owners, own + 1
+  end
+  return math.min(all, own * owners), redis.call('GET', key('pace', environment)) or ''
+end
+
+-- How much longer the breaker is open (ms), and its message; nil if it is not. One whose time is over is forgotten.
+local function broken(environment)
+  local kept = redis.call('HGET', key('breakers'), environment)
+  if not kept then
+    return nil
+  end
+  local space = string.find(kept, ' ', 1, true)
+  local left_ms = tonumber(string.sub(kept, 1, space - 1)) - now
+  if left_ms <= 0 then
+    redis.call('HDEL', key('breakers'), environment)
+    return nil
+  end
+  return left_ms, string.sub(kept, space + 1)
+end
+
+local function close_breaker(environment)
+  redis.call('HDEL', key('breakers'), environment)
+end
+
+-- Slots -------------------------------------------------------------------------------------------------------------
 
 local function drain(worker, environment, rank)
   redis.call('HSET', key('worker', worker), 'state', 'draining')
@@ -101,9 +280,15 @@ local function grant(opening, rank)
   redis.call('DEL', key('session', id))
   redis.call('HSET', key('session', id), 'id', id, 'name', opening[2], 'owner', opening[3],
     'environment', environment, 'lease', opening[5], 'fingerprint', opening[6], 'idle_s', opening[7],
-    'task', opening[9], 'episode', opening[11], 'worker', worker, 'address', has[3], 'state', 'opening')
+    'task', opening[9], 'episode', opening[11], 'worker', worker, 'address', has[3], 'state', 'opening',
+    'replica', opening[10])
+  redis.call('HSET', key('openings', opening[10]), id, opening[5])
   redis.call('ZADD', key('deadlines'), after(opening[8]), id)
   redis.call('SADD', key('held', worker), id)
+  if not is_whole() then
+    -- A hand-over while the store is rebuilt: adopt.lua must not take it for one of an older state.
+    redis.call('HSET', key('session', id), 'run', run())
+  end
   local uses = redis.call('HINCRBY', key('worker', worker), 'uses', 1)
   local max_uses = tonumber(has[2])
   if max_uses > 0 and uses >= max_uses then
@@ -113,23 +298,36 @@ local function grant(opening, rank)
   end
 end
 
--- Give free slots to those that wait, first come, first served; a ticket whose time has passed is skipped.
+-- Give free slots to those that wait, owner by owner; a ticket whose time has passed, or whose replica is gone, is
+-- skipped.
 local function serve(environment)
+  local served, since_ms = 0, redis.call('HGET', key('round', environment), 'at_ms')
   while true do
     local rank = first(key('free', environment))
-    local id = rank and first(key('queue', environment))
-    if not id then
-      return
+    local turn = rank and redis.call('ZRANGE', key('queue', environment), 0, 0, 'WITHSCORES') or {}
+    if not turn[1] or not is_whole() then
+      break -- until it is whole: a slot may seem free only because its session was lost
     end
-    local ticket = redis.call('HMGET', key('ticket', id), unpack(OPENING))
-    local until_ms = redis.call('ZSCORE', key('waits', environment), id)
-    if ticket[1] and until_ms and tonumber(until_ms) > now then
-      leave(environment, id)
+    local owner = string.sub(turn[1], RANK_DIGITS + 1)
+    local id = first(line(environment, owner))
+    local ticket = id and redis.call('HMGET', key('ticket', id), unpack(OPENING)) or {}
+    local until_ms = id and redis.call('ZSCORE', key('waits', environment), id)
+    if ticket[1] and until_ms and tonumber(until_ms) > now and not is_gone(ticket[10]) then
+      redis.call('HSET', key('round', environment), 'number', turn[2], 'at_ms', whole(now))
+      leave(environment, id, owner, tonumber(turn[2]) + 1)
       grant(ticket, rank)
       wake(ticket[10], ticket[5])
+      served = served + 1
+    elseif id then
+      drop(environment, id, owner)
     else
-      drop(environment, id)
+      -- Somebody else deleted the line.
+      redis.call('ZREM', key('queue', environment), turn[1])
+      end_queue(environment)
     end
+  end
+  if served > 0 and since_ms then
+    note_pace(environment, (now - tonumber(since_ms)) / served, served)
   end
 end
 
@@ -152,6 +350,7 @@ end
 -- Sessions ----------------------------------------------------------------------------------------------------------
 
 local function begin_close(id, reason, closing_s)
+  settled(id)
   redis.call('HSET', key('session', id), 'state', 'closing', 'reason', reason)
   redis.call('ZADD', key('deadlines'), after(closing_s), id)
   publish_ended(id, redis.call('HGET', key('session', id), 'lease'))
@@ -160,10 +359,79 @@ end
 -- Drop a live session. Why it ended is remembered for *kept_s*, unless its trainer did it ('deleted') or never knew
 -- of it (false).
 local function forget(id, lease, reason, kept_s)
+  settled(id)
   redis.call('ZREM', key('deadlines'), id)
   redis.call('DEL', key('session', id))
   if reason and reason ~= 'deleted' then
     redis.call('HSET', key('session', id), 'state', 'closed', 'lease', lease, 'reason', reason)
     redis.call('PEXPIRE', key('session', id), whole(math.ceil(tonumber(kept_s) * 1000)))
+  end
+end
+
+-- Workers, and rebuilding -------------------------------------------------------------------------------------------
+
+-- Register a worker; *values* are its id, environment, digest, slots, max_uses, address and state. Returns its rank.
+local function enlist(values)
+  local id = values[1]
+  local number = redis.call('INCR', key('number'))
+  local rank = string.format('%0' .. RANK_DIGITS .. '.0f', number) .. id
+  redis.call('HSET', key('worker', id), 'id', id, 'environment', values[2], 'digest', values[3], 'slots', values[4],
+    'max_uses', values[5], 'address', values[6], 'state', values[7], 'rank', rank, 'uses', 0, 'added_ms', whole(now),
+    'idle_ms', whole(now))
+  redis.call('ZADD', key('workers'), number, id)
+  return rank
+end
+
+-- The fields of a session as adopt.lua and restore.lua get them.
+local SESSION = {'id', 'name', 'owner', 'lease', 'fingerprint', 'idle_s', 'task', 'episode', 'handle', 'worker', 'address'}
+
+-- Read the sessions in ARGV from *at* on, *count* of them.
+local function read_sessions(at, count)
+  local sessions = {}
+  for n = 1, count do
+    local session = {}
+    for i, name in ipairs(SESSION) do
+      session[name] = ARGV[at + (n - 1) * #SESSION + i - 1]
+    end
+    sessions[n] = session
+  end
+  return sessions
+end
+
+-- Make *session*, which somebody serves and this store does not hold, an open one of its worker, and a use of it.
+local function take_in(session)
+  local id, worker = session.id, session.worker
+  local has = redis.call('HMGET', key('worker', worker), 'environment', 'address')
+  local ticket = redis.call('HGET', key('ticket', id), 'environment')
+  if ticket then
+    drop(ticket, id) -- of an older state: what it asked for is here
+  end
+  redis.call('DEL', key('session', id))
+  redis.call('HSET', key('session', id), 'id', id, 'name', session.name, 'owner', session.owner, 'environment', has[1],
+    'lease', session.lease, 'fingerprint', session.fingerprint, 'idle_s', session.idle_s, 'task', session.task,
+    'episode', session.episode, 'handle', session.handle, 'worker', worker,
+    'address', has[2] ~= '' and has[2] or session.address, 'state', 'open')
+  redis.call('ZADD', key('deadlines'), after(session.idle_s), id)
+  if redis.call('SADD', key('held', worker), id) == 1 then
+    redis.call('HINCRBY', key('worker', worker), 'uses', 1)
+  end
+end
+
+-- List a worker as its sessions have it, once some were taken in.
+local function relist(worker)
+  local has = redis.call('HMGET', key('worker', worker), 'state', 'environment', 'rank', 'slots', 'max_uses', 'uses')
+  local used = redis.call('SCARD', key('held', worker))
+  if has[1] == 'paused' and used > 0 then
+    has[1] = 'ready' -- it was woken since
+    redis.call('HSET', key('worker', worker), 'state', 'ready')
+  end
+  if has[1] ~= 'ready' then
+    return
+  end
+  if tonumber(has[5]) > 0 and tonumber(has[6]) >= tonumber(has[5]) then
+    drain(worker, has[2], has[3])
+  else
+    list_free(worker, has[2], has[3], used, tonumber(has[4]))
+    serve(has[2])
   end
 end

@@ -3,6 +3,9 @@
 -- Returns 1, or 0 if it is unknown, of another lease, not open, or has another handle.
 
 local session = redis.call('HMGET', key('session', ARGV[1]), 'lease', 'state', 'handle')
+if session[1] ~= ARGV[2] and not is_whole() then
+  return REBUILDING
+end
 if session[1] ~= ARGV[2] or session[2] ~= 'open' or (session[3] or '') ~= ARGV[3] then
   return 0
 end

@@ -1,7 +1,10 @@
 -- Forget a worker and end its sessions; its slots are gone with it.
--- ARGV: worker id, reason, time a closed session is remembered (s)
+-- ARGV: worker id, reason, time a closed session is remembered (s), the caller's fence
 -- Returns the sessions as they ended.
 
+if fenced() then
+  return NOT_LEADING
+end
 local worker = redis.call('HMGET', key('worker', ARGV[1]), 'environment', 'rank')
 if not worker[1] then
   return {}

@@ -1,26 +1,32 @@
 -- Tell how an opening that waited stands.
--- ARGV: session id, environment, lease, '1' to leave the queue if it still waits
--- Returns {'granted', session}, {'waiting'}, {'left'}, {'failed', message}, {'lost', reason} (granted and ended since)
--- or {'unknown'} (its time passed, or the store was emptied).
+-- ARGV: session id, environment, owner, lease, '1' to leave the queue if it still waits
+-- Returns {'granted', session}, {'waiting'}, {'failed', time after which to come again (ms), message}, or, each with the
+-- place that it had or would have and the pace (ms): {'left'} (also if its time has passed), {'lost'} (granted and ended
+-- since), {'unknown'} (the store was emptied).
 
-local id, environment, lease = ARGV[1], ARGV[2], ARGV[3]
+local id, environment, owner, lease = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 if redis.call('HGET', key('ticket', id), 'lease') == lease then
-  if ARGV[4] ~= '1' then
+  if ARGV[5] ~= '1' then
     return {'waiting'}
   end
-  leave(environment, id)
-  return {'left'}
+  local place, pace_ms = outlook(environment, owner, id)
+  leave(environment, id, owner)
+  return {'left', place, pace_ms}
 end
-local session = redis.call('HMGET', key('session', id), 'lease', 'state', 'reason')
+local session = redis.call('HMGET', key('session', id), 'lease', 'state')
 if session[1] == lease then
   if session[2] == 'opening' then
     return {'granted', redis.call('HGETALL', key('session', id))}
   end
-  return {'lost', session[3] or session[2]}
+  return {'lost', outlook(environment, owner, false)}
 end
-local message = redis.call('GET', key('failed', lease))
-if message then
+local failed = redis.call('GET', key('failed', lease))
+if failed then
   redis.call('DEL', key('failed', lease))
-  return {'failed', message}
+  if failed == 'late' then
+    return {'left', outlook(environment, owner, false)}
+  end
+  local number, left_ms = string.match(failed, '^(%d+) (%d+)$')
+  return {'failed', tonumber(left_ms), redis.call('GET', key('cause', number)) or ''}
 end
-return {'unknown'}
+return {'unknown', outlook(environment, owner, false)}

@@ -1,6 +1,7 @@
 -- Renew idle deadlines; none moves backwards.
 -- ARGV: session id and seconds since its last activity, of each
--- Returns the ids of those that are not open.
+-- Returns the ids of those that are not open. While the store is rebuilt nobody can say so of any: those that are open
+-- are renewed, and the answer is an error if others were asked for.
 
 local gone = {}
 for i = 1, #ARGV, 2 do
@@ -11,5 +12,8 @@ for i = 1, #ARGV, 2 do
   else
     gone[#gone + 1] = ARGV[i]
   end
+end
+if #gone > 0 and not is_whole() then
+  return REBUILDING
 end
 return gone

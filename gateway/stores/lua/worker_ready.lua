@@ -1,4 +1,4 @@
--- Make a starting worker ready and give its slots to those that wait.
+-- Make a starting worker ready and give its slots to those that wait; the breaker of its environment is closed.
 -- ARGV: worker id, address, the slots that it told (0: those that it was added with)
 -- Returns 1, or 0 if it is unknown or not starting.
 
@@ -8,6 +8,7 @@ if worker[1] ~= 'starting' then
 end
 local slots = tonumber(ARGV[3]) > 0 and ARGV[3] or worker[4]
 redis.call('HSET', key('worker', ARGV[1]), 'state', 'ready', 'address', ARGV[2], 'slots', slots, 'idle_ms', whole(now))
-list_free(ARGV[1], worker[2], worker[3], 0, tonumber(slots))
+list_free(ARGV[1], worker[2], worker[3], redis.call('SCARD', key('held', ARGV[1])), tonumber(slots))
+close_breaker(worker[2])
 serve(worker[2])
 return 1

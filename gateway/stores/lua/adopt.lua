@@ -1,0 +1,36 @@
+-- Register a running worker and the sessions that it holds; what is known already stays as it is.
+-- ARGV: worker id, environment, digest, slots, max_uses, address, state, how many sessions, the fields SESSION of each,
+-- the caller's fence
+-- Returns the ids of the sessions that the worker holds now.
+
+if fenced() then
+  return NOT_LEADING
+end
+
+-- Whether the store's *known* session is one of an older state, which the worker's own list may correct: it was not
+-- written since this server runs.
+local function is_old(known)
+  return not is_whole() and known[4] ~= run()
+end
+
+local id = ARGV[1]
+if redis.call('EXISTS', key('worker', id)) == 0 then
+  enlist(ARGV)
+end
+for _, session in ipairs(read_sessions(9, tonumber(ARGV[8]))) do
+  local known = redis.call('HMGET', key('session', session.id), 'lease', 'state', 'worker', 'run')
+  if not known[3] then
+    if known[1] ~= session.lease then -- nothing is known, or that an earlier one of its id was closed
+      take_in(session)
+    end
+  elseif known[3] == id and known[1] == session.lease then
+    if known[2] == 'opening' and is_old(known) then
+      take_in(session)
+    end
+  elseif known[3] == id and is_old(known) then
+    publish_ended(session.id, known[1])
+    take_in(session)
+  end
+end
+relist(id)
+return redis.call('SMEMBERS', key('held', id))

@@ -1,0 +1,53 @@
+-- Tell what became of calls of a replica, and that it lives.
+-- ARGV: replica, how long its sign is there (s), the most calls of a session, the most bytes of a session, the most
+--   bytes of all, then of each change: kind, session, lease, task id, the key's hash ('-' for none), digest ('-' for
+--   none), how long it is to be known (s), outcome
+-- Returns the run of this server.
+
+local replica = ARGV[1]
+local most, most_bytes, total_bytes = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+sign(replica, ARGV[2])
+sweep()
+
+local function end_call(place, task, kind, head, keep_s, outcome)
+  drop_outcome(place, task)
+  local held = tonumber(redis.call('GET', key('call_bytes')) or '0')
+  if kind == 'done' and held + string.len(outcome) > total_bytes then
+    kind = 'dropped'
+  end
+  if kind == 'dropped' and head.hashed == '-' then
+    remove(place, task, head)
+    return
+  end
+  head.state = kind
+  set_head(place, task, head)
+  if kind == 'done' then
+    redis.call('HSET', key('calls', place), 'out:' .. task, outcome)
+    count(place, string.len(outcome))
+  end
+  keep(place, task, keep_s)
+end
+
+for i = 6, #ARGV, 8 do
+  local kind, place, task, keep_s = ARGV[i], ARGV[i + 1] .. ':' .. ARGV[i + 2], ARGV[i + 3], ARGV[i + 6]
+  local head = {state = 'running', digest = ARGV[i + 5], hashed = ARGV[i + 4], replica = replica}
+  if kind == 'forgotten' then
+    forget_all(place)
+  elseif kind == 'running' then
+    if not head_of(place, task) then
+      set_head(place, task, head)
+      keep(place, task, keep_s)
+    end
+  else
+    wake_waiting(place, task)
+    if kind == 'undone' then
+      remove(place, task, head_of(place, task))
+    else
+      end_call(place, task, kind, head, keep_s, ARGV[i + 7])
+    end
+  end
+  if kind ~= 'forgotten' then
+    tidy(place, most, most_bytes)
+  end
+end
+return run()

@@ -1,0 +1,13 @@
+-- Make a paused worker ready and give its slots to those that wait; the breaker of its environment is closed.
+-- ARGV: worker id
+-- Returns 1, or 0 if it is unknown or not paused.
+
+local worker = redis.call('HMGET', key('worker', ARGV[1]), 'state', 'environment', 'rank', 'slots')
+if worker[1] ~= 'paused' then
+  return 0
+end
+redis.call('HSET', key('worker', ARGV[1]), 'state', 'ready', 'idle_ms', whole(now))
+list_free(ARGV[1], worker[2], worker[3], 0, tonumber(worker[4]))
+close_breaker(worker[2])
+serve(worker[2])
+return 1

@@ -1,0 +1,568 @@
+"""The store seam, admission: turns of owners, when to come again, counts, and the breaker; on memory and on Redis."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gateway.core.errors import EnvironmentUnavailable, NotLeading, PoolExhausted, SessionExists
+from gateway.core.model import CloseReason, EnvironmentLoad, Opening, Owner, Session, WorkerId
+from gateway.core.ports import Store
+from gateway.stores.admission import MESSAGE_BYTES
+from tests.contract.store_worlds import (
+    CODING,
+    MATH,
+    RedisWorld,
+    World,
+    add_ready,
+    end,
+    opened,
+    opening,
+    queued,
+    waiting,
+)
+from tests.contract.store_worlds import worker as starting
+
+pytest_plugins = ["tests.contract.store_fixtures"]
+
+LONG_S = 3600.0
+"""A wait that outlasts whatever time a test lets pass."""
+SHORT_S = 0.02
+"""A wait that is meant to run out."""
+MEANWHILE_S = 20.0
+"""How much later than it should be an estimate may be: Redis' clock goes on while a test runs."""
+
+
+def of(owner: str, id: str) -> Opening:
+    """A wish of *owner*'s."""
+    return replace(opening(id), owner=Owner(owner))
+
+
+async def line(store: Store, owner: str, count: int, *, wait_s: float = LONG_S) -> list[asyncio.Task[Session]]:
+    """Claims of one owner that wait, ``<owner>0`` first."""
+    return [await queued(store, of(owner, f"{owner}{n}"), wait_s=wait_s) for n in range(count)]
+
+
+async def held_by_one(store: Store) -> Session:
+    """The only slot, taken."""
+    await add_ready(store, "w1")
+    return await opened(store, of("holder", "holder"))
+
+
+async def served(store: Store, holder: Session, tasks: Sequence[asyncio.Task[Session]]) -> list[str]:
+    """Free the only slot again and again, until none of *tasks* waits; who got it, in turn."""
+    order: list[str] = []
+    left = set(tasks)
+    while left:
+        await end(store, holder)
+        done, left = await asyncio.wait(left, timeout=30, return_when=asyncio.FIRST_COMPLETED)
+        (task,) = done
+        holder = task.result()
+        order.append(holder.id)
+    await end(store, holder)
+    return order
+
+
+async def hung_up(tasks: Sequence[asyncio.Task[Session]]) -> None:
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)
+
+
+async def load_of(store: Store) -> EnvironmentLoad:
+    return (await store.load()).get(MATH, EnvironmentLoad())
+
+
+async def error_of(claim: Coroutine[Any, Any, Session]) -> BaseException | None:
+    """What a claim is told that waits for nothing."""
+    task = asyncio.ensure_future(claim)
+    await asyncio.wait({task}, timeout=10)
+    if not task.done():
+        await hung_up([task])
+        raise AssertionError("the claim waits")
+    return task.exception()
+
+
+async def refused(store: Store, wish: Opening, *, wait_s: float = 0.0) -> float:
+    """When a claim that finds no slot is told to come again."""
+    error = await error_of(store.claim(wish, wait_s=wait_s))
+    assert isinstance(error, PoolExhausted)
+    return error.retry_after_s
+
+
+async def broken(store: Store, wish: Opening) -> EnvironmentUnavailable:
+    """What a claim is told that finds the breaker open, although it would wait."""
+    error = await error_of(store.claim(wish, wait_s=LONG_S))
+    assert isinstance(error, EnvironmentUnavailable)
+    return error
+
+
+# -- turns ------------------------------------------------------------------------------------------------------
+
+
+async def test_owners_with_a_hundred_ten_and_one_waiting_take_turns(store: Store) -> None:
+    holder = await held_by_one(store)
+    tasks = await line(store, "a", 100) + await line(store, "b", 10) + await line(store, "c", 1)
+
+    order = await served(store, holder, tasks)
+
+    turns = ["a0", "b0", "c0"] + [id for n in range(1, 10) for id in (f"a{n}", f"b{n}")]
+    assert order == turns + [f"a{n}" for n in range(10, 100)]
+
+
+async def test_one_that_asks_while_another_has_many_waiting_is_served_next_but_one(store: Store) -> None:
+    holder = await held_by_one(store)
+    tasks = await line(store, "a", 20)
+    for task in tasks[:5]:
+        await end(store, holder)
+        holder = await task
+
+    late = await queued(store, of("b", "late"))
+
+    order = await served(store, holder, [*tasks[5:], late])
+    assert order[:3] == ["a5", "late", "a6"]
+
+
+async def test_who_comes_back_each_time_it_was_served_starves_nobody(store: Store) -> None:
+    holder = await held_by_one(store)
+    patient = await line(store, "a", 4)
+    tasks = {owner: await queued(store, of(owner, f"{owner}-0")) for owner in ("d", "e")}
+    order = []
+
+    for n in range(1, 10):
+        await end(store, holder)
+        done, _ = await asyncio.wait([*patient, *tasks.values()], timeout=30, return_when=asyncio.FIRST_COMPLETED)
+        (task,) = done
+        holder = task.result()
+        order.append(holder.owner)
+        if task in patient:
+            patient.remove(task)
+        else:
+            tasks[holder.owner] = await queued(store, of(holder.owner, f"{holder.owner}-{n}"))
+
+    assert order == ["a", "d", "e"] * 3
+    await hung_up([*patient, *tasks.values()])
+
+
+async def test_an_owner_whose_first_hangs_up_keeps_its_turn(store: Store) -> None:
+    holder = await held_by_one(store)
+    a, b = await line(store, "a", 3), await line(store, "b", 1)
+
+    await hung_up(a[:1])
+
+    assert await served(store, holder, [*a[1:], *b]) == ["a1", "b0", "a2"]
+
+
+async def test_openings_that_hung_up_count_as_no_turns_of_their_owner(store: Store) -> None:
+    holder = await held_by_one(store)
+    a, b = await line(store, "a", 20), await line(store, "b", 3)
+
+    await hung_up(a[:17])
+
+    assert await served(store, holder, [*a[17:], *b]) in (
+        # Whose first came first is asked within a round only.
+        ["b0", "a17", "b1", "a18", "b2", "a19"],
+        ["a17", "b0", "a18", "b1", "a19", "b2"],
+    )
+
+
+async def test_an_owner_whose_first_waited_too_long_keeps_its_turn(store_world: World) -> None:
+    store = await store_world.open()
+    holder = await held_by_one(store)
+    late = await line(store, "a", 2, wait_s=30)
+    last = await queued(store, of("a", "a2"), wait_s=LONG_S)
+    b = await line(store, "b", 2)
+
+    store_world.pass_time(40)
+
+    # None of them was looked at before the slot is free.
+    assert await served(store, holder, [last, *b]) == ["a2", "b0", "b1"]
+    outcomes = await asyncio.gather(*late, return_exceptions=True)
+    assert all(isinstance(outcome, PoolExhausted) for outcome in outcomes)
+
+
+async def test_turns_begin_anew_when_nobody_waits_any_more(store: Store) -> None:
+    holder = await held_by_one(store)
+    a = await line(store, "a", 3)
+    for task in a:
+        await end(store, holder)
+        holder = await task
+
+    first, second = await queued(store, of("a", "again")), await queued(store, of("b", "other"))
+
+    assert await served(store, holder, [first, second]) == ["again", "other"]
+
+
+async def test_turns_in_one_environment_are_none_in_another(store: Store) -> None:
+    await add_ready(store, "w1", environment=MATH)
+    await add_ready(store, "w2", environment=CODING)
+    math = await opened(store, of("holder", "h1"))
+    coding = await opened(store, replace(of("holder", "h2"), environment=CODING))
+    a = await line(store, "a", 3)
+    for task in a[:2]:
+        await end(store, math)
+        math = await task
+    elsewhere = [await queued(store, replace(of(owner, f"{owner}-coding"), environment=CODING)) for owner in ("a", "b")]
+
+    assert await served(store, coding, elsewhere) == ["a-coding", "b-coding"]
+    assert await served(store, math, a[2:]) == ["a2"]
+
+
+async def test_an_owner_whose_name_holds_anything_has_a_line_of_its_own(store: Store) -> None:
+    holder = await held_by_one(store)
+    names = ["", ":", "math:", "0000000000000001", "a b\n", "é\udc80"]
+    tasks = [
+        await queued(store, replace(opening(f"s{n}-{turn}"), owner=Owner(name)))
+        for n, name in enumerate(names)
+        for turn in range(2)
+    ]
+
+    order = await served(store, holder, tasks)
+
+    assert order == [f"s{n}-{turn}" for turn in range(2) for n in range(len(names))]
+
+
+@pytest.mark.redis
+async def test_owners_take_turns_whatever_replica_they_ask(redis_world: RedisWorld) -> None:
+    here, there = await redis_world.open(replica="a"), await redis_world.open(replica="b")
+    holder = await held_by_one(here)
+    tasks = await line(here, "a", 4) + await line(there, "b", 2) + await line(there, "a-too", 1)
+
+    assert await served(there, holder, tasks) == ["a0", "b0", "a-too0", "a1", "b1", "a2", "a3"]
+
+
+# -- a bounded queue --------------------------------------------------------------------------------------------
+
+
+async def test_an_owner_that_has_nothing_waiting_finds_one_place_in_a_full_queue(store_world: World) -> None:
+    store = await store_world.open(queue_max=3)
+    await held_by_one(store)
+    tasks = await line(store, "a", 3)
+
+    await refused(store, of("a", "a3"), wait_s=LONG_S)
+    for owner in ("b", "c", "d"):
+        tasks += await line(store, owner, 1)
+        await refused(store, of(owner, f"{owner}1"), wait_s=LONG_S)
+
+    assert await waiting(store) == 6
+    await refused(store, of("e", "e0"), wait_s=LONG_S)
+    await hung_up(tasks)
+    assert await waiting(store) == 0
+
+
+# -- when to come again -----------------------------------------------------------------------------------------
+
+
+async def test_when_to_come_again_is_unknown_before_anybody_waited_for_a_slot(store_world: World) -> None:
+    store = await store_world.open()
+    await add_ready(store, "w1", slots=3)
+    for n in range(3):
+        await opened(store, opening(f"s{n}"))
+        store_world.pass_time(100)
+
+    # How far apart trainers ask for slots that are free says nothing.
+    assert await refused(store, opening("s3")) == 0
+    assert await refused(store, opening("s3"), wait_s=SHORT_S) == 0
+
+
+async def paced(world: World, store: Store, *, every_s: float) -> list[asyncio.Task[Session]]:
+    """The only slot goes from one to the next *every_s* seconds; two of owner a still wait then."""
+    holder = await held_by_one(store)
+    tasks = await line(store, "a", 2)
+    for n in range(2, 5):
+        world.pass_time(every_s)
+        await end(store, holder)
+        holder = await tasks.pop(0)
+        tasks.append(await queued(store, of("a", f"a{n}"), wait_s=LONG_S))
+    return tasks
+
+
+async def test_when_to_come_again_is_the_place_times_the_time_between_slots(store_world: World) -> None:
+    store = await store_world.open(queue_max=2)
+    tasks = await paced(store_world, store, every_s=50)
+
+    for wait_s in (0, LONG_S):
+        told = await refused(store, of("a", "a9"), wait_s=wait_s)
+        assert 3 * 50 - 1 <= told < 3 * 50 + MEANWHILE_S
+    # Another owner is served next but one.
+    assert 2 * 50 - 1 <= await refused(store, of("b", "b0")) < 2 * 50 + MEANWHILE_S
+    # Nobody is behind more than wait.
+    tasks += await line(store, "b", 1)
+    assert 4 * 50 - 1 <= await refused(store, of("a", "a9")) < 4 * 50 + MEANWHILE_S
+    await hung_up(tasks)
+    assert 50 - 1 <= await refused(store, of("a", "a9")) < 50 + MEANWHILE_S
+
+
+async def test_one_whose_wait_ended_is_told_from_where_it_stood(store_world: World) -> None:
+    store = await store_world.open(queue_max=2)
+    tasks = await paced(store_world, store, every_s=50)
+
+    assert 2 * 50 - 1 <= await refused(store, of("b", "b0"), wait_s=SHORT_S) < 2 * 50 + MEANWHILE_S
+    await hung_up(tasks)
+    assert 50 - 1 <= await refused(store, of("a", "a9"), wait_s=SHORT_S) < 50 + MEANWHILE_S
+
+
+async def test_slots_that_come_at_once_share_the_time_since_the_one_before(store_world: World) -> None:
+    store = await store_world.open()
+    await store.add_worker(starting("w1", slots=4))
+    tasks = await line(store, "a", 4)
+
+    store_world.pass_time(200)
+    await store.worker_ready(WorkerId("w1"), "unix:/run/w1.sock")
+
+    await asyncio.gather(*tasks)
+    assert 50 - 1 <= await refused(store, opening("next")) < 50 + MEANWHILE_S
+
+
+async def test_nobody_is_told_to_come_in_less_than_a_second_or_more_than_five_minutes(store_world: World) -> None:
+    store = await store_world.open()
+    await add_ready(store, "w9", environment=CODING)
+    quick = await opened(store, opening("s1", environment=CODING))
+    task = await queued(store, opening("s2", environment=CODING))
+    await end(store, quick)
+    await task
+    assert 1 <= await refused(store, opening("s3", environment=CODING)) < MEANWHILE_S
+
+    slow = await paced(store_world, store, every_s=200)
+    assert await refused(store, of("a", "a9")) == 300
+    await hung_up(slow)
+
+
+async def test_a_pace_that_nobody_saw_for_ten_minutes_is_forgotten(store_world: World) -> None:
+    store = await store_world.open()
+    tasks = await paced(store_world, store, every_s=50)
+    await hung_up(tasks)
+
+    store_world.pass_time(500)
+    assert await refused(store, of("a", "a9")) > 0
+    store_world.pass_time(101)
+    assert await refused(store, of("a", "a9")) == 0
+
+
+# -- counts -----------------------------------------------------------------------------------------------------
+
+
+async def test_who_asked_and_who_got_a_slot_at_once_are_counted(store_world: World) -> None:
+    store = await store_world.open(queue_max=1)
+    await add_ready(store, "w1")
+
+    async def counted() -> tuple[int, int]:
+        load = await load_of(store)
+        return load.arrivals, load.hits
+
+    assert await counted() == (0, 0)
+    holder = await opened(store, opening("s1"))
+    assert await counted() == (1, 1)
+    task = await queued(store, opening("s2"))
+    assert await counted() == (2, 1)
+    for wait_s in (0, LONG_S):
+        await refused(store, opening("s3"), wait_s=wait_s)
+    assert await counted() == (4, 1)
+    for id in ("s1", "s2"):
+        with pytest.raises(SessionExists):
+            await store.claim(opening(id), wait_s=0)
+    assert await counted() == (4, 1)
+    await end(store, holder)
+    waited = await task
+    assert await counted() == (4, 1)
+    await end(store, waited)
+    await opened(store, opening("s1"))
+    assert await counted() == (5, 2)
+    assert (await store.load()).get(CODING, EnvironmentLoad()).arrivals == 0
+
+
+async def test_a_slot_that_is_handed_over_is_no_arrival(store: Store) -> None:
+    session = await held_by_one(store)
+    await store.begin_close(session.id, CloseReason.DELETED)
+
+    assert await store.hand_over(session.id, session.lease, of("holder", "holder")) is not None
+
+    load = await load_of(store)
+    assert (load.arrivals, load.hits) == (1, 1)
+
+
+async def test_openings_are_counted_while_there_is_no_worker_at_all(store: Store) -> None:
+    await refused(store, opening("s1"))
+
+    load = await load_of(store)
+
+    assert (load.workers, load.waiting, load.arrivals, load.hits) == ((), 0, 1, 0)
+
+
+# -- the breaker ------------------------------------------------------------------------------------------------
+
+
+async def test_an_open_breaker_fails_those_that_wait_and_those_that_come(store_world: World) -> None:
+    store = await store_world.open()
+    tasks = await line(store, "a", 2) + await line(store, "b", 1)
+    other = await queued(store, opening("other", environment=CODING))
+
+    await store.open_breaker(MATH, "never ready: {} é\n  line 2\n", for_s=100)
+
+    for task in tasks:
+        with pytest.raises(EnvironmentUnavailable) as caught:
+            await task
+        assert caught.value.detail == "never ready: {} é\n  line 2\n"
+        assert caught.value.retry_after_s == 100
+    assert not other.done()
+    store_world.pass_time(40)
+    error = await broken(store, opening("s1"))
+    assert error.detail == "never ready: {} é\n  line 2\n"
+    assert 60 - MEANWHILE_S < error.retry_after_s <= 60
+    assert 60 - MEANWHILE_S < (await load_of(store)).broken_s <= 60
+    assert await waiting(store) == 0
+    assert (await load_of(store)).arrivals == 4
+    await hung_up([other])
+
+
+async def test_a_free_slot_is_had_although_the_breaker_is_open(store: Store) -> None:
+    await add_ready(store, "w1", slots=2)
+    await opened(store, opening("s1"))
+
+    await store.open_breaker(MATH, "the second one does not start", for_s=100)
+
+    second = await store.claim(opening("s2"), wait_s=0)
+    await broken(store, opening("s3"))
+    await end(store, second)
+    assert (await store.claim(opening("s3"), wait_s=0)).id == "s3"
+
+
+async def test_a_breaker_whose_time_is_over_lets_openings_wait_again(store_world: World) -> None:
+    store = await store_world.open()
+    await store.open_breaker(MATH, "broken", for_s=100)
+
+    store_world.pass_time(100)
+
+    task = await queued(store, opening("s1"))
+    assert (await load_of(store)).broken_s == 0
+    await add_ready(store)
+    assert (await task).id == "s1"
+
+
+async def test_a_worker_that_is_ready_closes_the_breaker_of_its_environment(store: Store) -> None:
+    for environment in (MATH, CODING):
+        await store.open_breaker(environment, "broken", for_s=100)
+
+    await add_ready(store)
+
+    assert (await load_of(store)).broken_s == 0
+    await opened(store, opening("s1"))
+    task = await queued(store, opening("s2"))
+    await broken(store, opening("s3", environment=CODING))
+    await hung_up([task])
+
+
+async def test_a_worker_that_is_woken_closes_the_breaker(store: Store) -> None:
+    await add_ready(store)
+    assert await store.pause_worker(WorkerId("w1"))
+    await store.open_breaker(MATH, "broken", for_s=100)
+    await broken(store, opening("s1"))
+
+    assert await store.wake_worker(WorkerId("w1"))
+
+    assert (await load_of(store)).broken_s == 0
+    assert (await store.claim(opening("s1"), wait_s=0)).id == "s1"
+
+
+async def test_a_worker_that_was_added_does_not_close_the_breaker(store: Store) -> None:
+    await store.open_breaker(MATH, "broken", for_s=100)
+
+    await store.add_worker(starting("w1"))
+
+    assert (await load_of(store)).broken_s > 0
+    await broken(store, opening("s1"))
+
+
+async def test_a_breaker_that_is_opened_again_has_the_later_message_and_time(store: Store) -> None:
+    await store.open_breaker(MATH, "first", for_s=1000)
+    await store.open_breaker(MATH, "second", for_s=100)
+
+    error = await broken(store, opening("s1"))
+
+    assert error.detail == "second"
+    assert 100 - MEANWHILE_S < error.retry_after_s <= 100
+
+
+async def test_of_a_long_message_its_beginning_and_its_end_are_kept(store: Store) -> None:
+    message = "math does not start: " + "é" * 100_000 + " no such file"
+    task = await queued(store, opening("s1"))
+
+    await store.open_breaker(MATH, message, for_s=100)
+
+    with pytest.raises(EnvironmentUnavailable) as caught:
+        await task
+    for error in (caught.value, await broken(store, opening("s2"))):
+        assert error.detail.startswith("math does not start: é")
+        assert error.detail.endswith("é no such file")
+        assert MESSAGE_BYTES - 8 <= len(error.detail.encode()) <= MESSAGE_BYTES
+
+
+async def test_failing_those_that_wait_opens_no_breaker(store: Store) -> None:
+    task = await queued(store, opening("s1"))
+
+    await store.fail_waiting(MATH, "no image")
+
+    with pytest.raises(EnvironmentUnavailable) as caught:
+        await task
+    assert caught.value.retry_after_s == 0
+    again = await queued(store, opening("s1"))
+    assert (await load_of(store)).broken_s == 0
+    await hung_up([again])
+
+
+async def test_one_that_does_not_lead_any_more_fails_nobody(store_world: World) -> None:
+    store = await store_world.open()
+    old = (await store.lead("a", ttl_s=10)).fence
+    store_world.pass_time(20)
+    new = (await store.lead("b", ttl_s=10)).fence
+    assert new > old > 0
+    task = await queued(store, opening("s1"))
+
+    with pytest.raises(NotLeading):
+        await store.fail_waiting(MATH, "broken", fence=old)
+    with pytest.raises(NotLeading):
+        await store.open_breaker(MATH, "broken", for_s=100, fence=old)
+
+    assert await waiting(store) == 1
+    assert (await load_of(store)).broken_s == 0
+    await store.open_breaker(MATH, "broken", for_s=100, fence=new)
+    with pytest.raises(EnvironmentUnavailable):
+        await task
+
+
+# -- keys -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.redis
+async def test_of_queues_and_breakers_that_are_gone_no_key_is_left(redis_world: RedisWorld) -> None:
+    store = await redis_world.open()
+
+    def kinds() -> set[str]:
+        with redis_world.server.client() as client:
+            return {key.split(":")[1] for key in redis_world.keys(client)}
+
+    holder = await held_by_one(store)
+    a, b, c = await line(store, "a", 6), await line(store, "b", 2, wait_s=30), await line(store, "c", 3)
+    await hung_up(a[1:4])
+    assert kinds() >= {"ticket", "waits", "queue", "line", "round", "queues"}
+    redis_world.pass_time(40)
+    assert await served(store, holder, [a[0], *a[4:], *c]) == ["a0", "c0", "a4", "c1", "a5", "c2"]
+    await asyncio.wait(b)
+    assert not kinds() & {"ticket", "waits", "queue", "line", "round", "queues"}
+
+    holder = await opened(store, of("holder", "holder"))
+    failing = await line(store, "a", 2) + await line(store, "b", 2)
+    await store.open_breaker(MATH, "broken", for_s=100)
+    await asyncio.wait(failing)
+    assert not kinds() & {"ticket", "waits", "queue", "line", "round", "queues", "failed"}
+    assert kinds() >= {"breakers", "pace", "counts"}
+    redis_world.pass_time(601)
+    await store.load()
+    await end(store, holder)
+    await store.remove_worker(WorkerId("w1"), CloseReason.DELETED)
+    assert not kinds() & {"breakers", "pace", "cause", "worker", "workers", "free", "held"}

@@ -1,0 +1,207 @@
+"""The store seam: who leads, and that one who led before changes nothing any more. Run on memory and on Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from gateway.core.errors import NotLeading, PoolExhausted
+from gateway.core.model import CloseReason, WorkerId, WorkerState
+from gateway.core.ports import Store
+from tests.contract.store_worlds import MATH, World, add_ready, end, opened, opening, queued, waiting, worker
+
+pytest_plugins = ["tests.contract.store_fixtures"]
+
+W1 = WorkerId("w1")
+
+
+async def state_of(store: Store, id: WorkerId) -> WorkerState:
+    found = await store.worker(id)
+    assert found is not None
+    return found.state
+
+
+# -- the leader -------------------------------------------------------------------------------------------------
+
+
+async def test_there_is_one_leader_until_its_time_is_over_or_it_leads_on(store_world: World) -> None:
+    store = await store_world.open()
+    assert (await store.lead("a", ttl_s=10)).fence
+    assert not (await store.lead("b", ttl_s=10)).fence
+    store_world.pass_time(8)
+    assert (await store.lead("a", ttl_s=10)).fence
+    store_world.pass_time(8)
+    assert not (await store.lead("b", ttl_s=10)).fence
+
+    store_world.pass_time(3)
+
+    assert (await store.lead("b", ttl_s=10)).fence
+    assert not (await store.lead("a", ttl_s=10)).fence
+
+
+async def test_a_leader_keeps_its_fence_while_it_leads_on_and_each_new_lead_has_a_higher_one(
+    store_world: World,
+) -> None:
+    store = await store_world.open()
+    first = (await store.lead("a", ttl_s=10)).fence
+    store_world.pass_time(8)
+    assert (await store.lead("a", ttl_s=10)).fence == first
+
+    store_world.pass_time(11)
+    second = (await store.lead("a", ttl_s=10)).fence
+    store_world.pass_time(11)
+    third = (await store.lead("b", ttl_s=10)).fence
+
+    assert first < second < third
+    assert (await store.lead("b", ttl_s=10)).fence == third
+
+
+# -- fences -----------------------------------------------------------------------------------------------------
+
+FENCED: dict[str, Callable[[Store, int], Awaitable[object]]] = {
+    "add_worker": lambda store, fence: store.add_worker(worker("w9"), fence=fence),
+    "pause_worker": lambda store, fence: store.pause_worker(W1, fence=fence),
+    "drain_worker": lambda store, fence: store.drain_worker(W1, fence=fence),
+    "remove_worker": lambda store, fence: store.remove_worker(W1, CloseReason.SHUTDOWN, fence=fence),
+    "fail_waiting": lambda store, fence: store.fail_waiting(MATH, "broken", fence=fence),
+    "open_breaker": lambda store, fence: store.open_breaker(MATH, "broken", for_s=60, fence=fence),
+    "adopt": lambda store, fence: store.adopt(worker("w9"), [], fence=fence),
+    "rebuilt": lambda store, fence: store.rebuilt(fence=fence),
+}
+
+
+@pytest.mark.parametrize("name", FENCED)
+async def test_who_led_before_is_refused_and_changes_nothing(store_world: World, name: str) -> None:
+    store = await store_world.open()
+    await add_ready(store)
+    session = await opened(store, opening("s1"))
+    task = await queued(store, opening("s2"))
+    old = (await store.lead("a", ttl_s=10)).fence
+    store_world.pass_time(11)
+    await store.lead("b", ttl_s=10)
+    before = await store.load()
+
+    with pytest.raises(NotLeading):
+        await FENCED[name](store, old)
+
+    assert [entry.worker for entry in (await store.load())[MATH].workers] == [
+        entry.worker for entry in before[MATH].workers
+    ]
+    assert await waiting(store) == 1
+    await end(store, session)
+    assert (await task).id == "s2"
+
+
+@pytest.mark.parametrize("name", FENCED)
+async def test_who_leads_and_who_acts_for_itself_are_not_refused(store: Store, name: str) -> None:
+    fence = (await store.lead("a", ttl_s=10)).fence
+
+    await FENCED[name](store, 0)
+    await FENCED[name](store, fence)
+
+
+async def test_a_leader_that_does_not_know_yet_that_its_time_is_over_acts_until_another_one_leads(
+    store_world: World,
+) -> None:
+    store = await store_world.open()
+    fence = (await store.lead("a", ttl_s=10)).fence
+    store_world.pass_time(11)
+    await store.add_worker(worker("w1"), fence=fence)
+
+    await store.lead("b", ttl_s=10)
+
+    with pytest.raises(NotLeading):
+        await store.remove_worker(W1, CloseReason.SHUTDOWN, fence=fence)
+    assert await store.worker(W1) is not None
+
+
+# -- pausing ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_paused_worker_takes_no_session_until_it_is_woken(store: Store) -> None:
+    await add_ready(store, slots=2)
+
+    assert await store.pause_worker(W1)
+
+    assert [entry.worker.state for entry in (await store.load())[MATH].workers] == [WorkerState.PAUSED]
+    with pytest.raises(PoolExhausted):
+        await store.claim(opening("s1"), wait_s=0)
+    assert await store.wake_worker(W1)
+    assert await state_of(store, W1) is WorkerState.READY
+    assert (await store.claim(opening("s1"), wait_s=0)).worker == W1
+
+
+async def test_waking_a_worker_gives_its_slots_to_those_that_wait(store: Store) -> None:
+    await add_ready(store, slots=2)
+    await store.pause_worker(W1)
+    tasks = [await queued(store, opening(f"s{n}")) for n in range(3)]
+
+    await store.wake_worker(W1)
+
+    assert [(await task).id for task in tasks[:2]] == ["s0", "s1"]
+    assert await waiting(store) == 1
+    tasks[2].cancel()
+
+
+async def test_only_a_ready_worker_without_a_session_is_paused(store: Store) -> None:
+    await add_ready(store, "w1", slots=2)
+    await store.add_worker(worker("w2"))
+    await add_ready(store, "w3")
+    await store.drain_worker(WorkerId("w3"))
+    session = await opened(store, opening("s1"))
+
+    paused = {id: await store.pause_worker(WorkerId(id)) for id in ("w1", "w2", "w3", "nobody")}
+
+    assert not any(paused.values())
+    await end(store, session)
+    assert await store.pause_worker(W1)
+    assert await store.pause_worker(W1)
+
+
+async def test_only_a_paused_worker_is_woken(store: Store) -> None:
+    await add_ready(store, "w1")
+    await store.add_worker(worker("w2"))
+
+    woken = {id: await store.wake_worker(WorkerId(id)) for id in ("w1", "w2", "nobody")}
+
+    assert not any(woken.values())
+    assert await state_of(store, WorkerId("w2")) is WorkerState.STARTING
+
+
+async def test_a_paused_worker_is_drained_and_removed_like_an_idle_one(store: Store) -> None:
+    await add_ready(store)
+    await store.pause_worker(W1)
+
+    assert await store.drain_worker(W1, only_if_idle=True)
+
+    assert await state_of(store, W1) is WorkerState.DRAINING
+    assert not await store.wake_worker(W1)
+    assert await store.remove_worker(W1, CloseReason.SHUTDOWN) == []
+    assert await store.worker(W1) is None
+
+
+async def test_a_paused_worker_that_is_removed_leaves_no_slot_behind(store: Store) -> None:
+    await add_ready(store)
+    await store.pause_worker(W1)
+
+    await store.remove_worker(W1, CloseReason.SHUTDOWN)
+
+    assert not await store.wake_worker(W1)
+    with pytest.raises(PoolExhausted):
+        await store.claim(opening("s1"), wait_s=0)
+
+
+async def test_a_worker_is_idle_anew_from_when_it_was_woken_on(store_world: World) -> None:
+    store = await store_world.open()
+    await add_ready(store)
+    store_world.pass_time(100)
+    await store.pause_worker(W1)
+    store_world.pass_time(50)
+    (paused,) = (await store.load())[MATH].workers
+
+    await store.wake_worker(W1)
+
+    (woken,) = (await store.load())[MATH].workers
+    assert 150 <= paused.idle_s < 160
+    assert woken.idle_s < 10

@@ -1,0 +1,353 @@
+"""The store seam after a loss of data: what it says meanwhile, and how it is rebuilt.
+
+One suite for memory and Redis, on stores that begin as if they had lost everything. A Redis that is really killed is in
+test_store_restarts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TypeVar
+
+import pytest
+
+from gateway.core.errors import (
+    PoolExhausted,
+    SessionClosed,
+    SessionNotFound,
+    StoreUnavailable,
+)
+from gateway.core.model import (
+    CapacityWanted,
+    CloseReason,
+    Note,
+    SessionId,
+    SessionState,
+    WorkerId,
+    WorkerState,
+)
+from gateway.core.ports import Store
+from tests.contract.store_worlds import (
+    MATH,
+    World,
+    add_ready,
+    end,
+    ended_late,
+    held,
+    opened,
+    opening,
+    queued,
+    running,
+    served,
+    waiting,
+    worker,
+)
+
+pytest_plugins = ["tests.contract.store_fixtures"]
+
+T = TypeVar("T")
+
+W1, W2 = WorkerId("w1"), WorkerId("w2")
+REBUILDING = "the store is being rebuilt"
+
+
+@pytest.fixture
+async def lost(store_world: World) -> Store:
+    """A store that lost everything, and that its leader has not rebuilt."""
+    return await store_world.open(is_whole=False)
+
+
+# -- while it is not whole --------------------------------------------------------------------------------------
+
+
+async def test_a_store_that_lost_its_data_says_so_until_its_leader_has_rebuilt_it(lost: Store) -> None:
+    lead = await lost.lead("a", ttl_s=10)
+    other = await lost.lead("b", ttl_s=10)
+    assert (lead.is_whole, other.is_whole, other.fence) == (False, False, 0)
+
+    await lost.rebuilt(fence=lead.fence)
+
+    assert (await lost.lead("a", ttl_s=10)) == replace(lead, is_whole=True)
+    assert (await lost.lead("b", ttl_s=10)).is_whole
+
+
+async def test_nobody_is_told_that_a_session_is_gone_before_the_store_is_rebuilt(lost: Store) -> None:
+    id = SessionId("s1")
+    for ask in (
+        lost.find(id),
+        lost.opened(id, "lease"),
+        lost.count_turn(id, "lease"),
+        lost.touch([Note(id, 0.0)]),
+        lost.begin_close(id, CloseReason.DELETED),
+        lost.rebind(id, "lease", was="", handle="here"),
+    ):
+        with pytest.raises(StoreUnavailable, match=REBUILDING):
+            await ask
+
+    await lost.rebuilt(fence=0)
+
+    with pytest.raises(SessionNotFound):
+        await lost.find(id)
+    assert await lost.touch([Note(id, 0.0)]) == [id]
+    assert await lost.begin_close(id, CloseReason.DELETED) is None
+
+
+async def test_openings_wait_for_the_store_to_be_rebuilt_and_are_served_in_order_then(lost: Store) -> None:
+    await add_ready(lost, slots=2)
+    with pytest.raises(PoolExhausted):
+        await lost.claim(opening("s0"), wait_s=0)
+
+    tasks = [await queued(lost, opening(f"s{n}")) for n in range(3)]
+    assert await held(lost) == {"w1": 0}
+    notices = lost.notices()
+    await lost.rebuilt(fence=0)
+
+    assert [(await task).id for task in tasks[:2]] == ["s0", "s1"]
+    assert (await waiting(lost), await held(lost)) == (1, {"w1": 2})
+    assert await anext(notices) == CapacityWanted(MATH)
+    tasks[2].cancel()
+
+
+async def test_a_session_that_is_known_lives_and_ends_also_meanwhile_and_its_slot_is_kept(lost: Store) -> None:
+    session = served(opening("s1"), handle="here")
+    await lost.adopt(running(), [session], fence=0)
+    task = await queued(lost, opening("s2"))
+
+    assert await lost.find(session.id) == session
+    assert await lost.touch([Note(session.id, 0.0)]) == []
+    assert await lost.count_turn(session.id, session.lease) == 1
+    assert await lost.rebind(session.id, session.lease, was="here", handle="there")
+    await end(lost, session)
+
+    assert await waiting(lost) == 1
+    await lost.rebuilt(fence=0)
+    assert (await task).id == "s2"
+
+
+async def test_of_many_notes_those_of_known_sessions_are_taken_though_others_are_missing(
+    store_world: World,
+) -> None:
+    store = await store_world.open(is_whole=False)
+    session = served(opening("s1", idle_s=100))
+    await store.adopt(running(), [session], fence=0)
+    store_world.pass_time(90)
+
+    with pytest.raises(StoreUnavailable):
+        await store.touch([Note(SessionId("lost"), 0.0), Note(session.id, 0.0)])
+
+    await store.rebuilt(fence=0)
+    store_world.pass_time(90)
+    assert await store.late(10) == []
+
+
+async def test_nothing_expires_before_the_store_is_rebuilt_and_then_notes_have_time_to_come(store_world: World) -> None:
+    store = await store_world.open(is_whole=False)
+    session = served(opening("s1", idle_s=100))
+    await store.adopt(running(), [session], fence=0)
+    store_world.pass_time(500)
+    assert await store.late(10) == await store.expire([session.id]) == await store.due(10) == []
+
+    await store.rebuilt(fence=0)
+
+    assert await ended_late(store, 10) == []
+    store_world.pass_time(11)
+    assert [late.id for late in await ended_late(store, 10)] == [session.id]
+
+
+async def test_no_worker_is_taken_for_idle_before_the_store_is_rebuilt(lost: Store) -> None:
+    await add_ready(lost)
+
+    assert not await lost.pause_worker(W1)
+    assert not await lost.drain_worker(W1, only_if_idle=True)
+
+    await lost.rebuilt(fence=0)
+    assert await lost.pause_worker(W1)
+
+
+# -- what is adopted --------------------------------------------------------------------------------------------
+
+
+async def test_a_worker_is_adopted_with_its_sessions_which_hold_its_slots(store_world: World) -> None:
+    store = await store_world.open(is_whole=False)
+    sessions = [served(opening("s1"), handle="here"), served(opening("s2", idle_s=50, task="test/3"))]
+
+    adopted = await store.adopt(running(slots=3), sessions, fence=0)
+    await store.rebuilt(fence=0)
+
+    assert sorted(adopted) == ["s1", "s2"]
+    assert [await store.find(session.id) for session in sessions] == sessions
+    assert await store.worker(W1) == running(slots=3)
+    assert await held(store) == {"w1": 2}
+    assert (await store.claim(opening("s3"), wait_s=0)).worker == W1
+    with pytest.raises(PoolExhausted):
+        await store.claim(opening("s4"), wait_s=0)
+    store_world.pass_time(49)
+    assert await store.late(10) == []
+    store_world.pass_time(2)
+    assert [late.id for late in await store.late(10)] == ["s2"]
+
+
+async def test_a_worker_keeps_more_sessions_than_it_has_slots_and_takes_no_more_until_they_end(lost: Store) -> None:
+    sessions = [served(opening(f"s{n}")) for n in range(3)]
+    await lost.adopt(running(slots=2), sessions, fence=0)
+    await lost.rebuilt(fence=0)
+    task = await queued(lost, opening("next"))
+
+    for session in sessions[:2]:
+        assert await waiting(lost) == 1
+        await end(lost, session)
+
+    assert (await task).worker == W1
+    assert await held(lost) == {"w1": 2}
+
+
+@pytest.mark.parametrize(("max_uses", "state"), [(1, WorkerState.DRAINING), (2, WorkerState.READY)])
+async def test_sessions_that_are_adopted_are_uses_of_their_worker(
+    lost: Store, max_uses: int, state: WorkerState
+) -> None:
+    await lost.adopt(running(slots=2, max_uses=max_uses), [served(opening("s1"))], fence=0)
+
+    found = await lost.worker(W1)
+
+    assert found is not None
+    assert found.state is state
+
+
+async def test_a_worker_that_drains_is_adopted_as_one_that_drains(lost: Store) -> None:
+    await lost.adopt(replace(running(slots=2), state=WorkerState.DRAINING), [served(opening("s1"))], fence=0)
+    await lost.rebuilt(fence=0)
+
+    with pytest.raises(PoolExhausted):
+        await lost.claim(opening("s2"), wait_s=0)
+    assert (await lost.find(SessionId("s1"))).worker == W1
+
+
+async def test_a_known_worker_keeps_its_state_and_its_sessions_and_gets_what_it_lacks(store: Store) -> None:
+    await add_ready(store, slots=3)
+    known, closing = await opened(store, opening("s1")), await opened(store, opening("s2"))
+    await store.begin_close(closing.id, CloseReason.EXPIRED)
+    await store.drain_worker(W1)
+
+    adopted = await store.adopt(running(slots=9), [replace(closing), served(opening("s3"))], fence=0)
+
+    assert sorted(adopted) == ["s1", "s2", "s3"]
+    assert await store.find(known.id) == known
+    assert (await store.find(closing.id)).state is SessionState.CLOSING
+    found = await store.worker(W1)
+    assert found is not None
+    assert (found.state, found.slots) == (WorkerState.DRAINING, 3)
+
+
+async def test_a_session_that_another_worker_has_under_another_lease_is_left_out(store: Store) -> None:
+    await add_ready(store, "w1")
+    known = await opened(store, opening("s1"))
+
+    assert await store.adopt(running("w2"), [served(opening("s1"), "w2")], fence=0) == []
+
+    assert await store.find(known.id) == known
+    assert await held(store) == {"w1": 1, "w2": 0}
+
+
+async def test_a_session_that_was_closed_is_not_brought_back_and_a_later_one_of_its_id_is(store: Store) -> None:
+    await add_ready(store)
+    session = await opened(store, opening("s1"))
+    await end(store, session, CloseReason.EXPIRED)
+
+    assert await store.adopt(running(), [session], fence=0) == []
+    assert await store.restore([session]) == []
+    with pytest.raises(SessionClosed):
+        await store.find(session.id)
+
+    later = served(opening("s1"))
+    assert await store.adopt(running(), [later], fence=0) == ["s1"]
+    assert await store.find(session.id) == later
+
+
+async def test_a_paused_worker_that_serves_a_session_was_woken(store: Store) -> None:
+    await add_ready(store, slots=2)
+    await store.pause_worker(W1)
+
+    await store.adopt(running(), [served(opening("s1"))], fence=0)
+
+    assert (await store.claim(opening("s2"), wait_s=0)).worker == W1
+
+
+async def test_a_worker_that_the_store_thinks_is_starting_has_its_sessions_when_it_is_ready(store: Store) -> None:
+    await store.add_worker(worker(slots=2))
+    await store.adopt(running(), [served(opening("s1"))], fence=0)
+
+    assert await store.worker_ready(W1, "unix:/run/w1.sock")
+
+    await store.claim(opening("s2"), wait_s=0)
+    with pytest.raises(PoolExhausted):
+        await store.claim(opening("s3"), wait_s=0)
+    assert await held(store) == {"w1": 2}
+
+
+async def test_an_adopted_session_is_opened_and_closed_like_any_other(store: Store) -> None:
+    session = served(opening("s1"))
+    await store.adopt(running(), [session], fence=0)
+
+    assert await store.opened(session.id, session.lease, handle="here") == replace(session, handle="here")
+    assert (await store.opened(session.id, session.lease, handle="there")).handle == "here"
+
+    await end(store, session)
+    assert await held(store) == {"w1": 0}
+
+
+async def test_adopting_gives_what_is_left_to_those_that_wait(store: Store) -> None:
+    tasks = [await queued(store, opening(f"s{n}")) for n in range(2)]
+
+    await store.adopt(running(slots=2), [served(opening("served"))], fence=0)
+
+    assert (await tasks[0]).worker == W1
+    assert await waiting(store) == 1
+    tasks[1].cancel()
+
+
+# -- what replicas restore --------------------------------------------------------------------------------------
+
+
+async def test_a_replica_restores_its_sessions_of_known_workers(lost: Store) -> None:
+    await lost.adopt(running("w1", slots=2), [], fence=0)
+    mine = [served(opening("s1"), handle="here"), served(opening("s2")), served(opening("s3"), "unknown")]
+
+    assert await lost.restore(mine) == ["s1", "s2"]
+
+    await lost.rebuilt(fence=0)
+    assert await lost.find(SessionId("s1")) == mine[0]
+    assert await held(lost) == {"w1": 2}
+    with pytest.raises(SessionNotFound):
+        await lost.find(SessionId("s3"))
+    with pytest.raises(PoolExhausted):
+        await lost.claim(opening("s4"), wait_s=0)
+
+
+async def test_a_worker_may_hold_more_sessions_than_slots_after_replicas_restored_theirs(lost: Store) -> None:
+    await lost.adopt(running(slots=1), [served(opening("s1"))], fence=0)
+
+    assert await lost.restore([served(opening("s2")), served(opening("s3"))]) == ["s2", "s3"]
+
+    assert await held(lost) == {"w1": 3}
+
+
+async def test_restoring_what_is_known_changes_nothing_and_another_lease_of_an_id_is_refused(store: Store) -> None:
+    await add_ready(store, slots=3)
+    session = await opened(store, opening("s1"))
+    await store.begin_close(session.id, CloseReason.EXPIRED)
+
+    assert await store.restore([session, served(opening("s1"))]) == ["s1"]
+
+    assert await store.find(session.id) == replace(session, state=SessionState.CLOSING, reason=CloseReason.EXPIRED)
+    assert await held(store) == {"w1": 1}
+    await store.release(session.id, session.lease)
+    assert await held(store) == {"w1": 0}
+
+
+async def test_many_sessions_are_restored_at_once(lost: Store) -> None:
+    await lost.adopt(running(slots=2000), [], fence=0)
+    sessions = [served(opening(f"s{n}")) for n in range(1200)]
+
+    assert len(await lost.restore(sessions)) == 1200
+    assert await held(lost) == {"w1": 1200}
+    assert len(await lost.adopt(running(), sessions, fence=0)) == 1200

@@ -31,15 +31,43 @@ def state(client: APIClient, *, container: str) -> dict[str, Any]:
     return found
 
 
-def has_image(client: APIClient, *, image: str) -> bool:
-    """Whether the engine has *image*."""
+def image_id(client: APIClient, *, image: str) -> str:
+    """The id (``sha256:…``) of *image*; empty if the engine does not have it."""
     try:
-        client.inspect_image(image)  # type: ignore[no-untyped-call]  # no stubs
+        id: str = client.inspect_image(image)["Id"]  # type: ignore[no-untyped-call]  # no stubs
     except APIError as error:
         if error.status_code == 404:
-            return False
+            return ""
         raise
-    return True
+    return id
+
+
+def pause(client: APIClient, *, container: str) -> None:
+    """Freeze a container; one that is frozen is no error."""
+    try:
+        client.pause(container)
+    except APIError:
+        if not _is_paused(client, container):
+            raise
+
+
+def unpause(client: APIClient, *, container: str) -> None:
+    """Let a frozen container go on; one that runs is no error."""
+    try:
+        client.unpause(container)
+    except APIError as error:
+        # Engines say that it "is not paused" with 500, and of one that is dead too.
+        if error.status_code == 404 or not _is_running(client, container):
+            raise
+
+
+def _is_paused(client: APIClient, container: str) -> bool:
+    return bool(state(client, container=container).get("Paused"))
+
+
+def _is_running(client: APIClient, container: str) -> bool:
+    found = state(client, container=container)
+    return bool(found["Running"]) and not found.get("Paused")
 
 
 def has_volume(client: APIClient, *, name: str) -> bool:
@@ -75,10 +103,12 @@ def terminate(client: APIClient, *, container: str) -> bool:
     return False
 
 
-def remove(client: APIClient, *, container: str) -> None:
-    """Kill and remove a container with its anonymous volumes; no error if it is gone or going."""
+def remove(client: APIClient, *, container: str) -> bool:
+    """Kill and remove a container with its anonymous volumes; False if there is none (which is no error)."""
     try:
         client.remove_container(container, force=True, v=True)
     except APIError as error:
         if error.status_code not in (404, 409):  # gone; "removal … is already in progress"
             raise
+        return error.status_code != 404
+    return True

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from gateway.backends.folders import SOCKET_NAME
 from gateway.backends.seccomp import sandbox_profile
-from gateway.core.model import CustomTasks, Environment, Isolation, Loosened, SandboxLimits, Worker, WorkerId
+from gateway.core.model import CustomTasks, Environment, Isolation, Limits, Loosened, SandboxLimits, Worker, WorkerId
 
 MIB: Final = 2**20
 
@@ -158,6 +158,8 @@ def host_config(environment: Environment, mounts: list[dict[str, Any]]) -> dict[
         "RestartPolicy": {"Name": "no", "MaximumRetryCount": 0},
         "Mounts": mounts,
     }
+    if requests := device_requests(environment.limits):
+        common["DeviceRequests"] = requests
     if not is_sandboxed(environment):
         return common
     return common | {
@@ -171,6 +173,15 @@ def host_config(environment: Environment, mounts: list[dict[str, Any]]) -> dict[
         # So the image has one of its own, which is that user.
         "Init": False,
     }
+
+
+def device_requests(limits: Limits) -> list[dict[str, Any]]:
+    """Ask for GPUs as ``docker run --gpus`` does; nothing where *limits* gives none."""
+    if not limits.gpus and not limits.gpu_ids:
+        return []
+    # The engine refuses a request for a number and for certain ones.
+    count = 0 if limits.gpu_ids else limits.gpus
+    return [{"Driver": "", "Count": count, "DeviceIDs": [*limits.gpu_ids], "Capabilities": [["gpu"]]}]
 
 
 def own_mount(source: str) -> dict[str, Any]:

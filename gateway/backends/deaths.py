@@ -9,7 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 
-from gateway.core.model import WorkerId
+from gateway.core.model import Death
 
 KEPT = 1024
 """Deaths that a slow reader can be behind; an engine ends a few dozen containers a second at most."""
@@ -19,14 +19,14 @@ class Deaths:
     """Announces deaths; to be used from one event loop."""
 
     def __init__(self) -> None:
-        self._ids: deque[WorkerId] = deque(maxlen=KEPT)
+        self._told: deque[Death] = deque(maxlen=KEPT)
         self._count = 0
         self._changed = asyncio.Event()
         self._closed = False
 
-    def add(self, id: WorkerId) -> None:
-        """Announce the death of worker *id*."""
-        self._ids.append(id)
+    def add(self, death: Death) -> None:
+        """Announce *death*."""
+        self._told.append(death)
         self._count += 1
         self._wake()
 
@@ -35,18 +35,18 @@ class Deaths:
         self._closed = True
         self._wake()
 
-    def follow(self) -> AsyncIterator[WorkerId]:
+    def follow(self) -> AsyncIterator[Death]:
         """Yield the workers whose death is announced from now on, until `close`."""
         return self._follow(self._count)
 
-    async def _follow(self, position: int) -> AsyncIterator[WorkerId]:
+    async def _follow(self, position: int) -> AsyncIterator[Death]:
         while True:
             changed = self._changed
-            oldest = self._count - len(self._ids)
+            oldest = self._count - len(self._told)
             position = max(position, oldest)
             if position < self._count:
                 position += 1
-                yield self._ids[position - 1 - oldest]
+                yield self._told[position - 1 - oldest]
             elif self._closed:
                 return
             else:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Collection, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -37,17 +37,17 @@ from gateway.backends.container import (
     container_body,
     container_name,
 )
-from gateway.backends.deaths import Deaths
-from gateway.backends.engine import Engine, EngineError
-from gateway.backends.events import DieEvents
+from gateway.backends.endings import Endings
+from gateway.backends.engine import LOOK_S, TIMEOUT_S, Engine, EngineError
 from gateway.backends.folders import SOCKET_NAME, SocketFolders
 from gateway.backends.foreign import FORWARDER_IMAGE, forwarder_body, forwarder_name, server_body
-from gateway.backends.images import is_from_registry, pull
+from gateway.backends.images import Images
 from gateway.backends.launches import Launches, Wanted
+from gateway.backends.machine import shortcomings, with_splits
 from gateway.backends.sources import Sources
 from gateway.core.addresses import FOREIGN_SOCKET
 from gateway.core.errors import BackendError, StartFailed
-from gateway.core.model import Environment, EnvironmentName, Found, Worker, WorkerId
+from gateway.core.model import Death, Environment, EnvironmentName, Found, Worker, WorkerId
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ STOP_PAUSE_S = 0.05
 """Between two looks whether a worker that was asked to end has ended (a look costs the engine 1 ms)."""
 DEAD_LOG_LINES = 20
 CLOSE_S = 10.0
-"""How long ``aclose`` waits for launches to be undone, and then for the events thread."""
+"""How long ``aclose`` waits for launches to be undone."""
 _RUNNING = frozenset(["running", "paused", "restarting"])
 _ROLES = frozenset(Role)
 
@@ -68,6 +68,8 @@ class _Made:
 
     folder: bool = False
     containers: list[str] = field(default_factory=list)
+    unsure: set[str] = field(default_factory=set)
+    """Names of those whose making the engine was asked for, and did not answer: they may come to be yet."""
 
 
 class DockerBackend:
@@ -86,6 +88,7 @@ class DockerBackend:
         stop_grace_s: float = 2.0,
         environments: Collection[Environment] = (),
         forwarder_image: str = FORWARDER_IMAGE,
+        silence_s: float = TIMEOUT_S,
     ) -> None:
         """Make no connection yet.
 
@@ -101,13 +104,14 @@ class DockerBackend:
                 and the worker's successor may wait for its place.
             environments: One whose image is there is what `check` tries the engine with.
             forwarder_image: What runs beside somebody else's images: one of ours, for its ``envserver``.
+            silence_s: How long the engine may say nothing within a call, at most.
         """
         self._instance = instance
         self._grace_s = stop_grace_s
         self._environments = tuple(environments)
         self._forwarder_image = forwarder_image
         self._folders = SocketFolders(socket_dir.absolute(), mode=0o777)
-        self._engine = Engine(url, threads=threads)
+        self._engine = Engine(url, threads=threads, silence_s=silence_s)
         self._sources = Sources(
             self._engine,
             self._folders,
@@ -115,10 +119,10 @@ class DockerBackend:
             custom_tasks_dir=custom_tasks_dir,
             custom_tasks_volume=custom_tasks_volume,
         )
-        self._puller = Engine(url, threads=PULL_THREADS)
+        self._puller = Engine(url, threads=PULL_THREADS, silence_s=silence_s)
+        self._images = Images(self._engine, self._puller, forwarder_image=forwarder_image)
         self._launches = Launches()
-        self._deaths = Deaths()
-        self._events: DieEvents | None = None
+        self._endings = Endings(url, instance)
         self._closed = False
 
     async def start(self, worker: Worker, environment: Environment) -> str:
@@ -135,6 +139,8 @@ class DockerBackend:
             )
         except EngineError as error:
             told = self._sources.explained(error, worker.id, environment)
+            if error.is_silence:  # no fault of the image's
+                raise BackendError(f"{environment.image}: {told}") from error
             raise StartFailed(f"{environment.image}: {told}") from error
 
     async def stop(self, id: WorkerId) -> None:
@@ -148,36 +154,57 @@ class DockerBackend:
         """See ``Backend.logs``."""
         # A forwarder says nothing, unless it fails.
         entries = sorted(await self._containers(id), key=lambda entry: _role(entry) is Role.FORWARDER)
-        return "".join(
-            [await self._engine.call(partial(calls.logs, container=entry["Id"], lines=lines)) for entry in entries]
-        )
+        return "".join([await self._log(entry["Id"], lines) for entry in entries])
 
     async def found(self) -> list[Found]:
         """List by label in one call; a worker that is being created counts as not running."""
-        entries = await self._engine.call(partial(calls.listed, labels=[f"{LABEL_INSTANCE}={self._instance}"]))
+        labels = [f"{LABEL_INSTANCE}={self._instance}"]
+        entries = await self._engine.call(partial(calls.listed, labels=labels), silence_s=LOOK_S)
         workers: dict[str, list[dict[str, Any]]] = {}
         for entry in entries:
             if LABEL_WORKER in entry["Labels"]:
                 workers.setdefault(entry["Labels"][LABEL_WORKER], []).append(entry)
         return [self._found(WorkerId(id), parts) for id, parts in workers.items()]
 
-    def deaths(self) -> AsyncIterator[WorkerId]:
-        """Follow the engine's ``die`` events; see ``Backend.deaths``."""
-        if self._events is None and not self._closed:
-            loop = asyncio.get_running_loop()
+    async def pause(self, id: WorkerId) -> None:
+        """Freeze all of its containers, or none; see ``Backend.pause``."""
 
-            def announce(id: WorkerId) -> None:
-                loop.call_soon_threadsafe(self._deaths.add, id)
+        async def steps(wanted: Wanted) -> None:
+            await self._all_of(id, calls.pause)
 
-            self._events = DieEvents(self._engine.url, self._instance, announce=announce)
-        return self._deaths.follow()
+        async def undo() -> None:
+            await self._thaw(await self._containers(id))
+
+        await self._launches.run(steps, undo)
+
+    async def resume(self, id: WorkerId) -> None:
+        """Let all of its containers go on; see ``Backend.resume``."""
+        await self._all_of(id, calls.unpause)
+
+    async def prepare(self, environment: Environment) -> str:
+        """Pull what is missing of the images that it needs; see ``Backend.prepare``.
+
+        An image that is there is taken as it is, also where its registry has a newer one of that name.
+        """
+        if self._closed:
+            raise StartFailed("the backend is closed")
+        return await self._launches.run(partial(self._images.prepare, environment), _nothing)
+
+    def deaths(self) -> AsyncIterator[Death]:
+        """Follow the engine's ``oom`` and ``die`` events; see ``Backend.deaths``."""
+        return self._endings.follow()
 
     async def check(self) -> None:
-        """Ask whether the engine answers and sees the socket folder; the latter needs an image that is there."""
+        """Ask whether the engine answers, has enough for one worker each, and sees the socket folder.
+
+        The latter needs an image that is there.
+        """
         await asyncio.to_thread(self._folders.check, len(secrets.token_hex(8)))
-        await self._engine.call(APIClient.ping)
-        for environment in self._environments:
-            if await self._has_images(environment):
+        await self._engine.call(APIClient.ping, silence_s=LOOK_S)
+        if lacks := shortcomings(self._environments, await self._engine.call(APIClient.info, silence_s=LOOK_S)):
+            raise BackendError("; ".join(lacks))
+        for environment in with_splits(self._environments):
+            if await self._images.are_there(environment):
                 await self._probe(environment)
                 return
         logger.info("backend_probe_skipped reason=no_image_of_an_environment_is_here")
@@ -188,11 +215,8 @@ class DockerBackend:
             return
         self._closed = True
         await self._launches.drain(CLOSE_S)
-        if self._events is not None:
-            await asyncio.to_thread(self._events.close, CLOSE_S)
-        self._deaths.close()
-        await self._puller.aclose()
-        await self._engine.aclose()
+        # At once: each may wait for an engine that hangs.
+        await asyncio.gather(self._endings.aclose(), self._puller.aclose(), self._engine.aclose())
 
     async def _launch(self, worker: Worker, environment: Environment, made: _Made, wanted: Wanted) -> str:
         if environment.server.is_foreign:
@@ -265,11 +289,13 @@ class DockerBackend:
             except EngineError as error:
                 if not _is_image_missing(error):
                     raise
-                await self._fetch(body["Image"], wanted)
+                await self._images.fetch(body["Image"], wanted)
                 created = await self._engine.call(create)
         except EngineError as error:
             if 400 <= error.status < 500:
                 made.containers.remove(name)  # a refusal: what bears that name, if anything, is not ours to undo
+            elif error.is_silence:
+                made.unsure.add(name)
             raise
         made.containers[made.containers.index(name)] = created
         return created
@@ -278,29 +304,45 @@ class DockerBackend:
         await self._engine.call(partial(APIClient.start, container=container))
 
     async def _expect_running(self, container: str, image: str) -> None:
-        state = await self._engine.call(partial(calls.state, container=container))
+        state = await self._engine.call(partial(calls.state, container=container), silence_s=LOOK_S)
         if not state["Running"]:
-            log = await self._engine.call(partial(calls.logs, container=container, lines=DEAD_LOG_LINES))
+            log = await self._log(container, DEAD_LOG_LINES)
             raise StartFailed(f"{image} died at once ({_cause(state)})\n{log}".rstrip())
 
-    async def _fetch(self, image: str, wanted: Wanted) -> None:
-        if not is_from_registry(image):
-            raise StartFailed(
-                f"there is no image {image} on this engine: build it (ours with scripts/build-images), or pull it"
-            )
-        logger.info("image_pull image=%s", image)
-        await self._puller.call(partial(pull, image=image, wanted=wanted))
+    async def _log(self, container: str, lines: int) -> str:
+        return await self._engine.call(partial(calls.logs, container=container, lines=lines), silence_s=LOOK_S)
 
-    async def _has_images(self, environment: Environment) -> bool:
-        if environment.server.url:
-            return False
-        images = [environment.image, *([self._forwarder_image] if environment.server.is_foreign else [])]
-        return all([await self._engine.call(partial(calls.has_image, image=image)) for image in images])
+    async def _all_of(self, id: WorkerId, act: Callable[..., None]) -> None:
+        """Do *act* with each container of worker *id*.
+
+        Raises:
+            BackendError: it has none, or the engine refused.
+        """
+        entries = await self._containers(id)
+        if not entries:
+            raise BackendError(f"there is no worker {id}")
+        acts = [self._engine.call(partial(act, container=entry["Id"]), silence_s=LOOK_S) for entry in entries]
+        _raise_first(await asyncio.gather(*acts, return_exceptions=True))
+
+    async def _thaw(self, entries: Iterable[dict[str, Any]]) -> None:
+        for entry in entries:
+            if entry["State"] != "paused":
+                continue
+            try:
+                await self._engine.call(partial(calls.unpause, container=entry["Id"]), silence_s=LOOK_S)
+            except EngineError as error:  # it is dead, or gone
+                if error.is_silence:
+                    raise
 
     async def _undo(self, id: WorkerId, made: _Made) -> None:
         try:
             removals = [self._engine.call(partial(calls.remove, container=one)) for one in made.containers]
-            _raise_first(await asyncio.gather(*removals, return_exceptions=True))
+            outcomes = await asyncio.gather(*removals, return_exceptions=True)
+            _raise_first(outcomes)
+            absent = {name for name, was_there in zip(made.containers, outcomes, strict=True) if was_there is False}
+            if missing := absent & made.unsure:
+                made.unsure -= missing  # looked for once more: an engine that hung does what it was asked for later
+                raise BackendError(f"{', '.join(sorted(missing))}: not there, and may come to be yet")
         finally:  # a container that is left is found by its label; a folder without one is not
             if made.folder:
                 await self._remove_folder(id)
@@ -314,11 +356,12 @@ class DockerBackend:
 
     async def _containers(self, id: WorkerId) -> list[dict[str, Any]]:
         labels = [f"{LABEL_INSTANCE}={self._instance}", f"{LABEL_WORKER}={id}"]
-        return await self._engine.call(partial(calls.listed, labels=labels))
+        return await self._engine.call(partial(calls.listed, labels=labels), silence_s=LOOK_S)
 
     async def _finish(self, entry: dict[str, Any]) -> None:
         """End a container and remove it; a forwarder has nothing to tidy up."""
         if _role(entry) is not Role.FORWARDER:
+            await self._thaw([entry])  # else it would not hear that it is to end
             await self._end(entry["Id"])
         await self._engine.call(partial(calls.remove, container=entry["Id"]))
 
@@ -366,6 +409,10 @@ class DockerBackend:
             address=self._folders.address(id, FOREIGN_SOCKET if roles else SOCKET_NAME),
             running=(not roles or roles == _ROLES) and all(part["State"] in _RUNNING for part in parts),
         )
+
+
+async def _nothing() -> None:
+    """Undo nothing: an image that was pulled may stay."""
 
 
 def _role(entry: dict[str, Any]) -> Role | None:

@@ -1,20 +1,24 @@
 """Calls on the Docker engine: the SDK's blocking client, in a bounded number of threads.
 
 The SDK's client is not safe to share, so each thread has one of its own. A call that was begun cannot be cancelled; it
-ends within the client's timeout.
+ends within the client's timeout. So every call has three bounds, for an engine that hangs accepts connections and says
+nothing: the calls that may wait for a thread, the time that they may wait, and the silence that a thread bears. The
+threads are daemons: one that still bears a silence does not hold up the end of the process.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
+import queue
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import closing, contextmanager
-from functools import partial
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import requests
 from docker import APIClient
@@ -26,6 +30,13 @@ T = TypeVar("T")
 
 TIMEOUT_S = 60.0
 """The longest silence of the engine within a call; it starts some six containers a second, so a burst queues there."""
+LOOK_S = 15.0
+"""The same within a call that only looks: 5 ms for a list of 60 containers, some more on an engine in a burst."""
+QUEUED_S = 60.0
+"""The longest that a call waits for a thread; then it is not made at all."""
+MAX_QUEUED = 512
+"""Calls that may wait for a thread, those that have one included. The pool bounds its starts; an audit may ask for the
+end of some hundred containers at once."""
 
 MIN_API_VERSION = "1.24"
 """The oldest that the SDK speaks; only the question for the engine's own is asked with it."""
@@ -40,27 +51,35 @@ class EngineError(BackendError):
         super().__init__(message)
         self.status = status
 
+    @property
+    def is_silence(self) -> bool:
+        """Whether the engine said nothing at all, or nobody asked it as it is busy."""
+        return self.status in (0, 503)
 
-def connect(url: str) -> APIClient:
-    """Make a client that speaks the engine's own API version; asks the engine for it, so this blocks."""
+
+def connect(url: str, *, timeout_s: float = TIMEOUT_S) -> APIClient:
+    """Make a client that speaks the engine's own API version; asks the engine for it, so this blocks.
+
+    *timeout_s* is the longest silence that the client bears, here and later.
+    """
     with translated(url):
-        _knock(url)
-    with translated(url), closing(_client(url, MIN_API_VERSION)) as client:
+        _knock(url, timeout_s)
+    with translated(url), closing(_client(url, MIN_API_VERSION, timeout_s)) as client:
         # Not the SDK's "auto": that asks in the constructor, and where it fails nobody can close the connection.
         version: str = client.version(api_version=False)["ApiVersion"]
-    return _client(url, version)
+    return _client(url, version, timeout_s)
 
 
-def _knock(url: str) -> None:
+def _knock(url: str, timeout_s: float) -> None:
     """Raise ``OSError`` if nobody listens on the engine's socket; the SDK would leave a socket open for each try."""
     if url.startswith("unix://"):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as visitor:
-            visitor.settimeout(TIMEOUT_S)
+            visitor.settimeout(timeout_s)
             visitor.connect("/" + url.removeprefix("unix://").lstrip("/"))
 
 
-def _client(url: str, version: str) -> APIClient:
-    return APIClient(base_url=url, version=version, timeout=TIMEOUT_S)  # type: ignore[arg-type]  # any number will do
+def _client(url: str, version: str, timeout_s: float) -> APIClient:
+    return APIClient(base_url=url, version=version, timeout=timeout_s)  # type: ignore[arg-type]  # any number will do
 
 
 def open_stream(
@@ -70,7 +89,7 @@ def open_stream(
     query: Mapping[str, str],
     *,
     headers: Mapping[str, str] = MappingProxyType({}),
-    silence_s: float | None,
+    silence_s: float,
 ) -> requests.Response:
     """Ask for what comes bit by bit; whoever gets it closes it. *silence_s* is the longest wait for the next bit.
 
@@ -109,46 +128,153 @@ def translated(url: str) -> Iterator[None]:
         raise EngineError(f"the Docker engine at {url} does not answer: {error}") from error
 
 
-class Engine:
-    """Threads with a client each."""
+@dataclass(slots=True)
+class _Call:
+    """Something to be done in a thread."""
 
-    def __init__(self, url: str, *, threads: int) -> None:
+    work: Callable[[APIClient], Any]
+    silence_s: float
+    outcome: Future[Any] = field(default_factory=Future)
+
+
+class Engine:
+    """Threads with a client each; to be used from one event loop."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        threads: int,
+        silence_s: float = TIMEOUT_S,
+        max_queued: int = MAX_QUEUED,
+        queued_s: float = QUEUED_S,
+    ) -> None:
+        """Start nothing yet: a thread begins when there is no idle one for a call.
+
+        Args:
+            url: The engine's socket.
+            threads: Calls at once.
+            silence_s: The engine's longest within a call.
+            max_queued: Calls that are under way or wait for a thread.
+            queued_s: The longest that a call waits for a thread.
+        """
         self.url = url
-        self._executor = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="engine")
-        self._own = threading.local()
+        self._most_threads = threads
+        self._silence_s = silence_s
+        self._max_queued = max_queued
+        self._queued_s = queued_s
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._clients: list[APIClient] = []
+        self._threads: list[threading.Thread] = []
+        self._pending = 0
+        """Calls that no thread has ended with, those of callers that gave up included."""
         self._closed = False
 
-    async def call(self, work: Callable[[APIClient], T]) -> T:
-        """Run *work* in a thread that has a client.
+    async def call(self, work: Callable[[APIClient], T], *, silence_s: float = math.inf) -> T:
+        """Run *work* in a thread that has a client; *silence_s* is the engine's longest within it, if that is shorter.
+
+        A caller that is cancelled leaves a call behind that is under way, and takes back one that waits.
 
         Raises:
-            EngineError: the engine refused, or does not answer.
+            EngineError: the engine refused, or does not answer; or too many calls wait for it already, or this one
+                waited for too long (``status`` 503: it was not made).
         """
         if self._closed:
-            raise EngineError("the backend is closed")
-        return await asyncio.get_running_loop().run_in_executor(self._executor, self._run, work)
+            raise EngineError("the backend is closed", status=503)
+        call = _Call(work, min(silence_s, self._silence_s))
+        self._enqueue(call)
+        outcome = asyncio.wrap_future(call.outcome)
+        try:
+            await asyncio.wait({outcome}, timeout=self._queued_s)
+            if not outcome.done() and call.outcome.cancel():
+                raise EngineError(
+                    f"the Docker engine at {self.url} is busy, or hangs: no call ended for {self._queued_s:g} s",
+                    status=503,
+                )
+            result: T = await outcome  # it is under way, and ends by itself: its silence is bounded
+            return result
+        finally:
+            outcome.cancel()
 
-    async def aclose(self) -> None:
-        """Let go of threads and clients; a call that hangs for longer than ``CLOSE_S`` keeps its thread."""
+    async def aclose(self, *, timeout_s: float = CLOSE_S) -> None:
+        """Let go of threads and clients; a call that hangs for longer than *timeout_s* keeps its thread."""
         self._closed = True
-        shutdown = partial(self._executor.shutdown, wait=True, cancel_futures=True)
-        await asyncio.wait({asyncio.get_running_loop().run_in_executor(None, shutdown)}, timeout=CLOSE_S)
         with self._lock:
-            clients, self._clients = self._clients, []
-        for client in clients:
+            threads = list(self._threads)
+        self._drop_queued()
+        for _ in threads:
+            self._calls.put(None)
+        await asyncio.to_thread(_join, threads, timeout_s)
+
+    def _enqueue(self, call: _Call) -> None:
+        with self._lock:
+            if self._pending >= self._max_queued:
+                raise EngineError(
+                    f"the Docker engine at {self.url} is busy, or hangs: {self._pending} calls wait for it", status=503
+                )
+            self._pending += 1
+            if len(self._threads) < min(self._pending, self._most_threads):
+                thread = threading.Thread(target=self._serve, name="engine", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+        self._calls.put(call)
+
+    def _drop_queued(self) -> None:
+        while True:
+            try:
+                call = self._calls.get_nowait()
+            except queue.Empty:
+                return
+            if call is not None and call.outcome.set_running_or_notify_cancel():
+                call.outcome.set_exception(EngineError("the backend is closed", status=503))
+
+    def _serve(self) -> None:
+        client: APIClient | None = None
+        while (call := self._calls.get()) is not None:
+            if call.outcome.set_running_or_notify_cancel():
+                client = self._run(call, client)
+            else:
+                self._ended()
+            # Else a caller's objects would live until the next call.
+            del call
+        if client is not None:
             client.close()
 
-    def _run(self, work: Callable[[APIClient], T]) -> T:
-        with translated(self.url):
-            return work(self._client())
-
-    def _client(self) -> APIClient:
-        client: APIClient | None = getattr(self._own, "client", None)
-        if client is None:
-            client = connect(self.url)
-            self._own.client = client
-            with self._lock:
-                self._clients.append(client)
+    def _run(self, call: _Call, client: APIClient | None) -> APIClient | None:
+        """Do it; returns the client for the next one, or None after a silence: whoever answers then may be another."""
+        try:
+            with translated(self.url):
+                if client is None:
+                    client = connect(self.url, timeout_s=call.silence_s)
+                else:
+                    _knock(self.url, call.silence_s)
+                client.timeout = call.silence_s  # type: ignore[assignment]  # any number will do
+                result = call.work(client)
+        except BaseException as error:  # noqa: BLE001  # it is the caller's, who gets it
+            if client is not None and isinstance(error, EngineError) and error.status == 0:
+                client.close()
+                client = None
+            self._ended()
+            call.outcome.set_exception(error)
+        else:
+            self._ended()
+            call.outcome.set_result(result)
         return client
+
+    def _ended(self) -> None:
+        """Make room for another call; before a caller hears of its outcome, as it may have one at once."""
+        with self._lock:
+            self._pending -= 1
+
+
+def _join(threads: list[threading.Thread], timeout_s: float) -> None:
+    """Wait for *threads*, at most *timeout_s* together."""
+    ended = threading.Event()
+
+    def wait() -> None:
+        for thread in threads:
+            thread.join()
+        ended.set()
+
+    threading.Thread(target=wait, name="engine-end", daemon=True).start()
+    ended.wait(timeout_s)

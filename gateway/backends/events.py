@@ -1,7 +1,10 @@
-"""The engine's ``die`` events, read in a thread of its own: the stream blocks for as long as nothing dies.
+"""The engine's ``oom`` and ``die`` events, read in a thread of its own: the stream blocks for as long as nothing dies.
 
 After a broken connection the events since the last one are asked for, so that a restart of the gate, or a hiccup,
-loses none; an engine that was restarted itself has forgotten them.
+loses none. An engine that was restarted itself has forgotten them: so its containers are looked through as well, and
+those that are dead and were not told of are told of now.
+
+A stream that is silent for long is asked for anew, as a connection may be gone without a word.
 """
 
 from __future__ import annotations
@@ -10,37 +13,70 @@ import json
 import logging
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from docker import APIClient
 from docker.types import CancellableStream
 
+from gateway.backends import calls
 from gateway.backends.container import LABEL_INSTANCE, LABEL_WORKER
-from gateway.backends.engine import EngineError, connect, open_stream, translated
+from gateway.backends.engine import LOOK_S, EngineError, connect, open_stream, translated
 from gateway.core.model import WorkerId
 
 logger = logging.getLogger(__name__)
 
 PAUSE_S = 0.5
 """Between two attempts to follow an engine that does not answer."""
+SILENCE_S = 30.0
+"""How long a stream may be silent until it is asked for anew; that costs the engine some milliseconds."""
+REMEMBERED = 1024
+"""Workers that died, and workers of which a process ran out of memory; an engine ends a few dozen a second at most."""
+OOM_S = 5.0
+"""A container that ends within this time of a process in it that was out of memory ended of that: 0.04 s here, and
+more on a loaded machine, or where a supervisor notices it first. Later it is another story: many workers live on."""
+KILLED = 137
+"""The exit status of what got SIGKILL, which is what the kernel does where memory ran out."""
+DEAD = ["exited", "dead"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A worker's container that ended."""
+
+    id: WorkerId
+    container: str
+    exit_status: int
+    out_of_memory: bool | None
+    """None: the events don't tell, and the container's state may: see `State.OOMKilled`, which does not say when."""
 
 
 class DieEvents:
-    """Follows the deaths of one instance's workers until it is closed."""
+    """Follows the deaths of one instance's workers until it is closed; tells each worker's once."""
 
-    def __init__(self, url: str, instance: str, *, announce: Callable[[WorkerId], None]) -> None:
+    def __init__(
+        self, url: str, instance: str, *, announce: Callable[[Ended], None], silence_s: float = SILENCE_S
+    ) -> None:
         """*announce* is called in the thread that reads."""
         self._url = url
         self._instance = instance
         self._announce = announce
+        self._silence_s = silence_s
         self._closing = threading.Event()
         self._lock = threading.Lock()
         """Between the end and a stream that is just being opened: one of the two sees the other."""
         self._stream: Any = None
         self._since_ns = time.time_ns()
+        self._was_followed = False
+        self._tells_of_each_oom = False
+        """Whether an ``oom`` event comes before each ``die`` of one: see `_cause`."""
         self._broken = False
+        self._told: OrderedDict[WorkerId, None] = OrderedDict()
+        self._out_of_memory: OrderedDict[WorkerId, int] = OrderedDict()
+        """When a process of that worker was last killed for want of memory, by the engine's clock (ns)."""
         # A daemon: an engine that accepts a connection and then says nothing must not hold up the gateway's end.
         self._thread = threading.Thread(target=self._run, name="engine-events", daemon=True)
         self._thread.start()
@@ -58,6 +94,7 @@ class DieEvents:
 
     def _run(self) -> None:
         while not self._closing.is_set():
+            began = time.monotonic()
             try:
                 self._follow()
             except EngineError as error:
@@ -66,39 +103,87 @@ class DieEvents:
                 self._broken = True
             except Exception:  # this thread is the only one that hears of deaths: it must go on
                 logger.exception("engine_events_failed url=%s", self._url)
-            self._closing.wait(PAUSE_S)
+                self._broken = True
+            # One that was only silent is followed again at once: what dies meanwhile would be told late.
+            if self._broken or time.monotonic() - began < PAUSE_S:
+                self._closing.wait(PAUSE_S)
 
     def _follow(self) -> None:
-        client = connect(self._url)
+        client = connect(self._url, timeout_s=LOOK_S)
         try:
             with translated(self._url):
+                self._tells_of_each_oom = client.info().get("CgroupVersion") == "1"
                 self._read(client)
         finally:
             self._stream = None
             client.close()
 
     def _read(self, client: APIClient) -> None:
-        filters = {"type": ["container"], "event": ["die"], "label": [f"{LABEL_INSTANCE}={self._instance}"]}
+        label = f"{LABEL_INSTANCE}={self._instance}"
+        filters = {"type": ["container"], "event": ["die", "oom"], "label": [label]}
         seconds, nanoseconds = divmod(self._since_ns, 10**9)
         query = {"since": f"{seconds}.{nanoseconds:09}", "filters": json.dumps(filters)}
-        with open_stream(client, "GET", "events", query, silence_s=None) as response:
-            # The SDK's own `events` keeps the response to itself, so that nobody could close it.
+        with open_stream(client, "GET", "events", query, silence_s=self._silence_s) as response:
+            # The SDK's own `events` keeps the response to itself, so that nobody could close it. Its stream ends also
+            # where the connection does, or is silent for too long.
             stream = CancellableStream(response.iter_lines(), response)
             with self._lock:
                 self._stream = stream
                 if self._closing.is_set():
                     return
+            may_have_missed = self._was_followed or self._broken
+            self._was_followed = True
             if self._broken:
                 logger.info("engine_events_followed url=%s", self._url)
                 self._broken = False
+            if may_have_missed:
+                self._look(client, label)
             for line in stream:
                 self._hear(json.loads(line))
+
+    def _look(self, client: APIClient, label: str) -> None:
+        """Tell of the dead that are there still; after the stream began, so that none falls between the two."""
+        for entry in client.containers(all=True, filters={"label": [label], "status": DEAD}):
+            id = entry["Labels"].get(LABEL_WORKER)
+            if id and id not in self._told:
+                status = int(calls.state(client, container=entry["Id"])["ExitCode"])
+                self._tell(Ended(WorkerId(id), entry["Id"], status, None if status == KILLED else False))
 
     def _hear(self, event: dict[str, Any]) -> None:
         at_ns = int(event["timeNano"])
         if at_ns <= self._since_ns:
             return  # asked for again, as the engine counts from the last one inclusive
         self._since_ns = at_ns
-        id = event["Actor"]["Attributes"].get(LABEL_WORKER)
-        if id:
-            self._announce(WorkerId(id))
+        attributes = event["Actor"]["Attributes"]
+        id = attributes.get(LABEL_WORKER)
+        if not id:
+            return
+        if event["Action"] == "oom":
+            _remember(self._out_of_memory, WorkerId(id), at_ns)
+        else:
+            status = int(attributes.get("exitCode") or 0)
+            self._tell(Ended(WorkerId(id), event["Actor"]["ID"], status, self._cause(WorkerId(id), status, at_ns)))
+
+    def _cause(self, id: WorkerId, status: int, at_ns: int) -> bool | None:
+        """Whether it was out of memory: by the ``oom`` event, which comes before ``die`` (of both of a pair).
+
+        Where memory is counted by cgroup v2 the shim may hear of it only when the container is gone. To look at the
+        state takes 40 ms then, as the engine holds the container while it tidies up: so it is asked only where it may
+        know more.
+        """
+        oom_ns = self._out_of_memory.get(id)
+        if oom_ns is None:
+            return None if status == KILLED and not self._tells_of_each_oom else False
+        return status != 0 and at_ns - oom_ns <= OOM_S * 1e9
+
+    def _tell(self, ended: Ended) -> None:
+        if ended.id not in self._told:
+            _remember(self._told, ended.id, None)
+            self._announce(ended)
+
+
+def _remember(known: OrderedDict[WorkerId, Any], id: WorkerId, value: object) -> None:
+    known[id] = value
+    known.move_to_end(id)
+    if len(known) > REMEMBERED:
+        known.popitem(last=False)

@@ -1,13 +1,93 @@
-"""Images: which may be pulled, and the pull itself."""
+"""Images: which may be pulled, the pull itself, and what is asked of the engine about them."""
 
 from __future__ import annotations
 
 import json
+import logging
+import time
+from functools import partial
 
 from docker import APIClient, auth
 
-from gateway.backends.engine import TIMEOUT_S, EngineError, open_stream
+from gateway.backends import calls
+from gateway.backends.engine import LOOK_S, TIMEOUT_S, Engine, EngineError, open_stream
 from gateway.backends.launches import Wanted
+from gateway.core.errors import StartFailed
+from gateway.core.model import Environment
+
+logger = logging.getLogger(__name__)
+
+PULL_S = 3600.0
+"""The longest that a pull may take; one that goes on without an end would keep the others waiting."""
+_REFUSED = 403
+
+
+class Images:
+    """The images of environments, on one engine."""
+
+    def __init__(self, engine: Engine, puller: Engine, *, forwarder_image: str) -> None:
+        """*puller*, whose threads only pull, bounds the pulls at once: a pull takes minutes."""
+        self._engine = engine
+        self._puller = puller
+        self._forwarder_image = forwarder_image
+
+    async def prepare(self, environment: Environment, wanted: Wanted) -> str:
+        """Pull what is missing of the images that workers of *environment* need; the id of its own.
+
+        Raises:
+            StartFailed: one is missing and can't be had.
+            EngineError: the engine does not answer.
+        """
+        ids = [await self._prepared(image, wanted) for image in self.needed(environment)]
+        return ids[0] if ids else ""
+
+    async def are_there(self, environment: Environment) -> bool:
+        """Whether the engine has all that workers of *environment* need."""
+        images = self.needed(environment)
+        return bool(images) and all([await self._id(image) for image in images])
+
+    def needed(self, environment: Environment) -> list[str]:
+        """The images that workers of *environment* need, its own first."""
+        if environment.server.url:
+            return []
+        return [environment.image, *([self._forwarder_image] if environment.server.is_foreign else [])]
+
+    async def fetch(self, image: str, wanted: Wanted) -> None:
+        """Pull *image*, if its name says where from.
+
+        Raises:
+            StartFailed: it does not.
+            EngineError: the engine does not answer, or the registry refused.
+        """
+        if not is_from_registry(image):
+            raise StartFailed(
+                f"there is no image {image} on this engine: build it (ours with scripts/build-images), or pull it"
+            )
+        logger.info("image_pull image=%s", image)
+        try:
+            await self._puller.call(partial(pull, image=image, wanted=wanted))
+        except EngineError as error:
+            if error.status != _REFUSED:
+                raise
+            raise StartFailed(
+                f"there is no image {image} on this engine, and it refuses to pull it (as the engine gate does): "
+                f"docker pull {image}"
+            ) from error
+
+    async def _prepared(self, image: str, wanted: Wanted) -> str:
+        if not (id := await self._id(image)):
+            try:
+                await self.fetch(image, wanted)
+            except EngineError as error:
+                if error.is_silence:
+                    raise
+                raise StartFailed(f"{image}: {error}") from error
+            if not (id := await self._id(image)):
+                raise StartFailed(f"{image} was pulled, and is not on this engine")
+        return id
+
+    async def _id(self, image: str) -> str:
+        return await self._engine.call(partial(calls.image_id, image=image), silence_s=LOOK_S)
 
 
 def is_from_registry(image: str) -> bool:
@@ -24,11 +104,12 @@ def pull(client: APIClient, *, image: str, wanted: Wanted) -> None:
     """Pull *image* with the credentials that ``docker login`` left here; blocks while that takes and it is wanted.
 
     Raises:
-        EngineError: the registry or the engine refused.
+        EngineError: the registry or the engine refused, or it took longer than ``PULL_S``.
     """
     registry, _ = auth.resolve_repository_name(image.partition("@")[0])
     credentials = auth.get_config_header(client, registry)
     headers = {"X-Registry-Auth": credentials.decode()} if credentials else {}
+    deadline = time.monotonic() + PULL_S
     # A plain request: the SDK's own `pull` keeps the response to itself, and only a closed one ends the pull.
     with open_stream(client, "POST", "images/create", _query(image), headers=headers, silence_s=TIMEOUT_S) as response:
         for line in response.iter_lines():
@@ -36,6 +117,8 @@ def pull(client: APIClient, *, image: str, wanted: Wanted) -> None:
             progress = json.loads(line)
             if "error" in progress:
                 raise EngineError(f"pull failed: {progress['error']}", status=500)
+            if time.monotonic() > deadline:
+                raise EngineError(f"pull failed: it takes more than {PULL_S:g} s", status=500)
 
 
 def _query(image: str) -> dict[str, str]:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
+
+from gateway.core.errors import BackendError
 
 logger = logging.getLogger(__name__)
 
@@ -19,6 +21,8 @@ T = TypeVar("T")
 
 UNDO_S = 20.0
 """How long a cancelled caller waits for the undo; to kill and remove a container takes 0.1 s on an idle engine."""
+UNDO_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 64.0)
+"""Between the tries to undo where the engine does not answer; three minutes in all, and the engine's silences."""
 
 
 class Abandoned(Exception):
@@ -44,8 +48,11 @@ class Wanted:
 class Launches:
     """The launches under way, and what is being undone of those that failed."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, undo_pauses_s: Sequence[float] = UNDO_PAUSES_S) -> None:
+        """*undo_pauses_s*: before each further try of an undo that failed."""
+        self._undo_pauses_s = undo_pauses_s
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._ending = asyncio.Event()
 
     async def run(self, steps: Callable[[Wanted], Coroutine[Any, Any, T]], undo: Callable[[], Awaitable[None]]) -> T:
         """Run *steps*; if they fail, or the caller is cancelled, run *undo* once they have ended."""
@@ -60,7 +67,8 @@ class Launches:
             raise
 
     async def drain(self, timeout_s: float) -> None:
-        """Wait, at most *timeout_s*, until nothing is under way."""
+        """Wait, at most *timeout_s*, until nothing is under way; what could not be undone so far is not tried again."""
+        self._ending.set()
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=timeout_s)
 
@@ -68,13 +76,31 @@ class Launches:
         await asyncio.wait({steps})
         if not steps.cancelled():
             steps.exception()  # looked at: its caller, which was cancelled, will not
-        try:
-            await undo()
-        except Exception:  # the failure that led here is the one to be raised; `Backend.found` shows what is left
-            logger.exception("launch_not_undone")
+        if not await _undone(undo):
+            self._own(self._undo_later(undo))
+
+    async def _undo_later(self, undo: Callable[[], Awaitable[None]]) -> None:
+        """Undo what an engine that hangs may have done, when it answers again."""
+        for pause_s in self._undo_pauses_s:
+            await asyncio.wait({ending := asyncio.ensure_future(self._ending.wait())}, timeout=pause_s)
+            ending.cancel()
+            if self._ending.is_set() or await _undone(undo):
+                return
 
     def _own(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+async def _undone(undo: Callable[[], Awaitable[None]]) -> bool:
+    """Run *undo*; False if it is worth another try."""
+    try:
+        await undo()
+    except BackendError as error:
+        logger.error("launch_not_undone error=%s", error)
+        return False
+    except Exception:  # the failure that led here is the one to be raised; `Backend.found` shows what is left
+        logger.exception("launch_not_undone")
+    return True

@@ -41,7 +41,7 @@ from gateway.backends.folders import SOCKET_NAME, SocketFolders
 from gateway.backends.launches import Launches, Wanted
 from gateway.backends.tail import Tail
 from gateway.core.errors import BackendError, StartFailed
-from gateway.core.model import Environment, Found, Worker, WorkerId
+from gateway.core.model import CloseReason, Death, Environment, Found, Worker, WorkerId
 
 logger = logging.getLogger(__name__)
 
@@ -148,8 +148,23 @@ class ProcessBackend:
             for id, running in self._running.items()
         ]
 
-    def deaths(self) -> AsyncIterator[WorkerId]:
-        """See ``Backend.deaths``."""
+    async def pause(self, id: WorkerId) -> None:
+        """Stop the worker's process group as a terminal would; see ``Backend.pause``."""
+        _signal_group(self._alive(id).process, signal.SIGSTOP)
+
+    async def resume(self, id: WorkerId) -> None:
+        """See ``Backend.resume``."""
+        _signal_group(self._alive(id).process, signal.SIGCONT)
+
+    async def prepare(self, environment: Environment) -> str:
+        """There is nothing to prepare, and no image."""
+        return ""
+
+    def deaths(self) -> AsyncIterator[Death]:
+        """See ``Backend.deaths``.
+
+        A process that the kernel killed for want of memory looks like any that got SIGKILL: that is `WORKER_LOST`.
+        """
         return self._deaths.follow()
 
     async def check(self) -> None:
@@ -315,11 +330,12 @@ class ProcessBackend:
         finally:
             reading.cancel()
             os.close(running.stdin)
-            self._deaths.add(running.worker.id)
+            self._deaths.add(Death(running.worker.id, CloseReason.WORKER_LOST, _how(process.returncode)))
 
     async def _end(self, running: _Running) -> None:
         if running.process.returncode is None:
             _signal_group(running.process, signal.SIGTERM)
+            _signal_group(running.process, signal.SIGCONT)  # one that is paused would hear of it when it goes on
             await asyncio.wait({running.watch}, timeout=self._grace_s)
         if running.process.returncode is None:
             logger.info("worker_killed worker=%s grace_s=%.1f", running.worker.id, self._grace_s)
@@ -327,6 +343,12 @@ class ProcessBackend:
         await asyncio.wait({running.watch}, timeout=KILL_S + OUTPUT_S)
         if running.process.returncode is None:
             raise BackendError(f"worker {running.worker.id} (process {running.process.pid}) does not die of SIGKILL")
+
+    def _alive(self, id: WorkerId) -> _Running:
+        running = self._running.get(id)
+        if running is None or running.process.returncode is not None:
+            raise BackendError(f"there is no worker {id}, or it has ended")
+        return running
 
     async def _undo(self, id: WorkerId, made: list[WorkerId]) -> None:
         if made:
@@ -345,6 +367,18 @@ def _limit(pid: int) -> None:
         with suppress(ProcessLookupError, PermissionError, ValueError):
             resource.prlimit(pid, resource.RLIMIT_NOFILE, (NOFILE, NOFILE))
             resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
+
+
+def _how(status: int | None) -> str:
+    """Say how a process ended."""
+    if status is None:
+        return "it was given up"
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"
 
 
 def _signal_group(process: Process, number: signal.Signals) -> None:

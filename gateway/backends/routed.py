@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Collection
 
 from gateway.backends.static import StaticBackend
 from gateway.core.errors import BackendError
-from gateway.core.model import Environment, Found, Worker, WorkerId
+from gateway.core.model import Death, Environment, Found, Worker, WorkerId
 from gateway.core.ports import Backend
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,22 @@ class RoutedBackend:
             logger.debug("backend_not_asked error=%s", error)
             return static
 
-    def deaths(self) -> AsyncIterator[WorkerId]:
+    async def pause(self, id: WorkerId) -> None:
+        """See ``Backend.pause``."""
+        if not await self._static.knows(id):
+            await self._default.pause(id)
+
+    async def resume(self, id: WorkerId) -> None:
+        """See ``Backend.resume``."""
+        if not await self._static.knows(id):
+            await self._default.resume(id)
+
+    async def prepare(self, environment: Environment) -> str:
+        """See ``Backend.prepare``."""
+        backend: Backend = self._static if environment.server.url else self._default
+        return await backend.prepare(environment)
+
+    def deaths(self) -> AsyncIterator[Death]:
         """Follow the default backend's, as nobody tells of a static server's."""
         return self._default.deaths() if self._needs_default else self._static.deaths()
 

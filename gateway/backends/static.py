@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from gateway.backends.deaths import Deaths
 from gateway.core.addresses import Kind, parse_address
 from gateway.core.errors import StartFailed
-from gateway.core.model import Environment, Found, Worker, WorkerId
+from gateway.core.model import Death, Environment, Found, Worker, WorkerId
 
 Known = Callable[[], Awaitable[Iterable[Worker]]]
 """The workers that the store has, of whatever environment and state."""
@@ -36,6 +36,10 @@ class StaticBackend:
     def has(self, id: WorkerId) -> bool:
         """Whether worker *id* was noted here."""
         return id in self._noted
+
+    async def knows(self, id: WorkerId) -> bool:
+        """Whether worker *id* was noted here, or by another process."""
+        return self.has(id) or any(entry.id == id for entry in await self.found())
 
     async def start(self, worker: Worker, environment: Environment) -> str:
         """Note the server; its URL is the address. Whether it answers is its upstream's to say."""
@@ -76,7 +80,17 @@ class StaticBackend:
             for worker in (known | self._noted).values()
         ]
 
-    def deaths(self) -> AsyncIterator[WorkerId]:
+    async def pause(self, id: WorkerId) -> None:
+        """It is not ours to freeze: nothing happens."""
+
+    async def resume(self, id: WorkerId) -> None:
+        """It was never paused."""
+
+    async def prepare(self, environment: Environment) -> str:
+        """There is nothing to prepare, and no image."""
+        return ""
+
+    def deaths(self) -> AsyncIterator[Death]:
         """Nobody tells of any."""
         return self._deaths.follow()
 

@@ -26,6 +26,7 @@ from gateway.core.errors import BackendError, ConfigError
 from gateway.core.model import WorkerId
 from gateway.node.answers import Answer, answer, passed_on, read_body, refuse_body
 from gateway.node.filters import own_containers, own_events
+from gateway.node.info import shown_info
 from gateway.node.jsonbody import Malformed, parse
 from gateway.node.mounts import mounts_custom_tasks
 from gateway.node.policy import refusal, rewritten, shared_with
@@ -39,20 +40,6 @@ BODY_MAX_BYTES = 2**20
 SILENCE_S = 120.0
 """The longest wait for the head of an answer: at six starts a second, the last of a burst of 250 waits for 40 s."""
 CONNECTIONS = 256
-INFO_FIELDS = (
-    "ServerVersion",
-    "OSType",
-    "Architecture",
-    "OperatingSystem",
-    "Driver",
-    "CgroupVersion",
-    "SecurityOptions",
-    "NCPU",
-    "MemTotal",
-    "Name",
-)
-"""What of ``/info`` is shown: nothing about containers, images, networks or registries of others."""
-
 Treatment = Callable[[Operation, Receive], Awaitable[Answer]]
 
 
@@ -157,8 +144,7 @@ class Gate:
 
     async def _info(self, operation: Operation, receive: Receive) -> Answer:
         await refuse_body(receive)
-        info = await self._json(operation, "/info")
-        return answer(HTTPStatus.OK, {name: info[name] for name in INFO_FIELDS if name in info})
+        return answer(HTTPStatus.OK, shown_info(await self._json(operation, "/info")))
 
     async def _list(self, operation: Operation, receive: Receive) -> Answer:
         await refuse_body(receive)

@@ -22,6 +22,7 @@ from gateway.backends.container import (
     WORK_TARGET,
     Role,
     capabilities,
+    device_requests,
     is_sandboxed,
     user,
 )
@@ -179,6 +180,11 @@ def _pids(value: Any, environment: Environment, rules: Rules) -> bool:
     return _within(value, 1, environment.limits.pids)
 
 
+def _devices(value: Any, environment: Environment, rules: Rules) -> bool:
+    wanted = device_requests(environment.limits)
+    return _absent(value) or json.dumps(value, sort_keys=True) == json.dumps(wanted, sort_keys=True)  # 1 is not true
+
+
 def _shared_memory(value: Any, environment: Environment, rules: Rules) -> bool:
     return _within(value, 1, environment.limits.tmp_bytes)
 
@@ -285,6 +291,7 @@ HOST_CONFIG: Mapping[str, Check] = {
     "MemorySwap": _memory,
     "NanoCpus": _cpus,
     "PidsLimit": _pids,
+    "DeviceRequests": _devices,
     "ShmSize": _shared_memory,
     "Tmpfs": _tmpfs,
     "Ulimits": _ulimits,
@@ -294,8 +301,8 @@ HOST_CONFIG: Mapping[str, Check] = {
     "Binds": _binds,
     "Mounts": _is_list_of_objects,
 }
-"""As `BODY`, for ``HostConfig``. What is not here, if not empty, is refused: Privileged, Devices, DeviceRequests,
-PidMode, UTSMode, UsernsMode, CgroupParent, VolumesFrom, Sysctls, Links, Runtime and all that is to come."""
+"""As `BODY`, for ``HostConfig``. What is not here, if not empty, is refused: Privileged, Devices, PidMode,
+UTSMode, UsernsMode, CgroupParent, VolumesFrom, Sysctls, Links, Runtime and all that is to come."""
 
 FORWARDER: Mapping[str, Check] = {
     **BODY,

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gateway.backends.foreign import FORWARDER_IMAGE
+from gateway.backends.machine import with_splits
 from gateway.core.model import Environment
 
 TOLERABLE_CAPABILITIES = frozenset(
@@ -67,10 +68,10 @@ class Rules:
         max_containers: int = 500,
         forwarder_image: str = FORWARDER_IMAGE,
     ) -> Rules:
-        """Make the rules for a catalog."""
+        """Make the rules for a catalog; those that splits ask other resources for are environments like the others."""
         return cls(
             instance=instance,
-            environments={environment.name: environment for environment in environments},
+            environments={environment.name: environment for environment in with_splits(environments)},
             socket_root=socket_root.rstrip("/"),
             custom_tasks_root=custom_tasks_root.rstrip("/"),
             mounts=frozenset(mounts),

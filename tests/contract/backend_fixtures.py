@@ -10,7 +10,7 @@ import os
 import secrets
 import signal
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import docker
@@ -120,8 +120,13 @@ async def process_world(shared_dir: Path, tasks_dir: Path) -> AsyncIterator[Worl
         backends.append(made)
         return made
 
-    async def kill(id: WorkerId, address: str) -> None:
-        os.kill(int(await run_inside(address, "import os; print(os.getpid())")), signal.SIGKILL)
+    async def killing(id: WorkerId, address: str) -> Callable[[], Awaitable[None]]:
+        pid = int(await run_inside(address, "import os; print(os.getpid())"))
+
+        async def kill() -> None:
+            os.kill(pid, signal.SIGKILL)
+
+        return kill
 
     backends: list[ProcessBackend] = []
     world = World(
@@ -129,7 +134,7 @@ async def process_world(shared_dir: Path, tasks_dir: Path) -> AsyncIterator[Worl
         environment=fake_environment("no-image"),
         shared_dir=shared_dir,
         tasks_dir=tasks_dir,
-        kill=kill,
+        killing=killing,
         engine_leftovers=lambda: processes_with(f"ENVSERVER_SOCKET={shared_dir}/"),
         another=backend,
     )

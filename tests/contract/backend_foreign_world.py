@@ -36,11 +36,11 @@ PORT = 8000
 SILENCE_S = 5.0
 
 
-async def ask(address: str, request: Request) -> str:
+async def ask(address: str, request: Request, *, silence_s: float = SILENCE_S) -> str:
     """Send *request* to a worker, as the gateway does; the body of the answer."""
     relay = Relay()
     try:
-        exchange = await relay.send(new_id(), address, request, silence_s=SILENCE_S)
+        exchange = await relay.send(new_id(), address, request, silence_s=silence_s)
         try:
             return (await exchange.read(2**20)).decode()
         finally:
@@ -76,6 +76,8 @@ class ForeignWorld:
     """Kill -9, from outside, the worker with this id and address; None: it is not ours to kill."""
     left: Callable[[], list[str]]
     """What is there of any worker: containers or processes, folders."""
+    image_id: str = ""
+    """What the engine says that the environment's image is."""
 
     def variant(self, **changes: Any) -> Environment:
         return replace(self.environment, **changes)
@@ -136,7 +138,8 @@ async def foreign_docker_at(
         return [*(entry["Names"][0] for entry in labelled(engine, instance)), *folders]
 
     try:
-        yield ForeignWorld(backend=backend, environment=environment, kill=kill, left=left)
+        id = engine.inspect_image(images[0])["Id"]  # type: ignore[no-untyped-call]  # no stubs
+        yield ForeignWorld(backend=backend, environment=environment, kill=kill, left=left, image_id=id)
     finally:
         await backend.aclose()
         remove_labelled(engine, instance)

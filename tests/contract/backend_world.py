@@ -62,6 +62,15 @@ async def healthy(address: str) -> dict[str, Any]:
     return await eventually(answer)
 
 
+async def answers(address: str) -> bool:
+    """Whether the worker answers at once: one that runs does within some milliseconds."""
+    try:
+        async with door(address) as client:
+            return (await client.get("/health", timeout=0.5)).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
 async def run_inside(address: str, program: str) -> str:
     """Run a Python *program* in the worker; returns what it printed."""
     async with door(address) as client:
@@ -90,11 +99,18 @@ class World:
     shared_dir: Path
     tasks_dir: Path
     """Where the folders of operators' task modules are."""
-    kill: Callable[[WorkerId, str], Awaitable[None]]
-    """Kill -9, from outside, the worker with this id and address."""
+    killing: Callable[[WorkerId, str], Awaitable[Callable[[], Awaitable[None]]]]
+    """How to kill -9, from outside, the worker with this id and address, which answers now."""
     engine_leftovers: Callable[[], list[str]]
     another: Callable[[], Backend]
     """A backend of another gateway on the same engine or machine; closed with this one."""
+
+    image_id: str = ""
+    """What the engine says that the environment's image is."""
+
+    async def kill(self, id: WorkerId, address: str) -> None:
+        """Kill -9, from outside, the worker with this id and address."""
+        await (await self.killing(id, address))()
 
     def leftovers(self) -> list[str]:
         """What is there of any worker: containers or processes, folders."""
@@ -188,9 +204,12 @@ async def docker_world_at(
         backends.append(made)
         return made
 
-    async def kill(id: WorkerId, address: str) -> None:
-        (entry,) = engine.containers(filters={"label": f"env-gateway.worker={id}"})
-        engine.kill(entry["Id"], signal="SIGKILL")
+    async def killing(id: WorkerId, address: str) -> Callable[[], Awaitable[None]]:
+        async def kill() -> None:
+            (entry,) = engine.containers(filters={"label": f"env-gateway.worker={id}"})
+            engine.kill(entry["Id"], signal="SIGKILL")
+
+        return kill
 
     backends: list[DockerBackend] = []
     instances = (instance, f"{instance}-2")
@@ -199,7 +218,8 @@ async def docker_world_at(
         environment=fake_environment(image),
         shared_dir=shared_dir,
         tasks_dir=tasks_dir,
-        kill=kill,
+        killing=killing,
+        image_id=engine.inspect_image(image)["Id"],  # type: ignore[no-untyped-call]  # no stubs
         engine_leftovers=lambda: [entry["Names"][0] for name in instances for entry in labelled(engine, name)],
         another=lambda: backend(ENGINE_URL, instances[1]),
     )

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from gateway.backends.folders import SOCKET_NAME
 from gateway.core.errors import BackendError, StartFailed
-from gateway.core.model import CustomTasks, Environment, WorkerId
-from tests.contract.backend_world import World, eventually, healthy, new_id, run_inside, worker_of
+from gateway.core.model import CloseReason, CustomTasks, Death, Environment, WorkerId
+from tests.contract.backend_world import World, answers, eventually, healthy, new_id, run_inside, worker_of
 
 pytest_plugins = ["tests.contract.backend_fixtures"]
 
@@ -186,7 +187,7 @@ async def test_a_worker_that_dies_at_once_is_seen_with_its_last_words(world: Wor
         last_words, left = await world.backend.logs(worker.id), True
 
     async with asyncio.timeout(20):
-        assert await anext(deaths) == worker.id
+        assert (await anext(deaths)).id == worker.id
     assert "the worker cannot go on" in (last_words or await world.backend.logs(worker.id))
     await found_running(world, {worker.id: False} if left else {})
 
@@ -200,7 +201,9 @@ async def test_a_worker_that_is_killed_is_among_the_deaths(world: World) -> None
     await world.kill(id, address)
 
     async with asyncio.timeout(20):
-        assert await anext(deaths) == id
+        death = await anext(deaths)
+    assert (death.id, death.reason) == (id, CloseReason.WORKER_LOST)
+    assert "SIGKILL" in death.detail or "137" in death.detail
     await found_running(world, {id: False, other: True})
 
 
@@ -212,7 +215,7 @@ async def test_every_follower_hears_of_a_death(world: World) -> None:
     await world.kill(id, address)
 
     async with asyncio.timeout(20):
-        assert [await anext(follower) for follower in followers] == [id, id, id]
+        assert [(await anext(follower)).id for follower in followers] == [id, id, id]
 
 
 async def test_following_deaths_ends_when_the_backend_closes(world: World) -> None:
@@ -226,8 +229,8 @@ async def test_following_deaths_ends_when_the_backend_closes(world: World) -> No
         assert await following == []
 
 
-async def _drained(deaths: object) -> list[WorkerId]:
-    return [id async for id in deaths]  # type: ignore[attr-defined]  # any async iterator
+async def _drained(deaths: AsyncIterator[Death]) -> list[WorkerId]:
+    return [death.id async for death in deaths]
 
 
 async def test_found_lists_what_was_started_and_nothing_of_another_instance(world: World) -> None:
@@ -255,6 +258,89 @@ async def test_one_instance_cannot_stop_the_workers_of_another(world: World) -> 
     await world.backend.stop(foreign.id)
 
     assert [entry.running for entry in await other.found()] == [True]
+
+
+async def test_a_paused_worker_answers_nothing_until_it_is_resumed_and_counts_as_running(world: World) -> None:
+    id, address = await started(world)
+    await healthy(address)
+
+    await world.backend.pause(id)
+    answered = await answers(address)
+    found = {entry.id: entry.running for entry in await world.backend.found()}
+    await world.backend.resume(id)
+
+    assert (answered, found) == (False, {id: True})
+    assert await healthy(address) == {"status": "ok"}
+
+
+async def test_a_worker_that_is_paused_is_paused_again_and_one_that_runs_resumed_without_error(world: World) -> None:
+    id, address = await started(world)
+    await healthy(address)
+
+    await world.backend.resume(id)
+    await world.backend.pause(id)
+    await world.backend.pause(id)
+
+    assert not await answers(address)
+    await world.backend.resume(id)
+    await world.backend.resume(id)
+    assert await healthy(address) == {"status": "ok"}
+
+
+async def test_a_paused_worker_is_stopped_like_any_other(world: World) -> None:
+    id, address = await started(world)
+    await healthy(address)
+    await world.backend.pause(id)
+
+    await world.backend.stop(id)
+
+    assert world.leftovers() == []
+
+
+async def test_a_paused_worker_that_is_killed_is_among_the_deaths_and_cannot_be_resumed(world: World) -> None:
+    deaths = world.backend.deaths()
+    id, address = await started(world)
+    await healthy(address)
+    kill = await world.killing(id, address)
+    await world.backend.pause(id)
+
+    await kill()
+
+    async with asyncio.timeout(20):
+        assert (await anext(deaths)).id == id
+    with pytest.raises(BackendError):
+        await world.backend.resume(id)
+    with pytest.raises(BackendError):
+        await world.backend.pause(id)
+
+
+@pytest.mark.parametrize("id", ["never-started", "", "../escape"])
+async def test_an_unknown_worker_can_be_neither_paused_nor_resumed(world: World, id: str) -> None:
+    with pytest.raises(BackendError, match="there is no worker"):
+        await world.backend.pause(WorkerId(id))
+    with pytest.raises(BackendError, match="there is no worker"):
+        await world.backend.resume(WorkerId(id))
+
+
+@pytest.mark.parametrize("after_s", [0, 0.002, 0.01, 0.03, 0.1])
+async def test_a_worker_whose_pause_is_cancelled_goes_on(world: World, after_s: float) -> None:
+    id, address = await started(world)
+    await healthy(address)
+
+    pausing = asyncio.create_task(world.backend.pause(id))
+    await asyncio.wait({pausing}, timeout=after_s)  # whichever point it has reached: the outcome is the same
+    if not pausing.cancel():
+        await world.backend.resume(id)
+    await asyncio.wait({pausing})
+
+    assert await healthy(address) == {"status": "ok"}
+
+
+async def test_what_is_prepared_is_named_by_its_image_where_it_has_one(world: World) -> None:
+    id = await world.backend.prepare(world.environment)
+
+    assert id == world.image_id
+    assert world.leftovers() == []
 
 
 @pytest.mark.parametrize("after_s", [0, 0.002, 0.02, 0.05, 0.1, 0.2, 0.4])

@@ -7,9 +7,10 @@ import json
 
 import pytest
 
-from gateway.core.errors import StartFailed
-from gateway.core.model import Environment, WorkerId
-from tests.contract.backend_foreign_world import ForeignWorld, healthy, run_inside
+from gateway.core.errors import StartFailed, UpstreamGone, UpstreamTimeout
+from gateway.core.model import CloseReason, Environment, WorkerId
+from gateway.core.ports import Request
+from tests.contract.backend_foreign_world import ForeignWorld, ask, healthy, run_inside
 from tests.contract.backend_world import eventually, new_id, worker_of
 
 pytest_plugins = ["tests.contract.backend_foreign_fixtures"]
@@ -112,7 +113,7 @@ async def test_one_that_is_killed_is_among_the_deaths(run_world: ForeignWorld) -
     await run_world.kill(id, address)
 
     async with asyncio.timeout(20):
-        assert await anext(deaths) == id
+        assert (await anext(deaths)).id == id
 
     async def seen() -> bool:
         return {one.id: one.running for one in await run_world.backend.found()} == {id: False, other: True}
@@ -120,6 +121,28 @@ async def test_one_that_is_killed_is_among_the_deaths(run_world: ForeignWorld) -
     await eventually(seen)
     await run_world.backend.stop(id)
     assert [entry.id for entry in await run_world.backend.found()] == [other]
+
+
+@pytest.mark.docker
+async def test_one_that_takes_too_much_memory_is_among_the_deaths_as_one_worker_and_with_that_reason(
+    foreign_docker_world: ForeignWorld,
+) -> None:
+    deaths = foreign_docker_world.backend.deaths()
+    (id, address), (other, other_address) = await started(foreign_docker_world), await started(foreign_docker_world)
+
+    eating = asyncio.create_task(run_inside(address, "x = bytearray(2**30); x[::4096] = b'x' * len(x[::4096])"))
+
+    async with asyncio.timeout(20):
+        death = await anext(deaths)
+    await asyncio.wait({eating})
+    assert (death.id, death.reason) == (id, CloseReason.OUT_OF_MEMORY)
+    assert eating.exception() is not None
+    await foreign_docker_world.backend.stop(id)  # which ends the forwarder
+    assert foreign_docker_world.kill is not None
+    await foreign_docker_world.kill(other, other_address)
+    async with asyncio.timeout(20):
+        death = await anext(deaths)
+    assert (death.id, death.reason) == (other, CloseReason.WORKER_LOST)
 
 
 async def test_one_that_dies_at_once_is_seen_with_its_last_words(run_world: ForeignWorld) -> None:
@@ -132,14 +155,47 @@ async def test_one_that_dies_at_once_is_seen_with_its_last_words(run_world: Fore
     except StartFailed as error:
         last_words = str(error)
         async with asyncio.timeout(20):
-            assert await anext(deaths) == worker.id
+            assert (await anext(deaths)).id == worker.id
         assert run_world.left() == []
     else:
         async with asyncio.timeout(20):
-            assert await anext(deaths) == worker.id
+            assert (await anext(deaths)).id == worker.id
         last_words = await run_world.backend.logs(worker.id)
 
     assert "the worker cannot go on" in last_words
+
+
+async def test_one_that_is_paused_answers_nothing_until_it_is_resumed(run_world: ForeignWorld) -> None:
+    id, address = await started(run_world)
+
+    await run_world.backend.pause(id)
+    paused = [entry.running for entry in await run_world.backend.found()]
+    with pytest.raises((UpstreamGone, UpstreamTimeout)):
+        await ask(address, Request(b"GET", b"/health"), silence_s=0.5)
+    await run_world.backend.resume(id)
+
+    assert paused == [True]
+    assert await healthy(address) == {"status": "ok"}
+    await run_world.backend.pause(id)
+    await run_world.backend.stop(id)
+    assert run_world.left() == []
+
+
+async def test_a_server_of_somebody_elses_that_is_not_ours_to_start_goes_on_when_it_is_paused(
+    static_world: ForeignWorld,
+) -> None:
+    id, address = await started(static_world)
+
+    await static_world.backend.pause(id)
+
+    assert await healthy(address) == {"status": "ok"}
+    await static_world.backend.resume(id)
+
+
+async def test_what_is_prepared_is_named_by_its_image_where_it_has_one(foreign_world: ForeignWorld) -> None:
+    id = await foreign_world.backend.prepare(foreign_world.environment)
+
+    assert id == foreign_world.image_id
 
 
 async def test_found_says_what_was_started(foreign_world: ForeignWorld) -> None:
@@ -176,7 +232,7 @@ async def test_following_deaths_ends_when_the_backend_closes(foreign_world: Fore
     deaths = foreign_world.backend.deaths()
 
     async def followed() -> list[WorkerId]:
-        return [id async for id in deaths]
+        return [death.id async for death in deaths]
 
     following = asyncio.create_task(followed())
     await asyncio.sleep(0)

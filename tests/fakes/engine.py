@@ -6,6 +6,7 @@ can be told to refuse, to hold a request, to break its event streams, or to make
 
 from __future__ import annotations
 
+import hashlib
 import json
 import queue
 import re
@@ -32,6 +33,7 @@ class FakeContainer:
     state: str = "created"
     exit_code: int = 0
     output: bytes = b""
+    out_of_memory: bool = False
 
     @property
     def labels(self) -> dict[str, str]:
@@ -59,6 +61,9 @@ class FakeEngine:
     def __init__(self, socket_path: Path) -> None:
         self.url = f"unix://{socket_path}"
         self.images = {"env-gateway/fake"}
+        self.builds: dict[str, int] = {}
+        """How often each image was built anew."""
+        self.info: dict[str, Any] = {"NCPU": 4, "MemTotal": 2**33, "Runtimes": {"runc": {"path": "runc"}}}
         self.registry = {"registry.example/far:1"}
         self.volumes = {"sockets": "/var/lib/docker/volumes/sockets/_data"}
         self.containers: dict[str, FakeContainer] = {}
@@ -67,6 +72,8 @@ class FakeEngine:
         """Whatever starts dies at once, after it has written this."""
         self.stubborn = False
         """Containers ignore SIGTERM."""
+        self.ahead_s = 0.0
+        """How far the engine's clock has been moved on."""
         self.blind = False
         """Bind sources are on another machine."""
         self._socket_path = socket_path
@@ -122,15 +129,28 @@ class FakeEngine:
         """End a container."""
         with self._lock:
             container.state, container.exit_code = "exited", exit_code
-            attributes = {**container.labels, "name": container.name, "exitCode": str(exit_code)}
-            self._announce(
-                {
-                    "Type": "container",
-                    "Action": "die",
-                    "status": "die",
-                    "Actor": {"ID": container.id, "Attributes": attributes},
-                }
-            )
+            self._announce("die", container, exitCode=str(exit_code))
+
+    def run_out_of_memory(self, container: FakeContainer, *, dies: bool = True, says_so: bool = True) -> None:
+        """Let a process in a container be killed for want of memory; the container ends if it *dies* of it.
+
+        Not *says_so*: the engine's event of it is lost.
+        """
+        with self._lock:
+            container.out_of_memory = True
+            if says_so:
+                self._announce("oom", container)
+            if dies:
+                self.die(container)
+
+    def restart(self) -> None:
+        """End every container and forget all events, as an engine does that is started anew."""
+        with self._lock:
+            for container in self.containers.values():
+                if container.state in ("running", "paused"):
+                    container.state, container.exit_code = "exited", 255
+            self._history.clear()
+        self.break_streams()
 
     def break_streams(self) -> None:
         """Break every stream of events."""
@@ -146,6 +166,9 @@ class FakeEngine:
     def count(self, operation: str) -> int:
         """How often *operation* was asked for."""
         return self.requests.count(operation)
+
+    def image_id(self, image: str) -> str:
+        return "sha256:" + hashlib.sha256(f"{image} {self.builds.get(image, 0)}".encode()).hexdigest()
 
     # -- what a client asks of it
 
@@ -190,7 +213,21 @@ class FakeEngine:
             container.output += self.dying
             self.die(container, exit_code=3)
 
+    def pause(self, container: FakeContainer) -> None:
+        if container.state == "paused":
+            raise Refusal(409, f"Container {container.id} is already paused")
+        if container.state != "running":
+            raise Refusal(409, f"Container {container.id} is not running")
+        container.state = "paused"
+
+    def unpause(self, container: FakeContainer) -> None:
+        if container.state != "paused":
+            raise Refusal(500, f"Container {container.id} is not paused")
+        container.state = "running"
+
     def kill(self, container: FakeContainer, name: str) -> None:
+        if container.state == "paused":
+            raise Refusal(409, f"Container {container.id} is paused")  # as engines before 20.10
         if container.state != "running":
             raise Refusal(409, f"Container {container.id} is not running")
         if name == "SIGKILL" or not self.stubborn:
@@ -198,7 +235,7 @@ class FakeEngine:
 
     def remove(self, container: FakeContainer) -> None:
         with self._lock:
-            if container.state == "running":
+            if container.state in ("running", "paused"):
                 self.die(container)
             del self.containers[container.id]
 
@@ -214,8 +251,14 @@ class FakeEngine:
         self._followed.release()
         return stream
 
-    def _announce(self, event: dict[str, Any]) -> None:
-        event["timeNano"] = time.time_ns()
+    def _announce(self, action: str, container: FakeContainer, **details: str) -> None:
+        event = {
+            "Type": "container",
+            "Action": action,
+            "status": action,
+            "Actor": {"ID": container.id, "Attributes": {**container.labels, "name": container.name, **details}},
+            "timeNano": time.time_ns() + int(self.ahead_s * 1e9),
+        }
         self._history.append(event)
         for filters, stream in self._streams:
             if _matches(event, filters):
@@ -236,6 +279,7 @@ def _matches(event: dict[str, Any], filters: dict[str, Any]) -> bool:
 
 class _Server(socketserver.ThreadingUnixStreamServer):
     daemon_threads = True
+    request_queue_size = 128  # the real one's is the kernel's most; a full one refuses connections
     engine: FakeEngine
 
 
@@ -247,12 +291,15 @@ class _Handler(BaseHTTPRequestHandler):
     ROUTES = (
         ("GET", r"/version", "version"),
         ("GET", r"/_ping", "ping"),
+        ("GET", r"/info", "info"),
         ("POST", r"/containers/create", "create"),
         ("GET", r"/containers/json", "list"),
         ("GET", r"/containers/(?P<reference>[^/]+)/json", "inspect"),
         ("GET", r"/containers/(?P<reference>[^/]+)/logs", "logs"),
         ("POST", r"/containers/(?P<reference>[^/]+)/start", "start"),
         ("POST", r"/containers/(?P<reference>[^/]+)/kill", "kill"),
+        ("POST", r"/containers/(?P<reference>[^/]+)/pause", "pause"),
+        ("POST", r"/containers/(?P<reference>[^/]+)/unpause", "unpause"),
         ("DELETE", r"/containers/(?P<reference>[^/]+)", "container"),
         ("GET", r"/images/(?P<reference>.+)/json", "image"),
         ("POST", r"/images/create", "pull"),
@@ -261,7 +308,10 @@ class _Handler(BaseHTTPRequestHandler):
     )
 
     def do_GET(self) -> None:
-        self._route()
+        try:
+            self._route()
+        except (BrokenPipeError, ConnectionResetError):
+            self.close_connection = True  # it left before it was answered
 
     do_POST = do_GET
     do_DELETE = do_GET
@@ -306,20 +356,33 @@ class _Handler(BaseHTTPRequestHandler):
     def _ping(self) -> None:
         self._answer(200, raw=b"OK", type="text/plain")
 
+    def _info(self) -> None:
+        self._answer(200, self.server.engine.info)
+
     def _create(self) -> None:
         container = self.server.engine.create(self.query.get("name", ""), json.loads(self.body))
         self._answer(201, {"Id": container.id, "Warnings": []})
 
     def _list(self) -> None:
-        wanted = json.loads(self.query.get("filters", "{}")).get("label", [])
-        containers = [c for c in list(self.server.engine.containers.values()) if has_labels(c.labels, wanted)]
+        filters = json.loads(self.query.get("filters", "{}"))
+        states = filters.get("status", [])
+        containers = [
+            c
+            for c in list(self.server.engine.containers.values())
+            if has_labels(c.labels, filters.get("label", [])) and (not states or c.state in states)
+        ]
         self._answer(
             200, [{"Id": c.id, "Names": [f"/{c.name}"], "Labels": c.labels, "State": c.state} for c in containers]
         )
 
     def _inspect(self, reference: str) -> None:
         container = self.server.engine.find(reference)
-        state = {"Running": container.state == "running", "ExitCode": container.exit_code, "OOMKilled": False}
+        state = {
+            "Running": container.state in ("running", "paused"),
+            "Paused": container.state == "paused",
+            "ExitCode": container.exit_code,
+            "OOMKilled": container.out_of_memory,
+        }
         config = {"Tty": False, "Labels": container.labels, "Image": container.body["Image"]}
         self._answer(200, {"Id": container.id, "Name": f"/{container.name}", "State": state, "Config": config})
 
@@ -336,6 +399,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.engine.kill(self.server.engine.find(reference), self.query.get("signal", "SIGKILL"))
         self._answer(204)
 
+    def _pause(self, reference: str) -> None:
+        self.server.engine.pause(self.server.engine.find(reference))
+        self._answer(204)
+
+    def _unpause(self, reference: str) -> None:
+        self.server.engine.unpause(self.server.engine.find(reference))
+        self._answer(204)
+
     def _container(self, reference: str) -> None:
         self.server.engine.remove(self.server.engine.find(reference))
         self._answer(204)
@@ -343,7 +414,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _image(self, reference: str) -> None:
         if reference not in self.server.engine.images:
             raise Refusal(404, f"No such image: {reference}")
-        self._answer(200, {"Id": "sha256:" + "0" * 64, "RepoTags": [reference]})
+        self._answer(200, {"Id": self.server.engine.image_id(reference), "RepoTags": [reference]})
 
     def _pull(self) -> None:
         image, engine = f"{self.query['fromImage']}:{self.query['tag']}", self.server.engine

@@ -420,8 +420,9 @@ async def test_a_create_whose_outcome_nobody_knows_is_undone(
 ) -> None:
     engine.lose("POST create")
 
-    with pytest.raises(StartFailed, match="does not answer"):
+    with pytest.raises(BackendError, match="does not answer") as caught:
         await backend.start(worker(), ENVIRONMENT)
+    assert not isinstance(caught.value, StartFailed)
 
     assert engine.count("POST create") == 1
     assert left(engine, sockets) == []
@@ -472,11 +473,12 @@ def test_an_image_is_from_a_registry_only_if_its_name_says_so(image: str, far: b
     assert is_from_registry(image) is far
 
 
-async def test_an_engine_that_is_not_there_is_a_failed_start_that_leaves_nothing(folder: Path) -> None:
+async def test_an_engine_that_is_not_there_is_no_fault_of_the_image_and_leaves_nothing(folder: Path) -> None:
     backend = DockerBackend(url=f"unix://{folder}/missing.sock", instance="ours", socket_dir=folder / "sockets")
 
-    with pytest.raises(StartFailed, match="does not answer"):
+    with pytest.raises(BackendError, match="does not answer") as caught:
         await backend.start(worker(), ENVIRONMENT)
+    assert not isinstance(caught.value, StartFailed)
     with pytest.raises(BackendError, match="does not answer"):
         await backend.stop(WorkerId("w1"))
     with pytest.raises(BackendError, match="does not answer"):
@@ -599,20 +601,21 @@ async def test_found_tells_running_dead_and_unstarted_containers_apart_in_one_re
 async def test_deaths_that_happen_while_the_stream_is_broken_are_told_once_and_in_order(
     backend: DockerBackend, engine: FakeEngine
 ) -> None:
+    engine.info["CgroupVersion"] = "1"  # else each is looked at before it is told of, two at once
     for id in ("w1", "w2", "w3"):
         await backend.start(worker(id), ENVIRONMENT)
     first, second, third = engine.containers.values()
     deaths = backend.deaths()
     await asyncio.to_thread(engine.followed)
     engine.die(first)
-    told = [await anext(deaths)]
+    told = [(await anext(deaths)).id]
 
     engine.refuse("GET events", 500)
     engine.break_streams()
     engine.die(second)
     await asyncio.to_thread(engine.followed)
     engine.die(third)
-    told += [await anext(deaths), await anext(deaths)]
+    told += [(await anext(deaths)).id for _ in range(2)]
 
     assert told == ["w1", "w2", "w3"]
 
@@ -628,7 +631,7 @@ async def test_a_death_between_asking_and_the_engines_answer_is_told(
     engine.die(next(iter(engine.containers.values())))
     hold.released.set()
 
-    assert await anext(deaths) == "w1"
+    assert (await anext(deaths)).id == "w1"
 
 
 async def test_deaths_of_other_instances_are_not_told(backend: DockerBackend, engine: FakeEngine) -> None:
@@ -641,7 +644,7 @@ async def test_deaths_of_other_instances_are_not_told(backend: DockerBackend, en
     engine.die(foreign)
     engine.die(own)
 
-    assert await anext(deaths) == "w1"
+    assert (await anext(deaths)).id == "w1"
     await other.aclose()
 
 
@@ -656,7 +659,7 @@ async def test_closing_ends_the_followers_and_leaves_the_containers(backend: Doc
 
     await backend.aclose()
 
-    assert [id async for id in deaths] == []
+    assert [death async for death in deaths] == []
     assert [container.state for container in engine.containers.values()] == ["running"]
 
 

@@ -334,7 +334,7 @@ async def test_the_end_of_either_is_the_workers(backend: DockerBackend, engine: 
 
     engine.die(parts(engine)[number])
 
-    assert await anext(deaths) == "w1"
+    assert (await anext(deaths)).id == "w1"
     assert [(found.id, found.running) for found in await backend.found()] == [("w1", False)]
 
 

@@ -146,7 +146,7 @@ async def test_what_a_worker_started_dies_with_it(backend: ProcessBackend, tmp_p
     child = int(await content(tmp_path / "child"))
 
     async with asyncio.timeout(ENDS_S):
-        assert await anext(deaths) == "w1"
+        assert (await anext(deaths)).id == "w1"
     await gone(child)
 
 
@@ -160,7 +160,7 @@ async def test_a_grandchild_that_holds_the_log_open_does_not_hide_the_death(
 
     try:
         async with asyncio.timeout(ENDS_S):
-            assert await anext(deaths) == "w1"
+            assert (await anext(deaths)).id == "w1"
         await backend.stop(WorkerId("w1"))
     finally:
         os.kill(escaped, signal.SIGKILL)  # what left the process group is not ours to end: see the module

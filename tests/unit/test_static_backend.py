@@ -190,6 +190,6 @@ async def test_deaths_are_those_of_the_backend_that_can_tell(processes: ProcessB
     await backend.start(worker(STATIC, "far"), STATIC)
     await backend.start(worker(environment, "near"), environment)
 
-    assert await anext(deaths) == "near"
+    assert (await anext(deaths)).id == "near"
     await backend.aclose()
-    assert [id async for id in deaths] == []
+    assert [death async for death in deaths] == []

@@ -1,0 +1,141 @@
+"""A Docker engine of a test's own, that may be stopped, killed and started again: never the machine's.
+
+Its folders, its socket, its mounts and its network are its own (a mount and a network namespace: with ``--bridge=none``
+an engine removes the ``docker0`` that it finds, which may be another's). It gives containers no network. Needs root.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import docker
+
+from tests.fakes.eventually import eventually_now
+
+STARTS_S = 60.0
+ENDS_S = 30.0
+
+
+class OwnEngine:
+    """A ``dockerd``; its data are on a disk, its sockets where paths are short."""
+
+    def __init__(self, run: Path, data: Path) -> None:
+        self.url = f"unix://{run}/docker.sock"
+        self._run = run
+        self._data = data
+        self._log = data / "dockerd.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, and wait until it answers; what a killed one left in its way is removed."""
+        for left in (self._run / "docker.pid", self._run / "exec" / "containerd" / "containerd.pid"):
+            left.unlink(missing_ok=True)
+        folders = ["--data-root", str(self._data / "root"), "--exec-root", str(self._run / "exec")]
+        meeting = ["--pidfile", str(self._run / "docker.pid"), "-H", self.url]
+        alone = ["--bridge=none", "--iptables=false", "--ip-forward=false", f"--cgroup-parent=/{self._run.name}"]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                ["unshare", "-m", "--propagation", "private", "-n", "dockerd", *folders, *meeting, *alone],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        eventually_now(self._expect_answer, within_s=STARTS_S)
+
+    def hang(self) -> None:
+        """Let it accept connections and say nothing, until `go_on`."""
+        self._signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Kill -9; its containers go on, until the next one finds them."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def revive(self) -> None:
+        """Let it answer, if it hangs or was killed."""
+        assert self._process is not None
+        if self._process.poll() is None:
+            self.go_on()
+        else:
+            self.start()
+
+    def close(self) -> None:
+        """Remove its containers and end it."""
+        if self._process is None:
+            return
+        self.revive()  # only an engine removes what one started
+        with self.client() as client:
+            for entry in client.containers(all=True, quiet=True):
+                client.remove_container(entry["Id"], force=True, v=True)
+        self._process.terminate()
+        try:
+            self._process.wait(ENDS_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    @contextmanager
+    def client(self) -> Iterator[docker.APIClient]:
+        client = docker.APIClient(base_url=self.url, version="auto", timeout=60)
+        try:
+            yield client
+        finally:
+            client.close()
+
+    def load(self, source: docker.APIClient, image: str) -> None:
+        """Copy *image* from another engine."""
+        with self.client() as client, tempfile.TemporaryFile() as packed:
+            for chunk in source.get_image(image):
+                packed.write(chunk)
+            packed.seek(0)
+            client.load_image(packed, quiet=True)  # type: ignore[no-untyped-call]  # no stubs
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        os.kill(self._process.pid, number)
+
+    def _expect_answer(self) -> None:
+        assert self._process is not None
+        assert self._process.poll() is None, self._log.read_text()[-4000:]
+        with socket.socket(socket.AF_UNIX) as visitor:  # the SDK leaves one open where it is not answered
+            visitor.settimeout(5.0)
+            try:
+                visitor.connect(self.url.removeprefix("unix://"))
+                visitor.sendall(b"GET /_ping HTTP/1.0\r\n\r\n")
+                answer = visitor.recv(64)
+            except OSError as error:
+                raise AssertionError(f"no answer yet: {error}") from error
+            assert b" 200 " in answer, answer
+
+
+@contextmanager
+def own_engine() -> Iterator[OwnEngine]:
+    """An engine that runs; it and all of its are gone afterwards."""
+    run = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="eg-"))
+    data = Path(tempfile.mkdtemp(dir="/var/tmp", prefix="eg-"))
+    engine = OwnEngine(run, data)
+    try:
+        engine.start()
+        yield engine
+    finally:
+        try:
+            engine.close()
+        finally:
+            for folder in (run, data):
+                shutil.rmtree(folder, ignore_errors=True)
+            for controller in Path("/sys/fs/cgroup").glob(f"*/{run.name}"):
+                with suppress(OSError):
+                    controller.rmdir()

@@ -1,0 +1,372 @@
+"""The Docker backend with an engine that hangs, is restarted or loses events, and with workers out of memory."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from gateway.backends import calls
+from gateway.backends.docker import DockerBackend
+from gateway.backends.engine import Engine, EngineError
+from gateway.backends.events import DieEvents, Ended
+from gateway.core.errors import BackendError
+from gateway.core.model import CloseReason, Environment, EnvironmentName, Worker, WorkerId
+from tests.fakes.engine import FakeContainer, FakeEngine, Hold
+from tests.fakes.eventually import until
+
+ENVIRONMENT = Environment(
+    name=EnvironmentName("fake"), image="env-gateway/fake", directory=Path("/nowhere"), command=("python3", "server.py")
+)
+REACHED_S = 10.0
+
+
+def worker(id: str = "w1") -> Worker:
+    return Worker(id=WorkerId(id), environment=ENVIRONMENT.name, digest=ENVIRONMENT.digest(), slots=4)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="eg-") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def engine(folder: Path) -> Iterator[FakeEngine]:
+    with FakeEngine(folder / "engine.sock") as running:
+        yield running
+
+
+@pytest.fixture
+async def backend(engine: FakeEngine, folder: Path) -> AsyncIterator[DockerBackend]:
+    made = DockerBackend(url=engine.url, instance="ours", socket_dir=folder / "sockets", stop_grace_s=0.2)
+    yield made
+    await made.aclose()
+
+
+async def reached(hold: Hold) -> None:
+    assert await asyncio.to_thread(hold.reached.wait, REACHED_S)
+
+
+async def started(backend: DockerBackend, engine: FakeEngine, id: str = "w1") -> FakeContainer:
+    await backend.start(worker(id), ENVIRONMENT)
+    (container,) = (one for one in engine.containers.values() if one.labels["env-gateway.worker"] == id)
+    return container
+
+
+# -- why a worker died
+
+
+def out_of_memory(engine: FakeEngine, container: FakeContainer) -> None:
+    engine.run_out_of_memory(container)
+
+
+def out_of_memory_without_a_word(engine: FakeEngine, container: FakeContainer) -> None:
+    engine.run_out_of_memory(container, says_so=False)
+
+
+def supervisor_gave_up(engine: FakeEngine, container: FakeContainer) -> None:
+    engine.run_out_of_memory(container, dies=False)
+    engine.ahead_s = 1.0
+    engine.die(container, exit_code=3)
+
+
+def child_long_ago(engine: FakeEngine, container: FakeContainer) -> None:
+    engine.run_out_of_memory(container, dies=False)
+    engine.ahead_s = 3600.0
+    engine.die(container)
+
+
+def ended_well_after_a_child(engine: FakeEngine, container: FakeContainer) -> None:
+    engine.run_out_of_memory(container, dies=False)
+    engine.die(container, exit_code=0)
+
+
+def killed(engine: FakeEngine, container: FakeContainer) -> None:
+    engine.die(container)
+
+
+def crashed(engine: FakeEngine, container: FakeContainer) -> None:
+    engine.die(container, exit_code=1)
+
+
+@pytest.mark.parametrize(
+    ("how", "reason", "detail"),
+    [
+        pytest.param(out_of_memory, CloseReason.OUT_OF_MEMORY, "out of memory (exit status 137)", id="out of memory"),
+        pytest.param(
+            out_of_memory_without_a_word, CloseReason.OUT_OF_MEMORY, "out of memory (exit status 137)", id="no event"
+        ),
+        pytest.param(
+            supervisor_gave_up, CloseReason.OUT_OF_MEMORY, "out of memory (exit status 3)", id="its supervisor gave up"
+        ),
+        pytest.param(child_long_ago, CloseReason.WORKER_LOST, "exit status 137", id="a child was, an hour ago"),
+        pytest.param(ended_well_after_a_child, CloseReason.WORKER_LOST, "exit status 0", id="a child was"),
+        pytest.param(killed, CloseReason.WORKER_LOST, "exit status 137", id="killed"),
+        pytest.param(crashed, CloseReason.WORKER_LOST, "exit status 1", id="crashed"),
+    ],
+)
+async def test_a_death_says_why(
+    backend: DockerBackend,
+    engine: FakeEngine,
+    how: Callable[[FakeEngine, FakeContainer], None],
+    reason: CloseReason,
+    detail: str,
+) -> None:
+    container = await started(backend, engine)
+    deaths = backend.deaths()
+    await asyncio.to_thread(engine.followed)
+
+    how(engine, container)
+
+    death = await anext(deaths)
+    assert (death.id, death.reason, death.detail) == ("w1", reason, detail)
+
+
+async def test_a_death_whose_reason_the_engine_does_not_tell_is_told_all_the_same(
+    backend: DockerBackend, engine: FakeEngine
+) -> None:
+    container = await started(backend, engine)
+    deaths = backend.deaths()
+    await asyncio.to_thread(engine.followed)
+    hold = engine.hold("GET inspect")
+
+    engine.die(container)
+    async with asyncio.timeout(REACHED_S):
+        death = await anext(deaths)
+
+    assert (death.id, death.reason) == ("w1", CloseReason.WORKER_LOST)
+    assert hold.reached.is_set()  # it was asked, and has not answered yet
+    assert not hold.released.is_set()
+
+
+async def test_an_engine_that_tells_of_each_oom_is_not_asked_why(backend: DockerBackend, engine: FakeEngine) -> None:
+    engine.info["CgroupVersion"] = "1"
+    first, second = await started(backend, engine, "w1"), await started(backend, engine, "w2")
+    looks = engine.count("GET inspect")
+    deaths = backend.deaths()
+    await asyncio.to_thread(engine.followed)
+
+    engine.die(first)
+    engine.run_out_of_memory(second)
+    reasons = [(await anext(deaths)).reason for _ in range(2)]
+
+    assert reasons == [CloseReason.WORKER_LOST, CloseReason.OUT_OF_MEMORY]
+    assert engine.count("GET inspect") == looks
+
+
+# -- an engine that was restarted, or is silent
+
+
+async def test_after_a_restart_of_the_engine_its_dead_workers_are_told_of_though_it_forgot_their_deaths(
+    backend: DockerBackend, engine: FakeEngine
+) -> None:
+    first = await started(backend, engine, "w1")
+    await started(backend, engine, "w2")
+    deaths = backend.deaths()
+    await asyncio.to_thread(engine.followed)
+    engine.die(first)
+    told = [(await anext(deaths)).id]
+
+    engine.restart()
+    told.append((await anext(deaths)).id)
+    third = await started(backend, engine, "w3")
+    engine.die(third)
+    told.append((await anext(deaths)).id)
+
+    assert told == ["w1", "w2", "w3"]  # each once
+    assert {found.id: found.running for found in await backend.found()} == {"w1": False, "w2": False, "w3": False}
+
+
+async def test_a_stream_that_is_silent_is_asked_for_anew_and_no_death_is_told_twice(
+    backend: DockerBackend, engine: FakeEngine
+) -> None:
+    first, second = await started(backend, engine, "w1"), await started(backend, engine, "w2")
+    told: queue.Queue[Ended] = queue.Queue()
+    events = DieEvents(engine.url, "ours", announce=told.put, silence_s=0.1)
+    await asyncio.to_thread(engine.followed)
+    engine.die(first)
+    ids = [(await asyncio.to_thread(told.get, timeout=REACHED_S)).id]
+
+    for _ in range(3):
+        await asyncio.to_thread(engine.followed)
+    engine.die(second)
+    ids.append((await asyncio.to_thread(told.get, timeout=REACHED_S)).id)
+    await asyncio.to_thread(events.close, REACHED_S)
+
+    assert ids == ["w1", "w2"]
+    assert told.empty()
+
+
+# -- an engine that hangs
+
+
+@pytest.fixture
+async def small(engine: FakeEngine) -> AsyncIterator[Engine]:
+    """One thread, and one call that may wait for it."""
+    made = Engine(engine.url, threads=1, max_queued=2, queued_s=0.3)
+    yield made
+    await made.aclose()
+
+
+LIST = partial(calls.listed, labels=["env-gateway.instance=ours"])
+
+
+async def test_a_call_on_an_engine_that_accepts_and_says_nothing_fails_in_time_and_the_next_one_is_answered(
+    small: Engine, engine: FakeEngine
+) -> None:
+    await small.call(LIST)  # by a client that bears a longer silence
+    hold = engine.hold("GET list")
+
+    with pytest.raises(EngineError, match="does not answer") as raised:
+        await small.call(LIST, silence_s=0.2)
+
+    assert raised.value.is_silence
+    assert not hold.released.is_set()
+    assert await small.call(LIST) == []
+
+
+async def test_a_first_call_on_an_engine_that_says_nothing_at_all_fails_in_time(
+    small: Engine, engine: FakeEngine
+) -> None:
+    engine.hold("GET version")
+
+    with pytest.raises(EngineError, match="does not answer"):
+        await small.call(LIST, silence_s=0.2)
+
+    assert await small.call(LIST) == []
+
+
+async def test_a_call_too_many_is_refused_at_once_and_one_that_waits_for_too_long_is_never_made(
+    small: Engine, engine: FakeEngine
+) -> None:
+    hold = engine.hold("GET list")
+    under_way = asyncio.create_task(small.call(LIST))
+    await reached(hold)
+    waiting = asyncio.create_task(small.call(LIST))
+    await asyncio.sleep(0)
+
+    with pytest.raises(EngineError, match="2 calls wait for it"):
+        await small.call(LIST)
+    with pytest.raises(EngineError, match="no call ended"):
+        await waiting
+    hold.released.set()
+
+    assert await under_way == []
+    assert await small.call(LIST) == []
+    assert engine.count("GET list") == 2
+
+
+async def test_a_caller_that_is_cancelled_takes_its_call_back_if_it_still_waits(
+    small: Engine, engine: FakeEngine
+) -> None:
+    hold = engine.hold("GET list")
+    under_way = asyncio.create_task(small.call(LIST))
+    await reached(hold)
+    waiting = asyncio.create_task(small.call(LIST))
+    await asyncio.sleep(0)
+
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    hold.released.set()
+
+    assert waiting.cancelled()
+    assert await under_way == []
+    assert await small.call(LIST) == []
+    assert engine.count("GET list") == 2
+
+
+async def test_what_waits_when_the_backend_closes_fails_and_nobody_waits_for_the_engine(engine: FakeEngine) -> None:
+    made = Engine(engine.url, threads=1)
+    hold = engine.hold("GET list")
+    under_way = asyncio.create_task(made.call(LIST, silence_s=0.5))
+    await reached(hold)
+    waiting = asyncio.create_task(made.call(LIST))
+    await asyncio.sleep(0)
+
+    await made.aclose()
+
+    with pytest.raises(EngineError, match="closed"):
+        await waiting
+    with pytest.raises(EngineError, match="does not answer"):
+        await under_way
+
+
+async def test_a_start_whose_outcome_is_unknown_is_undone_when_the_engine_answers_again(
+    backend: DockerBackend, engine: FakeEngine
+) -> None:
+    engine.lose("POST start")
+    engine.refuse("DELETE container", 503, "still hanging")
+
+    with pytest.raises(BackendError, match="does not answer"):
+        await backend.start(worker(), ENVIRONMENT)
+
+    assert [container.state for container in engine.containers.values()] == ["running"]
+    await until(lambda: not engine.containers)
+
+
+async def test_an_undo_that_waits_for_the_engine_ends_with_the_backend(
+    backend: DockerBackend, engine: FakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine.lose("POST start")
+    for _ in range(3):
+        engine.refuse("DELETE container", 503, "still hanging")
+    with pytest.raises(BackendError):
+        await backend.start(worker(), ENVIRONMENT)
+
+    await backend.aclose()
+
+    assert engine.count("DELETE container") == 1
+    assert "launch_not_undone" in caplog.text
+
+
+# -- pausing
+
+
+async def test_a_pause_that_the_engine_refuses_is_an_error_and_the_worker_runs(
+    backend: DockerBackend, engine: FakeEngine
+) -> None:
+    container = await started(backend, engine)
+    engine.refuse("POST pause", 500, "no freezer here")
+
+    with pytest.raises(BackendError, match="no freezer here"):
+        await backend.pause(WorkerId("w1"))
+
+    assert container.state == "running"
+
+
+async def test_a_pause_whose_outcome_is_unknown_is_undone(backend: DockerBackend, engine: FakeEngine) -> None:
+    container = await started(backend, engine)
+    engine.lose("POST pause")
+
+    with pytest.raises(BackendError, match="does not answer"):
+        await backend.pause(WorkerId("w1"))
+
+    assert container.state == "running"
+
+
+async def test_a_paused_worker_hears_that_it_is_to_end(backend: DockerBackend, engine: FakeEngine) -> None:
+    await started(backend, engine)
+    await backend.pause(WorkerId("w1"))
+
+    await backend.stop(WorkerId("w1"))
+
+    acts = [name for name in engine.requests if name in ("POST unpause", "POST kill", "DELETE container")]
+    assert acts == ["POST unpause", "POST kill", "DELETE container"]
+    assert engine.containers == {}
+
+
+async def test_a_resume_that_fails_is_an_error(backend: DockerBackend, engine: FakeEngine) -> None:
+    container = await started(backend, engine)
+    await backend.pause(WorkerId("w1"))
+    engine.refuse("POST unpause", 500, "no freezer here")
+
+    with pytest.raises(BackendError, match="no freezer here"):
+        await backend.resume(WorkerId("w1"))
+
+    assert container.state == "paused"

@@ -1,0 +1,271 @@
+"""What the Docker backend asks of an engine before workers start: images, CPUs, memory, GPUs."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.backends.docker import PULL_THREADS, DockerBackend
+from gateway.backends.machine import shortcomings
+from gateway.core.errors import BackendError, StartFailed
+from gateway.core.model import ALL_GPUS, Environment, EnvironmentName, Limits, Server, Worker, WorkerId
+from tests.fakes.engine import FakeEngine, Hold
+
+ENVIRONMENT = Environment(
+    name=EnvironmentName("fake"), image="env-gateway/fake", directory=Path("/nowhere"), command=("python3", "server.py")
+)
+FORWARDER = "env-gateway/forwarder"
+FAR = "registry.example/far:1"
+REACHED_S = 10.0
+GIB = 2**30
+
+
+def of(image: str = ENVIRONMENT.image, **limits: Any) -> Environment:
+    return replace(ENVIRONMENT, image=image, limits=Limits(**limits))
+
+
+def with_split(base: Environment, split: str, **limits: Any) -> Environment:
+    """The environment with a split that asks for other resources."""
+    variant = replace(base, name=EnvironmentName(f"{base.name}.{split}"), base=base.name, limits=Limits(**limits))
+    return replace(base, splits={split: variant})
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="eg-") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def engine(folder: Path) -> Iterator[FakeEngine]:
+    with FakeEngine(folder / "engine.sock") as running:
+        yield running
+
+
+def backend_of(engine: FakeEngine, *environments: Environment) -> DockerBackend:
+    return DockerBackend(
+        url=engine.url,
+        instance="ours",
+        socket_dir=Path(engine.url.removeprefix("unix://")).parent / "sockets",
+        environments=environments,
+        forwarder_image=FORWARDER,
+    )
+
+
+@pytest.fixture
+async def backend(engine: FakeEngine) -> AsyncIterator[DockerBackend]:
+    made = backend_of(engine)
+    yield made
+    await made.aclose()
+
+
+async def reached(hold: Hold) -> None:
+    assert await asyncio.to_thread(hold.reached.wait, REACHED_S)
+
+
+# -- images
+
+
+async def test_what_is_prepared_has_the_images_id_and_another_one_when_it_was_built_anew(
+    backend: DockerBackend, engine: FakeEngine
+) -> None:
+    before = [await backend.prepare(ENVIRONMENT) for _ in range(2)]
+    engine.builds[ENVIRONMENT.image] = 1
+
+    after = await backend.prepare(ENVIRONMENT)
+
+    assert before == [before[0]] * 2
+    assert before[0].startswith("sha256:")
+    assert after.startswith("sha256:")
+    assert after != before[0]
+    assert engine.count("POST pull") == 0
+
+
+async def test_what_is_missing_and_has_a_registry_is_pulled_before_anything_starts(
+    backend: DockerBackend, engine: FakeEngine
+) -> None:
+    id = await backend.prepare(of(FAR))
+
+    assert id == engine.image_id(FAR)
+    assert (engine.count("POST pull"), engine.containers) == (1, {})
+
+
+async def test_the_forwarders_image_is_pulled_along_with_somebody_elses(engine: FakeEngine) -> None:
+    engine.registry.add("registry.example/forwarder:1")
+    backend = DockerBackend(
+        url=engine.url, instance="ours", socket_dir=Path("/nowhere"), forwarder_image="registry.example/forwarder:1"
+    )
+
+    id = await backend.prepare(replace(of(FAR), server=Server(port=8000)))
+    await backend.aclose()
+
+    assert id == engine.image_id(FAR)
+    assert {FAR, "registry.example/forwarder:1"} <= engine.images
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        pytest.param(of("env-gateway/unbuilt"), "there is no image env-gateway/unbuilt .* build it", id="ours"),
+        pytest.param(of("registry.example/none:1"), "manifest for registry.example/none:1 not found", id="theirs"),
+        pytest.param(
+            replace(ENVIRONMENT, server=Server(port=8000)), f"there is no image {FORWARDER}", id="the forwarder's"
+        ),
+    ],
+)
+async def test_an_image_that_cannot_be_had_is_a_failed_start_that_names_it(
+    backend: DockerBackend, environment: Environment, message: str
+) -> None:
+    with pytest.raises(StartFailed, match=message):
+        await backend.prepare(environment)
+
+
+async def test_a_pull_that_the_engine_gate_refuses_says_what_to_do(backend: DockerBackend, engine: FakeEngine) -> None:
+    engine.refuse("POST pull", 403, "not among the requests that this gate passes on")
+
+    with pytest.raises(StartFailed, match=f"docker pull {FAR}"):
+        await backend.prepare(of(FAR))
+
+
+async def test_an_engine_that_is_away_is_told_from_an_image_that_is_missing(
+    backend: DockerBackend, engine: FakeEngine
+) -> None:
+    engine.lose("GET image")
+
+    with pytest.raises(BackendError, match="does not answer") as raised:
+        await backend.prepare(ENVIRONMENT)
+
+    assert not isinstance(raised.value, StartFailed)
+
+
+async def test_no_more_images_are_pulled_at_once_than_is_bearable(backend: DockerBackend, engine: FakeEngine) -> None:
+    images = [f"registry.example/far:{number}" for number in range(PULL_THREADS + 2)]
+    engine.registry |= set(images)
+    holds = [engine.hold("POST pull") for _ in images]
+
+    preparing = asyncio.gather(*[backend.prepare(of(image)) for image in images])
+    for hold in holds[:PULL_THREADS]:
+        await reached(hold)
+    # Whatever else is asked of the engine goes on meanwhile, and the other pulls wait.
+    assert await backend.prepare(ENVIRONMENT) == engine.image_id(ENVIRONMENT.image)
+    pulls_at_once = engine.count("POST pull")
+    for hold in holds:
+        hold.released.set()
+
+    assert pulls_at_once == PULL_THREADS
+    assert await preparing == [engine.image_id(image) for image in images]
+
+
+# -- CPUs, memory, GPUs
+
+INFO: dict[str, Any] = {"NCPU": 4, "MemTotal": 8 * GIB, "Runtimes": {"runc": {}}}
+NVIDIA: dict[str, Any] = INFO | {"Runtimes": {"runc": {}, "nvidia": {}}}
+DEVICES = [f"nvidia.com/gpu={name}" for name in ("0", "GPU-aaaa", "1", "GPU-bbbb", "all")]
+LISTED: dict[str, Any] = INFO | {"DiscoveredDevices": [{"Source": "cdi", "ID": id} for id in DEVICES]}
+
+
+@pytest.mark.parametrize(
+    ("limits", "info"),
+    [
+        pytest.param({"cpus": 4.0, "memory_bytes": 8 * GIB}, INFO, id="the whole machine"),
+        pytest.param({"cpus": 99.0, "memory_bytes": 99 * GIB}, {}, id="an engine that does not tell"),
+        pytest.param({"gpus": 1}, NVIDIA, id="a runtime"),
+        pytest.param({"gpus": ALL_GPUS}, NVIDIA, id="all of a runtime's"),
+        pytest.param({"gpu_ids": ("GPU-aaaa",)}, NVIDIA, id="a runtime does not tell which"),
+        pytest.param({"gpus": 2}, LISTED, id="as many as are listed"),
+        pytest.param({"gpus": ALL_GPUS}, LISTED, id="all that are listed"),
+        pytest.param({"gpu_ids": ("1", "GPU-aaaa")}, LISTED, id="by number and by UUID"),
+        pytest.param({"gpus": 1}, INFO | {"DiscoveredDevices": [{"ID": "nvidia.com/gpu=all"}]}, id="not numbered"),
+    ],
+)
+def test_what_the_machine_has_may_be_asked_for(limits: dict[str, Any], info: dict[str, Any]) -> None:
+    assert shortcomings([of(**limits)], info) == []
+
+
+@pytest.mark.parametrize(
+    ("limits", "info", "said"),
+    [
+        pytest.param({"cpus": 4.5}, INFO, "fake asks for 4.5 CPUs a worker (cpus), and the engine's machine has 4"),
+        pytest.param(
+            {"memory_bytes": 9 * GIB}, INFO, "9.0 GiB of memory a worker (memory_mib), and the engine's machine"
+        ),
+        pytest.param({"gpus": 1}, INFO, "1 GPUs, and the engine has neither a runtime 'nvidia' nor GPUs"),
+        pytest.param({"gpus": ALL_GPUS}, INFO, "all GPUs, and the engine has neither"),
+        pytest.param({"gpu_ids": ("0", "1")}, INFO, "GPUs 0, 1, and the engine has neither"),
+        pytest.param({"gpus": 3}, LISTED, "3 GPUs, and the engine's machine has 2"),
+        pytest.param({"gpu_ids": ("0", "GPU-cccc")}, LISTED, "and the engine's machine has no GPU-cccc"),
+        pytest.param(
+            {"gpus": 1}, INFO | {"DiscoveredDevices": [{"ID": "vendor.com/nic=0"}]}, "nor GPUs", id="other devices"
+        ),
+    ],
+)
+def test_what_the_machine_lacks_is_said_with_what_there_is(
+    limits: dict[str, Any], info: dict[str, Any], said: str
+) -> None:
+    (sentence,) = shortcomings([of(**limits)], info)
+
+    assert said in sentence
+
+
+def test_what_a_split_asks_for_is_compared_too_and_servers_of_others_are_not() -> None:
+    theirs = replace(of(cpus=99.0), server=Server(url="http://127.0.0.1:1"))
+
+    (sentence,) = shortcomings([with_split(of(), "hard", cpus=99.0), theirs], INFO)
+
+    assert sentence.startswith("environment fake.hard asks for 99 CPUs")
+
+
+async def test_an_environment_that_asks_for_more_than_there_is_fails_the_check(engine: FakeEngine) -> None:
+    backend = backend_of(engine, ENVIRONMENT, with_split(of(cpus=64.0), "hard", gpus=1))
+
+    with pytest.raises(BackendError, match=r"fake asks for 64 CPUs.*; .*fake\.hard asks for 1 GPUs"):
+        await backend.check()
+    await backend.aclose()
+
+    assert engine.count("POST create") == 0
+
+
+@pytest.mark.parametrize(
+    ("limits", "request_"),
+    [
+        pytest.param({"gpus": 2}, {"Driver": "", "Count": 2, "DeviceIDs": [], "Capabilities": [["gpu"]]}, id="so many"),
+        pytest.param(
+            {"gpus": ALL_GPUS}, {"Driver": "", "Count": -1, "DeviceIDs": [], "Capabilities": [["gpu"]]}, id="all"
+        ),
+        pytest.param(
+            {"gpu_ids": ("0", "GPU-aaaa")},
+            {"Driver": "", "Count": 0, "DeviceIDs": ["0", "GPU-aaaa"], "Capabilities": [["gpu"]]},
+            id="certain ones",
+        ),
+    ],
+)
+async def test_gpus_are_asked_for_as_the_command_line_does(
+    backend: DockerBackend, engine: FakeEngine, limits: dict[str, Any], request_: dict[str, Any]
+) -> None:
+    environment = of(**limits)
+    worker = Worker(id=WorkerId("w1"), environment=environment.name, digest=environment.digest(), slots=4)
+
+    await backend.start(worker, environment)
+
+    (container,) = engine.containers.values()
+    assert container.body["HostConfig"]["DeviceRequests"] == [request_]
+
+
+async def test_the_server_of_somebody_elses_gets_the_gpus_and_its_forwarder_none(
+    backend: DockerBackend, engine: FakeEngine
+) -> None:
+    engine.images.add(FORWARDER)
+    environment = replace(of(gpus=1), server=Server(port=8000))
+    worker = Worker(id=WorkerId("w1"), environment=environment.name, digest=environment.digest(), slots=4)
+
+    await backend.start(worker, environment)
+
+    given = {one.labels["env-gateway.role"]: one.body["HostConfig"] for one in engine.containers.values()}
+    assert given["server"]["DeviceRequests"][0]["Count"] == 1
+    assert "DeviceRequests" not in given["forwarder"]

@@ -79,12 +79,17 @@ class Audit:
         self._lead_s = lead_s
 
     async def once(self, *, ask: bool = False) -> Findings:
-        """Compare and mend; with *ask*, adopted workers must answer too."""
+        """Compare and mend; with *ask*, adopted workers must answer too. The store must be whole."""
         before = await self._workers()
         found = await self._backend.found()
         findings = compare(before, found, await self._workers())
+        if not (await self._store.lead(self._replica, ttl_s=self._lead_s)).is_whole:
+            # It lost its data, maybe between the two looks: what it lacks is no orphan.
+            raise StoreUnavailable("the store is being rebuilt")
         if ask:
-            silent = [id for id in findings.adopted if not await self._answers(before[id])]
+            # All at once: each may take as long as it likes up to ANSWER_S, and the gateway does not serve yet.
+            answers = await asyncio.gather(*(self._answers(before[id]) for id in findings.adopted))
+            silent = [id for id, answered in zip(findings.adopted, answers, strict=True) if not answered]
             findings = Findings(
                 orphans=findings.orphans,
                 lost=(*findings.lost, *silent),
@@ -110,10 +115,11 @@ class Audit:
         while True:
             await asyncio.sleep(EVERY_S)
             try:
-                if await self._store.lead(self._replica, ttl_s=self._lead_s):
+                lead = await self._store.lead(self._replica, ttl_s=self._lead_s)
+                if lead.fence and lead.is_whole:
                     await self.once()
-            except StoreUnavailable as error:
-                logger.warning("store_unavailable during=audit error=%s", error)
+            except (StoreUnavailable, BackendError) as error:
+                logger.warning("audit_put_off error=%s", error)
             except Exception:  # protects the next audit
                 logger.exception("audit_failed")
 
@@ -125,6 +131,8 @@ class Audit:
         environment = self._catalog.get(worker.environment)
         if environment is None:
             return False
+        if worker.state is WorkerState.PAUSED:
+            return True  # it is asked when it is woken
         try:
             async with asyncio.timeout(ANSWER_S):
                 await self._upstreams[environment.wire].alive(worker, environment)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from types import TracebackType
-from typing import Literal
+from typing import Literal, Protocol
 
 Cause = Literal["ended", "late"]
 
@@ -17,6 +18,33 @@ class BrokenOff(Exception):
         self.cause = cause
 
 
+class Watcher(Protocol):
+    """Who is told when a session ends."""
+
+    def end(self) -> None:
+        """The session has ended."""
+
+
+class Ended:
+    """Waits for the end of a session, and breaks nothing off."""
+
+    __slots__ = ("_event",)
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def end(self) -> None:
+        """The session has ended."""
+        self._event.set()
+
+    async def within(self, seconds: float) -> bool:
+        """Wait for it, at most so long; whether it came."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._event.wait()
+        return self._event.is_set()
+
+
 class Until:
     """Breaks off what its task awaits inside, as ``asyncio.timeout`` does, for either of two causes.
 
@@ -25,7 +53,7 @@ class Until:
 
     __slots__ = ("_cancelling", "_cause", "_task", "_timer", "_watchers")
 
-    def __init__(self, watchers: set[Until], within_s: float) -> None:
+    def __init__(self, watchers: set[Watcher], within_s: float) -> None:
         """Join *watchers*, all of which are told when the session ends, from `__enter__` to `__exit__`."""
         self._watchers = watchers
         self._timer = asyncio.get_running_loop().call_later(max(0.0, within_s), self._break_off, "late")

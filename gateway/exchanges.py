@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Literal
 
-from gateway.core.errors import UpstreamError, UpstreamGone
+from gateway.core.errors import SessionClosed, UpstreamError, UpstreamGone, UpstreamTimeout
 from gateway.core.ports import Exchange, Headers
-
-Outcome = Literal["ok", "broken", "left"]
-"""Read to its end; broken off by its worker; left by its trainer."""
+from gateway.observe.outcomes import call_outcome
 
 
 async def read_whole(chunks: AsyncIterator[bytes], limit_bytes: int) -> bytes:
@@ -35,18 +32,18 @@ class BusyExchange:
         exchange: Exchange,
         *,
         explain: Callable[[UpstreamGone], Awaitable[None]],
-        ended: Callable[[Outcome], None],
+        ended: Callable[[str], None],
     ) -> None:
         """Wrap *exchange*.
 
         Args:
             explain: told of a break; raises what explains it better.
-            ended: told once how it ended.
+            ended: told once how it ended, in one of the words of ``observe/outcomes.CALLS``.
         """
         self._exchange = exchange
         self._explain = explain
         self._ended = ended
-        self._outcome: Outcome = "left"
+        self._outcome = "left"
         self._is_closed = False
         self.status = exchange.status
         self.headers = exchange.headers
@@ -58,10 +55,18 @@ class BusyExchange:
                 yield chunk
             self._outcome = "ok"
         except UpstreamError as error:
-            self._outcome = "broken"
-            if isinstance(error, UpstreamGone):
-                await self._explain(error)
+            self._outcome = call_outcome(error)
+            try:
+                if isinstance(error, UpstreamGone):
+                    await self._explain(error)
+            except SessionClosed as better:
+                self._outcome = call_outcome(better)
+                raise
             raise
+
+    def overran(self) -> None:
+        """Who reads has given up: it took longer than the environment allows."""
+        self._outcome = call_outcome(UpstreamTimeout())
 
     async def read(self, limit_bytes: int) -> bytes:
         """Read the whole body."""

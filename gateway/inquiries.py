@@ -215,7 +215,7 @@ class Inquiries:
     async def _ask(self, environment: Environment, digest: str, ask: Question[T]) -> T:
         load = (await self._store.load()).get(environment.name)
         for entry in load.workers if load is not None else ():
-            if entry.worker.digest == digest and entry.worker.state is not WorkerState.STARTING:
+            if entry.worker.digest == digest and entry.worker.state in (WorkerState.READY, WorkerState.DRAINING):
                 try:
                     # Whatever it holds: a question takes no slot.
                     return await _within(ask(entry.worker, environment))

@@ -1,7 +1,8 @@
 """The control loop: the only code that starts or stops a worker.
 
 It runs in every replica and acts in the one that leads. It never answers a trainer: an opening that waits for a slot is
-served by the store when a worker becomes ready.
+served by the store when a worker becomes ready. What is to be done is decided in ``core/plan``; `starts`, `expiry` and
+`rebuilding` are its parts.
 """
 
 from __future__ import annotations
@@ -11,49 +12,52 @@ import contextlib
 import logging
 import secrets
 import time
-from collections import defaultdict
-from collections.abc import Container, Coroutine, Mapping
-from typing import Any
+from collections.abc import Callable, Container, Coroutine, Iterable, Mapping
+from typing import Any, Final
 
 import anyio
 
 from gateway.catalog import Catalog
 from gateway.closing import Closer
-from gateway.core.errors import GatewayError, StartFailed, StoreUnavailable
+from gateway.core.errors import BackendError, GatewayError, NotLeading, StoreUnavailable
 from gateway.core.model import (
     CapacityWanted,
     CloseReason,
+    Death,
     Environment,
     EnvironmentLoad,
     EnvironmentName,
-    Note,
+    Lead,
     Session,
     Wire,
     Worker,
     WorkerId,
     WorkerState,
 )
-from gateway.core.plan import backoff_s, plan
+from gateway.core.plan import Demand, plan
 from gateway.core.ports import Backend, Store, Transport, Upstream
+from gateway.expiry import Expiry
 from gateway.observe.metrics import Metrics
+from gateway.rebuilding import Rebuilding, static_worker
+from gateway.starts import LOG_LINES, Starts
 
 logger = logging.getLogger(__name__)
 
-TICK_S = 0.5
+TICK_S: Final = 0.5
 """How often the loop looks by itself; openings that wait wake it at once."""
-LEAD_S = 3.0
+LEAD_S: Final = 3.0
 """A leader that died is replaced after this long."""
-STARTS_AT_ONCE = 8
-"""More than 8 starts under way only add latency: an engine manages 5 to 7 a second."""
-EXPIRED_AT_ONCE = 500
-"""Sessions that one turn of the loop ends."""
-ASK_S = 3.0
-"""How long a worker has to say which of its sessions are busy; it answers from memory."""
-LOG_LINES = 20
+WHOLE_S: Final = 30.0
+"""The longest that a start waits for another replica to rebuild the store."""
+
+
+def nothing_remembered() -> Iterable[Session]:
+    """Of a replica that serves nothing."""
+    return ()
 
 
 class Pool:
-    """Keeps each environment's workers as its policy and the waiting openings want them."""
+    """Keeps each environment's workers as its policy, the waiting openings and those to come want them."""
 
     def __init__(
         self,
@@ -66,26 +70,54 @@ class Pool:
         closer: Closer,
         metrics: Metrics,
         replica: str,
+        remembered: Callable[[], Iterable[Session]] = nothing_remembered,
+        is_settled: Callable[[EnvironmentName], bool] = lambda name: True,
+        may_start: Callable[[EnvironmentName], bool] = lambda name: True,
+        leads: Callable[[], None] = lambda: None,
     ) -> None:
+        """
+        Args:
+            remembered: The sessions that this replica serves.
+            is_settled: Whether it is known what an environment is now; workers of another make stay until then.
+            may_start: Whether it is known so far as it is asked for: a worker begun before might be of another make.
+            leads: Called when this replica begins to lead: what it knows of images may be older than its forerunner's.
+        """
         self._store = store
         self._backend = backend
-        self._upstreams = upstreams
         self._transport = transport
         self._catalog = catalog
-        self._closer = closer
         self._metrics = metrics
         self._replica = replica
-        # The state of this loop: what it has begun, by worker; and failures in a row, by environment.
+        self._is_settled = is_settled
+        self._may_start = may_start
+        self._leads = leads
+        self._starts = Starts(
+            store=store,
+            backend=backend,
+            upstreams=upstreams,
+            transport=transport,
+            metrics=metrics,
+            fence=lambda: self._lead.fence,
+            started=self._on_started,
+        )
+        self._expiry = Expiry(store=store, upstreams=upstreams, catalog=catalog, closer=closer, spawn=self._spawn)
+        self._rebuilding = Rebuilding(
+            store=store,
+            backend=backend,
+            upstreams=upstreams,
+            catalog=catalog,
+            closer=closer,
+            remembered=remembered,
+        )
+        # The state of this loop: what it has begun, by worker, and what it expects, by environment.
+        self._lead = Lead(0)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._starting: dict[WorkerId, asyncio.Event] = {}
         self._stopping: set[WorkerId] = set()
-        self._asking: set[WorkerId] = set()
-        self._failures: defaultdict[EnvironmentName, int] = defaultdict(int)
-        self._failed_at: defaultdict[EnvironmentName, float] = defaultdict(float)
-        self._not_before: defaultdict[EnvironmentName, float] = defaultdict(float)
-        self._starts = asyncio.Semaphore(STARTS_AT_ONCE)
+        self._waking: set[WorkerId] = set()
+        self._rebuild: asyncio.Task[None] | None = None
+        self._demands: dict[EnvironmentName, Demand] = {}
+        self._looked_at: float | None = None
         self._woken = asyncio.Event()
-        self._is_ending = False
 
     # -- the loop -------------------------------------------------------------------------------------------------
 
@@ -97,21 +129,41 @@ class Pool:
                 group.start_soon(self._follow_notices)
                 group.start_soon(self._follow_deaths)
         finally:
-            self._is_ending = True
+            self._starts.end()
             for task in list(self._tasks):
                 task.cancel()
-            if self._tasks:
-                with anyio.CancelScope(shield=True):
+            with anyio.CancelScope(shield=True):
+                if self._tasks:
                     await asyncio.wait(self._tasks, timeout=30)
+                if self._lead.fence:
+                    with contextlib.suppress(StoreUnavailable):
+                        await self._store.resign(self._replica)
+
+    async def made_whole(self) -> None:
+        """Return when the store is whole, having rebuilt it if this replica leads; before the first audit.
+
+        Raises:
+            StoreUnavailable: another replica leads, and did not rebuild it in time.
+        """
+        deadline = time.monotonic() + WHOLE_S
+        while not await self._is_whole():
+            if time.monotonic() > deadline:
+                raise StoreUnavailable("the store is being rebuilt")
+            if self._rebuild is not None:
+                await asyncio.wait({self._rebuild}, timeout=TICK_S)
+            else:
+                await asyncio.sleep(TICK_S)
 
     async def tick(self) -> bool:
         """One turn: expire sessions, start and stop workers. Returns False if another replica leads."""
-        if not await self._store.lead(self._replica, ttl_s=LEAD_S):
-            return False
-        await self._expire()
+        if not await self._is_whole() or not self._lead.fence:
+            self._looked_at = None
+            return bool(self._lead.fence)
+        await self._expiry.turn()
         loads = await self._store.load()
         self._metrics.loaded(loads)
-        for environment in self._catalog:
+        self._look(loads)
+        for environment in self._catalog.all():
             await self._apply(environment, loads.get(environment.name, EnvironmentLoad()))
         await self._drop_strangers(loads)
         return True
@@ -131,6 +183,8 @@ class Pool:
                 await self.tick()
             except StoreUnavailable as error:
                 logger.warning("store_unavailable during=tick error=%s", error)
+            except NotLeading:
+                logger.warning("lead_lost replica=%s", self._replica)
             except Exception:  # protects every environment: without this loop nothing starts or expires
                 logger.exception("tick_failed")
             self._woken.clear()
@@ -149,81 +203,93 @@ class Pool:
     async def _follow_deaths(self) -> None:
         while True:
             try:
-                async for worker in self._backend.deaths():
-                    self._spawn(self._on_death(worker))
+                async for death in self._backend.deaths():
+                    self._spawn(self._on_death(death))
             except GatewayError as error:
                 logger.warning("deaths_not_followed error=%s", error)
             await asyncio.sleep(TICK_S)
 
-    # -- sessions -------------------------------------------------------------------------------------------------
+    # -- the store ------------------------------------------------------------------------------------------------
 
-    async def _expire(self) -> None:
-        late: defaultdict[WorkerId, list[Session]] = defaultdict(list)
-        for session in await self._store.late(EXPIRED_AT_ONCE):
-            late[session.worker].append(session)
-        for id, sessions in late.items():
-            if id not in self._asking:
-                # Each worker by itself: one that does not answer holds up neither the others nor this loop.
-                self._asking.add(id)
-                self._spawn(self._expire_in(id, sessions))
-        for session in await self._store.due(EXPIRED_AT_ONCE):
-            self._spawn(self._finish(session))
+    async def _is_whole(self) -> bool:
+        """Take or keep the lead, and see to it that the store is whole."""
+        before, self._lead = self._lead, await self._store.lead(self._replica, ttl_s=LEAD_S)
+        self._metrics.leads(bool(self._lead.fence), is_whole=self._lead.is_whole)
+        if self._lead.fence and self._lead.fence != before.fence:
+            logger.info("lead_taken replica=%s fence=%s", self._replica, self._lead.fence)
+            self._leads()
+        if self._lead.is_whole:
+            self._rebuilding.is_whole()
+            return True
+        await self._rebuilding.hand_in()
+        if self._lead.fence and (self._rebuild is None or self._rebuild.done()):
+            self._rebuild = self._spawn(self._rebuilt(self._lead.fence))
+        return False
 
-    async def _expire_in(self, id: WorkerId, late: list[Session]) -> None:
-        """End a worker's late sessions, but for those that it says are not."""
+    async def _rebuilt(self, fence: int) -> None:
         try:
-            await self._ask(id, late)
-            for session in await self._store.expire([session.id for session in late]):
-                self._spawn(self._finish(session))
-        except StoreUnavailable as error:
-            logger.warning("store_unavailable during=expiry error=%s", error)  # late still, at the next turn
-        finally:
-            self._asking.discard(id)
+            await self._rebuilding.lead(fence, spare=self._starts)
+        except (StoreUnavailable, NotLeading, BackendError) as error:
+            logger.warning("store_not_rebuilt error=%s", error)  # the next turn tries again
+        self._woken.set()
 
-    async def _ask(self, id: WorkerId, late: list[Session]) -> None:
-        """Renew late sessions whose worker says that a call runs, or ended less than their idle time ago.
+    # -- what is expected -----------------------------------------------------------------------------------------
 
-        The call of a trainer that hung up, or of a replica that died, is known to its worker only.
-        """
-        environment = self._catalog.get(late[0].environment)
-        record = await self._store.worker(id)
-        if environment is None or record is None:
-            return
-        try:
-            async with asyncio.timeout(ASK_S):
-                known = await self._upstreams[environment.wire].sessions(record, environment)
-        except (GatewayError, TimeoutError) as error:
-            logger.warning("worker_not_asked worker=%s error=%s", id, error)
-            return
-        ids = {session.id for session in late}
-        await self._store.touch([Note(one.id, 0.0 if one.busy else one.idle_s) for one in known or () if one.id in ids])
+    def _look(self, loads: Mapping[EnvironmentName, EnvironmentLoad]) -> None:
+        now = time.monotonic()
+        since_s = 0.0 if self._looked_at is None else now - self._looked_at
+        self._looked_at = now
+        for name, load in loads.items():
+            demand = self._demands.get(name, Demand()).looked(load, since_s)
+            self._demands[name] = demand
+            environment = self._catalog.get(name)
+            warm = environment.pool.warm if environment is not None else 0
+            self._metrics.sized(name, arrival_rate=demand.rate, start_s=demand.start_s, warm=max(warm, demand.ahead))
 
-    async def _finish(self, session: Session) -> None:
-        environment = self._catalog.get(session.environment)
-        with contextlib.suppress(StoreUnavailable):  # due again after a while
-            if environment is None:  # no longer on offer: its worker is being dropped, and its sessions with it
-                await self._store.release(session.id, session.lease)
-            else:
-                await self._closer.finish(session, environment)
+    def _on_started(self, environment: Environment, start_s: float) -> None:
+        self._demands[environment.name] = self._demands.get(environment.name, Demand()).started(start_s)
 
     # -- workers --------------------------------------------------------------------------------------------------
 
     async def _apply(self, environment: Environment, load: EnvironmentLoad) -> None:
-        wanted = plan(environment.pool, load, digest=environment.digest())
-        for id in wanted.drain:
-            await self._store.drain_worker(id)
-        for id in wanted.retire:
-            await self._store.drain_worker(id, only_if_idle=True)
+        name, fence = environment.name, self._lead.fence
+        wanted = plan(
+            environment.pool,
+            load,
+            digest=environment.digest(),
+            demand=self._demands.get(name, Demand()),
+            is_trial=self._starts.is_trial(name),
+        )
+        for id in wanted.drain if self._is_settled(name) else ():
+            logger.info("worker_outdated environment=%s worker=%s", name, id)
+            await self._store.drain_worker(id, fence=fence)
             self._woken.set()
+        for id in wanted.retire:
+            await self._store.drain_worker(id, only_if_idle=True, fence=fence)
+            self._woken.set()
+        for id in wanted.pause:
+            if await self._store.pause_worker(id, fence=fence):
+                self._spawn(self._pause(id, name))
+        for id in wanted.wake:
+            if id not in self._waking:
+                self._waking.add(id)
+                self._spawn(self._wake(id, name))
         for id in wanted.stop:
-            self._stop_soon(id, environment.name, "idle")
-        for entry in load.workers:
-            if entry.worker.state is WorkerState.STARTING and entry.worker.id not in self._starting:
-                # Begun by a leader that is gone: nobody waits for its readiness.
-                self._stop_soon(entry.worker.id, environment.name, "start abandoned")
-        if wanted.start and time.monotonic() >= self._not_before[environment.name]:
-            for _ in range(wanted.start):
+            self._stop_soon(id, name, "idle")
+        await self._end_abandoned(load, name, fence)
+        is_tried = not wanted.start and self._starts.wants_trial(name, load)
+        if (wanted.start or is_tried) and not self._starts.is_put_off(name) and self._may_start(name):
+            for _ in range(wanted.start or 1):
                 await self._begin_start(environment)
+
+    async def _end_abandoned(self, load: EnvironmentLoad, name: EnvironmentName, fence: int) -> None:
+        """End what a leader began that is gone: nobody waits for its readiness."""
+        for entry in load.workers:
+            id = entry.worker.id
+            if entry.worker.state is WorkerState.STARTING and id not in self._starts and id not in self._stopping:
+                # The store first, which refuses one that does not lead any more: it may be the new leader's.
+                await self._store.remove_worker(id, CloseReason.WORKER_LOST, fence=fence)
+                self._stop_soon(id, name, "start abandoned")
 
     async def _drop_strangers(self, loads: Mapping[EnvironmentName, EnvironmentLoad]) -> None:
         for name, load in loads.items():
@@ -239,101 +305,36 @@ class Pool:
             slots=environment.pool.slots,
             max_uses=environment.pool.max_uses,
         )
-        self._starting[worker.id] = asyncio.Event()
-        try:
-            await self._store.add_worker(worker)
-        except BaseException:
-            del self._starting[worker.id]
-            raise
-        self._spawn(self._start(worker, environment))
+        if environment.server.url:
+            worker = static_worker(environment)
+        await self._starts.begin(worker)
+        self._spawn(self._starts.run(worker, environment))
 
-    async def _start(self, worker: Worker, environment: Environment) -> None:
-        began_at = time.monotonic()
+    async def _pause(self, id: WorkerId, name: EnvironmentName) -> None:
         try:
-            async with self._starts:  # of the engine only: workers that never get ready must not hold up others
-                address = await self._backend.start(worker, environment)
-            slots = await self._until_ready(worker, environment, address)
-            if not await self._store.worker_ready(worker.id, address, slots=slots):
-                raise StartFailed("the worker was removed while it started")
-            if self._starting[worker.id].is_set():
-                raise StartFailed("it died just as it became ready")
-        except BaseException as error:
-            with anyio.CancelScope(shield=True):
-                await self._undo_start(worker, environment, error, began_at)
-            if not isinstance(error, Exception):
-                raise
-        else:
-            start_s = time.monotonic() - began_at
-            self._failures[environment.name] = 0
-            self._metrics.worker_started(environment.name, "ready", start_s)
-            logger.info("worker_ready environment=%s worker=%s start_s=%.3f", environment.name, worker.id, start_s)
+            await self._backend.pause(id)
+            logger.info("worker_paused environment=%s worker=%s", name, id)
+        except GatewayError as error:
+            logger.warning("worker_not_paused environment=%s worker=%s error=%s", name, id, error)
+            with contextlib.suppress(StoreUnavailable):
+                await self._store.wake_worker(id)
+
+    async def _wake(self, id: WorkerId, name: EnvironmentName) -> None:
+        try:
+            await self._backend.resume(id)
+            await self._store.wake_worker(id)
+            logger.info("worker_woken environment=%s worker=%s", name, id)
+        except BackendError as error:
+            logger.warning("worker_not_woken environment=%s worker=%s error=%s", name, id, error)
+            with contextlib.suppress(GatewayError):
+                await self.lost(id)
+        except StoreUnavailable as error:
+            logger.warning("store_unavailable during=wake error=%s", error)  # it is woken again at the next turn
         finally:
-            self._starting.pop(worker.id, None)
-
-    async def _until_ready(self, worker: Worker, environment: Environment, address: str) -> int:
-        """Wait for readiness, the end of the environment's start time, or the worker's death, whichever is first.
-
-        Returns the capacity that the worker told, or 0.
-        """
-        started = Worker(
-            id=worker.id, environment=worker.environment, digest=worker.digest, slots=worker.slots, address=address
-        )
-        ready = asyncio.ensure_future(self._upstreams[environment.wire].ready(started, environment))
-        died = asyncio.ensure_future(self._starting[worker.id].wait())
-        try:
-            limit_s = environment.timeouts.start_s
-            done, _ = await asyncio.wait((ready, died), timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
-            if ready in done:
-                return ready.result()
-            if died in done:
-                raise StartFailed("it died before it was ready")
-            raise StartFailed(f"it was not ready within {limit_s:g} s")
-        finally:
-            for task in (ready, died):
-                task.cancel()
-            await asyncio.gather(ready, died, return_exceptions=True)
-
-    async def _undo_start(
-        self, worker: Worker, environment: Environment, error: BaseException, began_at: float
-    ) -> None:
-        name = environment.name
-        tail = ""
-        with contextlib.suppress(GatewayError):
-            tail = (await self._backend.logs(worker.id, lines=LOG_LINES)).strip()
-        self._transport.forget(worker.id)
-        with contextlib.suppress(GatewayError):
-            await self._backend.stop(worker.id)
-        with contextlib.suppress(StoreUnavailable):
-            await self._store.remove_worker(worker.id, CloseReason.WORKER_LOST)
-        if self._is_ending or not isinstance(error, Exception):
-            return
-        if not isinstance(error, GatewayError):
-            logger.error("worker_start_broken worker=%s", worker.id, exc_info=error)
-        if began_at >= self._failed_at[name]:  # those that began before the last failure failed together with it
-            self._failures[name] += 1
-        self._failed_at[name] = time.monotonic()
-        self._not_before[name] = self._failed_at[name] + backoff_s(self._failures[name])
-        self._metrics.worker_started(name, "failed", 0.0)
-        logger.error(
-            "worker_start_failed environment=%s worker=%s failures=%s error=%s log=%r",
-            name,
-            worker.id,
-            self._failures[name],
-            error,
-            tail,
-        )
-        await self._tell_waiting(name, f"environment {name!r} does not start: {error}" + (f"\n{tail}" if tail else ""))
-
-    async def _tell_waiting(self, name: EnvironmentName, message: str) -> None:
-        """Let openings fail that nothing can serve: no worker is ready, and none starts."""
-        with contextlib.suppress(StoreUnavailable):
-            load = (await self._store.load()).get(name, EnvironmentLoad())
-            alive = (WorkerState.READY, WorkerState.STARTING)
-            if not any(entry.worker.state in alive for entry in load.workers):
-                await self._store.fail_waiting(name, message)
+            self._waking.discard(id)
 
     def _stop_soon(self, id: WorkerId, name: EnvironmentName, reason: str) -> None:
-        if id not in self._stopping and id not in self._starting:
+        if id not in self._stopping and id not in self._starts:
             self._stopping.add(id)
             self._spawn(self._stop(id, name, reason))
 
@@ -347,31 +348,37 @@ class Pool:
         finally:
             self._stopping.discard(id)
 
-    async def _on_death(self, id: WorkerId) -> None:
-        if id in self._stopping:
+    async def _on_death(self, death: Death) -> None:
+        if death.id in self._stopping:
             return
-        if id in self._starting:
-            self._starting[id].set()
+        if death.id in self._starts:
+            self._starts.died(death)
             return
         try:
-            await self.lost(id)
+            await self.lost(death.id, death.reason, death.detail)
         except GatewayError as error:
-            logger.warning("worker_loss_not_handled worker=%s error=%s", id, error)  # the next audit finds it
+            logger.warning("worker_loss_not_handled worker=%s error=%s", death.id, error)  # the next audit finds it
 
-    async def lost(self, id: WorkerId) -> None:
-        """A worker is gone: end its sessions, break its calls off, remove what is left of it."""
+    async def lost(self, id: WorkerId, reason: CloseReason = CloseReason.WORKER_LOST, detail: str = "") -> None:
+        """A worker is gone: end its sessions for *reason*, break its calls off, remove what is left of it."""
         worker = await self._store.worker(id)
         if worker is None:
             return
         tail = ""
-        sessions = await self._forget(id, CloseReason.WORKER_LOST)
+        sessions = await self._forget(id, reason)
         with contextlib.suppress(GatewayError):
             tail = (await self._backend.logs(id, lines=LOG_LINES)).strip()
-        self._metrics.worker_lost(worker.environment)
+        self._metrics.worker_lost(worker.environment, reason.value)
         for session in sessions:
-            self._metrics.session_closed(session.environment, CloseReason.WORKER_LOST.value, None)
+            self._metrics.session_closed(session.environment, (session.reason or reason).value, None)
         logger.error(
-            "worker_lost environment=%s worker=%s sessions=%s log=%r", worker.environment, id, len(sessions), tail
+            "worker_lost environment=%s worker=%s reason=%s detail=%s sessions=%s log=%r",
+            worker.environment,
+            id,
+            reason.value,
+            detail,
+            len(sessions),
+            tail,
         )
         await self._backend.stop(id)
         self._woken.set()
@@ -382,10 +389,11 @@ class Pool:
         self._transport.forget(id)
         return sessions
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
+        return task
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

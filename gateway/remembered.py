@@ -16,7 +16,7 @@ import anyio
 from gateway.core.errors import StoreUnavailable
 from gateway.core.model import Environment, Note, Session, SessionEnded, SessionId
 from gateway.core.ports import Store
-from gateway.ends import Until
+from gateway.ends import Watcher
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +38,12 @@ class Entry:
     """When the store was last told."""
     busy: int = 0
     """Calls under way here."""
-    watchers: set[Until] = field(default_factory=set)
+    watchers: set[Watcher] = field(default_factory=set)
     """Of those under way, the ones that end with the session."""
+    turns: int = 0
+    """Counted by the store, as it last told."""
+    owed: list[str] = field(default_factory=list)
+    """Keys of turns that were taken while the store was away, in their order: it counts them when it is back."""
 
     def end(self) -> None:
         """Wake what ends with the session."""
@@ -61,6 +65,10 @@ class Remembered:
     def pop(self, id: SessionId) -> Entry | None:
         """Drop a session without waking what runs in it."""
         return self._entries.pop(id, None)
+
+    def sessions(self) -> list[Session]:
+        """All that are remembered."""
+        return [entry.session for entry in self._entries.values()]
 
     def is_busy(self) -> bool:
         """Whether a call is under way here."""

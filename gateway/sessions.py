@@ -22,6 +22,7 @@ import anyio
 from gateway.catalog import Catalog
 from gateway.closing import Closer
 from gateway.core.errors import (
+    EnvironmentUnavailable,
     GatewayError,
     PoolExhausted,
     SessionClosed,
@@ -53,18 +54,24 @@ from gateway.core.model import (
     session_id,
 )
 from gateway.core.ports import Exchange, Headers, Store, Upstream
-from gateway.ends import BrokenOff, Until
+from gateway.ends import BrokenOff, Ended, Until
 from gateway.exchanges import BusyExchange, ReadExchange
 from gateway.inquiries import Inquiries
 from gateway.observe.metrics import Metrics
+from gateway.observe.outcomes import call_outcome
 from gateway.remembered import TICK_S, Entry, Remembered
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+HIT_S = 0.05
+"""An opening that has its slot within this long counts as one that did not wait; a start takes longer."""
 EDGE_S = 3 * TICK_S
 """A call that begins this close to its session's deadline writes its note at once."""
+STORE_PATIENCE_S = 10.0
+"""A Redis that is started again, or failed over, is there and rebuilt within this; a trainer would lose an episode."""
+STORE_PAUSE_S = 0.25
 CLEANUP_S = 30.0
 DRAIN_PAUSE_S = 0.02
 RETRY_PAUSE_S = 0.05
@@ -72,6 +79,8 @@ OPEN_ATTEMPTS = 2
 """Workers in which an opening is tried that had begun in them; a task that kills workers must not go on to all."""
 FULL_PAUSE_S = 0.5
 """Before a worker is tried again that had no room and did not say how much it has."""
+VERDICT_S = 0.5
+"""How long a call whose connection broke waits for word of why: an engine tells of a death within some 100 ms."""
 MAX_REFUSAL_BYTES = 64 * 1024
 GONE = b"Active environment not found"
 """How an ORS worker says that it does not know a session."""
@@ -88,8 +97,11 @@ class Sessions:
         catalog: Catalog,
         closer: Closer,
         metrics: Metrics,
+        patience_s: float = STORE_PATIENCE_S,
     ) -> None:
+        """*patience_s* is how long a store that does not answer, or is being rebuilt, is waited for."""
         self._store = store
+        self._patience_s = patience_s
         self._upstreams = upstreams
         self._catalog = catalog
         self._closer = closer
@@ -131,6 +143,7 @@ class Sessions:
                 first: nobody has seen anything of the episode yet.
         """
         began_at = time.monotonic()
+        environment = environment.for_split(setup.of_split)
         open_s = environment.timeouts.open_s if within_s is None else min(within_s, environment.timeouts.open_s)
         opening = _opening(owner, name, environment, fingerprint, task=task)
         try:
@@ -165,6 +178,7 @@ class Sessions:
         The others, and what is raised: as `open`.
         """
         began_at = time.monotonic()
+        environment = environment.for_split(setup.of_split)
         opening = _opening(owner, name, environment, fingerprint, task=task, episode=episode)
         try:
             session = await self._succeed(opening, environment, within_s)
@@ -285,7 +299,7 @@ class Sessions:
 
     async def _begin_end(self, id: SessionId, reason: CloseReason) -> asyncio.Future[Summary | None] | None:
         entry = self._remembered.pop(id)
-        session = await self._store.begin_close(id, reason)
+        session = await self._patiently(lambda: self._store.begin_close(id, reason))
         if entry is not None:
             entry.end()  # only now: what it breaks off asks the store why
         if session is None:
@@ -307,20 +321,40 @@ class Sessions:
 
     async def _claim_or_join(self, opening: Opening, environment: Environment, open_s: float) -> Session:
         """Claim a slot, or return the session that an identical request has opened meanwhile."""
-        deadline = time.monotonic() + open_s + environment.timeouts.setup_s
+        began_at = time.monotonic()
+        deadline = began_at + open_s + environment.timeouts.setup_s
+        patient_until = began_at + self._patience_s
+        given_up: set[str] = set()
         while True:
+            pause_s = RETRY_PAUSE_S
             try:
-                return await self._store.claim(opening, wait_s=open_s)
-            except SessionExists:
-                other = await self._holder(opening.id)
-                if other is not None and other.fingerprint != opening.fingerprint:
+                left_s = max(0.0, began_at + open_s - time.monotonic()) if given_up else open_s
+                session = await self._store.claim(opening, wait_s=left_s)
+                waited_s = time.monotonic() - began_at
+                self._metrics.claimed(environment.name, "hit" if waited_s < HIT_S else "wait", waited_s)
+                return session
+            except (PoolExhausted, EnvironmentUnavailable):
+                self._metrics.claimed(environment.name, "refused", time.monotonic() - began_at)
+                raise
+            except StoreUnavailable:
+                # What it did all the same is undone under the old lease, however late that comes.
+                if time.monotonic() + STORE_PAUSE_S > patient_until:
                     raise
-                if other is not None and other.state is SessionState.OPEN:
+                given_up.add(opening.lease)
+                opening = replace(opening, lease=uuid.uuid4().hex)
+                pause_s = STORE_PAUSE_S
+            except SessionExists:
+                other = await self._patiently(partial(self._holder, opening.id))
+                if other is not None and other.lease in given_up:
+                    await self._give_back(other, environment, CloseReason.OPEN_FAILED, counted=False)
+                elif other is not None and other.fingerprint != opening.fingerprint:
+                    raise
+                elif other is not None and other.state is SessionState.OPEN:
                     return other
             # It waits in the queue, is being set up by another request, or is just being closed.
             if time.monotonic() > deadline:
                 raise SessionExists(opening.name)
-            await asyncio.sleep(RETRY_PAUSE_S)
+            await asyncio.sleep(pause_s)
 
     async def _holder(self, id: SessionId) -> Session | None:
         try:
@@ -342,6 +376,8 @@ class Sessions:
                     await self._store.limit_worker(session.worker, error.capacity)  # first: it is no slot
             is_tried_again = isinstance(error, UpstreamGone | WorkerFull)
             await self._give_back(session, environment, CloseReason.OPEN_FAILED, counted=not is_tried_again)
+            if isinstance(error, SessionNotFound | SessionClosed):
+                await self._end_unheld(session, environment)
             if isinstance(error, TimeoutError):
                 raise UpstreamTimeout(f"the worker did not open the session within {limit_s:g} s") from error
             raise
@@ -360,24 +396,32 @@ class Sessions:
             except StoreUnavailable:
                 logger.warning("session_not_given_back session=%s", session.id)  # due after its setup time
 
+    async def _end_unheld(self, session: Session, environment: Environment) -> None:
+        """End a session in its worker that somebody ended while it was opened: the worker may know it only since."""
+        with anyio.CancelScope(shield=True), anyio.move_on_after(CLEANUP_S), contextlib.suppress(StoreUnavailable):
+            holder = await self._holder(session.id)
+            if holder is None or holder.worker != session.worker:  # else the worker has its successor
+                await self._closer.finish(session, environment, counted=False)
+
     # -- act ------------------------------------------------------------------------------------------------------
 
     async def find(self, owner: Owner, name: str) -> tuple[Session, Environment]:
-        """Look a session up: in this replica's memory, else in the store.
+        """Look a session up: in this replica's memory, else in the store; with the environment that it was asked of.
 
         Raises:
             SessionNotFound: never known, deleted, or of another key.
             SessionClosed: ended by us.
         """
         entry = await self._entry(session_id(owner, name))
-        return entry.session, entry.environment
+        environment = entry.environment
+        return entry.session, self._catalog.named(environment.base) if environment.base else environment
 
     async def touch(self, owner: Owner, name: str) -> None:
         """Restart a session's idle time. Raises as `find`."""
         entry = await self._mind_the_edge(await self._entry(session_id(owner, name)))
         entry.quiet_since = time.monotonic()
 
-    async def forward(self, owner: Owner, name: str, operation: str, *, body: bytes, headers: Headers) -> Exchange:
+    async def forward(self, owner: Owner, name: str, operation: str, *, body: bytes, headers: Headers) -> BusyExchange:
         """Pass an ORS operation to the session's worker; the session is busy until the exchange is closed.
 
         Raises:
@@ -391,7 +435,7 @@ class Sessions:
         except _Moved as moved:  # the worker said that it has not run: asking the new one is no second run
             return await self._forward(moved.entry, operation, body, headers)
 
-    async def _forward(self, entry: Entry, operation: str, body: bytes, headers: Headers) -> Exchange:
+    async def _forward(self, entry: Entry, operation: str, body: bytes, headers: Headers) -> BusyExchange:
         entry.busy += 1
         began_at = time.monotonic()
         try:
@@ -405,7 +449,7 @@ class Sessions:
                 ended=lambda outcome: self._ended(entry, operation, outcome, began_at),
             )
         except SessionNotFound as error:  # it is the worker's word
-            self._ended(entry, operation, "broken", began_at)
+            self._ended(entry, operation, "ended", began_at)
             raise await self._loss(entry) from error
         except BaseException as error:
             await self._broken(entry, operation, error, began_at)
@@ -445,9 +489,24 @@ class Sessions:
         return await self._ask(owner, name, "call" if message else "prompt", ask, within_s)
 
     async def count_turn(self, owner: Owner, name: str, *, key: str = "") -> int:
-        """Count one more turn; the store keeps the number, for all replicas. See ``Store.count_turn``."""
+        """Count one more turn; the store keeps the number, for all replicas. See ``Store.count_turn``.
+
+        While the store is away this replica counts on from what it last heard, and tells the store later: the turn was
+        taken, and its trainer must not lose what came of it.
+        """
         entry = await self._entry(session_id(owner, name))
-        return await self._store.count_turn(entry.session.id, entry.session.lease, key=key)
+        session = entry.session
+        try:
+            while entry.owed:
+                entry.turns = await self._store.count_turn(session.id, session.lease, key=entry.owed[0])
+                del entry.owed[:1]  # not pop: two steps of a session may owe at once
+            entry.turns = await self._store.count_turn(session.id, session.lease, key=key)
+        except StoreUnavailable as error:
+            logger.warning("turn_owed session=%s error=%s", session.id, error)
+            if not key or key not in entry.owed:
+                entry.owed.append(key)
+            return entry.turns + len(entry.owed)
+        return entry.turns
 
     async def _ask(
         self,
@@ -527,13 +586,27 @@ class Sessions:
         entry = self._remembered.get(id)
         if entry is not None:
             return entry
-        session = await self._store.find(id)
+        session = await self._patiently(lambda: self._store.find(id))
         if session.state is SessionState.CLOSING:
             reason = session.reason or CloseReason.DELETED
             raise SessionNotFound(session.name) if reason is CloseReason.DELETED else SessionClosed(reason.value)
         if session.state is SessionState.OPENING:
             raise SessionNotFound(session.name)
         return self._remembered.add(session, self._catalog.named(session.environment))
+
+    async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask the store, again while it does not answer, for as long as it is worth waiting.
+
+        Only what may be asked twice: a claim has its lease, and the rest changes nothing the second time.
+        """
+        deadline = time.monotonic() + self._patience_s
+        while True:
+            try:
+                return await ask()
+            except StoreUnavailable:
+                if time.monotonic() + STORE_PAUSE_S > deadline:
+                    raise
+            await asyncio.sleep(STORE_PAUSE_S)
 
     async def _mind_the_edge(self, entry: Entry) -> Entry:
         """Tell the store at once if the deadline that it knows may be near: a call must not race its expiry.
@@ -543,7 +616,10 @@ class Sessions:
         now = time.monotonic()
         if now - entry.noted_at < entry.session.idle_s - EDGE_S:
             return entry
-        ended = await self._store.touch([Note(entry.session.id, 0.0)])
+        try:
+            ended = await self._store.touch([Note(entry.session.id, 0.0)])
+        except StoreUnavailable:
+            return entry  # nobody can end it either; and once the store is back, its worker is asked first
         if ended:
             self._remembered.forget(entry.session.id, entry.session.lease)
             entry = await self._entry(entry.session.id)  # raises with the reason
@@ -586,7 +662,21 @@ class Sessions:
         return SessionNotFound(entry.session.name)
 
     async def _explain(self, entry: Entry, error: UpstreamGone) -> None:
-        """A connection broke: if the session was ended meanwhile, that is the better answer."""
+        """A connection broke: if the session was ended, that is the better answer.
+
+        A worker that dies closes its connections a moment before the engine tells of its death and why, and the control
+        loop ends its sessions: that is waited for.
+        """
+        ended = Ended()
+        entry.watchers.add(ended)
+        try:
+            await self._say_why(entry, error)
+            if self._remembered.get(entry.session.id) is entry and await ended.within(VERDICT_S):
+                await self._say_why(entry, error)
+        finally:
+            entry.watchers.discard(ended)
+
+    async def _say_why(self, entry: Entry, error: UpstreamGone) -> None:
         with contextlib.suppress(StoreUnavailable):
             session = await self._store.find(entry.session.id)
             if session.state is SessionState.CLOSING and session.reason is not None:
@@ -594,9 +684,15 @@ class Sessions:
 
     async def _broken(self, entry: Entry, operation: str, error: BaseException, began_at: float) -> None:
         """Note the end of a call that failed; raises instead of *error* where the session's end explains it."""
-        self._ended(entry, operation, "broken", began_at)
-        if isinstance(error, UpstreamGone):
-            await self._explain(entry, error)
+        outcome = call_outcome(error)
+        try:
+            if isinstance(error, UpstreamGone):
+                await self._explain(entry, error)
+        except SessionClosed as better:
+            outcome = call_outcome(better)
+            raise
+        finally:
+            self._ended(entry, operation, outcome, began_at)
 
     def _ended(self, entry: Entry, operation: str, outcome: str, began_at: float) -> None:
         entry.busy -= 1
@@ -605,6 +701,10 @@ class Sessions:
             self._metrics.call_ended(entry.environment.name, outcome, entry.quiet_since - began_at)
 
     # -- in the background ----------------------------------------------------------------------------------------
+
+    def remembered(self) -> list[Session]:
+        """The sessions that this replica serves: what a store that lost its data is rebuilt from, too."""
+        return self._remembered.sessions()
 
     async def run(self) -> None:
         """Write notes each second and follow notices, until cancelled."""

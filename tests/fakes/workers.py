@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.core.errors import BackendError, StartFailed
-from gateway.core.model import Environment, EnvironmentName, Found, Worker, WorkerId
+from gateway.core.model import CloseReason, Death, Environment, EnvironmentName, Found, Worker, WorkerId
 from tests.fakes.raw_http import Connection, RawServer, Request
 
 UNKNOWN = {"detail": "Active environment not found"}
@@ -47,6 +47,8 @@ class FakeSession:
     task: dict[str, Any]
     secrets: str
     """The ``X-Secrets`` header as it came."""
+    note: str
+    """The ``X-Session-Note`` header as it came."""
     ran: list[str] = field(default_factory=list)
     """Tools that ran, in their order."""
     busy: int = 0
@@ -98,11 +100,11 @@ class FakeWorker:
         """Take no connection any more, though it runs for all that the backend knows."""
         await self._server.aclose()
 
-    async def die(self, *, announced: bool = True) -> None:
-        """End unasked, with all connections; the backend tells so unless its event is lost."""
+    async def die(self, *, announced: bool = True, reason: CloseReason = CloseReason.WORKER_LOST) -> None:
+        """End unasked, with all connections; the backend tells so, and why, unless its event is lost."""
         await self.aclose()
         if announced:
-            self.backend.announce(self.worker.id)
+            self.backend.announce(self.worker.id, reason)
 
     # -- the protocol ---------------------------------------------------------------------------------------------
 
@@ -144,7 +146,14 @@ class FakeWorker:
         self.lists_asked += 1
         await self.listing.wait()
         entries = [
-            {"sid": sid, "task": None, "steps": len(one.ran), "idle_s": one.idle_s, "busy": one.busy > 0}
+            {
+                "sid": sid,
+                "task": None,
+                "steps": len(one.ran),
+                "idle_s": one.idle_s,
+                "busy": one.busy > 0,
+                "note": one.note,
+            }
             for sid, one in self.sessions.items()
         ]
         await _json(connection, 200, {"sessions": entries})
@@ -170,7 +179,8 @@ class FakeWorker:
             await _json(connection, 400, {"detail": "Session already exists"})
             return
         self.created += 1
-        self.sessions[sid] = FakeSession(task, request.headers.get("x-secrets", ""))
+        note = request.headers.get("x-session-note", "")
+        self.sessions[sid] = FakeSession(task, request.headers.get("x-secrets", ""), note)
         await _json(connection, 200, {"sid": sid})
 
     async def _delete(self, connection: Connection, request: Request) -> None:
@@ -272,7 +282,7 @@ class FakeBackend:
     def __init__(self, folder: Path) -> None:
         """*folder* is where the sockets are; its path has to be short."""
         self._folder = folder
-        self._followers: list[asyncio.Queue[WorkerId]] = []
+        self._followers: list[asyncio.Queue[Death]] = []
         self._errands: set[asyncio.Task[None]] = set()
         self.workers: dict[WorkerId, FakeWorker] = {}
         """Those that were started and not stopped, dead ones too."""
@@ -280,6 +290,9 @@ class FakeBackend:
         self.asked = 0
         """How many workers were ever asked for."""
         self.stopped: list[WorkerId] = []
+        self.paused: set[WorkerId] = set()
+        self.images: dict[EnvironmentName, str] = {}
+        """What `prepare` says that an environment's image is."""
         self.may_start = asyncio.Event()
         """Cleared: what is asked for waits."""
         self.may_start.set()
@@ -314,6 +327,7 @@ class FakeBackend:
             raise BackendError(f"{id} can't be stopped")
         worker = self.workers.pop(id, None)
         self.stopped.append(id)
+        self.paused.discard(id)
         if worker is not None:
             await worker.aclose()
 
@@ -336,9 +350,24 @@ class FakeBackend:
             for id, worker in self.workers.items()
         ]
 
-    async def deaths(self) -> AsyncIterator[WorkerId]:
+    async def pause(self, id: WorkerId) -> None:
+        """See ``Backend.pause``; the worker is only marked."""
+        self._answer()
+        self.paused.add(id)
+
+    async def resume(self, id: WorkerId) -> None:
+        """See ``Backend.resume``."""
+        self._answer()
+        self.paused.discard(id)
+
+    async def prepare(self, environment: Environment) -> str:
+        """See ``Backend.prepare``."""
+        self._answer()
+        return self.images.get(environment.name, "")
+
+    async def deaths(self) -> AsyncIterator[Death]:
         """See ``Backend.deaths``."""
-        mine: asyncio.Queue[WorkerId] = asyncio.Queue()
+        mine: asyncio.Queue[Death] = asyncio.Queue()
         self._followers.append(mine)
         try:
             while True:
@@ -364,10 +393,10 @@ class FakeBackend:
         assert len(self.workers) == 1, f"{len(self.workers)} workers"
         return next(iter(self.workers.values()))
 
-    def announce(self, id: WorkerId) -> None:
+    def announce(self, id: WorkerId, reason: CloseReason = CloseReason.WORKER_LOST) -> None:
         """Tell all followers that a worker died."""
         for follower in self._followers:
-            follower.put_nowait(id)
+            follower.put_nowait(Death(id, reason))
 
     def spawn(self, errand: Any) -> None:
         """Run something that outlives its caller."""

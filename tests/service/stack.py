@@ -100,7 +100,12 @@ class Replica:
         upstreams |= front.pop("upstreams", {})
         closer = Closer(store=store, upstreams=upstreams, metrics=self.metrics)
         self.sessions = Sessions(
-            store=store, upstreams=upstreams, catalog=self.catalog, closer=closer, metrics=self.metrics
+            store=store,
+            upstreams=upstreams,
+            catalog=self.catalog,
+            closer=closer,
+            metrics=self.metrics,
+            patience_s=front.pop("store_patience_s", 0.0),
         )
         self.pool = Pool(
             store=store,
@@ -111,6 +116,7 @@ class Replica:
             closer=closer,
             metrics=self.metrics,
             replica=name,
+            remembered=self.sessions.remembered,
         )
         self.audit = Audit(
             store=store,

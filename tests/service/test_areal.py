@@ -366,18 +366,22 @@ async def test_the_turn_limit_ends_the_episode_at_its_worker() -> None:
         assert await gateway.used() == 0
 
 
-async def test_without_its_store_a_step_is_an_error_and_no_reward(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running(**TASKS) as (stack, _, client):
+async def test_steps_go_on_without_the_store_which_counts_their_turns_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(environment(areal=Areal(max_turns=4)), **TASKS) as (stack, _, client):
         episode = await started(client)
+        await step(client, episode)
 
         async def is_down(*_: Any, **__: Any) -> int:
             raise StoreUnavailable("the store does not answer")
 
-        monkeypatch.setattr(stack.store, "count_turn", is_down)
-        failed = await step(client, episode, "finish")
+        with monkeypatch.context() as away:
+            away.setattr(stack.store, "count_turn", is_down)
+            without = [(await step(client, episode)).json() for _ in range(2)]
+        last = (await step(client, episode)).json()
 
-        assert status(failed) == (500, "internal")
-        assert "reward" not in failed.json()
+        assert [reply["done"] for reply in without] == [False, False]
+        assert (last["done"], last["info"]["status"]) == (True, "task limit reached")
+        assert stack.backend.only.ran == ["go_on"] * 4
 
 
 # -- expiry, keys, the rest -----------------------------------------------------------------------------------------

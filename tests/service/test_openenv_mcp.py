@@ -245,9 +245,11 @@ async def test_no_room_and_workers_that_do_not_start_are_server_errors_with_thei
         failed = await gw.rpc("tools/call", name="go_on")
 
         assert told(full)[0] == -32000
+        assert full["error"]["data"].pop("retry_after_s") >= 1
         assert full["error"]["data"] == {"active_sessions": 1, "max_sessions": 1}
         assert told(failed)[0] == -32000
-        assert failed["error"]["data"] == {"factory_name": "math"}
+        assert failed["error"]["data"].pop("retry_after_s") >= 1
+        assert failed["error"]["data"] == {"factory_name": "math", "reason": "start_failed"}
 
 
 async def test_get_is_not_allowed() -> None:

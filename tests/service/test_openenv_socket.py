@@ -329,13 +329,13 @@ async def test_many_clients_that_vanish_leave_nothing() -> None:
         assert not gw.stack.backend.only.sessions
 
 
-async def test_sockets_close_with_1012_when_the_server_stops() -> None:
+async def test_sockets_close_with_1001_when_the_server_stops() -> None:
     async with world() as gw, gw.client() as client:
         await client.reset()
 
         gw.stop()
 
-        assert await client.closed() == 1012
+        assert await client.closed() == 1001
 
 
 # -- who may come in -------------------------------------------------------------------------------------------------

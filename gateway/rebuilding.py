@@ -1,0 +1,190 @@
+"""Rebuilds a store that lost its data, from the backend's workers, their lists of sessions, and replicas' memories.
+
+Part of the control loop. Until it is done nothing is granted, expires, or is called unknown (`core/ports.Store`); calls
+of sessions that a replica remembers go on. The leader has three sources:
+
+* the backend's workers, by their labels;
+* of our own images each worker's list of sessions, with the record that it keeps of each: what it holds is known
+  exactly, so it goes on taking sessions;
+* the sessions that replicas remember (each hands in its own): for workers that have no such list. What else such a
+  worker holds nobody knows, so it takes no more sessions, and goes when the last one has ended. A server that somebody
+  else runs can't be replaced, and says itself when it is full.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import replace
+from typing import Final
+
+from gateway.catalog import Catalog
+from gateway.closing import Closer
+from gateway.core.errors import GatewayError
+from gateway.core.model import (
+    CloseReason,
+    Environment,
+    Found,
+    Session,
+    SessionId,
+    SessionState,
+    Wire,
+    Worker,
+    WorkerId,
+    WorkerSession,
+    WorkerState,
+)
+from gateway.core.ports import Backend, Store, Upstream
+
+logger = logging.getLogger(__name__)
+
+ASK_S: Final = 5.0
+"""How long a worker has to list its sessions; one that does not answer is not taken back, and the audit removes it."""
+ASKED_AT_ONCE: Final = 32
+GRACE_S: Final = 2.0
+"""How long other replicas have to hand in what they remember: each looks every half second."""
+HANDED_IN: Final = 500
+"""Sessions in one request to the store."""
+
+
+class Rebuilding:
+    """Puts back what a store has lost."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        backend: Backend,
+        upstreams: Mapping[Wire, Upstream],
+        catalog: Catalog,
+        closer: Closer,
+        remembered: Callable[[], Iterable[Session]],
+    ) -> None:
+        """*remembered* tells the sessions that this replica serves."""
+        self._store = store
+        self._backend = backend
+        self._upstreams = upstreams
+        self._catalog = catalog
+        self._closer = closer
+        self._remembered = remembered
+        self._handed_in: set[str] = set()
+        """Leases that the store has again."""
+
+    def is_whole(self) -> None:
+        """Forget what was handed in: the next loss begins anew."""
+        self._handed_in.clear()
+
+    async def hand_in(self) -> None:
+        """Put back the sessions that this replica serves, as far as their workers are known again."""
+        missing = [
+            one for one in self._remembered() if one.state is SessionState.OPEN and one.lease not in self._handed_in
+        ]
+        leases = {one.id: one.lease for one in missing}
+        for start in range(0, len(missing), HANDED_IN):
+            for id in await self._store.restore(missing[start : start + HANDED_IN]):
+                self._handed_in.add(leases[id])
+
+    async def lead(self, fence: int, *, spare: Container[object] = ()) -> None:
+        """Rebuild the store, and say that it is whole. *spare* are workers that are just being started.
+
+        Raises:
+            NotLeading, StoreUnavailable, BackendError: it is not whole yet; to be tried again.
+        """
+        began_at = time.monotonic()
+        found = [one for one in await self._backend.found() if one.running and one.id not in spare]
+        found += self._static()
+        free = asyncio.Semaphore(ASKED_AT_ONCE)
+
+        async def taken_back(one: Found) -> int:
+            async with free:
+                return await self._take_back(one, fence)
+
+        counts = await asyncio.gather(*(taken_back(one) for one in found))
+        if found:
+            while time.monotonic() - began_at < GRACE_S:
+                await self.hand_in()
+                await asyncio.sleep(GRACE_S / 4)
+        await self._store.rebuilt(fence=fence)
+        logger.warning(
+            "store_rebuilt workers=%s sessions=%s seconds=%.1f", len(found), sum(counts), time.monotonic() - began_at
+        )
+
+    def _static(self) -> list[Found]:
+        """The servers that somebody else runs: each is a worker whose id can be told without a store."""
+        return [
+            Found(
+                id=static_worker(environment).id,
+                environment=environment.name,
+                digest=environment.digest(),
+                address=environment.server.url,
+                running=True,
+            )
+            for environment in self._catalog
+            if environment.server.url
+        ]
+
+    async def _take_back(self, found: Found, fence: int) -> int:
+        """Register a worker that runs, with its sessions; returns how many those are."""
+        environment = self._catalog.get(found.environment)
+        if environment is None:
+            return 0  # no longer on offer: the audit removes it
+        worker = Worker(
+            id=found.id,
+            environment=environment.name,
+            digest=found.digest,
+            slots=environment.pool.slots,
+            max_uses=environment.pool.max_uses,
+            address=found.address,
+            state=WorkerState.READY,
+        )
+        try:
+            listed = await self._listed(worker, environment)
+        except (GatewayError, TimeoutError) as error:
+            logger.warning("worker_not_taken_back environment=%s worker=%s error=%s", environment.name, found.id, error)
+            return 0
+        known = [one.session for one in listed or () if one.session is not None]
+        is_exact = listed is not None and len(known) == len(listed)
+        if not is_exact and not environment.server.url:
+            worker = replace(worker, state=WorkerState.DRAINING)
+        held = await self._store.adopt(worker, known, fence=fence)
+        logger.info("worker_taken_back environment=%s worker=%s sessions=%s", environment.name, found.id, len(held))
+        if listed is not None:
+            await self._end_strangers(environment, held, listed)
+        return len(held)
+
+    async def _listed(self, worker: Worker, environment: Environment) -> list[WorkerSession] | None:
+        if environment.pool.pause_idle_s:
+            await self._backend.resume(worker.id)  # it may be paused, and nobody knows
+        if environment.wire is not Wire.OWN:
+            return None  # of a standard server its upstream knows calls under way at most, and those are no list
+        async with asyncio.timeout(ASK_S):  # touches the worker only
+            return await self._upstreams[environment.wire].sessions(worker, environment)
+
+    async def _end_strangers(
+        self, environment: Environment, held: Iterable[SessionId], listed: Iterable[WorkerSession]
+    ) -> None:
+        """End sessions that an older state of the store brought back, and that their worker has not any more."""
+        there = {one.id for one in listed}
+        for id in held:
+            if id not in there:
+                with contextlib.suppress(GatewayError):  # it expires then
+                    session = await self._store.find(id)
+                    if session.state is not SessionState.OPEN:
+                        continue  # its opening has not reached the worker yet
+                    ended = await self._store.begin_close(id, CloseReason.WORKER_LOST, lease=session.lease)
+                    if ended is not None:
+                        await self._closer.finish(ended, environment)
+
+
+def static_worker(environment: Environment) -> Worker:
+    """The note that a server of somebody else's is used: the same one at every replica, and after every loss."""
+    return Worker(
+        id=WorkerId(f"static-{environment.digest()}"),
+        environment=environment.name,
+        digest=environment.digest(),
+        slots=environment.pool.slots,
+        max_uses=environment.pool.max_uses,
+    )

@@ -1,0 +1,238 @@
+"""Starts of workers: each from asking the backend to readiness, or undone; and what their failures mean.
+
+Part of the control loop. Openings that wait for a start that fails, and have nothing else to wait for, fail with it:
+with the cause and the last lines of the log. An environment whose workers fail to start again and again has a
+*breaker*: openings fail at once with the same, instead of each waiting for the next failure. It opens at `BREAKS`
+failures in a row, for as long as the next start is put off; from `TRIALS_ALONE` on it stays open over that start too,
+which is then a trial that is begun because somebody asked, and nobody waits for. A worker that becomes ready closes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+import anyio
+
+from gateway.core.errors import BackendError, GatewayError, NotLeading, StartFailed, StoreUnavailable, UpstreamError
+from gateway.core.model import (
+    CloseReason,
+    Death,
+    Environment,
+    EnvironmentLoad,
+    EnvironmentName,
+    Wire,
+    Worker,
+    WorkerId,
+    WorkerState,
+)
+from gateway.core.plan import backoff_s
+from gateway.core.ports import Backend, Store, Transport, Upstream
+from gateway.observe.metrics import Metrics
+from gateway.observe.outcomes import start_outcome
+
+logger = logging.getLogger(__name__)
+
+STARTS_AT_ONCE: Final = 8
+"""More than 8 starts under way only add latency: an engine manages 5 to 7 a second."""
+BREAKS: Final = 2
+"""Failures in a row from which on openings fail at once while the next start is put off; one may be a fluke."""
+TRIALS_ALONE: Final = 3
+"""Failures in a row from which on openings do not wait for the outcome of the next start."""
+LOG_LINES: Final = 20
+
+
+@dataclass(slots=True)
+class _Failures:
+    """What went wrong with an environment's starts of late."""
+
+    count: int = 0
+    """In a row."""
+    last_at: float = 0.0
+    not_before: float = 0.0
+    """When the next start may begin, by this process's clock."""
+    arrivals: int | None = None
+    """``EnvironmentLoad.arrivals`` when the last one was noted: more since then means that somebody asks."""
+
+
+class Starts:
+    """Starts workers, at most `STARTS_AT_ONCE` of them at the engine at one time."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        backend: Backend,
+        upstreams: Mapping[Wire, Upstream],
+        transport: Transport,
+        metrics: Metrics,
+        fence: Callable[[], int],
+        started: Callable[[Environment, float], None],
+    ) -> None:
+        """*fence* tells that of the present lead; *started* hears of each worker that became ready, and how fast."""
+        self._store = store
+        self._backend = backend
+        self._upstreams = upstreams
+        self._transport = transport
+        self._metrics = metrics
+        self._fence = fence
+        self._started = started
+        self._under_way: dict[WorkerId, asyncio.Future[Death]] = {}
+        self._failures: dict[EnvironmentName, _Failures] = {}
+        self._at_engine = asyncio.Semaphore(STARTS_AT_ONCE)
+        self._is_ending = False
+
+    def __contains__(self, id: object) -> bool:
+        """Whether worker *id* is being started here."""
+        return id in self._under_way
+
+    def end(self) -> None:
+        """Count no failures from now on: starts are being cancelled."""
+        self._is_ending = True
+
+    def died(self, death: Death) -> None:
+        """Tell the start of a worker that it died."""
+        dying = self._under_way[death.id]
+        if not dying.done():
+            dying.set_result(death)
+
+    # -- when -----------------------------------------------------------------------------------------------------
+
+    def is_put_off(self, name: EnvironmentName) -> bool:
+        """Whether the next start has to wait, as the last ones failed."""
+        failures = self._failures.get(name)
+        return failures is not None and time.monotonic() < failures.not_before
+
+    def is_trial(self, name: EnvironmentName) -> bool:
+        """Whether the last start failed, so that one at a time should be tried."""
+        return name in self._failures
+
+    def wants_trial(self, name: EnvironmentName, load: EnvironmentLoad) -> bool:
+        """Whether a start should be tried although nobody waits: openings came, and were refused at once."""
+        failures = self._failures.get(name)
+        if failures is None or failures.count < TRIALS_ALONE or _is_alive(load):
+            return False
+        if failures.arrivals is None or load.arrivals < failures.arrivals:
+            failures.arrivals = load.arrivals
+        return load.arrivals > failures.arrivals
+
+    # -- a start --------------------------------------------------------------------------------------------------
+
+    async def begin(self, worker: Worker) -> None:
+        """Note *worker* in the store, as one that starts; `run` does the rest.
+
+        Raises:
+            NotLeading, StoreUnavailable: it was not noted.
+        """
+        self._under_way[worker.id] = asyncio.get_running_loop().create_future()
+        try:
+            await self._store.add_worker(worker, fence=self._fence())
+        except BaseException:
+            del self._under_way[worker.id]
+            raise
+
+    async def run(self, worker: Worker, environment: Environment) -> None:
+        """Start *worker* and wait for its readiness; what fails is undone and counted."""
+        began_at = time.monotonic()
+        try:
+            async with self._at_engine:  # of the engine only: workers that never get ready must not hold up others
+                address = await self._backend.start(worker, environment)
+            slots = await self._until_ready(replace(worker, address=address), environment)
+            if not await self._store.worker_ready(worker.id, address, slots=slots):
+                raise BackendError("the worker was removed while it started")
+            if self._under_way[worker.id].done():
+                raise _died(self._under_way[worker.id].result(), "just as it became ready")
+        except BaseException as error:
+            with anyio.CancelScope(shield=True):
+                await self._undo(worker, environment, error, began_at)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            start_s = time.monotonic() - began_at
+            self._failures.pop(environment.name, None)
+            self._metrics.worker_started(environment.name, "ready", start_s)
+            self._started(environment, start_s)
+            logger.info("worker_ready environment=%s worker=%s start_s=%.3f", environment.name, worker.id, start_s)
+        finally:
+            self._under_way.pop(worker.id, None)
+
+    async def _until_ready(self, worker: Worker, environment: Environment) -> int:
+        """Wait for readiness, the end of the environment's start time, or the worker's death, whichever is first.
+
+        Returns the capacity that the worker told, or 0.
+        """
+        ready = asyncio.ensure_future(self._upstreams[environment.wire].ready(worker, environment))
+        died = self._under_way[worker.id]
+        try:
+            limit_s = environment.timeouts.start_s
+            done, _ = await asyncio.wait((ready, died), timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            if ready in done:
+                return ready.result()
+            if died in done:
+                raise _died(died.result(), "before it was ready")
+            raise StartFailed(f"it was not ready within {limit_s:g} s", reason="timeout")
+        finally:
+            ready.cancel()
+            await asyncio.gather(ready, return_exceptions=True)
+
+    async def _undo(self, worker: Worker, environment: Environment, error: BaseException, began_at: float) -> None:
+        name = environment.name
+        tail = ""
+        with contextlib.suppress(GatewayError):
+            tail = (await self._backend.logs(worker.id, lines=LOG_LINES)).strip()
+        self._transport.forget(worker.id)
+        with contextlib.suppress(GatewayError):
+            await self._backend.stop(worker.id)
+        with contextlib.suppress(StoreUnavailable):
+            await self._store.remove_worker(worker.id, CloseReason.WORKER_LOST)
+        if self._is_ending or not isinstance(error, Exception):
+            return
+        if not isinstance(error, GatewayError):
+            logger.error("worker_start_broken worker=%s", worker.id, exc_info=error)
+        failures = self._failures.setdefault(name, _Failures())
+        if began_at >= failures.last_at:  # those that began before the last failure failed together with it
+            failures.count += 1
+        failures.last_at = time.monotonic()
+        pause_s = backoff_s(failures.count)
+        failures.not_before = failures.last_at + pause_s
+        failures.arrivals = None
+        self._metrics.worker_started(name, start_outcome(error), 0.0)
+        logger.error(
+            "worker_start_failed environment=%s worker=%s failures=%s error=%s log=%r",
+            name,
+            worker.id,
+            failures.count,
+            error,
+            tail,
+        )
+        if isinstance(error, StartFailed | UpstreamError):  # else the engine or the store is away, and comes back
+            alone_s = environment.timeouts.start_s + pause_s if failures.count >= TRIALS_ALONE else 0.0
+            told = f"environment {name!r} does not start: {error}"
+            told = told if not tail or tail in told else f"{told}\n{tail}"
+            await self._tell(name, told, pause_s + alone_s if failures.count >= BREAKS else 0.0)
+
+    async def _tell(self, name: EnvironmentName, message: str, broken_s: float) -> None:
+        """Let openings fail that nothing can serve, as no worker is ready and none starts; for *broken_s* seconds."""
+        with contextlib.suppress(StoreUnavailable, NotLeading):
+            if _is_alive((await self._store.load()).get(name, EnvironmentLoad())):
+                return
+            if broken_s:
+                await self._store.open_breaker(name, message, for_s=broken_s, fence=self._fence())
+            else:
+                await self._store.fail_waiting(name, message, fence=self._fence())
+
+
+def _died(death: Death, when: str) -> StartFailed:
+    if death.reason is CloseReason.OUT_OF_MEMORY:
+        return StartFailed(f"it ran out of memory {when}", reason=death.reason.value)
+    return StartFailed(f"it died {when}" + (f" ({death.detail})" if death.detail else ""))
+
+
+def _is_alive(load: EnvironmentLoad) -> bool:
+    alive = (WorkerState.READY, WorkerState.STARTING, WorkerState.PAUSED)
+    return any(entry.worker.state in alive for entry in load.workers)

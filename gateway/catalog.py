@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gateway.core.errors import ConfigError, UnknownEnvironment
-from gateway.core.model import (
-    Environment,
-    EnvironmentName,
-    Isolation,
-)
-from gateway.environment_files import read_environment
+from gateway.core.model import ALL_GPUS, Environment, EnvironmentName, Isolation, Limits, PoolPolicy
+from gateway.environment_files import MIB, read_environment, variant
 
 
 class Catalog:
-    """The environments on offer; names are matched without regard to case."""
+    """The environments on offer; names are matched without regard to case.
+
+    Splits with resources of their own are environments too (`core.model.Environment.splits`), named after the one that
+    they belong to with a dot between. Sessions and workers bear such names, so that they are found by `get` and
+    `named`; trainers cannot say them, so that fronts ask `offered` and `wanted`. What is no longer on offer is found
+    as well while sessions of it may live.
+    """
 
     def __init__(self, environments: Sequence[Environment], default: str = "") -> None:
         """*default* is the environment that is meant where none is named; empty: the first.
@@ -26,7 +29,7 @@ class Catalog:
         """
         if not environments:
             raise ConfigError("no environment is on offer")
-        self._environments = {environment.name: environment for environment in environments}
+        self._environments = {environment.name: _followed(environment) for environment in environments}
         if len(self._environments) != len(environments):
             raise ConfigError("two environments have the same name")
         name = EnvironmentName(default.lower() or environments[0].name)
@@ -35,6 +38,8 @@ class Catalog:
                 f"default_environment {default!r} is not on offer; there are {', '.join(self._environments)}"
             )
         self._default = name
+        self._withdrawn: dict[EnvironmentName, Environment] = {}
+        self._known = self._by_name()
 
     @property
     def default(self) -> Environment:
@@ -42,9 +47,13 @@ class Catalog:
         return self._environments[self._default]
 
     def __iter__(self) -> Iterator[Environment]:
-        """Go through the environments, the default one first."""
-        yield self.default
-        yield from (entry for name, entry in self._environments.items() if name != self._default)
+        """Go through the environments, the default one first; as they are now, whatever changes meanwhile."""
+        others = [entry for name, entry in self._environments.items() if name != self._default]
+        return iter([self.default, *others])
+
+    def all(self) -> Iterator[Environment]:
+        """Go through all that workers may be of: the environments, their splits, and what was withdrawn."""
+        return iter([*(one for entry in self for one in (entry, *entry.splits.values())), *self._withdrawn.values()])
 
     def only_local(self, *, default: str = "") -> Catalog:
         """The environments that need no engine: local processes, and servers that somebody else runs.
@@ -59,29 +68,99 @@ class Catalog:
     def replace(self, environment: Environment) -> None:
         """Offer *environment* instead of the one of its name, from now on; sessions that are open are not touched.
 
+        What its splits have of their own is taken from its ``splits``, and all else of theirs from itself.
+
         Raises:
-            UnknownEnvironment: there is none of its name.
+            UnknownEnvironment: none of its name is on offer.
         """
-        self.named(environment.name)
-        self._environments[environment.name] = environment
+        before = self.wanted(environment.name)
+        self._environments[before.name] = _followed(environment)
+        for split, one in before.splits.items():
+            if split not in environment.splits:
+                self._withdrawn[one.name] = _ending(one)
+        self._known = self._by_name()
+
+    def offer(self, environment: Environment) -> None:
+        """Offer one more environment from now on.
+
+        Raises:
+            ConfigError: one of its name is on offer.
+        """
+        if environment.name in self._environments:
+            raise ConfigError(f"two environments have the name {environment.name!r}")
+        self._environments[environment.name] = _followed(environment)
+        self._known = self._by_name()
+
+    def withdraw(self, name: str) -> None:
+        """Offer the environment *name* no longer.
+
+        Its open sessions go on, and its idle workers are stopped: it stays known to `get` and `all`.
+
+        Raises:
+            UnknownEnvironment: none of that name is on offer.
+            ConfigError: it is the default one, which requests that name none would not find.
+        """
+        environment = self.wanted(name)
+        if environment.name == self._default:
+            raise ConfigError(f"{environment.name!r} is the default environment")
+        del self._environments[environment.name]
+        for one in (environment, *environment.splits.values()):
+            self._withdrawn[one.name] = _ending(one)
+        self._known = self._by_name()
 
     def __len__(self) -> int:
         return len(self._environments)
 
     def get(self, name: str) -> Environment | None:
-        """Look *name* up without regard to case."""
-        return self._environments.get(EnvironmentName(name.lower()))
+        """Look up what a session or worker is of: an environment, one of a split, or one that was withdrawn."""
+        return self._known.get(EnvironmentName(name.lower()))
 
     def named(self, name: str) -> Environment:
-        """Look *name* up, which must be on offer.
+        """As `get`, of what must be known.
 
         Raises:
             UnknownEnvironment: it is not.
         """
-        environment = self.get(name)
-        if environment is None:
-            raise UnknownEnvironment(f"unknown environment {name!r}")
+        return _there(self.get(name), name)
+
+    def offered(self, name: str) -> Environment | None:
+        """Look up what a trainer names: an environment on offer, and no split's."""
+        return self._environments.get(EnvironmentName(name.lower()))
+
+    def wanted(self, name: str) -> Environment:
+        """As `offered`, of what must be on offer.
+
+        Raises:
+            UnknownEnvironment: it is not.
+        """
+        return _there(self.offered(name), name)
+
+    def _by_name(self) -> dict[EnvironmentName, Environment]:
+        known = {one.name: one for entry in self._environments.values() for one in (entry, *entry.splits.values())}
+        self._withdrawn = {name: one for name, one in self._withdrawn.items() if name not in known}
+        return known | self._withdrawn
+
+
+def _there(environment: Environment | None, name: str) -> Environment:
+    if environment is None:
+        raise UnknownEnvironment(f"unknown environment {name!r}")
+    return environment
+
+
+def _followed(environment: Environment) -> Environment:
+    """*environment* with splits that have all of it but their own pools and limits."""
+    if not environment.splits:
         return environment
+    splits = {
+        name: variant(environment, name, pool=one.pool, limits=one.limits) for name, one in environment.splits.items()
+    }
+    return replace(environment, splits=splits)
+
+
+def _ending(environment: Environment) -> Environment:
+    """*environment* as one that nobody can ask for any more: no worker is kept for sessions to come."""
+    pool = replace(environment.pool, min_workers=0, warm=0, idle_worker_s=0.0, pause_idle_s=0.0)
+    return replace(environment, pool=pool, splits={})
 
 
 def load_catalog(directory: Path, *, names: Sequence[str] = (), default: str = "") -> Catalog:
@@ -113,22 +192,53 @@ SANDBOX_WORDS: Mapping[Isolation, tuple[str, ...]] = {
 
 
 def describe(environment: Environment) -> Mapping[str, Any]:
-    """What ``gateway check`` prints of one environment."""
-    pool, timeouts = environment.pool, environment.timeouts
+    """What ``gateway check`` prints of one environment, or of a split of one with resources of its own."""
     return {
         "name": environment.name,
         "image": environment.server.url or environment.image,
         "protocol": environment.protocol.value,
         "isolation": environment.isolation.value,
-        "workers": f"{pool.min_workers}-{pool.max_workers} x {'learned' if pool.learns_slots else pool.slots} slots",
-        "idle_s": timeouts.idle_s,
+        "workers": _workers(environment.pool),
+        "resources": "not ours" if environment.server.url else _resources(environment.limits),
+        "idle_s": environment.timeouts.idle_s,
         "loosened": [
             *SANDBOX_WORDS[environment.isolation],
             *environment.loosened.words(),
             *_modules(environment),
             *_volumes(environment),
         ],
+        "remarks": list(_remarks(environment)),
     }
+
+
+def _workers(pool: PoolPolicy) -> str:
+    words = [f"{pool.min_workers}-{pool.max_workers} x {'learned' if pool.learns_slots else pool.slots} slots"]
+    if pool.warm:
+        words.append(f"{pool.warm} warm")
+    if pool.pause_idle_s:
+        words.append(f"paused after {pool.pause_idle_s:g} s")
+    return ", ".join(words)
+
+
+def _resources(limits: Limits) -> str:
+    words = [f"{limits.cpus:g} CPU{'s' * (limits.cpus != 1)}", f"{limits.memory_bytes // MIB} MiB"]
+    if limits.gpus == ALL_GPUS:
+        words.append("all GPUs")
+    elif limits.gpus:
+        words.append(f"{limits.gpus} GPU{'s' * (limits.gpus != 1)}")
+    if limits.gpu_ids:
+        words.append(f"GPU {', '.join(limits.gpu_ids)}")
+    return ", ".join(words)
+
+
+def _remarks(environment: Environment) -> Iterator[str]:
+    """What may be a mistake. Servers of other people's without a task folder have splits that no file is of."""
+    if environment.tasks is None:
+        return
+    for split in environment.splits:
+        path = environment.tasks / f"{split}.jsonl"
+        if not path.is_file():
+            yield f"splits.{split}: {path}: no such file"
 
 
 def _modules(environment: Environment) -> tuple[str, ...]:

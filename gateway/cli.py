@@ -20,7 +20,7 @@ from gateway.app import read_all, read_files, serve
 from gateway.catalog import describe, load_catalog
 from gateway.cli_env import env_app
 from gateway.core.errors import ConfigError, GatewayError
-from gateway.core.model import SplitType
+from gateway.core.model import Environment, SplitType
 from gateway.observe import logs
 from gateway.settings import load
 from gateway.tasks.importing import agentbench, humaneval, mbpp
@@ -94,13 +94,23 @@ def check() -> None:
             environment.name,
             shown["protocol"],
             shown["isolation"],
-            shown["workers"],
+            _workers(environment),
             f"{shown['idle_s']:g} s",
             ", ".join(splits) or "none",
             loosened,
         )
+        for split, variant in environment.splits.items():
+            table.add_row(variant.name, "", "", _workers(variant), "", split, "")
     Console().print(table)
+    for environment in catalog:
+        for remark in describe(environment)["remarks"]:
+            typer.echo(f"{environment.name}: {remark}")
     typer.echo(f"default environment: {catalog.default.name}")
+
+
+def _workers(environment: Environment) -> str:
+    shown = describe(environment)
+    return f"{shown['workers']}, {shown['resources']}".replace(", ", "\n")  # a line each: terminals are narrow
 
 
 @app.command()

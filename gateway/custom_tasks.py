@@ -86,16 +86,33 @@ class CustomTaskFolders:
             poll_s: Between two looks of `run`.
         """
         self._poll_s = poll_s
+        self._is_watching = root is not None
         self._root = (root or Path()).absolute()
         self._folders: dict[EnvironmentName, str] = {}
         self._announced: dict[EnvironmentName, str] = {}
-        for environment in environments:
-            if root is not None and environment.custom_tasks is not None:
-                self._folders[environment.name] = environment.custom_tasks.folder
-                self._announced[environment.name] = environment.custom_tasks.content
         self._content: dict[EnvironmentName, FolderContent] = {}
         self._refusals: dict[EnvironmentName, str] = {}
         self._callbacks: list[Changed] = []
+        self.follow(environments)
+
+    def follow(self, environments: Iterable[Environment]) -> None:
+        """Look at the folders of *environments* from now on, and at no others."""
+        wanted = {one.name: one.custom_tasks for one in environments if one.custom_tasks is not None}
+        for name in [name for name in self._folders if name not in wanted]:
+            self._leave(name)
+        for name, tasks in wanted.items() if self._is_watching else ():
+            if self._folders.get(name) != tasks.folder:
+                self._leave(name)
+                self._folders[name] = tasks.folder
+                self._announced[name] = tasks.content
+
+    async def fill(self, environment: Environment) -> Environment:
+        """*environment* with what is in its folder now, whether it is followed yet or not."""
+        tasks = environment.custom_tasks
+        if tasks is None or not self._is_watching:
+            return environment
+        found, _ = await asyncio.to_thread(self._read, tasks.folder, None)
+        return replace(environment, custom_tasks=replace(tasks, content=found.digest))
 
     def changed(self, callback: Changed) -> None:
         """Call *callback*, on the event loop, whenever a look finds other content than the one before."""
@@ -103,37 +120,43 @@ class CustomTaskFolders:
 
     async def look(self) -> None:
         """Look at every folder once; to be awaited before the first worker is started."""
-        for name in self._folders:
-            content = await asyncio.to_thread(self._read, name)
+        for name, folder in list(self._folders.items()):
+            content, refusal = await asyncio.to_thread(self._read, folder, self._content.get(name))
+            if self._folders.get(name) != folder:
+                continue  # no longer followed
+            if refusal and refusal != self._refusals.get(name):
+                logger.error(
+                    "custom_tasks_refused environment=%s folder=%s reason=%s", name, self._root / folder, refusal
+                )
+            self._refusals[name], self._content[name] = refusal, content
             if content.digest != self._announced[name]:
                 self._announce(name, content)
 
     async def run(self) -> None:
-        """Look again and again until cancelled; returns at once where there is no folder to look at."""
-        while self._folders:
+        """Look again and again until cancelled; returns at once where there is no folder of folders."""
+        while self._is_watching:
             await asyncio.sleep(self._poll_s)
             try:
                 await self.look()
             except Exception:  # what is on a disk, or a callback, must not end the watch over the other folders
                 logger.exception("custom_tasks_not_read root=%s", self._root)
 
-    def _read(self, name: EnvironmentName) -> FolderContent:
-        folder = self._root / self._folders[name]
-        before = self._content.get(name)
-        refusal = ""
+    def _read(self, folder: str, before: FolderContent | None) -> tuple[FolderContent, str]:
+        """What is in *folder*, and why it is refused, if it is; blocks while that takes."""
+        path = self._root / folder
         try:
             _check_writers(self._root)
-            found = read_folder(folder, before)
+            return read_folder(path, before), ""
         except FolderRefused as refused:
-            found, refusal = FolderContent(), str(refused)
+            return FolderContent(), str(refused)
         except FileNotFoundError:
-            found = FolderContent()
+            return FolderContent(), ""
         except OSError as error:
-            found, refusal = FolderContent(), f"{error.filename or folder}: {error.strerror}"
-        if refusal and refusal != self._refusals.get(name):
-            logger.error("custom_tasks_refused environment=%s folder=%s reason=%s", name, folder, refusal)
-        self._refusals[name], self._content[name] = refusal, found
-        return found
+            return FolderContent(), f"{error.filename or path}: {error.strerror}"
+
+    def _leave(self, name: EnvironmentName) -> None:
+        for known in (self._folders, self._announced, self._content, self._refusals):
+            known.pop(name, None)
 
     def _announce(self, name: EnvironmentName, content: FolderContent) -> None:
         for callback in self._callbacks:
@@ -152,8 +175,8 @@ def offering(catalog: Catalog) -> Changed:
     """Make a callback that offers, from then on, the environment with its new content: the pool does the rest."""
 
     def offer(name: EnvironmentName, digest: str) -> None:
-        environment = catalog.named(name)
-        if environment.custom_tasks is not None:
+        environment = catalog.offered(name)
+        if environment is not None and environment.custom_tasks is not None:
             catalog.replace(replace(environment, custom_tasks=replace(environment.custom_tasks, content=digest)))
 
     return offer

@@ -11,15 +11,14 @@ import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
 from gateway.core.errors import ConfigError
 from gateway.core.model import (
+    ALL_GPUS,
     ActionMapping,
-    ActionType,
     Areal,
     CustomTasks,
     Environment,
@@ -27,7 +26,6 @@ from gateway.core.model import (
     Isolation,
     Limits,
     Loosened,
-    ObservationType,
     OpenEnv,
     PoolPolicy,
     Protocol,
@@ -37,6 +35,7 @@ from gateway.core.model import (
     Timeouts,
     Volume,
 )
+from gateway.environment_tables import EnvironmentFile, LimitsTable, SplitTable
 
 MIB = 2**20
 
@@ -84,119 +83,8 @@ ORS_IDLE_MAX_S = 840.0
 """The official ORS servers end sessions that were not touched for 900 s, and their clients do not ping in between."""
 STATIC_IMAGE = "(static)"
 """Instead of an image's name, where somebody else runs the server."""
-
-
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=False, allow_inf_nan=False)
-
-
-class _Pool(_Table):
-    slots: Annotated[int, Field(ge=1, le=100_000)] | Literal["learn"] | None = None
-    min_workers: int = Field(default=0, ge=0)
-    max_workers: int = Field(default=4, ge=1)
-    idle_worker_s: float = Field(default=60.0, ge=0)
-    max_uses: int = Field(default=0, ge=0)
-
-
-class _Limits(_Table):
-    memory_mib: int = Field(default=512, ge=16)
-    cpus: float = Field(default=1.0, gt=0)
-    pids: int = Field(default=256, ge=8)
-    tmp_mib: int = Field(default=64, ge=1)
-
-
-class _Timeouts(_Table):
-    idle_s: float = Field(default=300.0, gt=0)
-    start_s: float = Field(default=60.0, gt=0)
-    open_s: float = Field(default=60.0, gt=0)
-    setup_s: float = Field(default=60.0, gt=0)
-    call_s: float = Field(default=3600.0, gt=0)
-    close_s: float = Field(default=30.0, gt=0)
-
-
-class _Loosened(_Table):
-    user: str = Field(default="10001:10001", pattern=r"^\d+:\d+$")
-    writable_root: bool = False
-    network: str = Field(default="none", pattern=r"^[a-zA-Z0-9][a-zA-Z0-9_.-]*$")
-    capabilities: tuple[str, ...] = ()
-
-
-class _Sandbox(_Table):
-    memory_mib: int | None = Field(default=None, ge=16)
-    pids: int | None = Field(default=None, ge=8)
-    disk_mib: int | None = Field(default=None, ge=1)
-    cpu_s: int | None = Field(default=None, ge=1)
-
-
-class _Areal(_Table):
-    name: str = ""
-    description: str = ""
-    split: str = Field(default="train", min_length=1)
-    max_turns: int = Field(default=20, ge=1)
-    observation_type: ObservationType = ObservationType.TEXT
-    action_type: ActionType = ActionType.TEXT
-    start_s: float = Field(default=50.0, gt=0)
-    step_s: float = Field(default=50.0, gt=0)
-
-
-class _OpenEnv(_Table):
-    split: str = Field(default="train", min_length=1)
-    reset_s: float = Field(default=50.0, gt=0)
-    step_s: float = Field(default=50.0, gt=0)
-
-
-class _Server(_Table):
-    port: int = Field(default=0, ge=0, le=65_535)
-    url: str = Field(default="", pattern=r"^$|^https?://[^\s/?#]+(/[^\s?#]*)?$")
-    ready: str = Field(default="", pattern=r"^$|^/[^\s]*$")
-
-
-class _Actions(_Table):
-    default_tool: str = ""
-    text_field: str = ""
-
-
-class _Resets(_Table):
-    keys: tuple[str, ...] = ("seed", "episode_id")
-    from_task: dict[str, str] = Field(default_factory=dict)
-    seeds: int = Field(default=1000, ge=1, le=1_000_000)
-
-
-class _Volume(_Table):
-    source: str = Field(pattern=r"^(/[^:]+|[a-zA-Z0-9][a-zA-Z0-9_.-]*)$")
-    target: str = Field(pattern=r"^/[^:]+$")
-    read_only: bool = True
-
-
-class _Tasks(_Table):
-    directory: str | None = None
-    env_types: tuple[str, ...] = ()
-    module: str = Field(default="", pattern=r"^$|^[A-Za-z_][A-Za-z0-9_.]*(,[A-Za-z_][A-Za-z0-9_.]*)*$")
-    folder: str = Field(default="", pattern=r"^$|^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")
-
-
-class _File(_Table):
-    name: str = Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")
-    image: str = ""
-    description: str = ""
-    protocol: Protocol = Protocol.ORS
-    isolation: Isolation = Isolation.SHARED
-    command: tuple[str, ...] | None = None
-    upstream_name: str = Field(default="", pattern=r"^[A-Za-z0-9_.-]*$")
-    variables: dict[str, str] = Field(default_factory=dict)
-    platform_keys: bool = False
-    pool: _Pool = _Pool()
-    limits: _Limits = _Limits()
-    timeouts: _Timeouts = _Timeouts()
-    loosened: _Loosened = _Loosened()
-    sandbox: _Sandbox = _Sandbox()
-    areal: _Areal = _Areal()
-    openenv: _OpenEnv = _OpenEnv()
-    server: _Server = _Server()
-    actions: _Actions = _Actions()
-    resets: _Resets = _Resets()
-    volumes: tuple[_Volume, ...] = ()
-    tasks: _Tasks = _Tasks()
+SPLIT_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+"""Of a split with resources of its own: it becomes part of labels and keys, and has no dot."""
 
 
 def read_environment(path: Path) -> Environment:
@@ -215,7 +103,7 @@ def read_environment(path: Path) -> Environment:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(_syntax_error(path, source, error)) from error
     try:
-        parsed = _File.model_validate(table)
+        parsed = EnvironmentFile.model_validate(table)
     except ValidationError as error:
         raise ConfigError("\n".join(_complaints(path, source, error))) from None
     environment = _environment(parsed, path)
@@ -223,10 +111,25 @@ def read_environment(path: Path) -> Environment:
     return environment
 
 
-def _environment(parsed: _File, path: Path) -> Environment:
+def variant(environment: Environment, split: str, *, pool: PoolPolicy, limits: Limits) -> Environment:
+    """Make the environment in which sessions of *split* run: *environment* with a pool and limits of its own.
+
+    What a worker holds (slots, uses) and how long it may idle stay the environment's.
+    """
+    return replace(
+        environment,
+        name=EnvironmentName(f"{environment.name}.{split}"),
+        base=environment.name,
+        pool=replace(environment.pool, min_workers=pool.min_workers, max_workers=pool.max_workers, warm=pool.warm),
+        limits=limits,
+        splits={},
+    )
+
+
+def _environment(parsed: EnvironmentFile, path: Path) -> Environment:
     # What is absolute stays so: Path joins give the right-hand side then.
     root = path.parent.parent.parent
-    return Environment(
+    environment = Environment(
         name=EnvironmentName(parsed.name),
         image=parsed.image or STATIC_IMAGE,
         directory=path.parent.resolve(),
@@ -238,12 +141,7 @@ def _environment(parsed: _File, path: Path) -> Environment:
         variables=parsed.variables,
         platform_keys=parsed.platform_keys,
         pool=_pool(parsed),
-        limits=Limits(
-            memory_bytes=parsed.limits.memory_mib * MIB,
-            cpus=parsed.limits.cpus,
-            pids=parsed.limits.pids,
-            tmp_bytes=parsed.limits.tmp_mib * MIB,
-        ),
+        limits=_limits(parsed.limits),
         timeouts=Timeouts(**parsed.timeouts.model_dump()),
         loosened=Loosened(**parsed.loosened.model_dump()),
         sandbox=SandboxLimits(
@@ -262,16 +160,46 @@ def _environment(parsed: _File, path: Path) -> Environment:
         env_types=parsed.tasks.env_types,
         custom_tasks=_custom_tasks(parsed),
     )
+    splits = {name: _split(environment, name, parsed.limits, table) for name, table in parsed.splits.items()}
+    return replace(environment, splits=splits)
 
 
-def _command(parsed: _File) -> tuple[str, ...]:
+def _limits(table: LimitsTable) -> Limits:
+    return Limits(
+        memory_bytes=table.memory_mib * MIB,
+        cpus=table.cpus,
+        pids=table.pids,
+        tmp_bytes=table.tmp_mib * MIB,
+        gpus=ALL_GPUS if table.gpus == "all" else table.gpus,
+        gpu_ids=table.gpu_ids,
+    )
+
+
+def _split(environment: Environment, split: str, base: LimitsTable, table: SplitTable) -> Environment:
+    given = {
+        key: value
+        for key in LimitsTable.model_fields
+        if key in SplitTable.model_fields and (value := getattr(table, key)) is not None
+    }
+    if "gpus" in given or "gpu_ids" in given:  # either of the two says all that there is to say of GPUs
+        given = {"gpus": 0, "gpu_ids": (), **given}
+    pool = replace(
+        environment.pool,
+        min_workers=table.min_workers,
+        max_workers=table.max_workers or environment.pool.max_workers,
+        warm=table.warm,
+    )
+    return variant(environment, split, pool=pool, limits=_limits(base.model_copy(update=given)))
+
+
+def _command(parsed: EnvironmentFile) -> tuple[str, ...]:
     if parsed.command is not None:
         return parsed.command
     # How an image of somebody else's would run without its image, nobody can guess.
     return () if parsed.server.port or parsed.server.url else ("python3", "server.py")
 
 
-def _pool(parsed: _File) -> PoolPolicy:
+def _pool(parsed: EnvironmentFile) -> PoolPolicy:
     given = parsed.pool.model_dump()
     slots = given.pop("slots")
     usual = OPENENV_SLOTS if parsed.protocol is Protocol.OPENENV else SLOTS
@@ -280,7 +208,7 @@ def _pool(parsed: _File) -> PoolPolicy:
     return PoolPolicy(slots=slots if isinstance(slots, int) else usual, learns_slots=slots == "learn", **given)
 
 
-def _custom_tasks(parsed: _File) -> CustomTasks | None:
+def _custom_tasks(parsed: EnvironmentFile) -> CustomTasks | None:
     if not parsed.tasks.module:
         return None
     return CustomTasks(module=parsed.tasks.module, folder=parsed.tasks.folder or parsed.name)
@@ -292,8 +220,7 @@ def _refuse_contradictions(environment: Environment, path: Path, source: str, *,
 
     if environment.name in RESERVED:
         raise complain(f"{environment.name!r} is a reserved name", "name")
-    if environment.pool.min_workers > environment.pool.max_workers:
-        raise complain("more than max_workers", "pool", "min_workers")
+    _refuse_pool_contradictions(environment, complain)
     _refuse_foreign_contradictions(environment, complain, tables=tables)
     if environment.isolation is not Isolation.SANDBOX and environment.sandbox != SandboxLimits():
         raise complain('only for isolation = "sandbox"', "sandbox")
@@ -311,6 +238,51 @@ def _refuse_contradictions(environment: Environment, path: Path, source: str, *,
             split = environment.tasks / f"{name}.jsonl"
             if not split.is_file():
                 raise complain(f"{split}: no such file", front, "split")
+
+
+def _refuse_pool_contradictions(environment: Environment, complain: Callable[..., ConfigError]) -> None:
+    """Refuse numbers of workers and GPUs that cannot be had together, of the environment and of its splits."""
+    pool, is_static = environment.pool, bool(environment.server.url)
+    if pool.pause_idle_s and is_static:
+        raise complain("a server that runs already is not ours to pause", "pool", "pause_idle_s")
+    if 0 < pool.pause_idle_s >= pool.idle_worker_s and not pool.min_workers and not pool.warm:
+        raise complain(
+            f"no worker idles that long: each is stopped after idle_worker_s = {pool.idle_worker_s:g}",
+            "pool",
+            "pause_idle_s",
+        )
+    if environment.splits and is_static:
+        raise complain("a server that runs already is one worker, with the resources that it has", "splits")
+    for name in environment.splits:
+        if not SPLIT_NAME.fullmatch(name):
+            raise complain(
+                "a split with resources of its own is named [a-z0-9][a-z0-9_-]*, 63 characters at most", "splits", name
+            )
+    tables: list[tuple[Environment, tuple[str, ...], tuple[str, ...]]] = [(environment, ("pool",), ("limits",))]
+    tables += [(one, ("splits", name), ("splits", name)) for name, one in environment.splits.items()]
+    for one, pool_table, limits_table in tables:
+        if one.pool.min_workers > one.pool.max_workers:
+            raise complain("more than max_workers", *pool_table, "min_workers")
+        _refuse_too_warm(one.pool, complain, pool_table)
+        for key, value in (("gpus", one.limits.gpus), ("gpu_ids", one.limits.gpu_ids)):
+            if value and is_static:
+                raise complain("a server that runs already is given no GPUs: there is no image", *limits_table, key)
+        if one.limits.gpus and one.limits.gpu_ids:
+            raise complain("either gpus, so many, or gpu_ids, certain ones", *limits_table, "gpu_ids")
+        if len(set(one.limits.gpu_ids)) != len(one.limits.gpu_ids):
+            raise complain("one stands twice", *limits_table, "gpu_ids")
+
+
+def _refuse_too_warm(pool: PoolPolicy, complain: Callable[..., ConfigError], table: Sequence[str]) -> None:
+    if pool.learns_slots:
+        return  # what its workers hold, the first of them tells
+    each = min(pool.slots, pool.max_uses) if pool.max_uses else pool.slots
+    if pool.warm > each * pool.max_workers:
+        raise complain(
+            f"more than max_workers = {pool.max_workers} hold, with {each} session{'s' * (each != 1)} each",
+            *table,
+            "warm",
+        )
 
 
 def _refuse_foreign_contradictions(
@@ -360,11 +332,18 @@ def _syntax_error(path: Path, source: str, error: tomllib.TOMLDecodeError) -> st
 def _complaints(path: Path, source: str, error: ValidationError) -> Iterator[str]:
     for entry in error.errors(include_url=False, include_context=False):
         location = tuple(str(part) for part in entry["loc"])
-        if entry["type"] == "literal_error" and location[:2] == ("pool", "slots"):
-            continue  # the other of its two forms has its own entry
-        if location[:2] == ("pool", "slots"):
-            location = location[:2]
+        if (own := _two_forms(location)) is not None:
+            if entry["type"] == "literal_error":
+                continue  # the other of its two forms has its own entry
+            location = own
         yield f"{path}:{line_of(source, location)}: {'.'.join(location)}: {entry['msg']}"
+
+
+def _two_forms(location: tuple[str, ...]) -> tuple[str, ...] | None:
+    """The key that *location* is in, if that is one of those that take a number or a word."""
+    if location[:2] in (("pool", "slots"), ("limits", "gpus")):
+        return location[:2]
+    return location[:3] if location[:1] == ("splits",) and location[2:3] == ("gpus",) else None
 
 
 def line_of(source: str, location: Sequence[str]) -> int:

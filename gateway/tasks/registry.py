@@ -11,6 +11,7 @@ import asyncio
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 from gateway.core.errors import ConfigError, InvalidRequest, UnknownSplit, UnknownTask, WrongEnvironment
@@ -71,6 +72,16 @@ class TaskRegistry:
         self._refreshing = asyncio.Lock()
         self._refreshes = 0
         self._refreshed = 0
+
+    def offer(
+        self, environment: EnvironmentName, splits: Mapping[str, Sequence[bytes]], env_types: Sequence[str] = ()
+    ) -> None:
+        """Add the tasks of an environment that is offered from now on; one that is known keeps those that it has."""
+        if environment in self._env_types:
+            return
+        self._files[environment] = {name: indexed(splits[name]) for name in sorted(splits, key=rank)}
+        self._views[environment] = dict(self._files[environment])
+        self._env_types[environment] = {environment, *env_types}
 
     # -- by split and index ---------------------------------------------------------------------------------------
 
@@ -340,10 +351,18 @@ def load_tasks(environments: Iterable[Environment]) -> TaskRegistry:
     env_types: dict[EnvironmentName, Sequence[str]] = {}
     for environment in environments:
         env_types[environment.name] = environment.env_types
-        if environment.tasks is None:
-            continue
-        paths = sorted(environment.tasks.glob("*.jsonl"), key=lambda path: rank(path.stem))
-        if not paths:
-            raise ConfigError(f"{environment.tasks}: no <split>.jsonl in it")
-        found[environment.name] = {path.stem: read_split(path) for path in paths}
+        if environment.tasks is not None:
+            found[environment.name] = read_splits(environment.tasks)
     return TaskRegistry(found, env_types=env_types)
+
+
+def read_splits(folder: Path) -> dict[str, Sequence[bytes]]:
+    """Read the ``<split>.jsonl`` files of a folder.
+
+    Raises:
+        ConfigError: a file is wrong (with file, line and reason), or there is none.
+    """
+    paths = sorted(folder.glob("*.jsonl"), key=lambda path: rank(path.stem))
+    if not paths:
+        raise ConfigError(f"{folder}: no <split>.jsonl in it")
+    return {path.stem: read_split(path) for path in paths}

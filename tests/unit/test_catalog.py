@@ -12,6 +12,7 @@ import pytest
 from gateway.catalog import Catalog, describe, load_catalog
 from gateway.core.errors import ConfigError, UnknownEnvironment
 from gateway.core.model import (
+    ALL_GPUS,
     ActionMapping,
     ActionType,
     Areal,
@@ -50,7 +51,9 @@ LEVEL = "hard"
 slots = 8
 min_workers = 1
 max_workers = 3
+warm = 10
 idle_worker_s = 5
+pause_idle_s = 2.5
 max_uses = 100
 
 [limits]
@@ -58,6 +61,7 @@ memory_mib = 256
 cpus = 0.5
 pids = 64
 tmp_mib = 8
+gpus = 2
 
 [timeouts]
 idle_s = 30
@@ -131,8 +135,10 @@ def test_every_key_arrives_where_it_belongs(tmp_path: Path) -> None:
         command=("python3", "-m", "sums"),
         upstream_name="mathenv",
         variables={"LEVEL": "hard"},
-        pool=PoolPolicy(slots=8, min_workers=1, max_workers=3, idle_worker_s=5, max_uses=100),
-        limits=Limits(memory_bytes=256 * 2**20, cpus=0.5, pids=64, tmp_bytes=8 * 2**20),
+        pool=PoolPolicy(
+            slots=8, min_workers=1, max_workers=3, warm=10, idle_worker_s=5, pause_idle_s=2.5, max_uses=100
+        ),
+        limits=Limits(memory_bytes=256 * 2**20, cpus=0.5, pids=64, tmp_bytes=8 * 2**20, gpus=2),
         timeouts=Timeouts(idle_s=30, start_s=31.5, open_s=32, setup_s=33, call_s=34, close_s=35),
         loosened=Loosened(user="0:0", writable_root=True, network="bridge", capabilities=("SYS_PTRACE",)),
         areal=Areal(
@@ -221,6 +227,33 @@ def test_exclusive_environments_have_workers_for_one_session(tmp_path: Path) -> 
         pytest.param(GOOD + "[pool]\nmin_workers = -1\n", "4: pool.min_workers", "greater", id="less than no workers"),
         pytest.param(GOOD + "[limits]\nmemory_mib = 8\n", "4: limits.memory_mib", "greater", id="no memory"),
         pytest.param(GOOD + "[limits]\ncpus = 0\n", "4: limits.cpus", "greater than 0", id="no processor"),
+        pytest.param(GOOD + "[limits]\ngpus = -1\n", "4: limits.gpus: ", "greater than or equal to 0", id="no GPUs"),
+        pytest.param(GOOD + '[limits]\ngpus = "some"\n', "4: limits.gpus: ", "valid integer", id="GPUs by a word"),
+        pytest.param(GOOD + '[limits]\ngpu_ids = ["a b"]\n', "4: limits.gpu_ids", "pattern", id="no GPU's name"),
+        pytest.param(GOOD + '[limits]\ngpu_ids = ["0", "0"]\n', "4: limits.gpu_ids", "twice", id="a GPU twice"),
+        pytest.param(
+            GOOD + '[limits]\ngpus = 1\ngpu_ids = ["0"]\n', "5: limits.gpu_ids", "either gpus", id="GPUs in two ways"
+        ),
+        pytest.param(GOOD + "[pool]\nwarm = -1\n", "4: pool.warm", "greater", id="less than nothing warm"),
+        pytest.param(
+            GOOD + "[pool]\nslots = 2\nmax_workers = 3\nwarm = 7\n",
+            "6: pool.warm",
+            "max_workers = 3 hold, with 2 sessions each",
+            id="more warm than there may be",
+        ),
+        pytest.param(
+            GOOD + "[pool]\nslots = 9\nmax_uses = 1\nmax_workers = 3\nwarm = 4\n",
+            "7: pool.warm",
+            "with 1 session each",
+            id="more warm than uses",
+        ),
+        pytest.param(
+            GOOD + "[pool]\npause_idle_s = 60\n",
+            "4: pool.pause_idle_s",
+            "stopped after idle_worker_s = 60",
+            id="a pause that never comes",
+        ),
+        pytest.param(GOOD + "[pool]\npause_idle_s = -1\n", "4: pool.pause_idle_s", "greater", id="a negative pause"),
         pytest.param(GOOD + "[limits]\ncpus = nan\n", "4: limits.cpus", "", id="a processor that is no number"),
         pytest.param(GOOD + "[timeouts]\nidle_s = 0\n", "4: timeouts.idle_s", "greater than 0", id="no time"),
         pytest.param(GOOD + "[timeouts]\nopen_s = inf\n", "4: timeouts.open_s", "finite", id="a wait without an end"),
@@ -440,6 +473,8 @@ def test_a_folder_that_is_missing_or_empty_is_told(tmp_path: Path) -> None:
 # -- the digest -----------------------------------------------------------------------------------------------------
 
 BASE = Environment(name=EnvironmentName("math"), image="one", directory=Path("/a"), command=("python3", "server.py"))
+OTHER_LIMITS: dict[str, Any] = {"gpu_ids": ("GPU-1",)}
+"""Those that are no numbers."""
 WORKERS_ARE_MADE_ANEW = {
     "name": replace(BASE, name=EnvironmentName("sums")),
     "image": replace(BASE, image="two"),
@@ -450,9 +485,11 @@ WORKERS_ARE_MADE_ANEW = {
     "variables": replace(BASE, variables={"A": "1"}),
     "pool.slots": replace(BASE, pool=PoolPolicy(slots=1)),
     **{
-        f"limits.{field.name}": replace(BASE, limits=replace(BASE.limits, **{field.name: 77}))
+        f"limits.{field.name}": replace(BASE, limits=replace(BASE.limits, **{field.name: other}))
         for field in dataclasses.fields(Limits)
+        for other in [OTHER_LIMITS.get(field.name, 77)]
     },
+    "image_id": replace(BASE, image_id="sha256:1"),
     **{
         f"sandbox.{field.name}": replace(BASE, sandbox=SandboxLimits(**{field.name: 2**20}))
         for field in dataclasses.fields(SandboxLimits)
@@ -479,9 +516,11 @@ WORKERS_STAY = {
     "resets": replace(BASE, resets=ResetMapping(keys=("task_name",))),
     "env_types": replace(BASE, env_types=("sums",)),
     "tasks": replace(BASE, tasks=Path("/tasks")),
+    "base": replace(BASE, base=EnvironmentName("sums")),
+    "splits": replace(BASE, splits={"hard": replace(BASE, name=EnvironmentName("math.hard"))}),
     **{
         f"pool.{name}": replace(BASE, pool=PoolPolicy(**{name: 7}))  # type: ignore[arg-type]  # none is the flag
-        for name in ("min_workers", "max_workers", "idle_worker_s", "max_uses")
+        for name in ("min_workers", "max_workers", "warm", "idle_worker_s", "pause_idle_s", "max_uses")
     },
     "pool.learns_slots": replace(BASE, pool=replace(BASE.pool, learns_slots=True)),
     **{
@@ -535,9 +574,25 @@ def test_a_check_shows_what_an_environment_is() -> None:
         "protocol": "ors",
         "isolation": "shared",
         "workers": "0-4 x 16 slots",
+        "resources": "1 CPU, 512 MiB",
         "idle_s": 300.0,
         "loosened": ["user=0:0"],
+        "remarks": [],
     }
+
+
+def test_a_check_shows_what_is_kept_warm_what_is_paused_and_the_gpus() -> None:
+    pool = PoolPolicy(slots=2, warm=3, pause_idle_s=30)
+    one = describe(replace(BASE, pool=pool, limits=Limits(cpus=2.5, gpus=1)))
+    every = describe(replace(BASE, limits=Limits(gpus=ALL_GPUS)))
+    certain = describe(replace(BASE, limits=Limits(gpu_ids=("0", "GPU-1"))))
+    other = describe(replace(BASE, server=Server(url="http://10.0.0.7")))
+
+    assert one["workers"] == "0-4 x 2 slots, 3 warm, paused after 30 s"
+    assert one["resources"] == "2.5 CPUs, 512 MiB, 1 GPU"
+    assert every["resources"] == "1 CPU, 512 MiB, all GPUs"
+    assert certain["resources"] == "1 CPU, 512 MiB, GPU 0, GPU-1"
+    assert other["resources"] == "not ours"
 
 
 def test_task_modules_are_told_among_what_is_loosened() -> None:

@@ -100,6 +100,10 @@ def test_a_server_that_runs_already_is_one_worker_and_needs_no_engine(tmp_path: 
     ("text", "where", "reason"),
     [
         (IMAGE, "3: protocol", "needs [server] port, or url"),
+        (STATIC + "[pool]\npause_idle_s = 5\n", "6: pool.pause_idle_s", "not ours to pause"),
+        (STATIC + "[limits]\ngpus = 1\n", "6: limits.gpus", "given no GPUs"),
+        (STATIC + '[limits]\ngpu_ids = ["0"]\n', "6: limits.gpu_ids", "given no GPUs"),
+        (STATIC + "[splits.hard]\ncpus = 2\n", "1: splits", "the resources that it has"),
         (PORT + 'url = "http://h"\n', "6: server.url", "either port"),
         (PORT.replace('image = "counter:1"\n', ""), "1: image", "Field required"),
         ('image = "x"\n' + STATIC, "1: image", "has no image"),

@@ -470,3 +470,79 @@ async def test_the_watch_goes_on_after_a_callback_that_failed_and_calls_it_again
     assert calls[0] == calls[1] != calls[2]
     assert watching.cancelled()
     assert "not ready yet" in caplog.text
+
+
+async def test_environments_that_come_later_are_followed_and_those_that_go_are_not(
+    root: Path, folder: Path, folders: CustomTaskFolders, heard: list[tuple[str, str]]
+) -> None:
+    (root / "games").mkdir()
+    (root / "games" / "mine.py").touch()
+
+    folders.follow([environment(GAME, "games")])
+    await folders.look()
+
+    assert [name for name, _ in heard] == [GAME]
+
+
+async def test_an_environment_with_another_folder_is_told_of_that_ones_content(
+    root: Path, folder: Path, folders: CustomTaskFolders, heard: list[tuple[str, str]]
+) -> None:
+    await folders.look()
+    shutil.copytree(folder, root / "other")
+    edit(root / "other")
+
+    folders.follow([environment(BROWSER, "other")])
+    await folders.look()
+
+    assert heard == [(BROWSER, read_folder(folder).digest), (BROWSER, read_folder(root / "other").digest)]
+
+
+async def test_following_the_same_folders_tells_nothing_anew(
+    folder: Path, folders: CustomTaskFolders, heard: list[tuple[str, str]]
+) -> None:
+    await folders.look()
+
+    folders.follow([environment(BROWSER, "mine")])
+    await folders.look()
+
+    assert len(heard) == 1
+
+
+async def test_a_folder_that_was_filled_in_before_it_is_followed_is_no_change(
+    root: Path, folder: Path, heard: list[tuple[str, str]]
+) -> None:
+    folders = CustomTaskFolders(root, [])
+    folders.changed(lambda name, digest: heard.append((name, digest)))
+
+    filled = await folders.fill(environment(BROWSER, "mine"))
+    folders.follow([filled])
+    await folders.look()
+
+    assert filled.custom_tasks == CustomTasks(
+        module="custom_tasks.mine", folder="mine", content=read_folder(folder).digest
+    )
+    assert heard == []
+    assert await folders.fill(environment(GAME)) == environment(GAME)
+
+
+async def test_without_the_setting_nothing_is_filled_in() -> None:
+    folders = CustomTaskFolders(None, [])
+
+    assert await folders.fill(environment(BROWSER, ".")) == environment(BROWSER, ".")
+
+
+async def test_a_folder_of_what_is_no_longer_on_offer_keeps_no_other_from_being_told(root: Path, folder: Path) -> None:
+    catalog = Catalog([environment(GAME, "games"), environment(BROWSER, "mine")])
+    (root / "games").mkdir()
+    (root / "games" / "mine.py").touch()
+    folders = CustomTaskFolders(root, [catalog.named(BROWSER), catalog.named(GAME)])
+    folders.changed(offering(catalog))
+    catalog.withdraw(BROWSER)
+    before = catalog.named(BROWSER)
+
+    await folders.look()
+
+    assert catalog.named(BROWSER) is before
+    assert catalog.named(GAME).custom_tasks == CustomTasks(
+        module="custom_tasks.mine", folder="games", content=read_folder(root / "games").digest
+    )

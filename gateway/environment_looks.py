@@ -1,0 +1,55 @@
+"""A folder of environments, looked at again and again: which files are there, and what those say that changed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gateway.core.errors import ConfigError
+from gateway.core.model import Environment
+from gateway.environment_files import read_environment
+
+Stamp = tuple[int, int, int, int]
+"""Of a file: what differs if it was written to or replaced; mtime alone is kept by ``cp -p``."""
+_SETTLED_S = 2.0
+"""Clocks of file systems tick some milliseconds apart: a file that changed this lately may have changed unseen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a look found."""
+
+    present: frozenset[Path]
+    read: Mapping[Path, tuple[Stamp | None, Environment | ConfigError]]
+    """Of those that changed: the stamp to tell the next change by, and what the file says, or what is wrong with it.
+    Without a stamp it is to be read again at the next look."""
+
+
+def look_at(directory: Path, names: frozenset[str], stamps: Mapping[Path, Stamp | None]) -> Look:
+    """Read the files whose stamp is another one than in *stamps*; blocks while that takes."""
+    present: set[Path] = set()
+    read: dict[Path, tuple[Stamp | None, Environment | ConfigError]] = {}
+    for path in paths_of(directory, names):
+        looked_at = time.time()
+        try:
+            status = path.stat()
+        except OSError:
+            continue  # it went just now
+        present.add(path)
+        stamp = (status.st_mtime_ns, status.st_size, status.st_ino, status.st_ctime_ns)
+        if stamps.get(path) == stamp:
+            continue
+        is_at_rest = max(status.st_mtime, status.st_ctime) < looked_at - _SETTLED_S
+        try:
+            read[path] = (stamp if is_at_rest else None, read_environment(path))
+        except ConfigError as error:
+            read[path] = (stamp if is_at_rest else None, error)
+    return Look(frozenset(present), read)
+
+
+def paths_of(directory: Path, names: frozenset[str]) -> list[Path]:
+    """The files of a catalog, as it is read at the start: of the folders *names*, or of all if there are none."""
+    paths = sorted(directory.glob("*/environment.toml"))
+    return [path for path in paths if not names or path.parent.name in names]

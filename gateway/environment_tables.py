@@ -1,0 +1,176 @@
+"""The tables of an ``environment.toml``: which keys there are, and what each alone may be.
+
+What they mean together is checked where the file is read (`environment_files`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gateway.core.model import ActionType, Isolation, ObservationType, Protocol
+
+Gpus = Annotated[int, Field(ge=0, le=1024)]
+GpuId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9:._/-]{0,127}$")]
+"""A UUID or an index, as ``nvidia-smi -L`` shows them."""
+
+
+class Table(BaseModel):
+    """One table; a key that is not named here is refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=False, allow_inf_nan=False)
+
+
+class PoolTable(Table):
+    """``[pool]``."""
+
+    slots: Annotated[int, Field(ge=1, le=100_000)] | Literal["learn"] | None = None
+    min_workers: int = Field(default=0, ge=0)
+    max_workers: int = Field(default=4, ge=1)
+    warm: int = Field(default=0, ge=0)
+    idle_worker_s: float = Field(default=60.0, ge=0)
+    pause_idle_s: float = Field(default=0.0, ge=0)
+    max_uses: int = Field(default=0, ge=0)
+
+
+class LimitsTable(Table):
+    """``[limits]``, of one worker."""
+
+    memory_mib: int = Field(default=512, ge=16)
+    cpus: float = Field(default=1.0, gt=0)
+    pids: int = Field(default=256, ge=8)
+    tmp_mib: int = Field(default=64, ge=1)
+    gpus: Gpus | Literal["all"] = 0
+    gpu_ids: tuple[GpuId, ...] = ()
+
+
+class SplitTable(Table):
+    """What a split has otherwise than its environment; None: the same."""
+
+    cpus: float | None = Field(default=None, gt=0)
+    memory_mib: int | None = Field(default=None, ge=16)
+    pids: int | None = Field(default=None, ge=8)
+    tmp_mib: int | None = Field(default=None, ge=1)
+    gpus: Gpus | Literal["all"] | None = None
+    gpu_ids: tuple[GpuId, ...] | None = None
+    min_workers: int = Field(default=0, ge=0)
+    max_workers: int | None = Field(default=None, ge=1)
+    warm: int = Field(default=0, ge=0)
+
+
+class TimeoutsTable(Table):
+    """``[timeouts]``, in seconds."""
+
+    idle_s: float = Field(default=300.0, gt=0)
+    start_s: float = Field(default=60.0, gt=0)
+    open_s: float = Field(default=60.0, gt=0)
+    setup_s: float = Field(default=60.0, gt=0)
+    call_s: float = Field(default=3600.0, gt=0)
+    close_s: float = Field(default=30.0, gt=0)
+
+
+class LoosenedTable(Table):
+    """``[loosened]``."""
+
+    user: str = Field(default="10001:10001", pattern=r"^\d+:\d+$")
+    writable_root: bool = False
+    network: str = Field(default="none", pattern=r"^[a-zA-Z0-9][a-zA-Z0-9_.-]*$")
+    capabilities: tuple[str, ...] = ()
+
+
+class SandboxTable(Table):
+    """``[sandbox]``; None: what the server itself says."""
+
+    memory_mib: int | None = Field(default=None, ge=16)
+    pids: int | None = Field(default=None, ge=8)
+    disk_mib: int | None = Field(default=None, ge=1)
+    cpu_s: int | None = Field(default=None, ge=1)
+
+
+class ArealTable(Table):
+    """``[areal]``."""
+
+    name: str = ""
+    description: str = ""
+    split: str = Field(default="train", min_length=1)
+    max_turns: int = Field(default=20, ge=1)
+    observation_type: ObservationType = ObservationType.TEXT
+    action_type: ActionType = ActionType.TEXT
+    start_s: float = Field(default=50.0, gt=0)
+    step_s: float = Field(default=50.0, gt=0)
+
+
+class OpenEnvTable(Table):
+    """``[openenv]``."""
+
+    split: str = Field(default="train", min_length=1)
+    reset_s: float = Field(default=50.0, gt=0)
+    step_s: float = Field(default=50.0, gt=0)
+
+
+class ServerTable(Table):
+    """``[server]``."""
+
+    port: int = Field(default=0, ge=0, le=65_535)
+    url: str = Field(default="", pattern=r"^$|^https?://[^\s/?#]+(/[^\s?#]*)?$")
+    ready: str = Field(default="", pattern=r"^$|^/[^\s]*$")
+
+
+class ActionsTable(Table):
+    """``[actions]``."""
+
+    default_tool: str = ""
+    text_field: str = ""
+
+
+class ResetsTable(Table):
+    """``[resets]``."""
+
+    keys: tuple[str, ...] = ("seed", "episode_id")
+    from_task: dict[str, str] = Field(default_factory=dict)
+    seeds: int = Field(default=1000, ge=1, le=1_000_000)
+
+
+class VolumeTable(Table):
+    """One of ``[[volumes]]``."""
+
+    source: str = Field(pattern=r"^(/[^:]+|[a-zA-Z0-9][a-zA-Z0-9_.-]*)$")
+    target: str = Field(pattern=r"^/[^:]+$")
+    read_only: bool = True
+
+
+class TasksTable(Table):
+    """``[tasks]``."""
+
+    directory: str | None = None
+    env_types: tuple[str, ...] = ()
+    module: str = Field(default="", pattern=r"^$|^[A-Za-z_][A-Za-z0-9_.]*(,[A-Za-z_][A-Za-z0-9_.]*)*$")
+    folder: str = Field(default="", pattern=r"^$|^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")
+
+
+class EnvironmentFile(Table):
+    """The whole file."""
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")
+    image: str = ""
+    description: str = ""
+    protocol: Protocol = Protocol.ORS
+    isolation: Isolation = Isolation.SHARED
+    command: tuple[str, ...] | None = None
+    upstream_name: str = Field(default="", pattern=r"^[A-Za-z0-9_.-]*$")
+    variables: dict[str, str] = Field(default_factory=dict)
+    platform_keys: bool = False
+    pool: PoolTable = PoolTable()
+    limits: LimitsTable = LimitsTable()
+    splits: dict[str, SplitTable] = Field(default_factory=dict)
+    timeouts: TimeoutsTable = TimeoutsTable()
+    loosened: LoosenedTable = LoosenedTable()
+    sandbox: SandboxTable = SandboxTable()
+    areal: ArealTable = ArealTable()
+    openenv: OpenEnvTable = OpenEnvTable()
+    server: ServerTable = ServerTable()
+    actions: ActionsTable = ActionsTable()
+    resets: ResetsTable = ResetsTable()
+    volumes: tuple[VolumeTable, ...] = ()
+    tasks: TasksTable = TasksTable()

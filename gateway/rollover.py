@@ -1,0 +1,408 @@
+"""What changes while the gateway runs: environments' files, and what their images' names stand for.
+
+Both are looked at again and again, and the catalog is told: workers are made from what it offers
+(``Environment.digest``), so that the control loop drains those of another make and starts new ones, while open sessions
+go on. Nothing is asked of trainers and nothing is restarted.
+
+A file that is wrong changes nothing. A file that names another image takes effect when that image is there: until then
+the old one serves. What an image's name stands for is not known before the engine said so; until then its environment
+is not *settled*, and workers of another digest may be of the very same image, so that nobody may drain them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from gateway.catalog import Catalog
+from gateway.core.errors import ConfigError, GatewayError
+from gateway.core.model import Environment, EnvironmentName
+from gateway.environment_looks import Look, Stamp, look_at, paths_of
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 2.0
+"""Between two looks at the files. Polled, as inotify does not hear of what another machine edits."""
+IMAGES_EVERY_S = 30.0
+"""Between two questions of what an image's name stands for."""
+RETRY_S = 2.0
+"""After the first failed question; twice as long after each further one, at most ``RETRY_MAX_S``."""
+RETRY_MAX_S = 60.0
+END_S = 10.0
+"""How long the end waits for questions that are under way."""
+
+ImageOf = Callable[[Environment], Awaitable[str]]
+Complete = Callable[[Environment], Awaitable[Environment]]
+
+
+@dataclass(slots=True)
+class _File:
+    """One ``environment.toml``, as it was looked at last."""
+
+    stamp: Stamp | None = None
+    """What differs if it was written to; None: it is to be read at the next look."""
+    offers: Environment | None = None
+    """What it said last when it could be used."""
+    error: str = ""
+    is_missing: bool = False
+    """It was not there at the last look; editors replace files, so that one look decides nothing."""
+
+
+@dataclass(slots=True)
+class _Image:
+    """What is known of one environment's image."""
+
+    is_known: bool = False
+    is_doubted: bool = False
+    """What is known may be old."""
+    is_due: bool = True
+    errors: dict[str, str] = field(default_factory=dict)
+    """By image: why it is not known, as it was logged."""
+    failures: int = 0
+    ask_at: float = 0.0
+    held: Environment | None = None
+    """What its file says now, with another image that is not there yet."""
+    asking: asyncio.Task[None] | None = None
+
+
+class Rollover:
+    """Tells the catalog what changed; to be used from one event loop."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        *,
+        image_of: ImageOf | None = None,
+        directory: Path | None = None,
+        names: Sequence[str] = (),
+        local_only: bool = False,
+        complete: Complete | None = None,
+        poll_s: float = POLL_S,
+        images_every_s: float = IMAGES_EVERY_S,
+    ) -> None:
+        """Look at nothing yet.
+
+        Args:
+            catalog: As it was read at the start.
+            image_of: Brings an environment's image about and names it (``Backend.prepare``); None: nobody asks.
+            directory: The folder of ``<environment>/environment.toml``; None: no files are watched.
+            names: The folders that are looked at; empty: all of them.
+            local_only: Environments that run in their image only are left out, as at the start.
+            complete: Adds to what a file says what it does not (the content of its task modules), before it is offered.
+                A ``ConfigError`` refuses the file.
+            poll_s: Between two looks of `run` at the files.
+            images_every_s: Between two questions for each image.
+        """
+        self._catalog = catalog
+        self._image_of = image_of
+        self._directory = directory
+        self._names = frozenset(names)
+        self._local_only = local_only
+        self._complete = complete
+        self._poll_s = poll_s
+        self._images_every_s = images_every_s
+        self._images: dict[EnvironmentName, _Image] = {}
+        self._files: dict[Path, _File] = {}
+        self._directory_error = ""
+        self._callbacks: list[Callable[[], None]] = []
+        self._looking = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        by_folder = {environment.directory: environment for environment in catalog}
+        for path in paths_of(directory, self._names) if directory is not None else ():
+            if (environment := by_folder.get(path.parent.resolve())) is not None:
+                self._files[path] = _File(offers=environment)
+
+    def changed(self, callback: Callable[[], None]) -> None:
+        """Call *callback*, on the event loop, whenever the catalog was told of something."""
+        self._callbacks.append(callback)
+
+    def is_settled(self, name: str) -> bool:
+        """Whether what the environment's image is, is known, so that workers of another digest are of another make.
+
+        Until then they may have been made of the same image, by a gateway whose engine had answered: they are not to
+        be drained. An environment without an image, or of which nobody is asked, is settled; so is one that is not on
+        offer. A split's is its environment's.
+        """
+        environment = self._offered(name)
+        if environment is None or not self._has_image(environment):
+            return True
+        image = self._images.get(environment.name)
+        return image is not None and image.is_known and not image.is_doubted
+
+    def may_start(self, name: str) -> bool:
+        """Whether a worker should be started: not while the question that settles it is on its way.
+
+        A worker that began before would be one of another digest when the answer comes, and be replaced at once. A
+        question that failed is no reason to wait: the start itself then tells what is wrong.
+        """
+        environment = self._offered(name)
+        if environment is None or self.is_settled(name):
+            return True
+        image = self._images.get(environment.name)
+        return image is not None and image.failures > 0
+
+    def ask_again(self) -> None:
+        """Take no environment for settled before its image was asked for anew.
+
+        For a replica that begins to lead: it may know of an image for as long as ``IMAGES_EVERY_S`` less than the one
+        before it did, and would take workers of the present image for outdated.
+        """
+        for environment in self._catalog:
+            if (image := self._images.get(environment.name)) is not None:
+                image.is_doubted = True
+            self._ask_soon(environment)
+
+    async def run(self) -> None:
+        """Look again and again until cancelled; questions that are under way are ended then."""
+        try:
+            while True:
+                try:
+                    await self.look()
+                    self._ask_those_due()
+                except Exception:  # what is on a disk, or a callback, must not end the watch over everything else
+                    logger.exception("rollover_failed directory=%s", self._directory)
+                await asyncio.sleep(self._poll_s)
+        finally:
+            await self.aclose()
+
+    async def aclose(self) -> None:
+        """End the questions that are under way."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=END_S)
+
+    def _offered(self, name: str) -> Environment | None:
+        """The environment on offer that *name* is, or is a split of."""
+        environment = self._catalog.get(name)
+        return None if environment is None else self._catalog.offered(environment.base or environment.name)
+
+    # -- files ----------------------------------------------------------------------------------------------------
+
+    async def look(self) -> None:
+        """Look at the files once, and take up what changed."""
+        if self._directory is None:
+            return
+        async with self._looking:
+            stamps = {
+                path: None if file.error else file.stamp for path, file in self._files.items() if not file.is_missing
+            }
+            # In a thread: the folder may be on another machine.
+            found = await asyncio.to_thread(look_at, self._directory, self._names, stamps)
+            if not self._is_there(found):
+                return
+            for path in [path for path in self._files if path not in found.present]:
+                self._missed(path)
+            for path, (stamp, read) in found.read.items():
+                file = self._files.setdefault(path, _File())
+                file.is_missing = False
+                try:
+                    await self._take_up(path, file, read)
+                    file.stamp = stamp
+                except Exception:  # one file must not keep the others from being looked at
+                    logger.exception("rollover_failed file=%s", path)
+
+    def _is_there(self, found: Look) -> bool:
+        """Whether there is any file: a folder that was unmounted must not withdraw every environment."""
+        error = "" if found.present or not self._files else "no */environment.toml in it"
+        if error and error != self._directory_error:
+            logger.error("environment_files_missing directory=%s error=%s", self._directory, error)
+        self._directory_error = error
+        return not error
+
+    async def _take_up(self, path: Path, file: _File, read: Environment | ConfigError) -> None:
+        try:
+            if isinstance(read, ConfigError):
+                raise read
+            if read == file.offers:
+                file.error = ""
+                return
+            self._refuse_taken(path, file, read)
+            before = file.offers
+            if self._local_only and read.needs_an_engine:
+                if before is None:
+                    return  # left out, as at the start
+                raise ConfigError(f"{path}: in an image only; use GATEWAY_BACKEND=docker")
+            if before is not None and before.name != read.name and before.name == self._catalog.default.name:
+                raise ConfigError(f"{path}: {before.name!r} is the default environment and keeps its name")
+            self._offer(before, read if self._complete is None else await self._complete(read))
+        except ConfigError as error:
+            self._refuse(path, file, error.detail)
+        else:
+            file.offers, file.error = read, ""
+
+    def _refuse_taken(self, path: Path, file: _File, read: Environment) -> None:
+        holder = next((other for other, held in self._files.items() if _name(held) == read.name), None)
+        if holder is not None and holder != path and self._files[holder].is_missing:
+            file.offers = self._files.pop(holder).offers  # its folder has another name now
+        elif holder != path and (holder is not None or self._catalog.offered(read.name) is not None):
+            raise ConfigError(f"{path}: two environments have the name {read.name!r}")
+
+    def _offer(self, before: Environment | None, now: Environment) -> None:
+        if before is not None and before.name != now.name:
+            self._withdraw(before.name)
+            before = None
+        current = self._catalog.offered(now.name)
+        if current is None:
+            self._catalog.offer(now)
+            logger.info("environment_offered environment=%s digest=%s", now.name, now.digest())
+            self._tell()
+            return
+        image = self._images.get(now.name)
+        if self._has_image(now) and current.image != now.image and image is not None and image.is_known:
+            image.held, image.is_due = now, True  # in effect when its image is there
+            image.errors.clear()
+            return
+        if image is not None:
+            image.held, image.is_due = None, True
+        self._replace(_carried(current, now), current, "configuration")
+
+    def _replace(self, environment: Environment, current: Environment, what: str) -> None:
+        self._catalog.replace(environment)
+        now = self._catalog.named(environment.name)  # with splits that follow it
+        if now != current:
+            logger.info(
+                "environment_changed environment=%s what=%s digest=%s→%s",
+                now.name,
+                what,
+                current.digest(),
+                now.digest(),
+            )
+            self._tell()
+
+    def _missed(self, path: Path) -> None:
+        file = self._files[path]
+        if not file.is_missing:
+            file.is_missing, file.stamp = True, None
+            return
+        if file.offers is None:
+            del self._files[path]
+        elif file.offers.name == self._catalog.default.name:
+            self._refuse(path, file, f"{path}: it is gone, and stays on offer: it is the default environment")
+        else:
+            self._withdraw(file.offers.name)
+            del self._files[path]
+
+    def _withdraw(self, name: EnvironmentName) -> None:
+        self._catalog.withdraw(name)
+        image = self._images.pop(name, None)
+        if image is not None and image.asking is not None:
+            image.asking.cancel()
+        logger.info("environment_withdrawn environment=%s", name)
+        self._tell()
+
+    def _refuse(self, path: Path, file: _File, error: str) -> None:
+        if error != file.error:
+            name = file.offers.name if file.offers is not None else path.parent.name
+            logger.error("environment_file_refused environment=%s file=%s error=%s", name, path, error)
+        file.error = error
+
+    def _tell(self) -> None:
+        for callback in self._callbacks:
+            try:
+                callback()
+            except Exception:  # the catalog has changed all the same, and the others want to know
+                logger.exception("rollover_failed during=callback")
+
+    # -- images ---------------------------------------------------------------------------------------------------
+
+    async def look_images(self, *, timeout_s: float) -> None:
+        """Ask for every image that is not being asked for, and wait for the answers, *timeout_s* seconds at most.
+
+        What takes longer goes on behind; errors are logged, and asked again by `run`.
+        """
+        for environment in self._catalog:
+            self._ask_soon(environment)
+        asking = {image.asking for image in self._images.values() if image.asking is not None}
+        if asking:
+            await asyncio.wait(asking, timeout=timeout_s)
+
+    def _has_image(self, environment: Environment) -> bool:
+        return self._image_of is not None and not environment.server.url
+
+    def _ask_those_due(self) -> None:
+        now = time.monotonic()
+        for environment in self._catalog:
+            image = self._images.get(environment.name)
+            if image is None or image.is_due or image.ask_at <= now:
+                self._ask_soon(environment)
+
+    def _ask_soon(self, environment: Environment) -> None:
+        if self._image_of is None or not self._has_image(environment):
+            return
+        image = self._images.setdefault(environment.name, _Image())
+        if image.asking is None:
+            image.is_due = False
+            image.asking = asyncio.create_task(self._ask(environment.name, image, self._image_of))
+            self._tasks.add(image.asking)
+            image.asking.add_done_callback(self._tasks.discard)
+
+    async def _ask(self, name: EnvironmentName, image: _Image, image_of: ImageOf) -> None:
+        try:
+            if image.held is not None and await self._learn(name, image, image.held, image_of):
+                return
+            if (current := self._catalog.offered(name)) is not None:
+                await self._learn(name, image, current, image_of)
+        finally:
+            image.asking = None
+
+    async def _learn(self, name: EnvironmentName, image: _Image, asked: Environment, image_of: ImageOf) -> bool:
+        """Ask what the image of *asked* is, and take the answer up; False if there was none."""
+        try:
+            found = await image_of(asked)
+        except GatewayError as error:
+            self._failed(name, image, asked, error.detail)
+            return False
+        except Exception:  # one environment's image must not be what the others wait for
+            logger.exception("environment_image_broken environment=%s image=%s", name, asked.image)
+            self._failed(name, image, asked, "a fault of the gateway")
+            return False
+        self._found(name, image, asked, found)
+        return True
+
+    def _found(self, name: EnvironmentName, image: _Image, asked: Environment, found: str) -> None:
+        current = self._catalog.offered(name)
+        if current is None:
+            return  # withdrawn meanwhile
+        image.failures = 0
+        image.errors.pop(asked.image, None)
+        image.ask_at = time.monotonic() + self._images_every_s
+        if image.held is not None and image.held.image == asked.image:
+            held, image.held = image.held, None
+            self._replace(replace(_carried(current, held), image_id=found), current, "configuration")
+        elif current.image != asked.image:
+            image.is_due = True  # its file names another one by now
+            return
+        elif found != current.image_id and found:
+            self._replace(replace(current, image_id=found), current, "image")
+        image.is_known, image.is_doubted = True, False
+
+    def _failed(self, name: EnvironmentName, image: _Image, asked: Environment, error: str) -> None:
+        if error != image.errors.get(asked.image):
+            logger.error("environment_image_unknown environment=%s image=%s error=%s", name, asked.image, error)
+        image.errors[asked.image] = error
+        image.failures += 1
+        image.ask_at = time.monotonic() + retry_s(image.failures)
+
+
+def retry_s(failures: int) -> float:
+    """How long to wait before an image is asked for again after *failures* failed questions in a row."""
+    return min(RETRY_MAX_S, RETRY_S * 2.0 ** min(failures - 1, 10))
+
+
+def _name(file: _File) -> EnvironmentName | None:
+    return file.offers.name if file.offers is not None else None
+
+
+def _carried(current: Environment, now: Environment) -> Environment:
+    """*now* with what was found out of *current* since its file was read, as far as it holds still."""
+    if now.image == current.image:
+        now = replace(now, image_id=current.image_id)
+    before, after = current.custom_tasks, now.custom_tasks
+    if before is not None and after is not None and before.folder == after.folder:
+        now = replace(now, custom_tasks=replace(after, content=before.content))
+    return now

@@ -52,6 +52,7 @@ from gateway.core.ports import Request, Transport
 from gateway.upstreams.areal import observations, wire
 from gateway.upstreams.areal.wire import Begun, Told
 from gateway.upstreams.calling import answers
+from gateway.upstreams.calling.recorder import Recorder
 from gateway.upstreams.calling.translated import Translated
 
 logger = logging.getLogger(__name__)
@@ -102,8 +103,8 @@ class _NotYet(UpstreamError):
 class ArealUpstream(Translated):
     """Speaks AReaL's Task Server API to workers over *transport*."""
 
-    def __init__(self, transport: Transport) -> None:
-        super().__init__()
+    def __init__(self, transport: Transport, *, recorder: Recorder | None = None) -> None:
+        super().__init__(recorder=recorder)
         self._transport = transport
         self._servers: dict[WorkerId, Told] = {}
         self._episodes: OrderedDict[_Key, _Episode] = OrderedDict()

@@ -3,7 +3,8 @@
 A trainer that hangs up does not end the call that it began. Whoever asks again gets the outcome of the first run: by
 the task id that it was told, by its idempotency key, or by repeating a call whose stream was cut before its end.
 
-Kept in this replica's memory only: another replica knows neither the ids nor the keys.
+With *records* that holds for all replicas: a call with a key is recorded in the store before it runs and when it has
+ended; of one without, the store hears in the background, so that its id is mostly known to others, too.
 """
 
 from __future__ import annotations
@@ -12,23 +13,22 @@ import asyncio
 import hashlib
 import json
 import time
-import uuid
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 from gateway.core.errors import (
     CallConflict,
-    InvalidRequest,
     PoolExhausted,
-    SessionNotFound,
     UpstreamGone,
     UpstreamTimeout,
 )
 from gateway.core.model import Session, SessionId, WorkerId
-from gateway.upstreams.calling.weights import weight
+from gateway.upstreams.calling.call import Call, never_ran
+from gateway.upstreams.calling.records import Records
 
 T = TypeVar("T")
 
@@ -57,53 +57,6 @@ def digest_of(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":"), default=str).encode()).hexdigest()
 
 
-class Call(Generic[T]):
-    """One run of something; its outcome is a value or an error."""
-
-    def __init__(self, *, digest: str, key: str | None, is_kept: bool) -> None:
-        self.task_id = uuid.uuid4().hex
-        """32 hexadecimal digits."""
-        self.digest = digest
-        self.key = key
-        self.is_kept = is_kept
-        self.listeners = 0
-        self.was_delivered = False
-        self.ended_at: float | None = None
-        self.weight = 0
-        self._outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-
-    @property
-    def is_over(self) -> bool:
-        """Whether there is an outcome."""
-        return self._outcome.done()
-
-    async def outcome(self) -> T:
-        """Wait for the outcome, without a hold on the call: who waits may leave. Raises what the run raised."""
-        return await asyncio.shield(self._outcome)
-
-    async def over_within(self, seconds: float) -> bool:
-        """Wait for the outcome at most so long; whether it is there."""
-        if not self._outcome.done():
-            await asyncio.wait({self._outcome}, timeout=seconds)
-        return self._outcome.done()
-
-    def outcome_weight(self) -> int:
-        """How many bytes the outcome takes, roughly."""
-        error = self._outcome.exception()
-        return weight(self._outcome.result() if error is None else str(error))
-
-    def succeed(self, value: T) -> None:
-        """Set the outcome, if there is none yet."""
-        if not self._outcome.done():
-            self._outcome.set_result(value)
-
-    def fail(self, error: Exception) -> None:
-        """Set an error as the outcome, if there is none yet."""
-        if not self._outcome.done():
-            self._outcome.set_exception(error)
-            self._outcome.exception()  # nobody may be there to hear of it
-
-
 @dataclass(slots=True, eq=False)
 class _Episode(Generic[T]):
     """What is known of one session's calls."""
@@ -126,6 +79,7 @@ class Calls(Generic[T]):
 
     def __init__(
         self,
+        records: Records[T] | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
         session_bytes: int = SESSION_BYTES,
@@ -133,6 +87,8 @@ class Calls(Generic[T]):
         total_bytes: int = TOTAL_BYTES,
         total_max: int = TOTAL_MAX,
     ) -> None:
+        """*records*: where other replicas find them; None: there are no others, and nothing outlives this one."""
+        self._records = records
         self._clock = clock
         self._session_bytes = session_bytes
         self._session_max = session_max
@@ -150,10 +106,18 @@ class Calls(Generic[T]):
     # -- begin and find -------------------------------------------------------------------------------------------
 
     async def run(
-        self, session: Session, what: Any, run: Callable[[], Awaitable[T]], *, within_s: float, key: str | None = None
+        self,
+        session: Session,
+        what: Any,
+        run: Callable[[], Awaitable[T]],
+        *,
+        within_s: float,
+        key: str | None = None,
+        is_asked: bool = False,
     ) -> T:
         """Run something once and return its outcome; without a *key* it is not kept. As `begin`."""
-        return await self.begin(session, what, run, within_s=within_s, key=key, is_resumable=False).outcome()
+        call = self.begin(session, what, run, within_s=within_s, key=key, is_resumable=False, is_asked=is_asked)
+        return await call.outcome()
 
     def begin(
         self,
@@ -164,6 +128,7 @@ class Calls(Generic[T]):
         within_s: float,
         key: str | None = None,
         is_resumable: bool = True,
+        is_asked: bool = False,
     ) -> Call[T]:
         """Begin *run*, or find the call that this one is a repetition of. Must be called from a task.
 
@@ -171,6 +136,9 @@ class Calls(Generic[T]):
             what: JSON that says what is run: the same again is a repetition.
             within_s: The longest run; then its outcome is ``UpstreamTimeout``, and it is cancelled.
             is_resumable: Whether its task id is told to somebody, who may ask again.
+            is_asked: Whether another replica asks for it, which has recorded it.
+
+        With a *key* and records the call ends with ``StoreUnavailable``, and nothing ran, where the store is away.
 
         Raises:
             CallConflict: *key* stands for something else, or its outcome is no longer kept.
@@ -180,18 +148,39 @@ class Calls(Generic[T]):
         episode = self._episode(session)
         digest = digest_of(what) if key is not None or is_resumable else ""
         if key is not None:
-            if (known := _known(episode, key, digest)) is not None:
+            known = _known(episode, key, digest)
+            # What only waits for the replica that asks is not what it asks for.
+            if known is not None and not known.was_in_vain and not (is_asked and known.is_elsewhere):
                 return known
         elif is_resumable and (same := self._same(episode, digest)) is not None:
             return same
         if len(episode.running) >= self._session_max:
             raise PoolExhausted("too many calls wait in this session")
-        call: Call[T] = Call(digest=digest, key=key, is_kept=is_resumable or key is not None)
-        episode.calls[call.task_id] = call
+        is_kept = is_resumable or key is not None
+        call: Call[T] = Call(digest=digest, key=key, is_kept=is_kept, is_recorded=is_kept and not is_asked)
         if key is not None:
             episode.keys[key] = digest, call
             _forget_old_keys(episode)
-        episode.running[call.task_id] = asyncio.ensure_future(self._run(episode, call, run, within_s))
+        self._start(episode, call, partial(self._worked, episode, call, run, within_s), within_s)
+        if key is None and call.is_recorded and self._records is not None:
+            self._records.runs(session, call.task_id, within_s=within_s)
+        return call
+
+    async def seek(self, session: Session, task_id: str, *, within_s: float) -> Call[T] | None:
+        """As `find`, and among the calls of other replicas, too. Raises ``StoreUnavailable``."""
+        call = self.find(session, task_id)
+        if self._records is None or (call is not None and not call.was_in_vain):
+            return call
+        record = await self._records.look(session, task_id)
+        episode = self._episode(session)
+        call = episode.calls.get(task_id)
+        if record is None or (call is not None and not call.was_in_vain):
+            return call
+        if len(episode.running) >= self._session_max:
+            raise PoolExhausted("too many calls wait in this session")
+        call = Call(digest="", key=None, is_kept=True, task_id=task_id)
+        call.is_elsewhere = True
+        self._start(episode, call, partial(self._records.found, session, record, within_s=within_s), within_s)
         return call
 
     def find(self, session: Session, task_id: str) -> Call[T] | None:
@@ -239,13 +228,19 @@ class Calls(Generic[T]):
         return episode is None or not episode.running
 
     def forget(self, session: Session) -> None:
-        """Drop what is known of a session that has ended; calls under way are broken off."""
+        """Drop what is known of a session that has ended, here and in the store; calls under way are broken off."""
+        if self._records is not None:
+            self._records.forget(session)
         episode = self._episodes.pop((session.id, session.lease), None)
-        if episode is None:
-            return
+        if episode is not None:
+            self._break_off(episode, "the session was ended while the call ran", is_forgotten=True)
+
+    def _break_off(self, episode: _Episode[T], why: str, *, is_forgotten: bool = False) -> None:
         for task_id, task in list(episode.running.items()):
+            call = episode.calls[task_id]
             # Never "not found", which would say that nothing ran.
-            episode.calls[task_id].fail(UpstreamGone("the session was ended while the call ran", sent=True))
+            call.fail(UpstreamGone(why, sent=True))
+            call.is_forgotten = is_forgotten
             task.cancel()
         for call in [call for call in episode.calls.values() if call.ended_at is not None]:
             self._drop(episode, call)
@@ -253,8 +248,9 @@ class Calls(Generic[T]):
     async def aclose(self) -> None:
         """Break off all calls."""
         tasks = [task for episode in self._episodes.values() for task in episode.running.values()]
-        for episode in list(self._episodes.values()):
-            self.forget(episode.session)
+        episodes, self._episodes = list(self._episodes.values()), OrderedDict()
+        for episode in episodes:  # the store keeps what it knows, for other replicas
+            self._break_off(episode, "the gateway went away while the call ran")
         await asyncio.gather(*tasks, return_exceptions=True)
 
     # -- inside ---------------------------------------------------------------------------------------------------
@@ -277,23 +273,34 @@ class Calls(Generic[T]):
                 return call
         return None
 
-    async def _run(self, episode: _Episode[T], call: Call[T], run: Callable[[], Awaitable[T]], within_s: float) -> None:
-        loop = asyncio.get_running_loop()
+    def _start(self, episode: _Episode[T], call: Call[T], work: Callable[[], Awaitable[T]], within_s: float) -> None:
+        episode.calls[call.task_id] = call
         # A timer and not a scope: whoever waits learns in time, also where what runs is slow to take its cancellation.
         late = UpstreamTimeout(f"the call took longer than {within_s:g} s")
-        timer = loop.call_later(within_s, self._expire, episode, call, late)
+        call.timer = asyncio.get_running_loop().call_later(within_s, self._expire, episode, call, late)
+        episode.running[call.task_id] = asyncio.ensure_future(self._run(episode, call, work))
+
+    async def _run(self, episode: _Episode[T], call: Call[T], work: Callable[[], Awaitable[T]]) -> None:
         try:
-            call.succeed(await run())
+            call.succeed(await work())
         except asyncio.CancelledError:
             call.fail(UpstreamGone("the call was broken off", sent=True))
         except Exception as error:  # noqa: BLE001  # it is the outcome: raised where somebody waits
             call.fail(error)
-            if _never_ran(error) and call.key is not None:
-                episode.keys.pop(call.key, None)
+            if never_ran(error) and call.key is not None:
+                _unlearn(episode, call.key, call)
         finally:
-            timer.cancel()
-            episode.running.pop(call.task_id, None)
+            call.admit()
+            call.stop_timer()
+            if episode.running.get(call.task_id) is asyncio.current_task():
+                del episode.running[call.task_id]
             self._keep(episode, call)
+
+    async def _worked(self, episode: _Episode[T], call: Call[T], run: Callable[[], Awaitable[T]], within_s: float) -> T:
+        if self._records is None or call.key is None or not call.is_recorded:
+            call.admit()
+            return await run()
+        return await self._records.once(episode.session, call, call.key, run, within_s=within_s)
 
     def _expire(self, episode: _Episode[T], call: Call[T], error: UpstreamTimeout) -> None:
         call.fail(error)
@@ -302,9 +309,12 @@ class Calls(Generic[T]):
 
     def _keep(self, episode: _Episode[T], call: Call[T]) -> None:
         place = episode.session.id, episode.session.lease
-        if not call.is_kept or self._episodes.get(place) is not episode:
-            episode.calls.pop(call.task_id, None)
+        if not call.is_kept or call.was_in_vain or self._episodes.get(place) is not episode:
+            if episode.calls.get(call.task_id) is call:
+                del episode.calls[call.task_id]
             return
+        if call.is_recorded and call.key is None and self._records is not None:
+            self._records.noted(episode.session, call.task_id, call.result)
         call.ended_at = episode.used_at = self._clock()
         call.weight = call.outcome_weight()
         self._ended[call.key is not None][call.task_id] = episode
@@ -337,7 +347,7 @@ class Calls(Generic[T]):
             episode = next(iter(self._episodes.values()))
             if episode.used_at + QUIET_S > now or episode.running:
                 break
-            self.forget(episode.session)
+            self._break_off(self._episodes.pop((episode.session.id, episode.session.lease)), "the session is quiet")
 
     @staticmethod
     def _oldest(ended: OrderedDict[str, _Episode[T]]) -> tuple[_Episode[T], Call[T]]:
@@ -360,15 +370,14 @@ def _known(episode: _Episode[T], key: str, digest: str) -> Call[T] | None:
     return known[1]
 
 
+def _unlearn(episode: _Episode[T], key: str, call: Call[T]) -> None:
+    known = episode.keys.get(key)
+    if known is not None and known[1] is call:
+        del episode.keys[key]
+
+
 def _forget_old_keys(episode: _Episode[T]) -> None:
     if len(episode.keys) > KEYS_MAX:
         oldest = next((key for key, (_, call) in episode.keys.items() if call is None or call.is_over), None)
         if oldest is not None:
             del episode.keys[oldest]
-
-
-def _never_ran(error: Exception) -> bool:
-    """Whether it is sure that nothing ran, so that the same key may be tried again."""
-    if isinstance(error, UpstreamGone):
-        return not error.sent
-    return isinstance(error, (InvalidRequest, SessionNotFound, PoolExhausted))

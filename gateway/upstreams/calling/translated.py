@@ -28,7 +28,11 @@ from gateway.core.model import Action, Block, Environment, Session, StepResult, 
 from gateway.core.ports import Exchange, Headers
 from gateway.upstreams.calling import answers, sse
 from gateway.upstreams.calling.bodies import Unprocessable, read_call
-from gateway.upstreams.calling.calls import Call, Calls
+from gateway.upstreams.calling.call import Call
+from gateway.upstreams.calling.calls import Calls
+from gateway.upstreams.calling.outcomes import RESULTS, Codec
+from gateway.upstreams.calling.recorder import Recorder
+from gateway.upstreams.calling.records import Records
 from gateway.upstreams.calling.spelling import Unreadable
 from gateway.upstreams.calling.tallies import Tallies
 from gateway.upstreams.ors.steps import SESSION_FAILED, TOOL_FAILED
@@ -53,8 +57,9 @@ class Translated(ABC):
     ping_s: ClassVar[float] = sse.PING_S
     """How long a stream is silent at most."""
 
-    def __init__(self, *, calls: Calls[StepResult] | None = None) -> None:
-        self.calls = Calls[StepResult]() if calls is None else calls
+    def __init__(self, *, calls: Calls[StepResult] | None = None, recorder: Recorder | None = None) -> None:
+        """*recorder*: tells other replicas of the calls of this one; None: there are no others."""
+        self.calls = Calls[StepResult](recorded(recorder, RESULTS)) if calls is None else calls
         self.tallies = Tallies()
 
     # -- what there has to be -------------------------------------------------------------------------------------
@@ -132,7 +137,7 @@ class Translated(ABC):
         action, task_id = read_call(body, header(headers, b"content-type"))
         call: Call[StepResult] | None
         if task_id is not None:
-            call = self.calls.find(session, task_id)
+            call = await self.calls.seek(session, task_id, within_s=environment.timeouts.call_s)
         else:
             call = self.calls.begin(
                 session,
@@ -141,6 +146,7 @@ class Translated(ABC):
                 within_s=environment.timeouts.call_s,
                 key=header(headers, b"idempotency-key") or None,
             )
+            await call.admitted()  # a refusal keeps its status, however long the store took for it
         return await told(self.calls, session, call, headers, self._frames, ping_s=self.ping_s)
 
     def _stepping(
@@ -273,6 +279,11 @@ class Whole:
 
     async def aclose(self) -> None:
         """Nothing is held any more."""
+
+
+def recorded(recorder: Recorder | None, codec: Codec[T]) -> Records[T] | None:
+    """The records of calls whose outcomes *codec* writes."""
+    return None if recorder is None else Records(recorder, codec)
 
 
 def not_offered(environment: Environment) -> Exchange:

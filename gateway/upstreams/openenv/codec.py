@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Final
 
 from gateway.core.errors import SessionNotFound, UpstreamError
-from gateway.core.model import Action, Block, ImageBlock, StepResult, Summary, TextBlock
+from gateway.core.model import Action, StepResult, Summary
+from gateway.upstreams.calling.outcomes import result_of_json, result_to_json
 from gateway.upstreams.openenv.wire import compact, parse
 
 FIRST_MAX_BYTES: Final = 32 * 2**10
@@ -66,24 +66,13 @@ def read_action(message: bytes) -> tuple[Action, str | None]:
 
 def write_result(result: StepResult) -> bytes:
     """Write what an action came to."""
-    return compact(
-        {
-            "blocks": [_written(block) for block in result.blocks],
-            "reward": result.reward,
-            "finished": result.finished,
-            "metadata": None if result.metadata is None else dict(result.metadata),
-            "data": result.data,
-            "error": result.error,
-            "reason": result.reason,
-        }
-    )
+    return compact(result_to_json(result))
 
 
 def read_result(message: bytes) -> StepResult:
     """Read what `write_result` wrote. Raises ``UpstreamError``."""
     try:
-        value = parse(message)
-        return StepResult(**{**value, "blocks": tuple(map(_read, value["blocks"]))})
+        return result_of_json(parse(message))
     except (ValueError, KeyError, TypeError) as error:
         raise UpstreamError(f"the other replica's answer can't be read: {error}") from error
 
@@ -100,15 +89,3 @@ def read_summary(message: bytes) -> Summary | None:
         return None if value is None else Summary(**value)
     except (ValueError, TypeError) as error:
         raise UpstreamError(f"the other replica's answer can't be read: {error}") from error
-
-
-def _written(block: Block) -> dict[str, Any]:
-    if isinstance(block, TextBlock):
-        return {"text": block.text, "detail": block.detail}
-    return {"data": block.data, "mime_type": block.mime_type, "detail": block.detail}
-
-
-def _read(value: Mapping[str, Any]) -> Block:
-    if "text" in value:
-        return TextBlock(value["text"], value["detail"])
-    return ImageBlock(value["data"], value["mime_type"], value["detail"])

@@ -39,7 +39,8 @@ from gateway.core.model import (
     WorkerSession,
 )
 from gateway.core.ports import Exchange, Headers, Peers, Transport
-from gateway.upstreams.calling.translated import Translated
+from gateway.upstreams.calling.recorder import Recorder
+from gateway.upstreams.calling.translated import Translated, spelled
 from gateway.upstreams.openenv.actions import Forms, step_frame
 from gateway.upstreams.openenv.codec import (
     Handle,
@@ -83,6 +84,7 @@ class OpenEnvUpstream(Translated):
         *,
         rebind: Rebind | None = None,
         find: Find | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         """Wire it.
 
@@ -90,8 +92,9 @@ class OpenEnvUpstream(Translated):
             peers: The other replicas; None: there are none.
             rebind: Tells the store who holds a session from now on. None: nobody else wants to know.
             find: Looks a session up in the store: another replica may have taken it over.
+            recorder: Tells other replicas of the calls of this one.
         """
-        super().__init__()
+        super().__init__(recorder=recorder)
         self._http = Http(transport)
         self._sockets = Sockets()
         self._trials = Trials(self._http, self._sockets)
@@ -289,6 +292,13 @@ class OpenEnvUpstream(Translated):
         except SessionNotFound:
             return None
 
+    async def _asked(self, held: Held, action: Action, key: str | None) -> StepResult:
+        """As `act`, for the replica that has recorded the call, and waits for it."""
+        run = self._stepping(held.session, held.environment, action)
+        within_s = held.environment.timeouts.call_s
+        with _keyed(key):
+            return await self.calls.run(held.session, spelled(action), run, within_s=within_s, key=key, is_asked=True)
+
     # -- replicas -------------------------------------------------------------------------------------------------
 
     async def serve(self, operation: str, session_id: str, lease: str, message: bytes, within_s: float) -> bytes:
@@ -304,7 +314,7 @@ class OpenEnvUpstream(Translated):
             return await self._relayed(held, message)
         if operation == "act":
             action, key = read_action(message)
-            return write_result(await self.act(held.session, held.environment, action, key=key))
+            return write_result(await self._asked(held, action, key))
         if operation == "steps":
             return compact(held.steps)
         if operation == "close":

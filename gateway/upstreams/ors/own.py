@@ -22,6 +22,7 @@ from gateway.core.errors import (
     UpstreamError,
     UpstreamGone,
     UpstreamTimeout,
+    WorkerFull,
 )
 from gateway.core.model import (
     Action,
@@ -40,10 +41,13 @@ from gateway.core.model import (
     WorkerSession,
 )
 from gateway.core.ports import Exchange, Headers, Request, Transport
+from gateway.upstreams.ors import notes
 from gateway.upstreams.ors.steps import read_blocks, read_result, written
 
-SILENCE_S: Final = 45.0
+SILENCE_S: Final = 30.0
 """Workers write a comment every 10 s into an open stream, so this much silence is a worker that hangs."""
+MARGIN_S: Final = 5.0
+"""A worker that lives ends a call itself when its time is over; this long after it, the worker hangs."""
 ANSWER_S: Final = 10.0
 """For requests that a worker answers from memory."""
 MAX_ANSWER_BYTES: Final = 128 * 2**20
@@ -153,6 +157,8 @@ class OrsUpstream:
         headers = [*_session(session), (b"content-type", b"application/json")]
         if setup.secrets:
             headers.append((b"x-secrets", _encode_secrets(setup.secrets)))
+        if note := notes.written(session, self.token(session.worker)):
+            headers.append((b"x-session-note", note))
         # Escaped: a trainer's text may hold what UTF-8 can't (a lone surrogate), and JSON can.
         body = json.dumps(wish, separators=(",", ":")).encode()
         status, answer = await self._json(
@@ -167,7 +173,11 @@ class OrsUpstream:
         if status == 200:
             return ""
         detail = _detail(answer)
-        if 400 <= status < 500 and status not in (401, 429):
+        if status == 429:  # it holds sessions that the store does not know of: the opening waits its turn again
+            raise WorkerFull(detail)
+        if status == 503:  # it is ending: another worker can take what nobody has seen anything of yet
+            raise UpstreamGone(detail, sent=True)
+        if 400 <= status < 500 and status != 401:
             raise InvalidRequest(detail)
         raise UpstreamError(detail)
 
@@ -198,6 +208,7 @@ class OrsUpstream:
                 busy=bool(entry["busy"]),
                 steps=int(entry["steps"]),
                 idle_s=float(entry["idle_s"]),
+                session=notes.read(entry.get("note"), worker, self.token(worker.id)),
             )
             for entry in answer.get("sessions", ())
         ]
@@ -272,8 +283,9 @@ class OrsUpstream:
         """Pass an operation on, bytes for bytes."""
         method = b"POST" if operation in ("call", "score_group") else b"GET"
         passed = [*_session(session), *((name, value) for name, value in headers if name in _PASSED_ON)]
+        silence_s = min(SILENCE_S, environment.timeouts.call_s + MARGIN_S)
         return await self._send(
-            session.worker, session.address, method, _path(environment, operation), passed, body, silence_s=SILENCE_S
+            session.worker, session.address, method, _path(environment, operation), passed, body, silence_s=silence_s
         )
 
     async def relay(self, session: Session, environment: Environment, message: bytes) -> bytes:

@@ -44,8 +44,10 @@ from gateway.core.ports import Exchange, Headers, Transport
 from gateway.upstreams.calling import answers, sse
 from gateway.upstreams.calling.bodies import read_object
 from gateway.upstreams.calling.calls import Calls
+from gateway.upstreams.calling.outcomes import EVENTS
+from gateway.upstreams.calling.recorder import Recorder
 from gateway.upstreams.calling.spelling import Tool, tool_call
-from gateway.upstreams.calling.translated import Frames, Translated, Whole, header, not_offered, told
+from gateway.upstreams.calling.translated import Frames, Translated, Whole, header, not_offered, recorded, told
 from gateway.upstreams.ors.flavours import Flavours, path
 from gateway.upstreams.ors.link import STARTING_PAUSE_S, Answer, Link, Refused, of, refusal
 from gateway.upstreams.ors.pulse import Pulse
@@ -73,11 +75,11 @@ class StockOrsUpstream(Translated):
 
     raises_by_event: ClassVar[bool] = True
 
-    def __init__(self, transport: Transport, *, ping_s: float = PING_S) -> None:
-        super().__init__()
+    def __init__(self, transport: Transport, *, recorder: Recorder | None = None, ping_s: float = PING_S) -> None:
+        super().__init__(recorder=recorder)
         self._link = Link(transport)
         self._flavours = Flavours(self._link)
-        self._scores: Calls[sse.Event] = Calls()
+        self._scores: Calls[sse.Event] = Calls(recorded(recorder, EVENTS))
         self._tools: OrderedDict[tuple[SessionId, str], Mapping[str, Any]] = OrderedDict()
         self._pulse = Pulse(ping=self._ping, is_busy=self._is_busy, every_s=ping_s)
 
@@ -287,7 +289,8 @@ class StockOrsUpstream(Translated):
         if not flavour.offers("score_group"):
             return not_offered(environment)
         if isinstance(task_id := wish.get("task_id"), str):
-            return await told(self._scores, session, self._scores.find(session, task_id), headers, _scored)
+            begun = await self._scores.seek(session, task_id, within_s=environment.timeouts.call_s)
+            return await told(self._scores, session, begun, headers, _scored)
 
         async def judge() -> sse.Event:
             return await self._stream(session, environment, "score_group", wish)

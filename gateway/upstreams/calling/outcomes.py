@@ -1,0 +1,102 @@
+"""Outcomes of calls as bytes, for the store and for other replicas: a value, or the error that a call ended with.
+
+ASCII throughout: JSON's escapes carry what UTF-8 can't (a lone surrogate in an environment's text).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
+
+from gateway.core.errors import (
+    GatewayError,
+    InvalidRequest,
+    SessionFailed,
+    UpstreamError,
+    UpstreamGone,
+    UpstreamTimeout,
+)
+from gateway.core.model import Block, ImageBlock, StepResult, TextBlock
+from gateway.upstreams.calling import sse
+
+T = TypeVar("T")
+
+_ENCODER: Final = json.JSONEncoder(separators=(",", ":"))
+_KINDS: Final[Mapping[str, type[GatewayError]]] = {
+    kind.code: kind for kind in (UpstreamError, UpstreamTimeout, SessionFailed, InvalidRequest)
+}
+"""Errors that are their sentence and nothing else; ``UpstreamGone`` also says whether something was sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Codec(Generic[T]):
+    """How values of one kind are written as JSON, and read."""
+
+    name: str
+    """Tells kinds apart."""
+    to_json: Callable[[T], Any]
+    of_json: Callable[[Any], T]
+
+    def write(self, outcome: T | Exception) -> bytes:
+        """Write a value or an error. Of a mistake of ours nothing is told but that it was one."""
+        if isinstance(outcome, Exception):
+            return _ENCODER.encode({"error": _told(outcome)}).encode()
+        return _ENCODER.encode({self.name: self.to_json(outcome)}).encode()
+
+    def read(self, written: bytes) -> T | GatewayError:
+        """Read what `write` wrote. Raises ``UpstreamError`` if it can't be read."""
+        try:
+            found = json.loads(written)
+            return _error(found["error"]) if "error" in found else self.of_json(found[self.name])
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise UpstreamError("the outcome that was kept of the call can't be read") from error
+
+
+def result_to_json(result: StepResult) -> Any:
+    """What came of an action, in JSON."""
+    return {
+        "blocks": [_block_to_json(block) for block in result.blocks],
+        "reward": result.reward,
+        "finished": result.finished,
+        "metadata": None if result.metadata is None else dict(result.metadata),
+        "data": result.data,
+        "error": result.error,
+        "reason": result.reason,
+    }
+
+
+def result_of_json(value: Any) -> StepResult:
+    """Read what `result_to_json` made. Raises what comes of reading something else."""
+    return StepResult(**{**value, "blocks": tuple(map(_block_of_json, value["blocks"]))})
+
+
+def _block_to_json(block: Block) -> dict[str, Any]:
+    if isinstance(block, TextBlock):
+        return {"text": block.text, "detail": block.detail}
+    return {"data": block.data, "mime_type": block.mime_type, "detail": block.detail}
+
+
+def _block_of_json(value: Mapping[str, Any]) -> Block:
+    if "text" in value:
+        return TextBlock(value["text"], value["detail"])
+    return ImageBlock(value["data"], value["mime_type"], value["detail"])
+
+
+def _told(error: Exception) -> dict[str, Any]:
+    if not isinstance(error, GatewayError):
+        return {"code": UpstreamError.code, "detail": "the call failed in the gateway that ran it"}
+    told: dict[str, Any] = {"code": error.code, "detail": error.detail}
+    return told | {"sent": error.sent} if isinstance(error, UpstreamGone) else told
+
+
+def _error(told: Mapping[str, Any]) -> GatewayError:
+    detail = str(told["detail"])
+    if told["code"] == UpstreamGone.code:
+        return UpstreamGone(detail, sent=told["sent"] is not False)
+    return _KINDS.get(told["code"], UpstreamError)(detail)
+
+
+RESULTS: Final[Codec[StepResult]] = Codec("result", result_to_json, result_of_json)
+EVENTS: Final[Codec[sse.Event]] = Codec("event", list, lambda value: sse.Event(str(value[0]), str(value[1])))

@@ -1,0 +1,539 @@
+"""The seam of calls to servers that keep no outcomes: one suite, run on memory and on Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gateway.stores.redis_calls as module
+from gateway.core.call_ports import CallChange, CallRecord, CallState, CallStore, Change
+from gateway.core.errors import CallConflict, StoreUnavailable
+from gateway.core.model import SessionId
+from gateway.stores.memory_calls import MemoryCallStore
+from gateway.stores.redis_calls import RedisCallStore
+from tests.contract.store_worlds import MemoryWorld, RedisServer, RedisWorld, World, needs_redis_server
+from tests.fakes.eventually import eventually, until
+
+pytest_plugins = ["tests.contract.store_fixtures"]
+
+LUA = Path(module.__file__).parent / "lua" / "calls"
+OPERATIONS = sorted(path.stem for path in LUA.glob("*.lua") if path.stem != "prelude")
+S, LEASE = SessionId("5e55"), "lease-1"
+Make = Callable[..., CallStore]
+AWKWARD = bytes(range(256))
+
+
+def open_store(world: World, **options: Any) -> CallStore:
+    if isinstance(world, MemoryWorld):
+        options.pop("replica", None)
+        return MemoryCallStore(replica="a", clock=world.clock, **options)
+    assert isinstance(world, RedisWorld)
+    make_whole(world)
+    return RedisCallStore(url=world.server.url, prefix=world.prefix, **{"replica": "a"} | options)
+
+
+def make_whole(world: RedisWorld) -> None:
+    """Say what the leader of the control loop says, when it has rebuilt what was lost."""
+    with world.server.client() as client:
+        client.set(f"{{{world.prefix}}}:whole", client.info("server")["run_id"])
+
+
+def pass_time(world: World, seconds: float) -> None:
+    """Let time go on: in Redis what is kept of calls ends as much sooner."""
+    world.pass_time(seconds)
+    if isinstance(world, RedisWorld):
+        with world.server.client() as client:
+            for key in world.keys(client):
+                if key.split(":")[1] in {"call_ends", "call_places"}:
+                    for member in client.zrange(key, 0, -1):
+                        client.zincrby(key, -round(seconds * 1000), member)
+
+
+def kinds(world: RedisWorld) -> list[str]:
+    """The kinds of keys that calls have."""
+    with world.server.client() as client:
+        return [key.split(":")[1] for key in world.keys(client) if ":call" in key]
+
+
+@pytest.fixture
+async def make(store_world: World) -> AsyncIterator[Make]:
+    """Opens call stores of this world: replicas, if they are given names."""
+    opened: list[CallStore] = []
+
+    def make(**options: Any) -> CallStore:
+        opened.append(open_store(store_world, **options))
+        return opened[-1]
+
+    yield make
+    for store in opened:
+        await store.aclose()
+
+
+@pytest.fixture
+def calls(make: Make) -> CallStore:
+    return make()
+
+
+@pytest.fixture
+async def replicas(redis_world: RedisWorld) -> AsyncIterator[Callable[[str], CallStore]]:
+    """Opens replicas on one Redis, for what one process can't have."""
+    opened: list[CallStore] = []
+
+    def replica(name: str, **options: Any) -> CallStore:
+        opened.append(open_store(redis_world, replica=name, **options))
+        return opened[-1]
+
+    yield replica
+    for store in opened:
+        await store.aclose()
+
+
+async def begin(
+    store: CallStore, task_id: str, *, key: str = "k", digest: str = "d", session: SessionId = S, within_s: float = 60.0
+) -> CallRecord | None:
+    return await store.begin(session, LEASE, key=key, digest=digest, task_id=task_id, within_s=within_s)
+
+
+def change(
+    kind: Change, task_id: str = "", *, session: SessionId = S, keep_s: float = 600.0, **more: Any
+) -> CallChange:
+    return CallChange(kind=kind, session=session, lease=LEASE, task_id=task_id, keep_s=keep_s, **more)
+
+
+def done(task_id: str, outcome: bytes = b"out", *, key: str = "k", digest: str = "d", **more: Any) -> CallChange:
+    return change(Change.DONE, task_id, key=key, digest=digest, outcome=outcome, **more)
+
+
+async def state(store: CallStore, task_id: str) -> CallState | None:
+    record = await store.look(S, LEASE, task_id)
+    return None if record is None else record.state
+
+
+async def answers(store: CallStore) -> None:
+    """Assert, for `eventually`, that the store answers."""
+    try:
+        await store.look(S, LEASE, "nothing")
+    except StoreUnavailable as error:
+        raise AssertionError("the store does not answer yet") from error
+
+
+# -- keys -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_key_is_recorded_once_and_told_as_running_from_then_on(calls: CallStore) -> None:
+    assert await begin(calls, "t1") is None
+
+    running = CallRecord(task_id="t1", state=CallState.RUNNING, replica="a")
+    assert await begin(calls, "t2") == running
+    assert await calls.look(S, LEASE, "t1") == running
+    assert await calls.look(S, LEASE, "t2") is None
+
+
+async def test_the_outcome_comes_back_unchanged_whatever_it_holds(calls: CallStore) -> None:
+    await begin(calls, "t1")
+    await calls.write([done("t1", AWKWARD)])
+
+    for _ in range(2):
+        known = await begin(calls, "t2")
+        assert known == CallRecord(task_id="t1", state=CallState.DONE, replica="a", outcome=AWKWARD)
+    assert await calls.look(S, LEASE, "t1") == known
+
+
+async def test_of_many_beginnings_at_once_one_is_recorded(calls: CallStore) -> None:
+    found = await asyncio.gather(*(begin(calls, f"t{n}") for n in range(50)))
+
+    assert found.count(None) == 1
+    first = f"t{found.index(None)}"
+    assert {record.task_id for record in found if record is not None} == {first}
+
+
+async def test_another_digest_is_a_conflict_whether_the_call_runs_or_has_ended(calls: CallStore) -> None:
+    await begin(calls, "t1")
+    with pytest.raises(CallConflict, match="another body"):
+        await begin(calls, "t2", digest="other")
+
+    await calls.write([done("t1")])
+    with pytest.raises(CallConflict, match="another body"):
+        await begin(calls, "t2", digest="other")
+
+
+async def test_keys_of_other_sessions_and_leases_are_others(calls: CallStore) -> None:
+    await begin(calls, "t1")
+
+    assert await begin(calls, "t2", session=SessionId("other"), digest="x") is None
+    assert await calls.begin(S, "lease-2", key="k", digest="y", task_id="t3", within_s=60) is None
+    assert await begin(calls, "t4", key="K" * 5000) is None
+    assert await begin(calls, "t5", key="\ud800 odd\n:*") is None
+    assert await calls.look(SessionId("other"), LEASE, "t1") is None
+
+
+async def test_a_call_that_never_ran_leaves_its_key_free(calls: CallStore) -> None:
+    await begin(calls, "t1")
+    await calls.write([change(Change.UNDONE, "t1", key="k", digest="d")])
+
+    assert await state(calls, "t1") is None
+    assert await begin(calls, "t2", digest="another") is None
+    await calls.write([change(Change.UNDONE, "t1", key="k", digest="d")])  # late: of the first one
+    assert await state(calls, "t2") is CallState.RUNNING
+
+
+async def test_of_an_outcome_that_is_not_kept_the_key_stays(calls: CallStore) -> None:
+    await begin(calls, "t1")
+    await calls.write([change(Change.DROPPED, "t1", key="k", digest="d")])
+
+    assert await begin(calls, "t2") == CallRecord(task_id="t1", state=CallState.DROPPED, replica="a")
+
+
+async def test_an_end_is_recorded_also_where_the_beginning_was_lost(calls: CallStore) -> None:
+    await calls.write([done("t1"), done("t1")])
+
+    known = await begin(calls, "t2")
+    assert known is not None
+    assert (known.task_id, known.state, known.outcome) == ("t1", CallState.DONE, b"out")
+
+
+# -- calls without a key --------------------------------------------------------------------------------------------
+
+
+async def test_a_call_without_a_key_is_found_by_its_id(calls: CallStore) -> None:
+    await calls.write([change(Change.RUNNING, "t1"), change(Change.RUNNING, "t2"), change(Change.RUNNING, "t3")])
+    assert await state(calls, "t1") is CallState.RUNNING
+    await calls.write([done("t1", key="", digest=""), change(Change.DROPPED, "t2"), change(Change.RUNNING, "t1")])
+
+    assert await calls.look(S, LEASE, "t1") == CallRecord(
+        task_id="t1", state=CallState.DONE, replica="a", outcome=b"out"
+    )
+    assert await state(calls, "t2") is None
+    assert await state(calls, "t3") is CallState.RUNNING
+
+
+# -- waiting --------------------------------------------------------------------------------------------------------
+
+
+async def test_who_waits_gets_the_outcome(calls: CallStore) -> None:
+    await begin(calls, "t1")
+    waits = [asyncio.ensure_future(calls.settled(S, LEASE, "t1", within_s=60)) for _ in range(3)]
+    still = await calls.settled(S, LEASE, "t1", within_s=0.01)
+    assert still is not None
+    assert still.state is CallState.RUNNING
+
+    await calls.write([done("t1", b"there")])
+
+    assert [record.outcome for record in await asyncio.gather(*waits) if record is not None] == [b"there"] * 3
+    assert await calls.settled(S, LEASE, "t1", within_s=0) == await calls.look(S, LEASE, "t1")
+    assert await calls.settled(S, LEASE, "unknown", within_s=60) is None
+
+
+async def test_who_waits_hears_that_the_call_never_ran_or_that_its_session_ended(calls: CallStore) -> None:
+    await begin(calls, "t1")
+    await begin(calls, "t2", key="two")
+    first = asyncio.ensure_future(calls.settled(S, LEASE, "t1", within_s=60))
+    second = asyncio.ensure_future(calls.settled(S, LEASE, "t2", within_s=60))
+    await asyncio.sleep(0)
+
+    await calls.write([change(Change.UNDONE, "t1", key="k", digest="d")])
+    assert await first is None
+    await calls.write([change(Change.FORGOTTEN)])
+    assert await second is None
+
+
+async def test_waiting_can_be_given_up(calls: CallStore) -> None:
+    await begin(calls, "t1")
+    waits = asyncio.ensure_future(calls.settled(S, LEASE, "t1", within_s=60))
+    await asyncio.sleep(0)
+
+    waits.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await waits
+    await calls.write([done("t1")])
+    assert await state(calls, "t1") is CallState.DONE
+
+
+# -- bounds ---------------------------------------------------------------------------------------------------------
+
+
+async def test_calls_are_forgotten_when_their_time_is_over(calls: CallStore, store_world: World) -> None:
+    await begin(calls, "t1")
+    await calls.write([done("t1", keep_s=600), done("t2", key="", digest="", keep_s=75)])
+
+    pass_time(store_world, 76)
+    assert [await state(calls, "t1"), await state(calls, "t2")] == [CallState.DONE, None]
+    pass_time(store_world, 600)
+    assert await state(calls, "t1") is None
+    assert await begin(calls, "t3", digest="x") is None
+
+
+async def test_a_call_is_known_as_running_beyond_its_longest_run(calls: CallStore, store_world: World) -> None:
+    await begin(calls, "t1", within_s=2000)
+
+    pass_time(store_world, 1990)
+
+    assert await begin(calls, "t2") is not None
+
+
+async def test_a_session_that_ended_is_forgotten(calls: CallStore) -> None:
+    other = SessionId("other")
+    await begin(calls, "t1")
+    await begin(calls, "t9", session=other)
+    await calls.write([done("t1"), change(Change.FORGOTTEN), done("t9", session=other)])
+
+    assert await state(calls, "t1") is None
+    assert await begin(calls, "t2", digest="x") is None
+    assert await calls.look(other, LEASE, "t9") is not None
+
+
+async def test_of_too_many_bytes_the_oldest_outcome_goes_and_its_key_stays(make: Make) -> None:
+    calls = make(session_bytes=250)
+    for number in range(4):
+        await begin(calls, f"t{number}", key=f"k{number}")
+        await calls.write([done(f"t{number}", b"x" * 100, key=f"k{number}", keep_s=600 + number)])
+
+    states = [await state(calls, f"t{number}") for number in range(4)]
+
+    assert states == [CallState.DROPPED, CallState.DROPPED, CallState.DONE, CallState.DONE]
+
+
+async def test_all_outcomes_together_are_bounded_and_room_comes_back(make: Make) -> None:
+    calls = make(total_bytes=250)
+    for number in range(4):
+        session = SessionId(f"s{number}")
+        await calls.write([done("t", b"x" * 100, session=session)])
+
+    async def states() -> list[CallState | None]:
+        found = [await calls.look(SessionId(f"s{number}"), LEASE, "t") for number in range(4)]
+        return [None if record is None else record.state for record in found]
+
+    assert await states() == [CallState.DONE, CallState.DONE, CallState.DROPPED, CallState.DROPPED]
+    await calls.write(
+        [change(Change.FORGOTTEN, session=SessionId("s0")), done("t", b"x" * 100, session=SessionId("s3"))]
+    )
+    assert await states() == [None, CallState.DONE, CallState.DROPPED, CallState.DONE]
+
+
+async def test_of_too_many_calls_the_oldest_go_that_do_not_run(make: Make) -> None:
+    calls = make(session_max=3)
+    await begin(calls, "running", key="r", within_s=0)
+    for number in range(4):
+        await calls.write([done(f"t{number}", key=f"k{number}", keep_s=1000 + number)])
+
+    found = [await state(calls, f"t{number}") is not None for number in range(4)]
+
+    assert found == [False, False, True, True]
+    assert await state(calls, "running") is CallState.RUNNING
+
+
+# -- Redis alone: replicas, losses ----------------------------------------------------------------------------------
+
+
+async def test_another_replica_is_woken_by_the_end(replicas: Callable[..., CallStore]) -> None:
+    a, b = replicas("a"), replicas("b")
+    await begin(a, "t1")
+    known = await begin(b, "t2")
+    assert known is not None
+    assert (known.task_id, known.replica) == ("t1", "a")
+    waits = asyncio.ensure_future(b.settled(S, LEASE, "t1", within_s=60))
+    await asyncio.sleep(0)
+
+    await a.write([done("t1", b"there")])
+
+    record = await waits
+    assert record is not None
+    assert record.outcome == b"there"
+
+
+async def test_a_call_of_a_replica_that_says_nothing_any_more_is_lost(replicas: Callable[..., CallStore]) -> None:
+    a, b = replicas("a", sign_s=0.1), replicas("b", lost_s=0.1)
+    await begin(a, "t1")
+
+    record = await b.settled(S, LEASE, "t1", within_s=60)
+
+    assert record is not None
+    assert record.state is CallState.LOST
+    known = await begin(b, "t2")
+    assert known is not None
+    assert known.state is CallState.LOST
+
+
+async def test_a_replica_that_says_nothing_for_a_moment_only_is_waited_for(
+    replicas: Callable[..., CallStore], redis_world: RedisWorld
+) -> None:
+    a, b = replicas("a"), replicas("b", lost_s=30.0)
+    await begin(a, "t1")
+    with redis_world.server.client() as client:
+        client.delete(f"{{{redis_world.prefix}}}:call_replica:a")  # as if Redis had been away
+    waits = asyncio.ensure_future(b.settled(S, LEASE, "t1", within_s=60))
+
+    async def looked() -> None:
+        with redis_world.server.client() as client:
+            assert client.hget(f"{{{redis_world.prefix}}}:calls:{S}:{LEASE}", "wait:t1") == "b\n"
+
+    await eventually(looked)
+    assert not waits.done()
+    await a.write([])
+    await a.write([done("t1", b"there")])
+
+    record = await waits
+    assert record is not None
+    assert record.outcome == b"there"
+
+
+async def test_nothing_is_left_in_redis_of_what_was_forgotten(
+    replicas: Callable[..., CallStore], redis_world: RedisWorld
+) -> None:
+    a = replicas("a")
+    for number in range(5):
+        await begin(a, f"t{number}", key=f"k{number}")
+    await a.write([done("t0", key="k0"), done("u0", key="", digest=""), done("t1", b"", key="k1")])
+
+    await a.write([change(Change.FORGOTTEN)])
+
+    assert kinds(redis_world) == ["call_replica"]
+
+
+async def test_sessions_that_nobody_ended_are_swept(
+    replicas: Callable[..., CallStore], redis_world: RedisWorld
+) -> None:
+    a = replicas("a")
+    for number in range(50):
+        await a.write([done("t", b"x" * 10, session=SessionId(f"s{number}"))])
+
+    pass_time(redis_world, 601)
+    for _ in range(5):  # some at a time
+        await a.write([])
+
+    assert kinds(redis_world) == ["call_replica"]
+
+
+async def test_every_key_has_an_end_where_no_replica_is_left(
+    replicas: Callable[..., CallStore], redis_world: RedisWorld
+) -> None:
+    a = replicas("a")
+    await begin(a, "t1", within_s=0)
+    await a.write([done("t2", b"x", key="k2")])
+
+    with redis_world.server.client() as client:
+        kept = {key.split(":")[1]: client.ttl(key) for key in redis_world.keys(client) if ":call" in key}
+
+    assert {kind for kind, ttl_s in kept.items() if ttl_s < 0} == {"call_places", "call_sizes", "call_bytes"}
+    assert all(600 <= kept[kind] <= 661 for kind in ("calls", "call_ends"))
+
+
+@pytest.mark.redis
+async def test_a_store_that_hangs_is_waited_for_and_one_that_is_gone_is_an_error(tmp_path: Path) -> None:
+    needs_redis_server()
+    server = RedisServer(tmp_path)
+    server.start()
+    world = RedisWorld(server)
+    make_whole(world)
+    a, b = (RedisCallStore(url=server.url, prefix=world.prefix, replica=name) for name in ("a", "b"))
+    try:
+        await begin(a, "t1")
+        server.signal(signal.SIGSTOP)
+        waits = asyncio.ensure_future(b.settled(S, LEASE, "t1", within_s=60))
+        with pytest.raises(StoreUnavailable):
+            await begin(a, "t2", key="two")
+        server.signal(signal.SIGCONT)
+        await a.write([done("t1", b"there")])
+        record = await waits
+        assert record is not None
+        assert record.outcome == b"there"
+
+        server.stop()
+        for failing in (begin(a, "t3", key="three"), a.write([]), a.settled(S, LEASE, "t1", within_s=0.1)):
+            with pytest.raises(StoreUnavailable):
+                await failing
+    finally:
+        server.stop()
+        await a.aclose()
+        await b.aclose()
+
+
+@pytest.mark.redis
+async def test_a_store_that_lost_its_data_begins_no_call_until_it_is_whole_again(tmp_path: Path) -> None:
+    needs_redis_server()
+    server = RedisServer(tmp_path)
+    server.start()
+    world = RedisWorld(server)
+    make_whole(world)
+    a, b = (RedisCallStore(url=server.url, prefix=world.prefix, replica=name) for name in ("a", "b"))
+    try:
+        await begin(a, "t1")
+        before = [await a.write([]), await b.write([done("t1")])]
+        server.stop()
+        server.start()
+        for store in (a, b):  # each connection is lost once
+            await eventually(partial(answers, store))
+
+        with pytest.raises(StoreUnavailable, match="rebuilt"):
+            await begin(b, "t2")
+        after = await a.write([done("t1", b"again")])
+        known = await begin(b, "t2")
+        with pytest.raises(StoreUnavailable, match="rebuilt"):
+            await begin(b, "t3", key="another")
+        make_whole(world)
+
+        assert len({*before, after}) == 2
+        assert known is not None
+        assert known.outcome == b"again"
+        assert await begin(b, "t3", key="another") is None
+    finally:
+        server.stop()
+        await a.aclose()
+        await b.aclose()
+
+
+async def test_a_subscription_that_was_lost_comes_back(
+    replicas: Callable[..., CallStore], redis_world: RedisWorld
+) -> None:
+    a, b = replicas("a"), replicas("b")
+    await begin(a, "t1")
+    waits = asyncio.ensure_future(b.settled(S, LEASE, "t1", within_s=60))
+
+    def subscribed() -> bool:
+        with redis_world.server.client() as client:
+            return bool(client.pubsub_numsub(f"{{{redis_world.prefix}}}:calls_ended:b")[0][1])
+
+    await until(subscribed)
+    with redis_world.server.client() as client:
+        client.client_kill_filter(_type="pubsub")
+    await until(subscribed)
+    await a.write([done("t1", b"there")])
+
+    record = await waits
+    assert record is not None
+    assert record.outcome == b"there"
+
+
+# -- the operations as texts ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_the_head_of_an_operation_tells_what_goes_in_and_out(name: str) -> None:
+    text = (LUA / f"{name}.lua").read_text()
+
+    head = text.split("\n\n")[0]
+    assert all(line.startswith("-- ") for line in head.splitlines())
+    assert "-- Returns " in head
+    assert "-- ARGV: " in head
+
+
+@pytest.mark.parametrize("name", ["prelude", *OPERATIONS])
+def test_no_operation_looks_for_keys_or_has_global_functions(name: str) -> None:
+    text = (LUA / f"{name}.lua").read_text()
+
+    assert not re.search(r"""call\(\s*['"](KEYS|SCAN|RANDOMKEY|FLUSH)""", text, re.IGNORECASE)
+    assert not re.search(r"^\s*function ", text, re.MULTILINE)
+
+
+def test_every_operation_is_used_and_every_one_used_is_there() -> None:
+    used = re.findall(r'_link\.run\(\s*"([a-z_]+)"', Path(module.__file__).read_text())
+
+    assert sorted(set(used)) == OPERATIONS

@@ -1,0 +1,384 @@
+"""Two replicas on one Redis before an official ORS server, which keeps no keys: each call runs once, whatever dies.
+
+The server's own count of runs is the judge: its tools write each run into a ledger.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import redis
+
+from tests.fakes.eventually import eventually_now
+from tests.wire.gateways import TRAINER_KEYS, WIRE, Gateway, short_folder
+from tests.wire.processes import ServerProcess
+from tests.wire.raw import Outcome, parse
+from tests.wire.stack import Redis
+from tests.wire.targets import Folder, Roots, token
+
+pytestmark = [pytest.mark.wire, pytest.mark.redis, pytest.mark.timeout(240)]
+
+JSON, STREAM = "application/json", "text/event-stream"
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """Gateways A and B, the server behind both, and where its tools note their runs."""
+
+    a: Gateway
+    b: Gateway
+    redis: Redis
+    folder: Folder
+    sid: str
+
+    def client(self, gateway: Gateway, headers: Mapping[str, str]) -> httpx.Client:
+        every = {"X-Session-ID": self.sid, "X-API-Key": TRAINER_KEYS["alice"]}
+        return httpx.Client(base_url=gateway.url, headers=every | dict(headers), trust_env=False, timeout=60)
+
+    def post(self, gateway: Gateway, path: str, body: Any = None, **headers: str) -> httpx.Response:
+        with self.client(gateway, headers) as http:
+            return http.post(path, json=body) if body is not None else http.post(path)
+
+    def create(self, gateway: Gateway) -> None:
+        response = self.post(gateway, "/create", {"env_name": "probe", "task_spec": {"folder": self.folder.inside}})
+        assert response.status_code == 200, response.text
+
+    def call(self, gateway: Gateway, tool: str, word: str, *, key: str = "", task_id: str = "") -> httpx.Response:
+        """Call a tool for its answer as one JSON object."""
+        headers = {"Idempotency-Key": key} if key else {}
+        body = {"name": tool, "input": {"token": word}} | ({"task_id": task_id} if task_id else {})
+        return self.post(gateway, "/probe/call", body, Accept=JSON, **headers)
+
+    def begun(self, word: str) -> None:
+        """Wait until a tool has begun to run."""
+
+        def check() -> None:
+            assert self.folder.runs(word) == 1
+
+        eventually_now(check)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """One official server for all tests: each opens an episode of its own in it."""
+    server = ServerProcess(
+        [sys.executable, str(WIRE / "references" / "server.py"), "ors"],
+        variables={},
+        ready=r"Uvicorn running on (http://[^\s]+)",
+        log=tmp_path_factory.mktemp("server") / "server.log",
+    )
+    server.start()
+    yield server
+    server.stop()
+
+
+@contextlib.contextmanager
+def started(server: ServerProcess) -> Iterator[tuple[Gateway, Gateway, Redis]]:
+    """Two gateways on a Redis of their own."""
+    with contextlib.ExitStack() as undo:
+        folder = short_folder()
+        undo.callback(shutil.rmtree, folder, ignore_errors=True)
+        redis = Redis(folder)
+        undo.callback(redis.stop)
+        redis.start()
+        shared = {
+            "GATEWAY_STORE": redis.url,
+            "GATEWAY_STATIC": f"probe={server.address}",
+            "GATEWAY_ENVIRONMENTS": "",
+            "GATEWAY_DEFAULT_ENVIRONMENT": "probe",
+            "GATEWAY_STATE_DIR": str(folder / "state"),
+        }
+        gateways = []
+        for name in ("a", "b"):
+            (folder / name).mkdir()
+            gateway = Gateway(folder / name, shared)
+            undo.callback(gateway.stop)
+            gateways.append(gateway)
+        a, b = gateways
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(Gateway.start, gateways))
+        yield a, b, redis
+        assert "Traceback" not in a.log + b.log
+
+
+@contextlib.contextmanager
+def playing(gateways: tuple[Gateway, Gateway, Redis], folder: Path) -> Iterator[Replicas]:
+    """An episode of its own for one test, opened at A."""
+    replicas = Replicas(*gateways, Folder(str(folder), Roots(folder)), token())
+    replicas.create(replicas.a)
+    yield replicas
+    with contextlib.suppress(httpx.HTTPError):
+        replicas.post(replicas.b, "/delete")
+
+
+@pytest.fixture(scope="module")
+def calm(server: ServerProcess) -> Iterator[tuple[Gateway, Gateway, Redis]]:
+    """Gateways for all tests that end none of them."""
+    with started(server) as gateways:
+        yield gateways
+
+
+@pytest.fixture
+def replicas(calm: tuple[Gateway, Gateway, Redis], tmp_path: Path) -> Iterator[Replicas]:
+    with playing(calm, tmp_path) as replicas:
+        yield replicas
+
+
+@pytest.fixture
+def mortal(server: ServerProcess, tmp_path: Path) -> Iterator[Replicas]:
+    """Gateways and a Redis that the test may end."""
+    with started(server) as gateways, playing(gateways, tmp_path) as replicas:
+        yield replicas
+
+
+@pytest.fixture
+def beside() -> Iterator[ThreadPoolExecutor]:
+    """Threads for calls that last."""
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+
+
+def counted(response: httpx.Response) -> str:
+    """What the tool said: how often it has noted the token."""
+    assert response.status_code == 200, response.text
+    said = response.json()
+    assert said["ok"] is True, said
+    text: str = said["output"]["blocks"][0]["text"]
+    return text
+
+
+def left(waits: Future[httpx.Response]) -> None:
+    """A call whose gateway died: it has no answer."""
+    with pytest.raises(httpx.HTTPError):
+        waits.result(60)
+
+
+def stream(replicas: Replicas, gateway: Gateway, body: dict[str, Any]) -> Outcome:
+    """Call for an event stream, and read it to its end."""
+    with replicas.client(gateway, {"Accept": STREAM}) as http:
+        response = http.post("/probe/call", json=body)
+    assert response.status_code == 200, response.text
+    return parse(response.text)
+
+
+# -- calls with a key -----------------------------------------------------------------------------------------------
+
+
+def test_the_same_key_at_two_replicas_at_once_runs_once(replicas: Replicas, beside: ThreadPoolExecutor) -> None:
+    word = token()
+    calls = [
+        beside.submit(replicas.call, gateway, "hold", word, key=word)
+        for gateway in (replicas.a, replicas.b, replicas.a, replicas.b)
+    ]
+    replicas.begun(word)
+
+    replicas.folder.open_gate(word)
+
+    assert [counted(call.result(60)) for call in calls] == ["1"] * 4
+    assert replicas.folder.runs(word) == 1
+
+
+def test_a_key_is_answered_by_any_replica_and_with_another_body_refused(replicas: Replicas) -> None:
+    word = token()
+    first = replicas.call(replicas.a, "count", word, key=word)
+
+    again = [replicas.call(gateway, "count", word, key=word) for gateway in (replicas.b, replicas.a, replicas.b)]
+    other = replicas.call(replicas.b, "count", token(), key=word)
+
+    assert counted(first) == "1"
+    assert [answer.content for answer in again] == [first.content] * 3
+    assert replicas.folder.runs(word) == 1
+    assert other.status_code == 409
+    assert "another body" in other.text
+
+
+def test_a_call_that_runs_refuses_another_body_at_the_other_replica(
+    replicas: Replicas, beside: ThreadPoolExecutor
+) -> None:
+    word = token()
+    runs = beside.submit(replicas.call, replicas.a, "hold", word, key=word)
+    replicas.begun(word)
+
+    refused = replicas.call(replicas.b, "hold", token(), key=word)
+
+    replicas.folder.open_gate(word)
+    assert refused.status_code == 409
+    assert counted(runs.result(60)) == "1"
+
+
+def test_of_a_replica_that_is_killed_in_mid_call_the_outcome_is_unknown_and_it_never_runs_again(
+    mortal: Replicas, beside: ThreadPoolExecutor
+) -> None:
+    word = token()
+    cut = beside.submit(mortal.call, mortal.a, "hold", word, key=word)
+    mortal.begun(word)
+
+    mortal.a.kill()
+    left(cut)
+    after = [mortal.call(mortal.b, "hold", word, key=word) for _ in range(2)]
+    mortal.folder.open_gate(word)
+    later = mortal.call(mortal.b, "hold", word, key=word)
+
+    for answer in (*after, later):
+        assert answer.status_code == 410, answer.text
+        assert "the gateway that ran it was lost" in answer.text
+        assert "retry-after" not in answer.headers
+    assert mortal.folder.runs(word) == 1
+    fresh = token()
+    assert counted(mortal.call(mortal.b, "count", fresh, key=fresh)) == "1"  # the session goes on
+
+
+def test_of_a_replica_that_is_killed_after_the_call_the_outcome_is_there(mortal: Replicas) -> None:
+    word = token()
+    first = mortal.call(mortal.a, "count", word, key=word)
+
+    mortal.a.kill()
+    again = mortal.call(mortal.b, "count", word, key=word)
+    mortal.a.restart()
+    restarted = mortal.call(mortal.a, "count", word, key=word)
+
+    assert first.content == again.content == restarted.content
+    assert mortal.folder.runs(word) == 1
+
+
+def test_a_replica_that_stops_in_good_order_lets_the_call_end_and_leaves_its_outcome(
+    mortal: Replicas, beside: ThreadPoolExecutor
+) -> None:
+    word = token()
+    runs = beside.submit(mortal.call, mortal.a, "hold", word, key=word)
+    mortal.begun(word)
+    stops = beside.submit(mortal.a.stop)
+    attached = beside.submit(mortal.call, mortal.b, "hold", word, key=word)
+
+    mortal.folder.open_gate(word)
+
+    assert counted(runs.result(60)) == counted(attached.result(60)) == "1"
+    assert stops.result(60) == 0
+    assert counted(mortal.call(mortal.b, "hold", word, key=word)) == "1"
+    assert mortal.folder.runs(word) == 1
+
+
+def test_without_the_store_a_call_with_a_key_is_refused_and_one_without_goes_on(mortal: Replicas) -> None:
+    word, free = token(), token()
+    mortal.redis.stop()
+
+    refused = mortal.call(mortal.a, "count", word, key=word)
+    went_on = mortal.call(mortal.a, "count", free)
+    mortal.redis.start()
+
+    assert refused.status_code == 503
+    assert int(refused.headers["retry-after"]) >= 1
+    assert mortal.folder.runs(word) == 0
+    assert counted(went_on) == "1"
+
+    def taken() -> None:
+        assert counted(mortal.call(mortal.a, "count", word, key=word)) == "1"
+
+    eventually_now(taken)
+    assert mortal.folder.runs(word) == 1
+
+
+def test_a_store_that_lost_its_data_lets_no_call_run_again(mortal: Replicas, beside: ThreadPoolExecutor) -> None:
+    ran, runs = token(), token()
+    assert counted(mortal.call(mortal.a, "count", ran, key=ran)) == "1"
+    assert counted(mortal.call(mortal.b, "count", free := token(), key=free)) == "1"  # it knows the session
+    waits = beside.submit(mortal.call, mortal.a, "hold", runs, key=runs)
+    mortal.begun(runs)
+    mortal.redis.stop()
+    mortal.redis.start()
+
+    def answered() -> httpx.Response:
+        answer = mortal.call(mortal.b, "count", ran, key=ran)
+        assert answer.status_code != 503, answer.text
+        return answer
+
+    again = eventually_now(answered)
+    attached = beside.submit(mortal.call, mortal.b, "hold", runs, key=runs)
+    mortal.folder.open_gate(runs)
+
+    assert counted(again) == "1"
+    assert counted(attached.result(60)) == counted(waits.result(60)) == "1"
+    assert (mortal.folder.runs(ran), mortal.folder.runs(runs)) == (1, 1)
+
+
+# -- calls without a key --------------------------------------------------------------------------------------------
+
+
+def test_a_task_id_is_answered_by_the_other_replica_once_it_is_written(mortal: Replicas) -> None:
+    word = token()
+    body = {"name": "count", "input": {"token": word}}
+    first = stream(mortal, mortal.a, body)
+
+    def known() -> Outcome:
+        again = stream(mortal, mortal.b, body | {"task_id": first.task_id})
+        assert again.lines[-1] == first.lines[-1], again
+        return again
+
+    eventually_now(known)
+    mortal.a.kill()
+    assert known().task_id == first.task_id
+    assert mortal.folder.runs(word) == 1
+    unknown = mortal.call(mortal.b, "count", word, task_id="f" * 32)
+    assert unknown.json() == {"ok": False, "error": "unknown task_id", "reason": "unknown_task_id"}
+
+
+def test_a_task_id_of_a_call_that_runs_is_waited_for_at_the_other_replica(
+    replicas: Replicas, beside: ThreadPoolExecutor
+) -> None:
+    word = token()
+    told: Future[str] = Future()
+    cut = threading.Event()
+
+    def cut_stream() -> None:
+        body = {"name": "hold", "input": {"token": word}}
+        with (
+            replicas.client(replicas.a, {"Accept": STREAM}) as http,
+            http.stream("POST", "/probe/call", json=body) as response,
+        ):
+            lines = response.iter_lines()
+            while next(lines) != "event: task_id":
+                pass
+            told.set_result(next(lines).removeprefix("data: "))
+            cut.wait(60)
+
+    runs = beside.submit(cut_stream)
+    task_id = told.result(60)
+
+    def known() -> Future[httpx.Response]:
+        """Ask until the other replica knows the id: then it waits for the outcome."""
+        waits = beside.submit(replicas.call, replicas.b, "hold", word, task_id=task_id)
+        with contextlib.suppress(TimeoutError):
+            assert "unknown_task_id" not in waits.result(0.5).text
+        return waits
+
+    waits = eventually_now(known)
+    cut.set()
+    runs.result(60)
+    replicas.folder.open_gate(word)
+
+    assert counted(waits.result(60)) == "1"
+    assert replicas.folder.runs(word) == 1
+
+
+def test_the_end_of_a_session_forgets_its_calls(replicas: Replicas) -> None:
+    word = token()
+    assert counted(replicas.call(replicas.a, "count", word, key=word)) == "1"
+
+    assert replicas.post(replicas.b, "/delete").status_code == 200
+
+    def forgotten() -> None:
+        with redis.Redis(unix_socket_path=str(replicas.redis.socket), decode_responses=True) as store:
+            found = [key for key in store.scan_iter("*") if ":call" in key and ":call_replica:" not in key]
+        assert found == []
+
+    eventually_now(forgotten)

@@ -28,6 +28,7 @@ from gateway.backends.routed import RoutedBackend
 from gateway.backends.static import StaticBackend, none_known
 from gateway.catalog import Catalog, load_catalog
 from gateway.closing import Closer
+from gateway.core.call_ports import CallStore
 from gateway.core.errors import ConfigError, StoreUnavailable
 from gateway.core.model import CloseReason, Environment, Owner, Session, Setup, Wire, Worker
 from gateway.core.ports import Backend, Upstream
@@ -46,17 +47,21 @@ from gateway.observe.metrics import Metrics
 from gateway.peers import HttpPeers, default_peer_url
 from gateway.pool import LEAD_S, Pool
 from gateway.relay import Relay
+from gateway.rollover import Rollover
 from gateway.serving import BACKLOG, FRAME_MAX_BYTES, PING_S, BoundedHttp, BoundedSocket, Server, listen
 from gateway.sessions import Sessions
 from gateway.settings import Settings, inherited_environ, parse_keys
 from gateway.stores.memory import MemoryStore
+from gateway.stores.memory_calls import MemoryCallStore
 from gateway.stores.memory_tasks import MemoryTaskStore
 from gateway.stores.redis import RedisStore
+from gateway.stores.redis_calls import RedisCallStore
 from gateway.stores.redis_tasks import RedisTaskStore
-from gateway.tasks.registry import TaskRegistry, load_tasks
+from gateway.tasks.registry import TaskRegistry, load_tasks, read_splits
 from gateway.tasks.run_time import RunTimeTasks
 from gateway.tasks.signing import read_trusted
 from gateway.upstreams.areal.upstream import ArealUpstream
+from gateway.upstreams.calling.recorder import Recorder
 from gateway.upstreams.openenv.upstream import OpenEnvUpstream
 from gateway.upstreams.ors.own import OrsUpstream
 from gateway.upstreams.ors.stock import StockOrsUpstream
@@ -71,6 +76,10 @@ GC_THRESHOLD = 20_000
 """New containers between two collections of the youngest; Python's own is 700, some ten calls."""
 STATIC_WAIT_S = 30.0
 """How long a start waits for servers that somebody else runs."""
+IMAGES_WAIT_S = 5.0
+"""How long a start waits for the engine to say what images' names stand for; pulls go on behind."""
+LAG_EVERY_S = 0.1
+"""How often the event loop's lateness is measured."""
 PROBE_END_S = 30.0
 """The longest teardown that the trial of a task waits for."""
 _PROBER = Owner("(probe)")
@@ -91,6 +100,9 @@ class Gateway:
         self.catalog = catalog
         self.tasks = tasks
         self.is_draining = False
+        """Other replicas are to be asked; this one still serves what comes."""
+        self.is_closing = False
+        """The server has ended. Until then a socket may be closed, but none is refused a reset."""
         self.replica = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self.metrics = Metrics()
         self.relay = Relay()
@@ -106,15 +118,30 @@ class Gateway:
         shared = settings.store != "memory"  # else there are no other replicas
         me = settings.peer_url or default_peer_url(settings.host, port or settings.port)
         self.peers = HttpPeers(me if shared else "", secret)
-        self._stock = StockOrsUpstream(self.relay)
-        self._areal = ArealUpstream(self.relay)
-        self._openenv = OpenEnvUpstream(self.relay, self.peers, rebind=self._rebind, find=self.store.find)
+        self.call_store = make_call_store(settings, self.replica)
+        self.recorder = Recorder(self.call_store)
+        self._stock = StockOrsUpstream(self.relay, recorder=self.recorder)
+        self._areal = ArealUpstream(self.relay, recorder=self.recorder)
+        self._openenv = OpenEnvUpstream(
+            self.relay, self.peers, rebind=self._rebind, find=self.store.find, recorder=self.recorder
+        )
         upstreams: dict[Wire, Upstream] = {
             Wire.OWN: OrsUpstream(self.relay, secret=secret),
             Wire.ORS: self._stock,
             Wire.OPENENV: self._openenv,
             Wire.AREAL: self._areal,
         }
+        self.custom_tasks = CustomTaskFolders(settings.custom_tasks_dir, catalog)
+        self.custom_tasks.changed(offering(catalog))
+        self.rollover = Rollover(
+            catalog,
+            image_of=self.backend.prepare,
+            directory=None if settings.static_servers() and not settings.environments else settings.catalog_dir,
+            names=settings.environments,
+            local_only=settings.backend != "docker",
+            complete=self._completed,
+        )
+        self.rollover.changed(lambda: self.custom_tasks.follow(catalog))
         closer = Closer(store=self.store, upstreams=upstreams, metrics=self.metrics)
         self.sessions = Sessions(
             store=self.store, upstreams=upstreams, catalog=catalog, closer=closer, metrics=self.metrics
@@ -128,6 +155,10 @@ class Gateway:
             closer=closer,
             metrics=self.metrics,
             replica=self.replica,
+            remembered=self.sessions.remembered,
+            is_settled=self.rollover.is_settled,
+            may_start=self.rollover.may_start,
+            leads=self.rollover.ask_again,
         )
         self.audit = Audit(
             store=self.store,
@@ -139,8 +170,6 @@ class Gateway:
             replica=self.replica,
             lead_s=LEAD_S,
         )
-        self.custom_tasks = CustomTaskFolders(settings.custom_tasks_dir, catalog)
-        self.custom_tasks.changed(offering(catalog))
         self.app = self._door()
 
     @contextlib.asynccontextmanager
@@ -154,17 +183,28 @@ class Gateway:
             await self._start_store()
             await self.backend.check()
             await self.custom_tasks.look()  # before the audit: workers that the last gateway left are of that make
+            await self.rollover.look_images(timeout_s=IMAGES_WAIT_S)  # likewise
+            await self.pool.made_whole()
             await self.audit.once(ask=True)
             async with anyio.create_task_group() as group:
-                loops = (self.sessions.run, self.pool.run, self.audit.run, self.custom_tasks.run, self.run_time.run)
+                loops = (
+                    self.sessions.run,
+                    self.pool.run,
+                    self.audit.run,
+                    self.custom_tasks.run,
+                    self.rollover.run,
+                    self.run_time.run,
+                    self._watch_the_loop,
+                )
                 for loop in loops:
                     group.start_soon(loop)
                 yield
-                self.is_draining = True
+                self.is_draining = self.is_closing = True
                 await self.sessions.drain(self.settings.drain_s)
                 group.cancel_scope.cancel()
         finally:
             with anyio.CancelScope(shield=True):
+                await self.rollover.aclose()
                 if not self._workers_are_found_again:
                     # Servers that somebody else runs go on, and so do the sessions in them, if the store does.
                     is_kept = self.settings.store != "memory"
@@ -173,6 +213,8 @@ class Gateway:
                         await self.pool.stop_all(spare=static)
                 for upstream in (self._openenv, self._stock, self._areal):
                     await upstream.aclose()
+                await self.recorder.aclose()
+                await self.call_store.aclose()
                 await self.peers.aclose()
                 await self.relay.aclose()
                 await self.backend.aclose()
@@ -197,6 +239,25 @@ class Gateway:
                 await asyncio.sleep(1)
             else:
                 return
+
+    async def _completed(self, environment: Environment) -> Environment:
+        """Add to what an environment's file says what stands elsewhere, before it is offered.
+
+        Raises:
+            ConfigError: its tasks are wrong.
+        """
+        if self.catalog.offered(environment.name) is None:  # of one that is known tasks are read once, at the start
+            found = await asyncio.to_thread(read_splits, environment.tasks) if environment.tasks is not None else {}
+            self.tasks.offer(environment.name, found, environment.env_types)
+        return await self.custom_tasks.fill(environment)
+
+    async def _watch_the_loop(self) -> None:
+        """Measure how late the event loop is, until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            began_at = loop.time()
+            await asyncio.sleep(LAG_EVERY_S)
+            self.metrics.lag(max(0.0, loop.time() - began_at - LAG_EVERY_S))
 
     async def _known_workers(self) -> list[Worker]:
         loads = await self.store.load()
@@ -265,7 +326,7 @@ class Gateway:
             max_body_bytes=settings.max_body_bytes,
             admit=lambda environment, task: self.run_time.admit(task, environment.name),
             refresh=self.run_time.refresh,
-            is_draining=lambda: self.is_draining,
+            is_draining=lambda: self.is_closing,
         )
         peers = PeersFront(settings.read_secret(), self._openenv.serve)
         inside = by_first_segment(ors=ors, ops=ops, areal=areal, openenv=openenv, peers=peers)
@@ -311,6 +372,13 @@ def make_task_store(settings: Settings) -> TaskStore:
     if settings.store == "memory":
         return MemoryTaskStore()
     return RedisTaskStore(url=settings.store, prefix=settings.store_prefix)
+
+
+def make_call_store(settings: Settings, replica: str) -> CallStore:
+    """Where calls to foreign servers are recorded: beside the sessions."""
+    if settings.store == "memory":
+        return MemoryCallStore(replica=replica)
+    return RedisCallStore(url=settings.store, prefix=settings.store_prefix, replica=replica)
 
 
 def make_backend(settings: Settings, catalog: Catalog) -> Backend:
@@ -414,13 +482,21 @@ async def serve(settings: Settings) -> None:
         backlog=BACKLOG,
     )
     server = Server(config)
+    loop = asyncio.get_running_loop()
 
     def end() -> None:
-        server.force_exit = gateway.is_draining
+        if gateway.is_draining:  # told twice
+            server.force_exit = True
+            close()
+            return
         gateway.is_draining = True  # readiness turns first; then no new connection, then the calls end
+        logger.info("gateway_draining replica=%s notice_s=%g", gateway.replica, settings.drain_notice_s)
+        server.leave()
+        loop.call_later(settings.drain_notice_s, close)
+
+    def close() -> None:
         server.should_exit = True
 
-    loop = asyncio.get_running_loop()
     try:
         async with gateway.running():
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -430,7 +506,6 @@ async def serve(settings: Settings) -> None:
             _tame_the_collector()
             logger.info("gateway_ready url=http://%s:%s replica=%s", shown, port, gateway.replica)
             await server.serve(sockets=[listener])
-            logger.info("gateway_draining replica=%s", gateway.replica)
     finally:
         listener.close()
     logger.info("gateway_stopped replica=%s", gateway.replica)

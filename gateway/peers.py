@@ -177,6 +177,9 @@ _EXTRA: Mapping[type[GatewayError], Mapping[str, Callable[[object], object]]] = 
     errors.SessionClosed: {"reason": _text},
     errors.TaskInvalid: {"problems": _pairs},
     errors.TaskRateLimited: {"retry_after_s": _number},
+    errors.PoolExhausted: {"retry_after_s": _number},
+    errors.EnvironmentUnavailable: {"retry_after_s": _number},
+    errors.StartFailed: {"reason": _text},
     errors.WorkerFull: {"capacity": _whole},
     errors.UpstreamGone: {"sent": _flag},
 }

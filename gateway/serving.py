@@ -1,7 +1,7 @@
 """uvicorn with what it lacks.
 
 Bounds of a request's head in size and time, WebSockets that are closed between two frames and whose vanished clients
-are noticed, and an end that leaves time to clean up.
+are noticed, an end that is announced while requests are still taken, and one that leaves time to clean up.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from typing import Any, Final
 import uvicorn
 from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from uvicorn.server import ServerState
 
 from gateway.core.errors import ConfigError
 
@@ -35,9 +37,36 @@ PING_S: Final = 20.0
 generation are alive. That their machine is there, the kernel tells."""
 LOST_AFTER_S: Final = 60
 """How long a client's kernel may leave what we sent unacknowledged before the connection counts as lost."""
+STALL_S: Final = 20.0
+"""How long a client may leave a full write buffer (64 KiB) as it is."""
+GOING_AWAY: Final = 1001
+"""How a WebSocket is closed that this process leaves, and not its client."""
+CLOSE_S: Final = 2.0
+"""How long a client has to answer that; one whose loop is blocked does not."""
 
 _socket_log = logging.getLogger(f"{__name__}.websocket")
 _socket_log.setLevel(logging.WARNING)  # else each path and header is told, which may hold a key
+
+
+class _Stall:
+    """Ends a connection whose client does not read: what is written to it would wait for ever, and its session with it.
+
+    The kernel tells of a client that is gone; one that is stopped, or has forgotten us, acknowledges and reads nothing.
+    """
+
+    def __init__(self) -> None:
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, transport: asyncio.BaseTransport | None) -> None:
+        """The write buffer is full."""
+        if self._timer is None and isinstance(transport, asyncio.WriteTransport):
+            self._timer = asyncio.get_running_loop().call_later(STALL_S, transport.abort)
+
+    def end(self) -> None:
+        """It has room again, or the connection is over."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -45,6 +74,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._stall = _Stall()
         self._in_head = False
         self._head_bytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
@@ -60,10 +90,21 @@ class BoundedHttp(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the clock, and tell whoever works for this client."""
         self._stop_clock()
+        self._stall.end()
         super().connection_lost(exc)
         self.is_lost = True
         if self.on_lost is not None:
             self.on_lost()
+
+    def pause_writing(self) -> None:
+        """The client reads more slowly than it is written to."""
+        self._stall.begin(self.transport)
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        """It has caught up."""
+        self._stall.end()
+        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         """Parse, and count what belongs to a head that is not complete."""
@@ -88,6 +129,14 @@ class BoundedHttp(HttpToolsProtocol):
         self._in_head = False
         self._stop_clock()
         super().on_headers_complete()
+        if isinstance(self.server_state, _State) and self.server_state.is_leaving:
+            self.leave()
+
+    def leave(self) -> None:
+        """Let the answer that is not begun yet say that it is the last one on this connection."""
+        # One that is begun has told already that the connection stays, and its client may use it at once.
+        if self.cycle is not None and not self.cycle.response_started:
+            self.cycle.keep_alive = False
 
     def _on_slow_head(self) -> None:
         self._head_timer = None
@@ -120,6 +169,22 @@ class BoundedSocket(WebSocketsSansIOProtocol):
         self.conn.debug = False
         self._unanswered = 0
         self._is_ending = False
+        self._stall = _Stall()
+
+    def pause_writing(self) -> None:
+        """The client reads more slowly than it is written to."""
+        self._stall.begin(self.transport)
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        """It has caught up."""
+        self._stall.end()
+        super().resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the clock."""
+        self._stall.end()
+        super().connection_lost(exc)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Ask the kernel to tell when the client's machine is gone."""
@@ -137,21 +202,63 @@ class BoundedSocket(WebSocketsSansIOProtocol):
 
     async def send(self, message: ASGISendEvent) -> None:
         """Send, and close if that was what the end waited for."""
+        if self._is_ending and self.close_sent:
+            raise ClientDisconnected
         await super().send(message)
         if message["type"] == "websocket.send":
             self._unanswered -= 1
-            if self._is_ending and self._unanswered <= 0:
-                super().shutdown()
+            if self._is_ending and self._unanswered <= 0 and not self.transport.is_closing():
+                self._say_goodbye()
 
     def shutdown(self) -> None:
-        """Close with 1012, once the message that is being worked on is answered."""
+        """Close with 1001, once the message that is being worked on is answered.
+
+        So a client that gets no answer before it may send again elsewhere: what it sent was never begun.
+        """
         self._is_ending = True
-        if self._unanswered <= 0 or not self.handshake_complete:
+        if self.close_sent or not self.handshake_complete:
             super().shutdown()
+        elif self._unanswered <= 0:
+            self._say_goodbye()
+
+    def _say_goodbye(self) -> None:
+        # Not closed at once, as uvicorn does: with bytes of the client's unread the kernel would reset the connection,
+        # and the client might never read why.
+        self.stop_keepalive()
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": GOING_AWAY})
+        self.conn.send_close(GOING_AWAY)
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        self.close_sent = True  # from here on what comes is dropped
+        if self.read_paused:
+            self.read_paused = False
+            self.transport.resume_reading()
+        self.close_timer = self.loop.call_later(CLOSE_S, self.transport.close)
+
+
+class _State(ServerState):
+    """What all connections of a server see of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_leaving = False
 
 
 class Server(uvicorn.Server):
     """uvicorn without its own signal handling, which ends the process before what it served could be taken down."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.server_state = self._state = _State()
+
+    def leave(self) -> None:
+        """Go on taking connections and requests, and let each answer say that it is its connection's last one.
+
+        Clients that keep their connections thus come to another replica, if whoever sends them here asks ``/readyz``.
+        """
+        self._state.is_leaving = True
+        for connection in list(self._state.connections):
+            if isinstance(connection, BoundedHttp):
+                connection.leave()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

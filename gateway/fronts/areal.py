@@ -28,12 +28,10 @@ from gateway.core.errors import (
     InvalidRequest,
     SessionClosed,
     SessionError,
-    SessionFailed,
     SessionNotFound,
     StoreUnavailable,
     UnknownTask,
     UpstreamError,
-    UpstreamGone,
 )
 from gateway.core.model import (
     ActionType,
@@ -56,7 +54,7 @@ from gateway.fronts.areal_samples import find_sample, split_of
 from gateway.fronts.areal_shown import shown_of
 from gateway.fronts.areal_turns import Turns
 from gateway.fronts.asgi import Attended, BodyTooLarge, HungUp, drop_body, header, read_body, respond_json
-from gateway.fronts.errors import retry_after
+from gateway.fronts.errors import LOSSES, WorkerDied, retry_after, why_ended
 from gateway.observe.metrics import Tally
 from gateway.offers import Offer, Offers
 from gateway.sessions import Sessions
@@ -165,7 +163,7 @@ class ArealFront:
         # Empty segments do not count: clients of this API follow no redirect, not even for a slash at the end.
         match [segment for segment in path.split("/") if segment]:
             case ["areal", name, "api", *rest]:
-                environment = self._catalog.get(name)
+                environment = self._catalog.offered(name)
                 if environment is None:
                     known = ", ".join(known.name for known in self._catalog)
                     raise _Refusal(404, "unknown environment", f"there is no {name[:64]!r}; there are {known}")
@@ -267,13 +265,13 @@ class ArealFront:
             # Otherwise the task is ours, so the fault is too.
             raise UpstreamError(f"the environment refuses this sample: {error.detail}") from error
         except SessionError as error:
-            raise UpstreamGone(f"the worker was lost while the episode began: {error.detail}", sent=True) from error
+            raise _lost_at_start(error) from error
         try:
             return await self._sessions.prompt(asked.owner, episode, within_s=max(0.0, deadline - loop.time()))
         except BaseException as error:  # a cancellation too: the trainer hung up
             await self._undo(asked.owner, episode)
             if isinstance(error, SessionError):
-                raise UpstreamGone(f"the worker was lost while the episode began: {error.detail}", sent=True) from error
+                raise _lost_at_start(error) from error
             raise
 
     async def _undo(self, owner: Owner, episode: str) -> None:
@@ -295,13 +293,13 @@ class ArealFront:
                     left_s = max(0.0, deadline - loop.time())
                     result = await self._sessions.act(owner, episode, action, within_s=left_s, key=key or None)
                 except UpstreamError as error:
-                    is_told = isinstance(error, SessionFailed)
-                    await self._lose(owner, episode, CloseReason.SESSION_FAILED if is_told else CloseReason.WORKER_LOST)
+                    await self._lose(owner, episode, why_ended(error))
                     raise
                 except SessionClosed as error:
-                    if error.reason != CloseReason.WORKER_LOST.value:
+                    if error.reason not in LOSSES:
                         raise
-                    raise UpstreamGone("the worker died during this step; the episode is lost", sent=True) from error
+                    message = "the worker died during this step; the episode is lost"
+                    raise WorkerDied(message, reason=error.reason) from error
             if result is None:
                 raise HungUp
             if result.reason == "episode_finished":  # by a step whose reply, or whose end here, was lost
@@ -341,6 +339,12 @@ class ArealFront:
             raise SessionNotFound(episode)
 
 
+def _lost_at_start(error: SessionError) -> WorkerDied:
+    reason = error.reason if isinstance(error, SessionClosed) else ""
+    message = f"the worker was lost while the episode began: {error.detail}"
+    return WorkerDied(message, reason=reason if reason in LOSSES else CloseReason.WORKER_LOST.value)
+
+
 def _setup(environment: Environment, wish: Start, offer: Offer) -> Setup:
     seed: int | None = wish.seed
     if offer.is_images and "seed" in offer.spec and "seed" not in wish.config:
@@ -351,6 +355,7 @@ def _setup(environment: Environment, wish: Start, offer: Offer) -> Setup:
         config=dict(wish.config) or None,
         split=offer.worker_split,
         index=offer.worker_index,
+        of_split=offer.split,
     )
 
 

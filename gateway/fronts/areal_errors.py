@@ -18,16 +18,20 @@ from gateway.core.errors import (
     UpstreamTimeout,
 )
 from gateway.core.model import CloseReason
-from gateway.fronts.errors import AREAL_STATUS, status_of
+from gateway.fronts.errors import AREAL_STATUS, reason_of, status_of
 
 _GONE: Final = "never known here, cancelled, expired or already done"
 _REASONS: Final = {
     CloseReason.EXPIRED.value: "expired: idle for longer than the environment allows",
-    CloseReason.WORKER_LOST.value: "its environment was lost: the worker died, or did not answer in time",
+    CloseReason.WORKER_LOST.value: "its environment was lost: the worker died",
+    CloseReason.OUT_OF_MEMORY.value: "its environment was lost: the worker ran out of memory",
+    CloseReason.TIMEOUT.value: "its environment was lost: the worker did not answer a step in time",
     CloseReason.SESSION_FAILED.value: "its environment failed: what the episode needs in its worker broke",
 }
 _ENDS: Final = {
     CloseReason.WORKER_LOST.value: "environment_lost",
+    CloseReason.OUT_OF_MEMORY.value: "environment_lost",
+    CloseReason.TIMEOUT.value: "environment_lost",
     CloseReason.SESSION_FAILED.value: "environment_failed",
 }
 _TITLES: Final[dict[type[GatewayError], str]] = {
@@ -60,7 +64,8 @@ def error_reply(error: GatewayError, named: Mapping[str, str]) -> tuple[int, dic
         detail = _REASONS.get(error.reason, error.detail)
         word = _ENDS.get(error.reason, word)
     body = {"error": _nearest(_TITLES, error), **named, "detail": detail}
-    return status, body | {"status": word} if word else body
+    marks = {"status": word, "reason": reason_of(error)}
+    return status, body | {name: mark for name, mark in marks.items() if mark}
 
 
 def _nearest(table: Mapping[type[GatewayError], str], error: GatewayError) -> str:

@@ -1,14 +1,20 @@
-"""The one table from errors to HTTP statuses, looked up along the class's ancestry.
+"""What all fronts say of errors: their statuses, their reasons, and when to come again.
 
-Each front writes its protocol's own body. What the ORS front says otherwise stands in `ORS_STATUS`.
+The one table of HTTP statuses is looked up along the class's ancestry. Each front writes its protocol's own body; what
+the ORS front says otherwise stands in `ORS_STATUS`.
+
+A *reason* is one word that says which part failed, the same in every protocol: a program that counts lost episodes
+needs no sentence. What failed for its own sake (a tool, a setup, a bad request) has none.
 """
 
 from __future__ import annotations
 
 import math
 import random
+from typing import Final
 
 from gateway.core import errors
+from gateway.core.model import CloseReason
 
 STATUS: dict[type[errors.GatewayError], int] = {
     errors.GatewayError: 500,
@@ -32,6 +38,7 @@ STATUS: dict[type[errors.GatewayError], int] = {
     errors.PoolExhausted: 503,
     errors.EnvironmentUnavailable: 503,
     errors.StoreUnavailable: 503,
+    errors.NotLeading: 500,
     errors.UpstreamError: 502,
     errors.SessionFailed: 502,
     errors.WorkerFull: 503,
@@ -63,8 +70,31 @@ AREAL_STATUS: dict[type[errors.GatewayError], int] = {
 }
 """AReaL's clients know 200, 400, 404, 500, and 503 where nothing was begun for lack of room."""
 
-RETRY_AFTER_S = (1, 5)
-"""Integers, because the SDKs read nothing else; jittered, so that those refused together do not return together."""
+RETRY_AFTER_S: Final = (1, 5)
+"""Where nothing is known. Integers, because the SDKs read nothing else; jittered, so that those refused together do not
+return together."""
+RETRY_AFTER_JITTER: Final = 0.25
+"""An estimate is made longer by up to this share of it; never shorter: who comes too early waits in line again."""
+RETRY_AFTER_MAX_S: Final = 600
+"""An estimate of more is worth nothing."""
+
+REASONS: Final[dict[type[errors.GatewayError], str]] = {
+    errors.EnvironmentUnavailable: errors.EnvironmentUnavailable.code,
+    errors.UpstreamTimeout: CloseReason.TIMEOUT.value,
+    errors.UpstreamGone: CloseReason.WORKER_LOST.value,
+    errors.SessionFailed: CloseReason.SESSION_FAILED.value,
+}
+"""Of errors that do not bring their own, as ``SessionClosed`` does."""
+LOSSES: Final = frozenset((CloseReason.WORKER_LOST.value, CloseReason.OUT_OF_MEMORY.value))
+"""Reasons for which a worker ended."""
+
+
+class WorkerDied(errors.UpstreamGone):
+    """The worker ended while a request ran in it; ``reason``, one of `LOSSES`, is what the store says of it."""
+
+    def __init__(self, message: str, *, reason: str) -> None:
+        super().__init__(message, sent=True)
+        self.reason = reason
 
 
 def status_of(error: errors.GatewayError, *tables: dict[type[errors.GatewayError], int]) -> int:
@@ -76,8 +106,45 @@ def status_of(error: errors.GatewayError, *tables: dict[type[errors.GatewayError
     return 500
 
 
+def reason_of(error: errors.GatewayError) -> str:
+    """Which part failed, in one word; empty where none of ours did."""
+    if isinstance(error, (errors.SessionClosed, WorkerDied)):
+        return error.reason
+    return next((REASONS[kind] for kind in type(error).__mro__ if kind in REASONS), "")
+
+
+def why_ended(error: errors.UpstreamError) -> CloseReason:
+    """Why an episode ends in which a request ended with *error*; nobody knows any more what was done in it."""
+    reason = reason_of(error)
+    return CloseReason(reason) if reason else CloseReason.WORKER_LOST
+
+
+def told(error: errors.GatewayError) -> str:
+    """The sentence for the trainer, headed by its reason if there is one: for protocols that show one text."""
+    reason = reason_of(error)
+    if isinstance(error, errors.SessionClosed):
+        return f"{reason}: the session was closed"  # its own sentence ends with the reason
+    return f"{reason}: {error.detail}" if reason else error.detail
+
+
+def marks(error: errors.GatewayError) -> dict[str, str]:
+    """What stands in a JSON body for programs beside the sentence: ``code``, and ``reason`` if there is one."""
+    reason = reason_of(error)
+    return {"code": error.code, **({"reason": reason} if reason else {})}
+
+
+def retry_after_s(error: errors.GatewayError) -> int | None:
+    """In how many seconds a trainer should come again; None where that does not help."""
+    if isinstance(error, errors.TaskRateLimited):  # known, and no estimate
+        return math.ceil(error.retry_after_s) + random.randint(0, 1)
+    estimate_s = error.retry_after_s if isinstance(error, (errors.PoolExhausted, errors.EnvironmentUnavailable)) else 0
+    if estimate_s > 0:
+        jittered_s = min(estimate_s, RETRY_AFTER_MAX_S) * random.uniform(1, 1 + RETRY_AFTER_JITTER)
+        return min(RETRY_AFTER_MAX_S, math.ceil(jittered_s))
+    return random.randint(*RETRY_AFTER_S) if error.retryable else None
+
+
 def retry_after(error: errors.GatewayError) -> list[tuple[bytes, bytes]]:
     """The header that tells a trainer when to come again, where that helps."""
-    if isinstance(error, errors.TaskRateLimited):
-        return [(b"retry-after", str(math.ceil(error.retry_after_s) + random.randint(0, 1)).encode())]
-    return [(b"retry-after", str(random.randint(*RETRY_AFTER_S)).encode())] if error.retryable else []
+    seconds = retry_after_s(error)
+    return [] if seconds is None else [(b"retry-after", str(seconds).encode())]

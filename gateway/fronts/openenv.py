@@ -26,7 +26,7 @@ from gateway.core.errors import GatewayError
 from gateway.core.model import Environment, Owner
 from gateway.core.ports import Store
 from gateway.fronts.asgi import BodyTooLarge, HungUp, drop_body, respond_json
-from gateway.fronts.errors import status_of
+from gateway.fronts.errors import marks, retry_after, status_of
 from gateway.fronts.openenv_episodes import Admit, Episodes
 from gateway.fronts.openenv_frames import Refused
 from gateway.fronts.openenv_http import HttpRefusal, HttpRoutes
@@ -128,13 +128,16 @@ class OpenEnvFront:
             await respond_json(send, 422, {"detail": list(error.entries)})
         except Refused as refused:
             detail = list(refused.entries) or refused.message
-            await respond_json(send, refused.status, {"detail": detail, "code": refused.code.value})
+            body = {"detail": detail, "code": refused.code.value, **refused.marks}
+            again = refused.marks.get("retry_after_s")
+            extra = [] if again is None else [(b"retry-after", str(again).encode())]
+            await respond_json(send, refused.status, body, extra)
         except BodyTooLarge:
             await drop_body(receive)
             detail = f"the body exceeds {self._max_body_bytes} bytes"
             await respond_json(send, 413, {"detail": detail}, [(b"connection", b"close")])
         except GatewayError as error:
-            await respond_json(send, status_of(error), {"detail": error.detail})
+            await respond_json(send, status_of(error), {"detail": error.detail, **marks(error)}, retry_after(error))
         except Exception:  # protects the client: it gets a JSON body, and every other episode goes on
             logger.exception("openenv_broken path=%s", scope["path"])
             await respond_json(send, 500, {"detail": "a fault of the gateway"})
@@ -143,6 +146,6 @@ class OpenEnvFront:
         # Empty segments do not count: a base URL may end in a slash.
         match [segment for segment in path.split("/") if segment]:
             case ["openenv", name, *rest]:
-                return self._catalog.get(name), tuple(rest)
+                return self._catalog.offered(name), tuple(rest)
             case _:
                 return None, ()

@@ -24,7 +24,6 @@ import anyio
 from gateway.core.errors import (
     GatewayError,
     SessionClosed,
-    SessionFailed,
     SessionNotFound,
     StoreUnavailable,
     UpstreamError,
@@ -32,7 +31,8 @@ from gateway.core.errors import (
 )
 from gateway.core.model import Action, Block, CloseReason, Environment, EnvironmentName, Owner, Setup, StepResult
 from gateway.core.ports import Store
-from gateway.fronts.openenv_errors import NO_EPISODE, refusal
+from gateway.fronts.errors import why_ended
+from gateway.fronts.openenv_errors import NO_EPISODE, marks, refusal
 from gateway.fronts.openenv_frames import Code, Json, ListTools, Refused, ResetWish, ToolCall, validated
 from gateway.fronts.openenv_replies import (
     RESERVED,
@@ -142,6 +142,7 @@ class Episodes:
             split=chosen.split or "" if chosen.is_images else "",
             index=chosen.index if chosen.is_images else None,
             episode=wish.episode_id or "",
+            of_split=chosen.split or "",
         )
 
     async def step(self, owner: Owner, name: str, environment: Environment, data: Json) -> Json:
@@ -201,6 +202,16 @@ class Episodes:
                 return False
             return True
 
+    async def knows(self, owner: Owner, name: str, environment: Environment) -> bool:
+        """Whether there is an episode under *name*, or was one that we ended. Raises ``Refused`` if nobody can tell."""
+        async with self.refusing(environment, closes=False):
+            with contextlib.suppress(SessionClosed):
+                try:
+                    await self._sessions.find(owner, name)
+                except SessionNotFound:
+                    return False
+        return True
+
     async def end(self, owner: Owner, name: str) -> bool:
         """End the episode, if there is one; once begun it goes through, whatever becomes of who asked for it."""
         # Unshielded, an anyio scope that was cancelled would cancel each await of the cleanup again.
@@ -220,17 +231,16 @@ class Episodes:
     async def failed(self, owner: Owner, name: str, environment: Environment, error: GatewayError) -> Refused:
         """What a client is told whose request in an episode ended with *error*; the episode ends where it broke."""
         if isinstance(error, UpstreamTimeout):
-            await self._lose(owner, name, CloseReason.WORKER_LOST)
+            await self._lose(owner, name, CloseReason.TIMEOUT)
             step_s = environment.openenv.step_s
             message = f"the step exceeded its deadline of {step_s:g} s: the episode has ended; send reset to go on"
-            return Refused(Code.EXECUTION_ERROR, message, status=504)
+            return Refused(Code.EXECUTION_ERROR, message, status=504, **marks(error))
         if isinstance(error, UpstreamError):
             logger.warning("openenv_failed environment=%s error=%s", environment.name, error.detail)
-            is_told = isinstance(error, SessionFailed)
-            await self._lose(owner, name, CloseReason.SESSION_FAILED if is_told else CloseReason.WORKER_LOST)
+            await self._lose(owner, name, why_ended(error))
             refused = await refusal(error, environment, self._store)
             message = f"the episode has ended: {refused.message}; send reset to begin another one"
-            return Refused(Code.SESSION_ERROR, message, status=refused.status)
+            return Refused(Code.SESSION_ERROR, message, status=refused.status, **marks(error))
         if isinstance(error, SessionNotFound):
             return Refused(Code.SESSION_ERROR, NO_EPISODE, status=404)
         return await refusal(error, environment, self._store)

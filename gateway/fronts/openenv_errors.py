@@ -6,7 +6,6 @@ socket, and only what a stock server closes for closes here.
 
 from __future__ import annotations
 
-import math
 from typing import Final
 
 from gateway.core.errors import (
@@ -24,13 +23,15 @@ from gateway.core.errors import (
 )
 from gateway.core.model import CloseReason, Environment
 from gateway.core.ports import Store
-from gateway.fronts.errors import status_of
-from gateway.fronts.openenv_frames import Code, Refused, invalid
+from gateway.fronts.errors import reason_of, retry_after_s, status_of
+from gateway.fronts.openenv_frames import Code, Json, Refused, invalid
 
 NO_EPISODE: Final = "no episode is open on this connection: send reset first"
 _ENDED: Final = {
     CloseReason.EXPIRED.value: "it was idle for longer than the environment allows",
-    CloseReason.WORKER_LOST.value: "its environment was lost: the worker died, or did not answer in time",
+    CloseReason.WORKER_LOST.value: "its environment was lost: the worker died",
+    CloseReason.OUT_OF_MEMORY.value: "its environment was lost: the worker ran out of memory",
+    CloseReason.TIMEOUT.value: "its environment was lost: the worker did not answer a step in time",
     CloseReason.SESSION_FAILED.value: "its environment failed: what the episode needs in its worker broke",
     CloseReason.OPEN_FAILED.value: "its reset failed",
     CloseReason.SHUTDOWN.value: "the gateway went away together with its workers",
@@ -53,10 +54,13 @@ async def refusal(error: GatewayError, environment: Environment, store: Store) -
         return await full(error, environment, store)
     if isinstance(error, EnvironmentUnavailable):
         message = f"Environment factory {environment.name!r} failed to create instance. {error.detail}"
-        return Refused(Code.FACTORY_ERROR, message, status=status, closes=True, factory_name=environment.name)
+        return Refused(
+            Code.FACTORY_ERROR, message, status=status, closes=True, factory_name=environment.name, **marks(error)
+        )
     if isinstance(error, TaskRateLimited):
-        message = f"{error.detail}; again in {math.ceil(error.retry_after_s)} s"
-        return Refused(Code.EXECUTION_ERROR, message, status=status)
+        again = marks(error)
+        message = f"{error.detail}; again in {again['retry_after_s']} s"
+        return Refused(Code.EXECUTION_ERROR, message, status=status, **again)
     if isinstance(error, TaskInvalid):
         entries = [
             {"type": "value_error", "loc": ["data", "task", *_place(path)], "msg": message, "input": None}
@@ -69,7 +73,13 @@ async def refusal(error: GatewayError, environment: Environment, store: Store) -
         message = NO_EPISODE
     elif isinstance(error, SessionClosed):
         message = f"the episode has ended: {_ENDED.get(error.reason, error.reason)}; send reset to begin another one"
-    return Refused(code, message, status=status)
+    return Refused(code, message, status=status, **marks(error))
+
+
+def marks(error: GatewayError) -> Json:
+    """What stands in an error frame for programs: ``reason`` and ``retry_after_s``, where there are such."""
+    found = {"reason": reason_of(error) or None, "retry_after_s": retry_after_s(error)}
+    return {name: mark for name, mark in found.items() if mark is not None}
 
 
 async def full(error: PoolExhausted, environment: Environment, store: Store) -> Refused:
@@ -85,7 +95,13 @@ async def full(error: PoolExhausted, environment: Environment, store: Store) -> 
         f"({error.detail}; come again later, or raise max_workers)"
     )
     return Refused(
-        Code.CAPACITY_REACHED, message, status=status_of(error), closes=True, active_sessions=held, max_sessions=most
+        Code.CAPACITY_REACHED,
+        message,
+        status=status_of(error),
+        closes=True,
+        active_sessions=held,
+        max_sessions=most,
+        **marks(error),
     )
 
 

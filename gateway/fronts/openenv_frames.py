@@ -18,6 +18,9 @@ from gateway.fronts.asgi import dump
 Json = dict[str, Any]
 
 
+_MARKS: Final = ("reason", "retry_after_s")
+
+
 def _refuse_constant(word: str) -> NoReturn:
     raise ValueError(f"{word} is not JSON")
 
@@ -56,6 +59,11 @@ class Refused(Exception):
         """What is wrong, place by place, as pydantic says it; empty where it is no matter of places."""
         entries: Sequence[Mapping[str, Any]] = self.more.get("errors", ())
         return entries
+
+    @property
+    def marks(self) -> Json:
+        """What stands beside message and code over HTTP and JSON-RPC too: why it failed, and when to come again."""
+        return {name: self.more[name] for name in _MARKS if name in self.more}
 
 
 def invalid(entries: Sequence[Mapping[str, Any]], message: str = "Invalid message") -> Refused:

@@ -213,10 +213,10 @@ class Mcp:
         return await self._known(owner, environment, id) if id else None
 
     async def _known(self, owner: Owner, environment: Environment, id: object) -> str:
-        """The name of a session that was made here, or of one that its client named over HTTP and that is open."""
+        """The name of a session that was made here, or of one that its client named over HTTP and that has begun."""
         if isinstance(id, str):
             name = self._ids.name(id, owner, environment.name)
-            if name == id or await self._episodes.has(owner, name, environment):
+            if name == id or await self._episodes.knows(owner, name, environment):
                 return name
         raise _RpcError(INVALID_PARAMS, f"Unknown session_id: {str(id)[:SHOWN_CHARS]}")
 
@@ -231,4 +231,4 @@ RPC_BROKEN: Final = dump(_failed(None, INTERNAL_ERROR, "a fault of the gateway")
 def _as_rpc(refused: Refused) -> tuple[int, str, Json | None]:
     if refused.code in (Code.CAPACITY_REACHED, Code.FACTORY_ERROR):
         return SERVER_ERROR, refused.message, dict(refused.more)
-    return INTERNAL_ERROR, refused.message, None
+    return INTERNAL_ERROR, refused.message, refused.marks or None

@@ -19,8 +19,7 @@ import hashlib
 import json
 import logging
 import uuid
-from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote
 
 from starlette.types import Receive, Scope, Send
@@ -36,11 +35,12 @@ from gateway.core.errors import (
     UnknownEnvironment,
     UnknownTask,
     UpstreamError,
-    UpstreamGone,
+    UpstreamTimeout,
 )
 from gateway.core.model import Environment, Owner, Setup
 from gateway.core.ports import Exchange
 from gateway.environment_files import OPERATIONS, ROOT_ROUTES
+from gateway.exchanges import BusyExchange
 from gateway.fronts import sse
 from gateway.fronts.asgi import (
     Attended,
@@ -53,7 +53,8 @@ from gateway.fronts.asgi import (
     respond,
     respond_json,
 )
-from gateway.fronts.errors import ORS_STATUS, retry_after, status_of
+from gateway.fronts.errors import ORS_STATUS, marks, retry_after, status_of, told
+from gateway.fronts.ors_answers import ONCE, Answer, as_order
 from gateway.fronts.ors_bodies import (
     CreateSession,
     Unprocessable,
@@ -77,19 +78,7 @@ STARTING_PAUSE_S: Final = 0.5
 _POSTS = frozenset(("tasks", "num_tasks", "task", "task_range", "call", "score_group"))
 _ROOT_POSTS = frozenset(("create", "delete", "create_session", "delete_session", "ping"))
 _ABSENT = frozenset(("docs", "redoc", "openapi.json"))
-_ONCE = frozenset(("call", "score_group"))
-"""Operations that must not be repeated, and so never answer with a status >= 500."""
 _NO_SESSION = "Active environment not found"
-
-
-class _Answer(Exception):
-    """Ends a request with this answer."""
-
-    def __init__(self, status: int, detail: Any, extra: Sequence[tuple[bytes, bytes]] = ()) -> None:
-        super().__init__(detail)
-        self.status = status
-        self.detail = detail
-        self.extra = extra
 
 
 class OrsFront:
@@ -119,8 +108,8 @@ class OrsFront:
         """Answer one request; every error becomes the protocol's own body."""
         try:
             await self._dispatch(scope, receive, send)
-        except _Answer as answer:
-            await respond_json(send, answer.status, {"detail": answer.detail}, answer.extra)
+        except Answer as answer:
+            await respond_json(send, answer.status, answer.body, answer.extra)
         except Unprocessable as error:
             await respond_json(send, 422, {"detail": list(error.entries)})
         except BodyTooLarge:
@@ -130,28 +119,30 @@ class OrsFront:
         except HungUp:
             pass
         except GatewayError as error:
-            await respond_json(send, status_of(error, ORS_STATUS), {"detail": error.detail}, retry_after(error))
+            # What is wrong with a request is told in the reference servers' exact form.
+            body = {"detail": told(error), **({} if isinstance(error, InvalidRequest) else marks(error))}
+            await respond_json(send, status_of(error, ORS_STATUS), body, retry_after(error))
 
     # -- routes ---------------------------------------------------------------------------------------------------
 
     async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"].lstrip("/")
         if path.endswith("/"):
-            raise _Answer(307, "Temporary Redirect", [(b"location", _without_slash(scope))])
+            raise Answer(307, "Temporary Redirect", [(b"location", _without_slash(scope))])
         first, _, rest = path.partition("/")
         name = first.lower()
         if name in ROOT_ROUTES and not rest:
             await self._root(name, scope, receive, send)
-        elif (environment := self._catalog.get(name)) is not None and rest in OPERATIONS:
+        elif (environment := self._catalog.offered(name)) is not None and rest in OPERATIONS:
             await self._operation(first, environment, rest, scope, receive, send)
         elif name in OPERATIONS and not rest:
             await self._operation("", self._meant(scope), name, scope, receive, send)
         else:
-            raise _Answer(404, "Not Found")
+            raise Answer(404, "Not Found")
 
     async def _root(self, name: str, scope: Scope, receive: Receive, send: Send) -> None:
         if name in _ABSENT:
-            raise _Answer(404, "Not Found")
+            raise Answer(404, "Not Found")
         _require(scope, "POST" if name in _ROOT_POSTS else "GET")
         if name == "health":
             await respond_json(send, 200, {"status": "ok"})
@@ -193,13 +184,13 @@ class OrsFront:
                 try:
                     answer = await self._tasks.discover(name, environment, env_name, body, content_type)
                 except UnknownTask as error:
-                    raise _Answer(400, error.detail) from None
+                    raise Answer(400, error.detail) from None
                 await respond(send, 200, answer)
 
     def _meant(self, scope: Scope) -> Environment:
         """The environment that a request means which names none: by ``X-Deployment``, else the default one."""
         deployment = header(scope, b"x-deployment") or ""
-        return self._catalog.get(deployment.rstrip("/").rpartition("/")[2].strip()) or self._catalog.default
+        return self._catalog.offered(deployment.rstrip("/").rpartition("/")[2].strip()) or self._catalog.default
 
     # -- sessions -------------------------------------------------------------------------------------------------
 
@@ -208,7 +199,7 @@ class OrsFront:
         wish = parse_json(body) if body and is_json(header(scope, b"content-type")) else None
         if isinstance(wish, dict) and wish.get("env"):
             # Variables of a container need a container for this session alone; to drop them silently would be worse.
-            raise _Answer(400, "env_overrides are not supported here: pass secrets or task configuration instead")
+            raise Answer(400, "env_overrides are not supported here: pass secrets or task configuration instead")
         name = str(uuid.uuid4())
         accept = header(scope, b"accept") or ""
         if "application/json" in accept and "text/event-stream" not in accept:
@@ -233,12 +224,12 @@ class OrsFront:
             if self._pending is not None and self._pending.get(owner, sid) is not None:
                 raise SessionExists(sid)
             setup, task = await self._resolved(pending, pending.environment, scope, receive)
-        except (UnknownEnvironment, UnknownTask, InvalidRequest, _Answer):
+        except (UnknownEnvironment, UnknownTask, InvalidRequest, Answer):
             if await self._is_active(owner, sid):
-                raise _Answer(400, "Session already exists") from None
+                raise Answer(400, "Session already exists") from None
             raise
         except SessionExists:
-            raise _Answer(400, "Session already exists") from None
+            raise Answer(400, "Session already exists") from None
         async with Attended(scope, receive) as trainer:
             await self._admit(setup, pending.environment)
             try:
@@ -251,7 +242,7 @@ class OrsFront:
                     task=task,
                 )
             except SessionExists:
-                raise _Answer(400, "Session already exists") from None
+                raise Answer(400, "Session already exists") from None
             if trainer.left:
                 await self._sessions.close(owner, sid)
                 raise HungUp
@@ -265,7 +256,7 @@ class OrsFront:
         """
         environment: Environment | None
         if wish.env_name is not None:
-            environment = self._catalog.named(wish.env_name)
+            environment = self._catalog.wanted(wish.env_name)
         else:
             environment = self._meant(scope)
             by_reference = wish.task_spec is None
@@ -311,7 +302,7 @@ class OrsFront:
             try:
                 await self._sessions.touch(owner, sid)
             except (SessionNotFound, SessionClosed):
-                raise _Answer(404, _NO_SESSION) from None
+                raise Answer(404, _NO_SESSION) from None
         await respond_json(send, 200, {"status": "ok"})
 
     async def _delete(self, scope: Scope, send: Send) -> None:
@@ -343,24 +334,24 @@ class OrsFront:
     # -- operations in a session ----------------------------------------------------------------------------------
 
     async def _in_session(self, segment: str, name: str, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await read_body(scope, receive, self._max_body_bytes) if name in _ONCE else b""
+        body = await read_body(scope, receive, self._max_body_bytes) if name in ONCE else b""
         sid = _sid_after_json(scope, body)
         owner: Owner = scope["gateway.owner"]
         async with Attended(scope, receive):
             try:
                 if self._pending is not None:
-                    await self._bind(owner, sid, self._catalog.get(segment) or self._meant(scope))
+                    await self._bind(owner, sid, self._catalog.offered(segment) or self._meant(scope))
                 if segment and self._strict_paths:
                     await self._refuse_other_environment(owner, sid, segment)
                 await self._pass_on(owner, sid, name, scope, body, send)
             except SessionNotFound:
                 _refuse_malformed(scope, body)
-                raise _Answer(404, _NO_SESSION) from None
+                raise Answer(404, _NO_SESSION) from None
 
     async def _refuse_other_environment(self, owner: Owner, sid: str, segment: str) -> None:
         _, environment = await self._sessions.find(owner, sid)
         if environment.name != segment.lower():
-            raise _Answer(409, f"the session is one of environment {environment.name!r}, not of {segment!r}")
+            raise Answer(409, f"the session is one of environment {environment.name!r}, not of {segment!r}")
 
     async def _pass_on(self, owner: Owner, sid: str, name: str, scope: Scope, body: bytes, send: Send) -> None:
         loop = asyncio.get_running_loop()
@@ -370,7 +361,7 @@ class OrsFront:
             try:
                 exchange = await self._sessions.forward(owner, sid, name, body=body, headers=scope["headers"])
             except UpstreamError as error:
-                raise _as_order(error, name) from error
+                raise as_order(error, name) from error
             try:
                 if _is_starting(exchange) and loop.time() < deadline:
                     # Its setup runs, and nothing else did: not every SDK waits for that by itself.
@@ -381,25 +372,25 @@ class OrsFront:
             finally:
                 await exchange.aclose()
 
-    async def _copy(self, exchange: Exchange, name: str, send: Send, deadline: float) -> None:
+    async def _copy(self, exchange: BusyExchange, name: str, send: Send, deadline: float) -> None:
         kind = next((value for key, value in exchange.headers if key == b"content-type"), b"")
         if not kind.startswith(b"text/event-stream"):
             await self._copy_whole(exchange, name, send)
             return
-        passed = [*exchange.headers, (b"connection", b"keep-alive")]
-        await send({"type": "http.response.start", "status": exchange.status, "headers": passed})
+        await send({"type": "http.response.start", "status": exchange.status, "headers": list(exchange.headers)})
         try:
             async with asyncio.timeout_at(deadline):
                 async for chunk in exchange.chunks():
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
         except (GatewayError, TimeoutError) as error:
-            reason = (
-                error.detail if isinstance(error, GatewayError) else "the call took longer than its environment allows"
-            )
-            logger.warning("call_broken operation=%s error=%s", name, reason)
+            if isinstance(error, TimeoutError):
+                exchange.overran()
+            late = UpstreamTimeout("the call took longer than its environment allows")
+            text = told(error if isinstance(error, GatewayError) else late)
+            logger.warning("call_broken operation=%s error=%s", name, text)
             # The blank line ends an event that broke off in its middle.
             await send(
-                {"type": "http.response.body", "body": b"\r\n\r\n" + sse.event("error", reason), "more_body": True}
+                {"type": "http.response.body", "body": b"\r\n\r\n" + sse.event("error", text), "more_body": True}
             )
         await send({"type": "http.response.body", "body": b""})
 
@@ -407,23 +398,11 @@ class OrsFront:
         try:
             body = await exchange.read(MAX_ANSWER_BYTES)
         except UpstreamError as error:
-            raise _as_order(error, name) from error
-        may_have_run = name in _ONCE and exchange.status >= 500 and not _is_starting(exchange)
+            raise as_order(error, name) from error
+        may_have_run = name in ONCE and exchange.status >= 500 and not _is_starting(exchange)
         status = 410 if may_have_run else exchange.status
         passed = [pair for pair in exchange.headers if pair[0] in (b"content-type", b"retry-after", b"x-backend-state")]
         await respond(send, status, body, passed)
-
-
-def _as_order(error: UpstreamError, name: str) -> Exception:
-    """Say a worker's failure so that no SDK runs the step again.
-
-    Only where no byte had gone out it is 503: nothing ran, and the SDKs may come again.
-    """
-    if name not in _ONCE:
-        return error
-    if isinstance(error, UpstreamGone) and not error.sent:
-        return _Answer(503, error.detail, [(b"retry-after", b"1")])
-    return _Answer(410, f"{error.detail}; the call may have run")
 
 
 def _is_starting(exchange: Exchange) -> bool:
@@ -432,18 +411,18 @@ def _is_starting(exchange: Exchange) -> bool:
 
 def _require(scope: Scope, method: str) -> None:
     if scope["method"] != method:
-        raise _Answer(405, "Method Not Allowed", [(b"allow", method.encode())])
+        raise Answer(405, "Method Not Allowed", [(b"allow", method.encode())])
 
 
 def _sid(scope: Scope) -> str:
     values = {value.strip() for value in headers(scope, b"x-session-id")}
     if len(values) > 1:
-        raise _Answer(400, "X-Session-ID header is given twice")
+        raise Answer(400, "X-Session-ID header is given twice")
     sid = values.pop() if values else ""
     if not sid:
-        raise _Answer(400, "X-Session-ID header is required")
+        raise Answer(400, "X-Session-ID header is required")
     if len(sid) > MAX_SID_CHARS:
-        raise _Answer(400, f"X-Session-ID is longer than {MAX_SID_CHARS} characters")
+        raise Answer(400, f"X-Session-ID is longer than {MAX_SID_CHARS} characters")
     return sid
 
 
@@ -455,7 +434,7 @@ def _sid_after_json(scope: Scope, body: bytes) -> str:
     """The session's id; a malformed body is told first, as the reference servers do."""
     try:
         return _sid(scope)
-    except _Answer:
+    except Answer:
         _refuse_malformed(scope, body)
         raise
 

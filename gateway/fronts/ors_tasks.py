@@ -76,6 +76,7 @@ class OrsTasks:
             secrets=secrets,
             split=offer.worker_split,
             index=offer.worker_index,
+            of_split=offer.split,
         )
         return setup, task
 

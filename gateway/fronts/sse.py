@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+# No "connection: keep-alive", which HTTP/1.1 means anyway: a server that leaves says "close" there.
 HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
-    (b"connection", b"keep-alive"),
     (b"x-accel-buffering", b"no"),
 )
 

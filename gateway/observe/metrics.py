@@ -1,4 +1,8 @@
-"""Prometheus metrics. Labels are environments, reasons and outcomes: bounded sets, never ids."""
+"""Prometheus metrics. Labels are environments, reasons and outcomes: bounded sets, never ids.
+
+What the pool and the store tell (workers, slots, sizes, breakers) is shown by the replica that leads and by no other,
+so that a sum over replicas counts nothing twice.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,10 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from gateway.core.model import CloseReason, EnvironmentLoad, EnvironmentName, Summary, WorkerState
+from gateway.observe.outcomes import CALLS, CLAIMS, DEATHS, STARTS, bounded
 
 _CALL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+_LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +41,8 @@ class Metrics:
         self._starts = self._counter(
             "worker_starts", "Workers asked of the backend, by outcome.", "environment", "outcome"
         )
-        self._lost = self._counter("workers_lost", "Workers that died unasked.", "environment")
+        self._lost = self._counter("workers_lost", "Workers that died unasked, by reason.", "environment", "reason")
+        self._claims = self._counter("claims", "Openings that asked for a slot, by outcome.", "environment", "outcome")
         self._orphans = self._counter(
             "workers_orphaned", "Workers removed that the backend had and the store did not.", "environment"
         )
@@ -53,6 +60,36 @@ class Metrics:
         self._used = self._gauge("slots_used", "Slots that hold a session.", "environment")
         self._shown: set[EnvironmentName] = set()
         self._waiting = self._gauge("openings_waiting", "Openings that wait for a slot.", "environment")
+        self._claim_s = self._histogram(
+            "claim_seconds", "From asking for a slot to having or not having one.", _CALL_BUCKETS
+        )
+        self._hit_ratio = self._gauge(
+            "pool_hit_ratio", "Openings that got a slot at once, of all the store counted.", "environment"
+        )
+        self._arrival_rate = self._gauge("pool_arrival_rate", "Openings a second that are expected.", "environment")
+        self._start_expected_s = self._gauge(
+            "pool_start_seconds_expected", "How long a start is expected to take.", "environment"
+        )
+        self._warm_target = self._gauge("pool_warm_target", "Free slots that are kept ready.", "environment")
+        self._breaker = self._gauge("breaker_open", "1 while openings without a free slot fail at once.", "environment")
+        self._leader = self._gauge("leader", "1 in the replica that leads the control loop.")
+        self._whole = self._gauge("store_whole", "0 while the store is rebuilt after a loss of data.")
+        self._lag = Histogram(
+            "gateway_event_loop_lag_seconds",
+            "How late the event loop was.",
+            buckets=_LAG_BUCKETS,
+            registry=self._registry,
+        )
+        self._of_pool = (
+            self._workers,
+            self._used,
+            self._waiting,
+            self._hit_ratio,
+            self._arrival_rate,
+            self._start_expected_s,
+            self._warm_target,
+            self._breaker,
+        )
 
     def session_opened(self, environment: EnvironmentName, seconds: float) -> None:
         """Count an opened session that took *seconds*."""
@@ -72,23 +109,56 @@ class Metrics:
             self._reward.labels(environment).observe(summary.reward)
 
     def call_ended(self, environment: EnvironmentName, outcome: str, seconds: float) -> None:
-        """Count a call: ``ok``, ``broken`` (its worker failed) or ``left`` (its trainer hung up)."""
+        """Count a call; *outcome* is one of `outcomes.CALLS`, as `outcomes.call_outcome` finds it."""
         found = self._of_calls.get((environment, outcome))
         if found is None:  # looked up once: each step counts one
-            found = self._calls.labels(environment, outcome), self._call_s.labels(environment)
+            label = bounded(outcome, CALLS, "failed")
+            found = self._calls.labels(environment, label), self._call_s.labels(environment)
             self._of_calls[environment, outcome] = found
         found[0].inc()
         found[1].observe(seconds)
 
     def worker_started(self, environment: EnvironmentName, outcome: str, seconds: float) -> None:
-        """Count a start: ``ready`` or ``failed``."""
-        self._starts.labels(environment, outcome).inc()
+        """Count a start; *outcome* is one of `outcomes.STARTS`."""
+        self._starts.labels(environment, bounded(outcome, STARTS, "failed")).inc()
         if outcome == "ready":
             self._start_s.labels(environment).observe(seconds)
 
-    def worker_lost(self, environment: EnvironmentName) -> None:
-        """Count a worker that died unasked."""
-        self._lost.labels(environment).inc()
+    def worker_lost(self, environment: EnvironmentName, reason: str = CloseReason.WORKER_LOST.value) -> None:
+        """Count a worker that died unasked; *reason* is one of `outcomes.DEATHS`."""
+        self._lost.labels(environment, bounded(reason, DEATHS, DEATHS[0])).inc()
+
+    def claimed(self, environment: EnvironmentName, outcome: str, seconds: float) -> None:
+        """Count an opening that asked for a slot.
+
+        Args:
+            outcome: ``hit``: there was one at once; ``wait``: it got one later; ``refused``: it got none.
+            seconds: From asking to that.
+        """
+        self._claims.labels(environment, bounded(outcome, CLAIMS, "refused")).inc()
+        self._claim_s.labels(environment).observe(seconds)
+
+    def sized(self, environment: EnvironmentName, *, arrival_rate: float, start_s: float, warm: float) -> None:
+        """Show what the pool sizes itself by: openings a second, seconds a start takes, free slots that it keeps."""
+        self._arrival_rate.labels(environment).set(arrival_rate)
+        self._start_expected_s.labels(environment).set(start_s)
+        self._warm_target.labels(environment).set(warm)
+
+    def leads(self, is_leader: bool, *, is_whole: bool = True) -> None:
+        """Show whether this replica leads, and whether the store holds everything; both are learnt at once.
+
+        A replica that leads no more forgets what it showed of the pool.
+        """
+        self._leader.set(is_leader)
+        self._whole.set(is_whole)
+        if not is_leader and self._shown:
+            self._shown.clear()
+            for gauge in self._of_pool:
+                gauge.clear()
+
+    def lag(self, seconds: float) -> None:
+        """Note how late the event loop was."""
+        self._lag.observe(seconds)
 
     def worker_orphaned(self, environment: EnvironmentName) -> None:
         """Count a worker that was removed because nobody knew of it."""
@@ -109,6 +179,9 @@ class Metrics:
                 self._workers.labels(name, state.value).set(count)
             self._used.labels(name).set(sum(entry.used for entry in load.workers))
             self._waiting.labels(name).set(load.waiting)
+            self._breaker.labels(name).set(load.broken_s > 0)
+            if load.arrivals:
+                self._hit_ratio.labels(name).set(load.hits / load.arrivals)
 
     def exposition(self) -> bytes:
         """All of it in Prometheus' text format."""

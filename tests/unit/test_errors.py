@@ -9,7 +9,22 @@ import pytest
 
 from gateway.core import errors
 from gateway.core.errors import GatewayError
-from gateway.fronts.errors import AREAL_STATUS, ORS_STATUS, RETRY_AFTER_S, STATUS, retry_after, status_of
+from gateway.core.model import CloseReason
+from gateway.fronts.errors import (
+    AREAL_STATUS,
+    LOSSES,
+    ORS_STATUS,
+    RETRY_AFTER_S,
+    STATUS,
+    WorkerDied,
+    marks,
+    reason_of,
+    retry_after,
+    retry_after_s,
+    status_of,
+    told,
+    why_ended,
+)
 
 
 def tree(root: type[GatewayError] = GatewayError) -> list[type[GatewayError]]:
@@ -49,7 +64,9 @@ def test_every_error_has_a_row_of_its_own_in_the_table_of_statuses(kind: type[Ga
 def test_every_error_has_a_code_of_its_own(kind: type[GatewayError]) -> None:
     assert "code" in vars(kind)
     assert re.fullmatch(r"[a-z]+(_[a-z]+)*", kind.code)
-    assert [other.code for other in OURS].count(kind.code) == 1
+    sharing = {other for other in OURS if other.code == kind.code}
+    # One event, as the control loop meets it and as trainers hear of it.
+    assert sharing in ({kind}, {errors.StartFailed, errors.EnvironmentUnavailable})
 
 
 def test_the_tables_name_no_error_that_is_none() -> None:
@@ -137,7 +154,7 @@ def test_only_an_error_that_may_pass_says_when_to_come_again(kind: type[GatewayE
 def test_errors_that_may_pass_are_those_of_capacity_and_of_the_store() -> None:
     passing = {kind.code for kind in OURS if kind.retryable}
 
-    assert passing == {"pool_exhausted", "rate_limited", "environment_unavailable", "store_unavailable"}
+    assert passing == {"pool_exhausted", "rate_limited", "start_failed", "store_unavailable"}
 
 
 def test_a_task_that_fails_its_schema_tells_every_problem_and_where_it_is() -> None:
@@ -148,7 +165,7 @@ def test_a_task_that_fails_its_schema_tells_every_problem_and_where_it_is() -> N
 
 
 def test_an_error_without_a_sentence_shows_its_code() -> None:
-    assert errors.PoolExhausted().detail == "pool_exhausted"
+    assert errors.PoolExhausted("").detail == "pool_exhausted"
     assert errors.PoolExhausted("all are taken").detail == "all are taken"
 
 
@@ -156,3 +173,72 @@ def test_a_closed_session_tells_why() -> None:
     error = errors.SessionClosed("worker_lost")
 
     assert (error.reason, error.detail) == ("worker_lost", "the session was closed: worker_lost")
+
+
+def of(reason: CloseReason) -> errors.SessionClosed:
+    return errors.SessionClosed(reason.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        *((of(reason), reason.value) for reason in CloseReason),
+        (errors.UpstreamGone("it broke", sent=True), "worker_lost"),
+        (errors.UpstreamGone("it broke", sent=False), "worker_lost"),
+        (WorkerDied("it broke", reason="out_of_memory"), "out_of_memory"),
+        (errors.UpstreamTimeout("too slow"), "timeout"),
+        (errors.SessionFailed("no judge"), "session_failed"),
+        (errors.EnvironmentUnavailable("bad image"), "start_failed"),
+        (errors.UpstreamError("the setup failed"), ""),
+        (errors.PoolExhausted("no slot"), ""),
+        (errors.StoreUnavailable("no store"), ""),
+        (errors.InvalidRequest("no"), ""),
+        (errors.SessionNotFound("one"), ""),
+    ],
+)
+def test_what_failed_is_told_in_one_word(error: GatewayError, reason: str) -> None:
+    assert reason_of(error) == reason
+    assert marks(error) == {"code": error.code, **({"reason": reason} if reason else {})}
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (of(CloseReason.OUT_OF_MEMORY), "out_of_memory: the session was closed"),
+        (errors.UpstreamGone("it broke", sent=True), "worker_lost: it broke"),
+        (errors.UpstreamTimeout("too slow"), "timeout: too slow"),
+        (errors.UpstreamError("the setup failed"), "the setup failed"),
+    ],
+)
+def test_a_text_alone_begins_with_the_reason(error: GatewayError, text: str) -> None:
+    assert told(error) == text
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (errors.UpstreamGone("it broke", sent=True), CloseReason.WORKER_LOST),
+        (errors.UpstreamTimeout("too slow"), CloseReason.TIMEOUT),
+        (errors.SessionFailed("no judge"), CloseReason.SESSION_FAILED),
+        (errors.UpstreamError("nonsense"), CloseReason.WORKER_LOST),
+    ],
+)
+def test_an_episode_ends_for_the_reason_that_broke_its_step(error: errors.UpstreamError, reason: CloseReason) -> None:
+    assert why_ended(error) is reason
+
+
+@pytest.mark.parametrize("kind", [errors.PoolExhausted, errors.EnvironmentUnavailable])
+@pytest.mark.parametrize(
+    ("estimate_s", "least", "most"), [(0.01, 1, 1), (1.0, 1, 2), (7.2, 8, 9), (100.0, 100, 125), (9999.0, 600, 600)]
+)
+def test_an_estimate_is_told_in_whole_seconds_and_never_shortened(
+    kind: type[errors.PoolExhausted] | type[errors.EnvironmentUnavailable], estimate_s: float, least: int, most: int
+) -> None:
+    found = {retry_after_s(kind("later", retry_after_s=estimate_s)) for _ in range(200)}
+
+    assert all(seconds is not None and least <= seconds <= most for seconds in found)
+    assert len(found) > 1 or least == most or estimate_s < 10, "those refused together would return together"
+
+
+def test_losses_are_the_reasons_for_which_workers_end() -> None:
+    assert {CloseReason.WORKER_LOST.value, CloseReason.OUT_OF_MEMORY.value} == LOSSES

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from gateway.core import errors
 from gateway.core.model import (
     EnvironmentLoad,
     EnvironmentName,
@@ -15,6 +19,7 @@ from gateway.core.model import (
     WorkerState,
 )
 from gateway.observe.metrics import Metrics
+from gateway.observe.outcomes import CALLS, CLAIMS, STARTS, call_outcome, start_outcome
 
 MATH = EnvironmentName("math")
 
@@ -60,21 +65,27 @@ def test_episodes_are_counted_with_their_reasons_and_rewards() -> None:
 def test_calls_and_starts_are_counted_by_outcome() -> None:
     metrics = Metrics()
 
-    for outcome in ("ok", "ok", "broken", "left"):
+    for outcome in ("ok", "ok", "out_of_memory", "left", "no such outcome"):
         metrics.call_ended(MATH, outcome, 0.01)
     metrics.worker_started(MATH, "ready", 0.3)
     metrics.worker_started(MATH, "failed", 0.0)
+    metrics.worker_started(MATH, "timeout", 0.0)
     metrics.worker_lost(MATH)
+    metrics.worker_lost(MATH, "out_of_memory")
 
-    assert [value(metrics, "calls_total", environment="math", outcome=one) for one in ("ok", "broken", "left")] == [
-        2,
-        1,
-        1,
-    ]
-    assert value(metrics, "call_seconds_count", environment="math") == 4
+    counted = {one: value(metrics, "calls_total", environment="math", outcome=one) for one in CALLS}
+    assert {one: count for one, count in counted.items() if count} == {
+        "ok": 2,
+        "out_of_memory": 1,
+        "left": 1,
+        "failed": 1,
+    }
+    assert value(metrics, "call_seconds_count", environment="math") == 5
+    assert value(metrics, "worker_starts_total", environment="math", outcome="timeout") == 1
     assert value(metrics, "worker_starts_total", environment="math", outcome="failed") == 1
     assert value(metrics, "worker_start_seconds_count", environment="math") == 1
-    assert value(metrics, "workers_lost_total", environment="math") == 1
+    assert value(metrics, "workers_lost_total", environment="math", reason="worker_lost") == 1
+    assert value(metrics, "workers_lost_total", environment="math", reason="out_of_memory") == 1
 
 
 def test_workers_are_shown_by_state_with_their_slots_and_queue() -> None:
@@ -82,7 +93,8 @@ def test_workers_are_shown_by_state_with_their_slots_and_queue() -> None:
 
     metrics.loaded({MATH: load(WorkerState.READY, WorkerState.READY, WorkerState.STARTING, used=2, waiting=7)})
 
-    assert [value(metrics, "workers", environment="math", state=state.value) for state in WorkerState] == [1, 2, 0]
+    shown = {state: value(metrics, "workers", environment="math", state=state.value) for state in WorkerState}
+    assert {state: count for state, count in shown.items() if count} == {WorkerState.STARTING: 1, WorkerState.READY: 2}
     assert value(metrics, "slots_used", environment="math") == 6
     assert value(metrics, "openings_waiting", environment="math") == 7
 
@@ -106,4 +118,85 @@ def test_two_gateways_in_one_process_do_not_share_their_numbers() -> None:
 
     one.worker_lost(MATH)
 
-    assert value(other, "workers_lost_total", environment="math") is None
+    assert value(other, "workers_lost_total", environment="math", reason="worker_lost") is None
+
+
+def test_claims_are_counted_by_how_they_ended_with_the_time_they_took() -> None:
+    metrics = Metrics()
+
+    for outcome, seconds in (("hit", 0.0), ("wait", 3.0), ("refused", 9.0)):
+        metrics.claimed(MATH, outcome, seconds)
+
+    assert [value(metrics, "claims_total", environment="math", outcome=one) for one in CLAIMS] == [1, 1, 1]
+    assert value(metrics, "claim_seconds_sum", environment="math") == 12
+
+
+def test_what_the_pool_sizes_itself_by_is_shown() -> None:
+    metrics = Metrics()
+
+    metrics.sized(MATH, arrival_rate=2.5, start_s=0.4, warm=3)
+    metrics.loaded({MATH: replace(load(), arrivals=8, hits=6, broken_s=12.0)})
+    metrics.lag(0.02)
+
+    assert value(metrics, "pool_arrival_rate", environment="math") == 2.5
+    assert value(metrics, "pool_start_seconds_expected", environment="math") == 0.4
+    assert value(metrics, "pool_warm_target", environment="math") == 3
+    assert value(metrics, "pool_hit_ratio", environment="math") == 0.75
+    assert value(metrics, "breaker_open", environment="math") == 1
+    assert value(metrics, "event_loop_lag_seconds_count") == 1
+
+
+def test_a_replica_that_leads_no_more_forgets_what_it_showed_of_the_pool() -> None:
+    metrics = Metrics()
+    metrics.leads(True)
+    metrics.loaded({MATH: load(WorkerState.READY, used=2)})
+    assert value(metrics, "leader") == 1
+    assert value(metrics, "slots_used", environment="math") == 2
+
+    metrics.leads(False, is_whole=False)
+
+    assert (value(metrics, "leader"), value(metrics, "store_whole")) == (0, 0)
+    assert value(metrics, "slots_used", environment="math") is None
+    assert value(metrics, "workers", environment="math", state="ready") is None
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (asyncio.CancelledError(), "left"),
+        (TimeoutError(), "timeout"),
+        (errors.UpstreamTimeout("slow"), "timeout"),
+        (errors.UpstreamGone("gone", sent=True), "worker_lost"),
+        (errors.SessionFailed("no judge"), "session_failed"),
+        (errors.UpstreamError("nonsense"), "failed"),
+        (errors.CallConflict("another body"), "refused"),
+        (errors.SessionNotFound("one"), "ended"),
+        (errors.StoreUnavailable("away"), "failed"),
+        (ZeroDivisionError(), "failed"),
+        (errors.SessionClosed("out_of_memory"), "out_of_memory"),
+        (errors.SessionClosed("worker_lost"), "worker_lost"),
+        (errors.SessionClosed("timeout"), "timeout"),
+        (errors.SessionClosed("expired"), "ended"),
+        (errors.SessionClosed("operator"), "ended"),
+    ],
+)
+def test_what_ends_a_call_has_its_outcome(error: BaseException, outcome: str) -> None:
+    assert call_outcome(error) == outcome
+    assert outcome in CALLS
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (errors.StartFailed("bad image"), "failed"),
+        (errors.StartFailed("never ready", reason="timeout"), "timeout"),
+        (errors.StartFailed("too big", reason="out_of_memory"), "out_of_memory"),
+        (errors.StartFailed("odd", reason="never heard of"), "failed"),
+        (errors.BackendError("the engine is away"), "failed"),
+        (errors.UpstreamTimeout("slow"), "timeout"),
+        (ZeroDivisionError(), "failed"),
+    ],
+)
+def test_what_ends_a_start_has_its_outcome(error: BaseException, outcome: str) -> None:
+    assert start_outcome(error) == outcome
+    assert outcome in STARTS

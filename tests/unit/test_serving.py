@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
 import uvicorn
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.core.errors import ConfigError
 from gateway.fronts.asgi import respond
@@ -22,10 +22,13 @@ async def hello(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @asynccontextmanager
-async def served() -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A connection to a server that says hello."""
+async def served(
+    app: ASGIApp = hello, *, told: Callable[[Server], None] = lambda _: None
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A connection to a server that says hello; *told* is given the server."""
     listener = listen("127.0.0.1", 0)
-    server = Server(uvicorn.Config(hello, http=BoundedHttp, ws="none", lifespan="off", log_config=None))
+    server = Server(uvicorn.Config(app, http=BoundedHttp, ws="none", lifespan="off", log_config=None))
+    told(server)
     running = asyncio.create_task(server.serve(sockets=[listener]))
     reader, writer = await asyncio.open_connection(*listener.getsockname())
     try:
@@ -91,3 +94,52 @@ def test_an_address_in_use_is_a_clear_error() -> None:
             listen("127.0.0.1", taken.getsockname()[1])
     finally:
         taken.close()
+
+
+async def test_a_server_that_leaves_goes_on_taking_connections_and_each_answer_is_its_last_one() -> None:
+    servers: list[Server] = []
+    async with served(told=servers.append) as (reader, writer):
+        writer.write(b"GET / HTTP/1.1\r\nhost: h\r\n\r\n")
+        assert b"connection: close" not in await read(reader, b"hello")
+
+        servers[0].leave()
+        writer.write(b"GET / HTTP/1.1\r\nhost: h\r\n\r\n")
+        kept = await read(reader, b"hello")
+        new_reader, new_writer = await asyncio.open_connection(*writer.get_extra_info("peername"))
+        new_writer.write(b"GET / HTTP/1.1\r\nhost: h\r\n\r\n")
+        new = await read(new_reader, b"hello")
+
+        for answer, one in ((kept, reader), (new, new_reader)):
+            assert answer.startswith(b"HTTP/1.1 200")
+            assert answer.count(b"connection: close") == 1
+            async with asyncio.timeout(WAIT_S):
+                assert await one.read() == b""
+        new_writer.close()
+
+
+async def test_an_answer_that_had_begun_leaves_its_connection_and_one_that_had_not_does_not() -> None:
+    servers: list[Server] = []
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/late":
+            begun.set()
+            await go_on.wait()
+            await respond(send, 200, b"hello")
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"5")]})
+        begun.set()
+        await go_on.wait()
+        await send({"type": "http.response.body", "body": b"hello"})
+
+    for path, closes in ((b"/early", 0), (b"/late", 1)):
+        begun.clear()
+        go_on.clear()
+        async with served(slow, told=servers.append) as (reader, writer):
+            writer.write(b"GET " + path + b" HTTP/1.1\r\nhost: h\r\n\r\n")
+            async with asyncio.timeout(WAIT_S):
+                await begun.wait()
+            servers[-1].leave()
+            go_on.set()
+
+            assert (await read(reader, b"hello")).count(b"connection: close") == closes

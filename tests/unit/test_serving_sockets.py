@@ -15,6 +15,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from gateway.serving import FRAME_MAX_BYTES, LOST_AFTER_S, BoundedHttp, BoundedSocket, Server, listen
+from tests.fakes.eventually import until
 
 WAIT_S = 10.0
 
@@ -79,7 +80,7 @@ async def test_a_message_of_16_mib_is_taken_and_a_larger_one_closes_with_1009() 
     assert closed.value.rcvd.code == 1009
 
 
-async def test_the_end_waits_for_the_answer_that_is_being_worked_on_and_closes_with_1012() -> None:
+async def test_the_end_waits_for_the_answer_that_is_being_worked_on_and_closes_with_1001() -> None:
     app = Echo()
     async with asyncio.timeout(WAIT_S), served(app) as (server, url), connect(url) as busy, connect(url) as idle:
         await busy.send("wait")
@@ -94,7 +95,25 @@ async def test_the_end_waits_for_the_answer_that_is_being_worked_on_and_closes_w
             await busy.recv()
 
     assert answer == "4"
-    assert [closed.value.rcvd and closed.value.rcvd.code for closed in (first, second)] == [1012, 1012]
+    assert [closed.value.rcvd and closed.value.rcvd.code for closed in (first, second)] == [1001, 1001]
+
+
+async def test_a_message_that_comes_after_the_close_is_never_begun() -> None:
+    app = Echo()
+    async with asyncio.timeout(WAIT_S), served(app) as (server, url), connect(url) as client:
+        assert await asked(client, "x") == "1"
+        client.transport.pause_reading()  # its package answers a close as soon as it reads one
+
+        server.should_exit = True
+        await until(lambda: not server.servers or not server.servers[0].sockets)
+        await client.send("wait")
+        client.transport.resume_reading()
+        with pytest.raises(ConnectionClosed) as closed:
+            await client.recv()
+
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == 1001
+    assert not app.holds.is_set()
 
 
 async def test_no_log_shows_the_path_which_may_hold_a_key(caplog: pytest.LogCaptureFixture) -> None:

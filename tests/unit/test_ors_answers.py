@@ -1,0 +1,45 @@
+"""A worker's failure in ORS' words: a status is an order there, and one of 500 or more means "run it again"."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from gateway.core import errors
+from gateway.core.errors import UpstreamError
+from gateway.fronts.errors import ORS_STATUS, WorkerDied, status_of
+from gateway.fronts.ors_answers import ONCE, Answer, as_order
+
+FAILURES: list[tuple[UpstreamError, int, str]] = [
+    (errors.UpstreamGone("it broke", sent=True), 410, "worker_lost"),
+    (errors.UpstreamGone("nobody there", sent=False), 503, "worker_lost"),
+    (WorkerDied("it died", reason="out_of_memory"), 410, "out_of_memory"),
+    (errors.UpstreamTimeout("too slow"), 410, "timeout"),
+    (errors.SessionFailed("no judge"), 410, "session_failed"),
+    (errors.UpstreamError("nonsense"), 410, ""),
+]
+
+
+@pytest.mark.parametrize(("operation", "failure"), list(product(sorted(ONCE), FAILURES)), ids=lambda one: str(one)[:60])
+def test_what_may_have_run_is_never_an_order_to_run_it_again(
+    operation: str, failure: tuple[UpstreamError, int, str]
+) -> None:
+    error, status, reason = failure
+
+    answer = as_order(error, operation)
+
+    assert isinstance(answer, Answer)
+    assert (answer.status, answer.body.get("reason", "")) == (status, reason)
+    assert answer.body["code"] == error.code
+    assert answer.body["detail"].startswith(f"{reason}: {error.detail}" if reason else error.detail)
+    assert ("may have run" in answer.body["detail"]) is (status == 410)
+    assert [name for name, _ in answer.extra] == ([b"retry-after"] if status == 503 else [])
+
+
+@pytest.mark.parametrize("failure", FAILURES, ids=lambda one: str(one)[:60])
+def test_what_may_be_asked_again_keeps_its_own_status(failure: tuple[UpstreamError, int, str]) -> None:
+    error, _, _ = failure
+
+    assert as_order(error, "prompt") is error
+    assert status_of(error, ORS_STATUS) >= 500

@@ -19,7 +19,9 @@ from os_text import plain
 COMMAND_TIMEOUT_S = 30.0
 """AgentBench's limit for one command."""
 GRACE_S = 2.0
-"""How long an interrupted or killed command may take to give the shell back."""
+"""How long an interrupted or killed command may take to give the shell back, and a shell to say that it is ready."""
+PATIENCE_S = 15.0
+"""The same for a shell that waits for nothing but a processor: on a full machine it is late by no fault of its own."""
 OPEN_TIMEOUT_S = 10.0
 """For a login shell's profile scripts on a busy machine; usually some ten milliseconds."""
 MOST_OUTPUT_BYTES = 32 * 2**20
@@ -158,7 +160,7 @@ class Shell:
         terminal.silence()
         if not await _typed(terminal, f"{_SILENCE}{mark.line}\n"):
             return False
-        if await self._read(terminal, capture, timeout_s) is not _End.MARKED or capture.found is None:
+        if await self._answer(terminal, capture, timeout_s) is not _End.MARKED or capture.found is None:
             return False
         # Once more: a nested shell's line editor has restored what it found, which may have been an echo.
         terminal.silence()
@@ -174,19 +176,38 @@ class Shell:
             capture.marks.append(Mark())
             if not await _typed(terminal, f"\n{capture.marks[-1].line}\n"):
                 return _End.CLOSED
-            end = await self._read(terminal, capture, self._grace_s)
+            end = await self._answer(terminal, capture, self._grace_s)
             if end in (_End.MARKED, _End.CLOSED):
                 return end
         return _End.LATE
 
+    async def _answer(self, terminal: Terminal, capture: Capture, timeout_s: float) -> _End:
+        """Wait for a mark that the shell has nothing to do before, as `_read` does.
+
+        A shell that is late since the machine is full is waited for, up to `PATIENCE_S`: another one in its place would
+        lose the agent's directory and variables, and with them its reward.
+        """
+        clock = asyncio.get_running_loop().time
+        patient_until = clock() + PATIENCE_S
+        end = await self._read(terminal, capture, timeout_s)
+        while end is _End.LATE and clock() < patient_until and await self._is_runnable():
+            end = await self._read(terminal, capture, min(timeout_s, _WAIT_S))
+        return end
+
     async def _read(self, terminal: Terminal, capture: Capture, timeout_s: float) -> _End:
-        """Feed *capture* until one of its marks comes, the stream ends, time is up or there is too much."""
+        """Feed *capture* until one of its marks comes, the stream ends, time is up or there is too much.
+
+        What has come by then counts, even where this process was itself kept from looking until its time was up.
+        """
         clock = asyncio.get_running_loop().time
         deadline = clock() + timeout_s
         flooded_at = capture.seen_bytes + MOST_OUTPUT_BYTES
-        while (left_s := deadline - clock()) > 0:
+        is_last = False
+        while not is_last:
+            left_s = deadline - clock()
+            is_last = left_s <= 0
             try:
-                data = await terminal.read(_READ_BYTES, min(left_s, _WAIT_S))
+                data = await terminal.read(_READ_BYTES, max(0.0, min(left_s, _WAIT_S)))
             except TimeoutError:
                 data = b""
             if not data:
@@ -199,6 +220,18 @@ class Shell:
                 return _End.FLOODED
             await asyncio.sleep(0)  # bytes that are there are read without a wait: the other sessions' turn
         return _End.LATE
+
+    async def _is_runnable(self) -> bool:
+        """Say whether the shell that answered last runs, or waits for no more than a processor or a disk."""
+        if not self._pid:
+            return False
+        try:
+            told = await self._sandbox.read_file(f"/proc/{self._pid}/stat", max_bytes=512)
+        except Exception as error:
+            if not is_refusal(error):
+                raise
+            return False
+        return told.rpartition(b")")[2].split()[:1] in ([b"R"], [b"D"])
 
     async def _is_alive(self) -> bool:
         """Look for the shell's process: a job in the background holds the terminal open when the shell has ended."""

@@ -81,7 +81,7 @@ def test_where_the_bytes_are_cut_makes_no_difference(cuts: list[int], output: by
             break
 
     assert capture.found is not None
-    assert capture.output == output
+    assert capture.output == output.removesuffix(b"\r")  # with the mark's own newline that is one line end
 
 
 def test_what_is_kept_of_an_endless_output_is_bounded_and_its_mark_is_still_found() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -263,3 +265,53 @@ async def test_a_box_without_bash_says_that_there_is_no_shell(shell: Any) -> Non
 
     with pytest.raises(shells.ShellGone):
         await shell.run("echo x")
+
+
+class Kept:
+    """A sandbox on whose terminals the reading process is kept from its work for a moment after each line it types."""
+
+    def __init__(self, sandbox: Any, kept_s: float) -> None:
+        self._sandbox = sandbox
+        self._kept_s = kept_s
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sandbox, name)
+
+    async def terminal(self, *args: Any, **options: Any) -> Any:
+        return KeptTerminal(await self._sandbox.terminal(*args, **options), self._kept_s)
+
+
+class KeptTerminal:
+    """See `Kept`."""
+
+    def __init__(self, terminal: Any, kept_s: float) -> None:
+        self._terminal = terminal
+        self._kept_s = kept_s
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._terminal, name)
+
+    async def write(self, data: bytes) -> None:
+        # Before the typed line, so that its answer cannot have been read yet.
+        asyncio.get_running_loop().call_soon(time.sleep, self._kept_s)
+        await self._terminal.write(data)
+
+
+async def test_what_the_shell_said_counts_though_this_process_could_not_look_in_time(sandbox: Any) -> None:
+    shell = shells.Shell(Kept(sandbox, 0.5), command_timeout_s=AMPLE_S, grace_s=0.2)
+    await shell.open()
+    await shell.run("kept=here; cd /tmp")
+
+    output = await shell.run("echo $kept $PWD")
+
+    assert (output.text, output.status, output.notice) == ("here /tmp\n", 0, "")
+
+
+async def test_a_shell_that_has_had_no_processor_is_waited_for_and_not_replaced(sandbox: Any) -> None:
+    shell = shells.Shell(sandbox, command_timeout_s=AMPLE_S, grace_s=0.01)
+    await shell.open()
+    await shell.run("kept=here; trap 'for ((i = 0; i < 50000; i++)); do :; done' DEBUG")  # works before it answers
+
+    output = await shell.run("echo $kept")
+
+    assert (output.text, output.notice) == ("here\n", "")

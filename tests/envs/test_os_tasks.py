@@ -127,6 +127,16 @@ async def test_the_reference_solves_each_task_and_wrong_and_empty_ones_do_not(wo
         assert await played(worker, task, task["reference"]) is True, task["id"]
 
 
+async def test_a_process_that_was_stopped_and_had_no_processor_yet_to_end_counts_as_stopped(worker: Any) -> None:
+    task = BY_TEMPLATE["stop-process"][0]
+    (named,) = re.findall(r"A program called (\w+) is running", task["instruction"])
+    # In place of one that waits for its last moment on a full machine: one that works for a second and ends.
+    ending = f"/tmp/{named} -c 'while ((SECONDS < 2)); do :; done' > /dev/null 2>&1 &"
+    solution = {"commands": [f"pkill -x {named}; cp /bin/bash /tmp/{named}; {ending}"], "answer": None}
+
+    assert await played(worker, task, solution) is True
+
+
 async def played(worker: Any, task: dict[str, Any], solution: dict[str, Any]) -> bool:
     """Play *solution*; where its commands print an answer, it is the one that it names."""
     episode = await worker.open(problems.Problem.read(task), seed=1)

@@ -343,7 +343,22 @@ async def test_the_list_of_sessions(start: Start) -> None:
         "state": "ready",
         "busy": False,
         "steps": 1,
+        "note": "",
     }
+
+
+async def test_a_note_is_kept_with_its_session(start: Start) -> None:
+    server = await start(MathEnv)
+    wish = {"env_name": "mathenv", "task_spec": {"id": "t1"}}
+
+    first = await server.ask("POST", "/create", sid="s1", body=wish, headers={"X-Session-Note": "lease 1"})
+    again = await server.ask("POST", "/create", sid="s1", body=wish, headers={"X-Session-Note": "lease 2"})
+    refused = await server.ask("POST", "/create", sid="s2", body=wish, headers={"X-Session-Note": "x" * 8193})
+
+    assert (first.status, again.status, refused.status) == (200, 200, 400)
+    assert "x-session-note" in refused.json["detail"]
+    rows = (await server.ask("GET", "/sessions")).json["sessions"]
+    assert [(row["sid"], row["note"]) for row in rows] == [("s1", "lease 2")]
 
 
 async def test_task_tools_come_after_the_shared_ones(start: Start) -> None:

@@ -102,4 +102,4 @@ def test_a_hardened_container_opens_sandboxes(box: Box, tmp_path: Path) -> None:
     assert (facts["bomb"], facts["hog"], facts["after"]) == ("pids", "memory", "fine")
 
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.parallel]

@@ -27,6 +27,9 @@ from .waits import SETUP_WAIT_S, starting
 
 _HEX = re.compile(rb"[0-9a-fA-F]{16,256}")
 
+NOTE_MAX = 8192
+"""Bytes of ``x-session-note``, which a session keeps for who created it."""
+
 
 class Target(NamedTuple):
     """Where a request goes."""
@@ -225,7 +228,10 @@ class Routes:
         sid = _sid(target.request)
         secrets = target.request.text(b"x-secrets")
         digest = hash((target.request.body, secrets))
-        session = self._sessions.create(sid, bodies.create_of(value), digest=digest, secrets_header=secrets)
+        note = target.request.text(b"x-session-note") or ""
+        if len(note) > NOTE_MAX:
+            raise Refused(400, f"x-session-note is longer than {NOTE_MAX} bytes")
+        session = self._sessions.create(sid, bodies.create_of(value), digest=digest, secrets_header=secrets, note=note)
         return _created(session) if session.opened.is_set else self._held(session, _created_later(session))
 
     def _ping(self, target: Target) -> Response:

@@ -59,13 +59,15 @@ class Sandboxing:
         """Wait for the attempt that is under way, or make another one.
 
         Raises:
-            Refused: 500, there are no sandboxes; the detail says why and what to do.
+            Refused: 500, there are no sandboxes; the detail says why and what to do. 503, the server is ending.
         """
         if self.is_ready:
             return
         attempt = self._begin()
         await asyncio.wait((attempt, self._stopped), return_when=asyncio.FIRST_COMPLETED)
-        refusal = attempt.result() if attempt.done() else "the server is shutting down"
+        if not attempt.done() or self._stopped.done():
+            raise Refused(503, "the server is shutting down")
+        refusal = attempt.result()
         if refusal:
             raise Refused(500, f"no sandboxes: {refusal}")
 

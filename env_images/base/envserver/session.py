@@ -117,6 +117,7 @@ class Session:
         "is_torn_down",
         "kind",
         "messages_json",
+        "note",
         "open_refusal",
         "opened",
         "place",
@@ -150,6 +151,8 @@ class Session:
         self.seed = seed
         self.config: Json = config or {}
         self.place = Place(kind.place if kind.shares_lane else None)
+        self.note = ""
+        """What who created it wants to read again in the list of sessions, which outlives the memory of who asks."""
         # The episode.
         self.task: Task | None = None
         self.environment: Environment | None = None
@@ -236,6 +239,7 @@ class Session:
             "busy": self.is_busy,
             "steps": self.steps,
             "idle_s": 0.0 if self.is_busy else round(now - self.used_at, 3),
+            "note": self.note,
         }
 
 

@@ -93,11 +93,12 @@ class Sessions:
 
     # -- opening
 
-    def create(self, sid: str, body: Create, *, digest: int, secrets_header: str | None) -> Session:
+    def create(self, sid: str, body: Create, *, digest: int, secrets_header: str | None, note: str = "") -> Session:
         """Begin a session; its ``opened`` tells when ``/create`` can be answered.
 
         Args:
             digest: of the request, secrets and all; a retry with the same one gets the session that there is.
+            note: is kept with the session and shown in the list of sessions; that of the last retry holds.
 
         Raises:
             Refused: 400, 404 or 429; no session was made.
@@ -106,6 +107,7 @@ class Sessions:
         if existing is not None:
             if existing.digest != digest:
                 raise Refused(400, "Session already exists")
+            existing.note = note
             return existing
         kind = self._kind(body.env_name)
         if body.split is not None:
@@ -120,6 +122,7 @@ class Sessions:
         session = Session(
             sid, kind, serial=self._serial, digest=digest, seed=seed, config=body.config, now=self._clock()
         )
+        session.note = note
         self._open[sid] = session
         self._begin(session, body, secrets)
         return session

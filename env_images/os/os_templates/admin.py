@@ -175,13 +175,16 @@ def stop_process(random: Random) -> Draft:
     folder, (leak, steady) = random.choice(FOLDERS), words(random, 2)
     kept = random.randint(1, 3)
     alive = "ps -C {0} -o stat= | grep -vc Z"
+    # One that was sent its end and had no processor since is as good as gone: it can be told by its state from those
+    # that sleep on, so that a wrong solution is not waited for.
+    settled = f"for try in $(seq 200); do ps -C {leak} -o stat= | grep -q '^[RD]' || break; sleep 0.05; done"
     return Draft(
         f"A program called {leak} is running and must be stopped. Stop all of its processes, and leave those of "
         f"{steady} "
         "running. Then finish.",
         (_started(folder, shuffled(random, [leak] * random.randint(1, 3) + [steady] * kept)),),
         ("ps -eo pid,comm", f"pkill -x {leak}"),
-        state=({"code": f"{alive.format(leak)}; {alive.format(steady)}; true"}, {"equals": f"0\n{kept}"}),
+        state=({"code": f"{settled}\n{alive.format(leak)}; {alive.format(steady)}; true"}, {"equals": f"0\n{kept}"}),
         wrong_commands=(f"pkill -x {steady}",),
         live=True,
     )

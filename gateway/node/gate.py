@@ -87,8 +87,8 @@ class Gate:
                 must be a folder, and no link, that nobody but its owner can write to; which holds only where the
                 gateway cannot write there, as above.
         """
-        self._rules = rules
-        self._volumes = rules.volumes | frozenset(filter(None, (socket_volume, custom_tasks_volume)))
+        self._own_volumes = frozenset(filter(None, (socket_volume, custom_tasks_volume)))
+        self.take(rules)
         self._custom_tasks = custom_tasks_view.absolute() if custom_tasks_view is not None else None
         self._folders = SocketFolders(socket_view.absolute(), mode=0o777) if socket_view is not None else None
         self._creating = 0
@@ -120,6 +120,11 @@ class Gate:
             logger.warning("gate_engine_silent error=%r", error)
             found = answer(HTTPStatus.SERVICE_UNAVAILABLE, {"message": f"the engine does not answer: {error!r}"})
         await found(receive, send)
+
+    def take(self, rules: Rules) -> None:
+        """Let what may be created be as *rules* say from now on."""
+        self._rules = rules
+        self._volumes = rules.volumes | self._own_volumes
 
     async def check(self) -> None:
         """Raise ``BackendError`` with what to do if the engine does not answer, or the folders are not safe."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from http import HTTPStatus
 
@@ -12,6 +13,7 @@ from gateway.core.errors import BackendError
 from gateway.node.gate import Gate, engine_client
 from gateway.node.rules import Rules
 from gateway.node.serve import serve_gate
+from gateway.rollover import Rollover
 from gateway.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -36,17 +38,20 @@ async def run_node(settings: Settings, catalog: Catalog, *, makes_folders: bool 
     custom_tasks_root = str(settings.custom_tasks_dir.absolute()) if settings.custom_tasks_dir is not None else ""
     if settings.custom_tasks_volume is not None:
         custom_tasks_root = await mountpoint(settings.node_engine, settings.custom_tasks_volume)
-    rules = Rules.of(
-        catalog,
-        instance=settings.instance,
-        socket_root=socket_root,
-        custom_tasks_root=custom_tasks_root,
-        max_containers=settings.node_max_containers,
-        forwarder_image=settings.forwarder_image,
-    )
+
+    def rules() -> Rules:
+        return Rules.of(
+            catalog,
+            instance=settings.instance,
+            socket_root=socket_root,
+            custom_tasks_root=custom_tasks_root,
+            max_containers=settings.node_max_containers,
+            forwarder_image=settings.forwarder_image,
+        )
+
     gate = Gate(
         engine=settings.node_engine,
-        rules=rules,
+        rules=rules(),
         socket_volume=settings.socket_volume,
         socket_view=settings.socket_dir if makes_folders else None,
         custom_tasks_volume=settings.custom_tasks_volume,
@@ -54,7 +59,15 @@ async def run_node(settings: Settings, catalog: Catalog, *, makes_folders: bool 
     )
     await gate.check()
     logger.info("gate_ready socket=%s environments=%d socket_root=%s", settings.node_socket, len(catalog), socket_root)
-    await serve_gate(gate, settings.node_socket)
+    # Its own look at the files, not the gateway's word: one that is taken over must not widen its own rules.
+    rollover = Rollover(catalog, directory=settings.catalog_dir, names=settings.environments)
+    rollover.changed(lambda: gate.take(rules()))
+    watching = asyncio.ensure_future(rollover.run())
+    try:
+        await serve_gate(gate, settings.node_socket)
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
 
 
 async def mountpoint(engine: str, volume: str) -> str:

@@ -183,6 +183,7 @@ class Pool:
                 await self.tick()
             except StoreUnavailable as error:
                 logger.warning("store_unavailable during=tick error=%s", error)
+                self._rebuilding.begin_anew()
             except NotLeading:
                 logger.warning("lead_lost replica=%s", self._replica)
             except Exception:  # protects every environment: without this loop nothing starts or expires
@@ -219,7 +220,7 @@ class Pool:
             logger.info("lead_taken replica=%s fence=%s", self._replica, self._lead.fence)
             self._leads()
         if self._lead.is_whole:
-            self._rebuilding.is_whole()
+            self._rebuilding.begin_anew()
             return True
         await self._rebuilding.hand_in()
         if self._lead.fence and (self._rebuild is None or self._rebuild.done()):

@@ -73,8 +73,8 @@ class Rebuilding:
         self._handed_in: set[str] = set()
         """Leases that the store has again."""
 
-    def is_whole(self) -> None:
-        """Forget what was handed in: the next loss begins anew."""
+    def begin_anew(self) -> None:
+        """Forget what was handed in: the store is whole, or went away once more."""
         self._handed_in.clear()
 
     async def hand_in(self) -> None:

@@ -113,7 +113,8 @@ class Pool:
         self._lead = Lead(0)
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping: set[WorkerId] = set()
-        self._waking: set[WorkerId] = set()
+        self._changing: set[WorkerId] = set()
+        """Workers that are being paused or woken: one that is wanted is woken when it is paused, not in the middle."""
         self._rebuild: asyncio.Task[None] | None = None
         self._demands: dict[EnvironmentName, Demand] = {}
         self._looked_at: float | None = None
@@ -160,11 +161,12 @@ class Pool:
             self._looked_at = None
             return bool(self._lead.fence)
         await self._expiry.turn()
+        own = self._starts.ids()  # before the look: one that ends in the meantime still starts in `loads`
         loads = await self._store.load()
         self._metrics.loaded(loads)
         self._look(loads)
         for environment in self._catalog.all():
-            await self._apply(environment, loads.get(environment.name, EnvironmentLoad()))
+            await self._apply(environment, loads.get(environment.name, EnvironmentLoad()), own)
         await self._drop_strangers(loads)
         return True
 
@@ -229,10 +231,12 @@ class Pool:
 
     async def _rebuilt(self, fence: int) -> None:
         try:
-            await self._rebuilding.lead(fence, spare=self._starts)
+            await self._rebuilding.lead(fence, spare=self._starts.ids() | self._stopping)
         except (StoreUnavailable, NotLeading, BackendError) as error:
             logger.warning("store_not_rebuilt error=%s", error)  # the next turn tries again
-        self._woken.set()
+            await asyncio.sleep(TICK_S)
+        else:
+            self._woken.set()
 
     # -- what is expected -----------------------------------------------------------------------------------------
 
@@ -252,7 +256,7 @@ class Pool:
 
     # -- workers --------------------------------------------------------------------------------------------------
 
-    async def _apply(self, environment: Environment, load: EnvironmentLoad) -> None:
+    async def _apply(self, environment: Environment, load: EnvironmentLoad, own: Container[WorkerId]) -> None:
         name, fence = environment.name, self._lead.fence
         wanted = plan(
             environment.pool,
@@ -269,25 +273,28 @@ class Pool:
             await self._store.drain_worker(id, only_if_idle=True, fence=fence)
             self._woken.set()
         for id in wanted.pause:
-            if await self._store.pause_worker(id, fence=fence):
+            if id not in self._changing and await self._store.pause_worker(id, fence=fence):
+                self._changing.add(id)
                 self._spawn(self._pause(id, name))
         for id in wanted.wake:
-            if id not in self._waking:
-                self._waking.add(id)
+            if id not in self._changing:
+                self._changing.add(id)
                 self._spawn(self._wake(id, name))
         for id in wanted.stop:
             self._stop_soon(id, name, "idle")
-        await self._end_abandoned(load, name, fence)
+        await self._end_abandoned(load, name, own, fence)
         is_tried = not wanted.start and self._starts.wants_trial(name, load)
         if (wanted.start or is_tried) and not self._starts.is_put_off(name) and self._may_start(name):
             for _ in range(wanted.start or 1):
                 await self._begin_start(environment)
 
-    async def _end_abandoned(self, load: EnvironmentLoad, name: EnvironmentName, fence: int) -> None:
+    async def _end_abandoned(
+        self, load: EnvironmentLoad, name: EnvironmentName, own: Container[WorkerId], fence: int
+    ) -> None:
         """End what a leader began that is gone: nobody waits for its readiness."""
         for entry in load.workers:
             id = entry.worker.id
-            if entry.worker.state is WorkerState.STARTING and id not in self._starts and id not in self._stopping:
+            if entry.worker.state is WorkerState.STARTING and id not in own and id not in self._stopping:
                 # The store first, which refuses one that does not lead any more: it may be the new leader's.
                 await self._store.remove_worker(id, CloseReason.WORKER_LOST, fence=fence)
                 self._stop_soon(id, name, "start abandoned")
@@ -317,8 +324,13 @@ class Pool:
             logger.info("worker_paused environment=%s worker=%s", name, id)
         except GatewayError as error:
             logger.warning("worker_not_paused environment=%s worker=%s error=%s", name, id, error)
-            with contextlib.suppress(StoreUnavailable):
+            # It may be paused all the same. One that can't be resumed now stays paused to the store until it is wanted.
+            with contextlib.suppress(GatewayError):
+                await self._backend.resume(id)
                 await self._store.wake_worker(id)
+        finally:
+            self._changing.discard(id)
+            self._woken.set()
 
     async def _wake(self, id: WorkerId, name: EnvironmentName) -> None:
         try:
@@ -326,13 +338,13 @@ class Pool:
             await self._store.wake_worker(id)
             logger.info("worker_woken environment=%s worker=%s", name, id)
         except BackendError as error:
+            # Tried again while it is wanted; that it is dead would be told, or found by the audit.
             logger.warning("worker_not_woken environment=%s worker=%s error=%s", name, id, error)
-            with contextlib.suppress(GatewayError):
-                await self.lost(id)
+            await asyncio.sleep(TICK_S)
         except StoreUnavailable as error:
             logger.warning("store_unavailable during=wake error=%s", error)  # it is woken again at the next turn
         finally:
-            self._waking.discard(id)
+            self._changing.discard(id)
 
     def _stop_soon(self, id: WorkerId, name: EnvironmentName, reason: str) -> None:
         if id not in self._stopping and id not in self._starts:
@@ -364,9 +376,13 @@ class Pool:
         """A worker is gone: end its sessions for *reason*, break its calls off, remove what is left of it."""
         worker = await self._store.worker(id)
         if worker is None:
+            self._transport.forget(id)  # another replica was faster; the calls of this one are broken off here
             return
         tail = ""
         sessions = await self._forget(id, reason)
+        if worker.state is WorkerState.DRAINING and not sessions:
+            await self._backend.stop(id)  # nothing is lost: the replica that leads is about to stop it, or just does
+            return
         with contextlib.suppress(GatewayError):
             tail = (await self._backend.logs(id, lines=LOG_LINES)).strip()
         self._metrics.worker_lost(worker.environment, reason.value)

@@ -102,7 +102,12 @@ class Rebuilding:
             async with free:
                 return await self._take_back(one, fence)
 
-        counts = await asyncio.gather(*(taken_back(one) for one in found))
+        taking = [asyncio.ensure_future(taken_back(one)) for one in found]
+        try:
+            counts = await asyncio.gather(*taking)
+        finally:
+            for one in taking:
+                one.cancel()
         if found:
             while time.monotonic() - began_at < GRACE_S:
                 await self.hand_in()
@@ -151,8 +156,9 @@ class Rebuilding:
             worker = replace(worker, state=WorkerState.DRAINING)
         held = await self._store.adopt(worker, known, fence=fence)
         logger.info("worker_taken_back environment=%s worker=%s sessions=%s", environment.name, found.id, len(held))
-        if listed is not None:
-            await self._end_strangers(environment, held, listed)
+        there = {one.id for one in listed or ()}
+        if listed is not None and not there.issuperset(held):
+            await self._end_strangers(worker, environment, [id for id in held if id not in there])
         return len(held)
 
     async def _listed(self, worker: Worker, environment: Environment) -> list[WorkerSession] | None:
@@ -163,18 +169,23 @@ class Rebuilding:
         async with asyncio.timeout(ASK_S):  # touches the worker only
             return await self._upstreams[environment.wire].sessions(worker, environment)
 
-    async def _end_strangers(
-        self, environment: Environment, held: Iterable[SessionId], listed: Iterable[WorkerSession]
-    ) -> None:
+    async def _end_strangers(self, worker: Worker, environment: Environment, ids: Iterable[SessionId]) -> None:
         """End sessions that an older state of the store brought back, and that their worker has not any more."""
-        there = {one.id for one in listed}
-        for id in held:
-            if id not in there:
-                with contextlib.suppress(GatewayError):  # it expires then
-                    session = await self._store.find(id)
-                    if session.state is not SessionState.OPEN:
-                        continue  # its opening has not reached the worker yet
-                    ended = await self._store.begin_close(id, CloseReason.WORKER_LOST, lease=session.lease)
+        found = []
+        for id in ids:
+            with contextlib.suppress(GatewayError):
+                found.append(await self._store.find(id))
+        # Looked at again only after that: an opening may have reached the worker, and have ended, since the first look.
+        still = [session for session in found if session.state is SessionState.OPEN]
+        try:
+            listed = await self._listed(worker, environment) if still else []
+        except (GatewayError, TimeoutError):
+            return  # they expire
+        there = {one.id for one in listed or ()}
+        for session in still:
+            if session.id not in there:
+                with contextlib.suppress(GatewayError):
+                    ended = await self._store.begin_close(session.id, CloseReason.WORKER_LOST, lease=session.lease)
                     if ended is not None:
                         await self._closer.finish(ended, environment)
 

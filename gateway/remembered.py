@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass, field
+from itertools import islice
 
 import anyio
 
@@ -62,10 +63,6 @@ class Remembered:
         """What is remembered of a session."""
         return self._entries.get(id)
 
-    def pop(self, id: SessionId) -> Entry | None:
-        """Drop a session without waking what runs in it."""
-        return self._entries.pop(id, None)
-
     def sessions(self) -> list[Session]:
         """All that are remembered."""
         return [entry.session for entry in self._entries.values()]
@@ -97,8 +94,8 @@ class Remembered:
             entry.end()
 
     def _drop_the_oldest(self) -> None:
-        for id, entry in list(self._entries.items())[: CACHED_MAX // 100]:
-            if not entry.busy and entry.noted_at >= entry.quiet_since:
+        for id, entry in list(islice(self._entries.items(), CACHED_MAX // 100)):
+            if not entry.busy and not entry.owed and entry.noted_at >= entry.quiet_since:
                 del self._entries[id]
 
     async def run(self) -> None:

@@ -201,10 +201,13 @@ class Sessions:
         Raises:
             UpstreamTimeout: its teardown took longer than *within_s*; it goes on.
         """
-        entry = self._remembered.pop(opening.id)
-        ended = await self._store.begin_close(opening.id, CloseReason.DELETED)
-        if entry is not None:
-            entry.end()  # only now: what it breaks off asks the store why
+        entry = self._remembered.get(opening.id)
+        ended = await self._begin_close(opening.id, CloseReason.DELETED)
+        if entry is not None:  # only now: what this breaks off asks the store why
+            self._remembered.forget(
+                opening.id, entry.session.lease
+            )  # only now: what this breaks off asks the store why
+            entry.end()
         if ended is None:
             return None
         if ended.environment != environment.name:
@@ -298,16 +301,36 @@ class Sessions:
         return True
 
     async def _begin_end(self, id: SessionId, reason: CloseReason) -> asyncio.Future[Summary | None] | None:
-        entry = self._remembered.pop(id)
-        session = await self._patiently(lambda: self._store.begin_close(id, reason))
+        entry = self._remembered.get(id)
+        session = await self._begin_close(id, reason)
         if entry is not None:
-            entry.end()  # only now: what it breaks off asks the store why
+            self._remembered.forget(id, entry.session.lease)  # only now: what this breaks off asks the store why
+            entry.end()
         if session is None:
             return None
         environment = entry.environment if entry else self._catalog.named(session.environment)
         finishing = asyncio.ensure_future(self._closer.finish(session, environment))
         self._go_on(finishing)
         return finishing
+
+    async def _begin_close(self, id: SessionId, reason: CloseReason) -> Session | None:
+        """Let the store begin the end of a session, patiently; None if there is none whose end is to be begun.
+
+        A try of ours whose answer was lost may have begun it. Nobody else goes on with it then, until it is due.
+        """
+        tries = 0
+
+        async def begun() -> Session | None:
+            nonlocal tries
+            tries += 1
+            session = await self._store.begin_close(id, reason)
+            if session is None and tries > 1:
+                with contextlib.suppress(SessionNotFound, SessionClosed):
+                    found = await self._store.find(id)
+                    return found if found.state is SessionState.CLOSING and found.reason is reason else None
+            return session
+
+        return await self._patiently(begun)
 
     def _go_on(self, cleanup: asyncio.Future[Any]) -> None:
         """Let a cleanup run to its end, whatever becomes of who waits for it."""

@@ -42,6 +42,8 @@ STARTS_AT_ONCE: Final = 8
 """More than 8 starts under way only add latency: an engine manages 5 to 7 a second."""
 BREAKS: Final = 2
 """Failures in a row from which on openings fail at once while the next start is put off; one may be a fluke."""
+AWAY_PAUSE_S: Final = 1.0
+"""Between two starts while the engine does not answer."""
 TRIALS_ALONE: Final = 3
 """Failures in a row from which on openings do not wait for the outcome of the next start."""
 LOG_LINES: Final = 20
@@ -90,6 +92,10 @@ class Starts:
     def __contains__(self, id: object) -> bool:
         """Whether worker *id* is being started here."""
         return id in self._under_way
+
+    def ids(self) -> frozenset[WorkerId]:
+        """The workers that are being started here now."""
+        return frozenset(self._under_way)
 
     def end(self) -> None:
         """Count no failures from now on: starts are being cancelled."""
@@ -195,10 +201,12 @@ class Starts:
         if not isinstance(error, GatewayError):
             logger.error("worker_start_broken worker=%s", worker.id, exc_info=error)
         failures = self._failures.setdefault(name, _Failures())
-        if began_at >= failures.last_at:  # those that began before the last failure failed together with it
+        # Else the engine or the store is away, and comes back: no fault of the environment's.
+        is_its_own = isinstance(error, StartFailed | UpstreamError)
+        if is_its_own and began_at >= failures.last_at:  # those that began before the last one failed together with it
             failures.count += 1
         failures.last_at = time.monotonic()
-        pause_s = backoff_s(failures.count)
+        pause_s = backoff_s(failures.count) if is_its_own else AWAY_PAUSE_S
         failures.not_before = failures.last_at + pause_s
         failures.arrivals = None
         self._metrics.worker_started(name, start_outcome(error), 0.0)
@@ -210,7 +218,7 @@ class Starts:
             error,
             tail,
         )
-        if isinstance(error, StartFailed | UpstreamError):  # else the engine or the store is away, and comes back
+        if is_its_own:
             alone_s = environment.timeouts.start_s + pause_s if failures.count >= TRIALS_ALONE else 0.0
             told = f"environment {name!r} does not start: {error}"
             told = told if not tail or tail in told else f"{told}\n{tail}"
@@ -221,10 +229,13 @@ class Starts:
         with contextlib.suppress(StoreUnavailable, NotLeading):
             if _is_alive((await self._store.load()).get(name, EnvironmentLoad())):
                 return
+            fence = self._fence()
+            if not fence:
+                return  # another replica leads, and starts workers of its own: 0 would say that nobody has to
             if broken_s:
-                await self._store.open_breaker(name, message, for_s=broken_s, fence=self._fence())
+                await self._store.open_breaker(name, message, for_s=broken_s, fence=fence)
             else:
-                await self._store.fail_waiting(name, message, fence=self._fence())
+                await self._store.fail_waiting(name, message, fence=fence)
 
 
 def _died(death: Death, when: str) -> StartFailed:

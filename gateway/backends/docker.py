@@ -37,7 +37,7 @@ from gateway.backends.container import (
     container_body,
     container_name,
 )
-from gateway.backends.endings import Endings
+from gateway.backends.endings import REASON_S, Endings
 from gateway.backends.engine import LOOK_S, TIMEOUT_S, Engine, EngineError
 from gateway.backends.folders import SOCKET_NAME, SocketFolders
 from gateway.backends.foreign import FORWARDER_IMAGE, forwarder_body, forwarder_name, server_body
@@ -89,6 +89,7 @@ class DockerBackend:
         environments: Collection[Environment] = (),
         forwarder_image: str = FORWARDER_IMAGE,
         silence_s: float = TIMEOUT_S,
+        reason_s: float = REASON_S,
     ) -> None:
         """Make no connection yet.
 
@@ -105,6 +106,7 @@ class DockerBackend:
             environments: One whose image is there is what `check` tries the engine with.
             forwarder_image: What runs beside somebody else's images: one of ours, for its ``envserver``.
             silence_s: How long the engine may say nothing within a call, at most.
+            reason_s: How long a death may be kept back for its reason.
         """
         self._instance = instance
         self._grace_s = stop_grace_s
@@ -122,7 +124,7 @@ class DockerBackend:
         self._puller = Engine(url, threads=PULL_THREADS, silence_s=silence_s)
         self._images = Images(self._engine, self._puller, forwarder_image=forwarder_image)
         self._launches = Launches()
-        self._endings = Endings(url, instance)
+        self._endings = Endings(url, instance, reason_s=reason_s)
         self._closed = False
 
     async def start(self, worker: Worker, environment: Environment) -> str:

@@ -29,10 +29,11 @@ CLOSE_S: Final = 10.0
 class Endings:
     """Announces the deaths of one instance's workers."""
 
-    def __init__(self, url: str, instance: str) -> None:
-        """Make no connection yet."""
+    def __init__(self, url: str, instance: str, *, reason_s: float = REASON_S) -> None:
+        """Make no connection yet. *reason_s*: how long a death may be kept back for its reason."""
         self._url = url
         self._instance = instance
+        self._reason_s = reason_s
         self._looker = Engine(url, threads=LOOK_THREADS)
         self._deaths = Deaths()
         self._telling: set[asyncio.Task[None]] = set()
@@ -57,9 +58,9 @@ class Endings:
         if self._events is not None:
             await asyncio.to_thread(self._events.close, CLOSE_S)
         if self._telling:
-            await asyncio.wait(set(self._telling), timeout=2 * REASON_S)
+            await asyncio.wait(set(self._telling), timeout=2 * self._reason_s)
         self._deaths.close()
-        await self._looker.aclose(timeout_s=2 * REASON_S)
+        await self._looker.aclose(timeout_s=2 * self._reason_s)
 
     def _ended(self, ended: Ended) -> None:
         if ended.out_of_memory is not None:
@@ -72,7 +73,7 @@ class Endings:
     async def _look(self, ended: Ended) -> None:
         state = partial(calls.state, container=ended.container)
         looking = asyncio.create_task(self._looker.call(state, silence_s=LOOK_S))
-        await asyncio.wait({looking}, timeout=REASON_S)
+        await asyncio.wait({looking}, timeout=self._reason_s)
         looking.cancel()
         known = looking.done() and not looking.cancelled() and looking.exception() is None
         self._deaths.add(death(ended, known and bool(looking.result().get("OOMKilled"))))

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 import requests
 from docker import APIClient
 from docker.errors import APIError, DockerException
+from docker.transport import UnixHTTPAdapter
 
 from gateway.core.errors import BackendError
 
@@ -79,7 +80,12 @@ def _knock(url: str, timeout_s: float) -> None:
 
 
 def _client(url: str, version: str, timeout_s: float) -> APIClient:
-    return APIClient(base_url=url, version=version, timeout=timeout_s)  # type: ignore[arg-type]  # any number will do
+    client = APIClient(base_url=url, version=version, timeout=timeout_s)  # type: ignore[arg-type]  # any number will do
+    if url.startswith("unix://"):
+        # The SDK keeps connections to the last 25 URLs, that is one for each of so many containers, whatever number of
+        # pools it is asked for; a thread needs one.
+        client.mount("http+docker://", UnixHTTPAdapter(f"http+{url}", math.ceil(timeout_s), pool_connections=1))
+    return client
 
 
 def open_stream(

@@ -146,8 +146,8 @@ async def process_world(shared_dir: Path, tasks_dir: Path) -> AsyncIterator[Worl
 @pytest.fixture(
     params=[
         "process",
-        pytest.param("docker", marks=pytest.mark.docker),
-        pytest.param("gate", marks=pytest.mark.docker),
+        pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.parallel]),
+        pytest.param("gate", marks=[pytest.mark.docker, pytest.mark.parallel]),
     ]
 )
 def world(request: pytest.FixtureRequest) -> World:

@@ -124,6 +124,7 @@ async def test_one_that_is_killed_is_among_the_deaths(run_world: ForeignWorld) -
 
 
 @pytest.mark.docker
+@pytest.mark.parallel
 async def test_one_that_takes_too_much_memory_is_among_the_deaths_as_one_worker_and_with_that_reason(
     foreign_docker_world: ForeignWorld,
 ) -> None:

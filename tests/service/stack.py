@@ -257,9 +257,17 @@ class _Server(uvicorn.Server):
 class Stack:
     """A replica on a store and a backend of its own; `another` adds one on the same."""
 
-    def __init__(self, folder: Path, *, clock: Callable[[], float], environments: Sequence[Environment], **front: Any):
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        clock: Callable[[], float],
+        environments: Sequence[Environment],
+        queue_max: int = 10_000,
+        **front: Any,
+    ) -> None:
         self.backend = FakeBackend(folder)
-        self.store = MemoryStore(clock=clock, closed_kept_s=600.0)
+        self.store = MemoryStore(clock=clock, closed_kept_s=600.0, queue_max=queue_max)
         self.environments = environments
         self.front = front
         self.replicas: list[Replica] = []

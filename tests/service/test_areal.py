@@ -91,15 +91,15 @@ async def test_a_start_that_finds_no_slot_in_time_is_503_and_its_place_is_given_
 
 
 async def test_a_full_queue_refuses_at_once() -> None:
-    async with running(environment(**ONE_SLOT), **TASKS) as (stack, gateway, client):
-        stack.store._queue_max = 1
+    async with running(environment(**ONE_SLOT), queue_max=1, **TASKS) as (_, gateway, client):
         await started(client)
         async with under_way(start(client)):
             await gateway.eventually_waiting(1)
 
             refused = await start(client)
 
-        assert status(refused) == (503, "capacity")
+            assert status(refused) == (503, "capacity")
+            assert await gateway.waiting() == 1, "the one before still waits"
 
 
 async def test_the_deadline_of_a_start_counts_the_wait_and_the_setup() -> None:

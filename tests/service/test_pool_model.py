@@ -1,5 +1,5 @@
-"""Random walks over a whole gateway: trainers create, step, idle, hang up and delete, while workers die, the engine goes
-away, replicas are killed or frozen, and Redis loses its data.
+"""Random walks over a whole gateway: trainers create, step, idle, hang up and delete, while workers die, the engine
+goes away, replicas are killed or frozen, and Redis loses its data.
 
 There is no model beside it that would have to be right as well: after each rule the parts are compared with each other
 (store, workers, trainers), and at the end nothing may be left. ``FAULTS_SCALE`` makes the walks more.
@@ -10,29 +10,64 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from hypothesis.stateful import run_state_machine_as_test as walk
 
 from gateway.core.model import CloseReason, EnvironmentName, Owner
 from gateway.pool import LEAD_S
 from tests.contract.store_worlds import MemoryWorld, RedisServer, RedisWorld
-from tests.service.pool_world import BIG, MATH, SOLO, Episode, PoolWorld, picked
+from tests.service.pool_parts import BIG, MATH, SOLO, Episode
+from tests.service.pool_world import PoolWorld, picked
 
 pytest_plugins = ["tests.contract.store_fixtures"]
 
 T = TypeVar("T")
 SCALE = float(os.environ.get("FAULTS_SCALE", "1"))
-picks = st.integers(0, 7)
-owners = st.sampled_from([Owner("lab"), Owner("b")])
-names = st.sampled_from(["one", "two", "three"])
-kinds = st.sampled_from([MATH, MATH, BIG, SOLO])
-seconds = st.sampled_from([4.0, 40.0, 40.0, 100.0, 400.0])
-reasons = st.sampled_from([CloseReason.WORKER_LOST, CloseReason.OUT_OF_MEMORY])
+
+
+@dataclass(frozen=True)
+class Wish:
+    """Of whom and what a move is; each looks at what it needs."""
+
+    owner: Owner
+    name: str
+    kind: EnvironmentName
+    pick: int
+    """Which of those that there are."""
+    by: int
+    """By way of which replica."""
+    how: str
+
+
+MOVES = (
+    *("create",) * 6,
+    *("step",) * 5,
+    *("step_slowly",) * 3,
+    *("create_badly",) * 2,
+    *("hang_up",) * 2,
+    *("hang_up_in_a_step",) * 2,
+    *("delete",) * 3,
+    *("open_gates",) * 2,
+    *("pass_little_time", "pass_time", "pass_time", "pass_much_time"),
+    *("kill_a_worker",) * 2,
+    *("lose_a_worker", "engine_goes", "engine_comes_back", "engine_comes_back", "audit", "change_the_make"),
+    *("restart", "freeze_or_thaw", "freeze_or_thaw", "lose_data", "lose_data"),
+)
+wishes = st.builds(
+    Wish,
+    owner=st.sampled_from([Owner("lab"), Owner("b")]),
+    name=st.sampled_from(["one", "two", "three"]),
+    kind=st.sampled_from([MATH, MATH, BIG, SOLO]),
+    pick=st.integers(0, 7),
+    by=st.integers(0, 1),
+    how=st.sampled_from(["gate", "fail", "die"]),
+)
 
 
 class GatewayMachine(RuleBasedStateMachine):
@@ -68,142 +103,116 @@ class GatewayMachine(RuleBasedStateMachine):
             self.runner.run(self.world.aclose())
             self.runner.close()
 
+    @rule(move=st.sampled_from(MOVES), wish=wishes)
+    def do(self, move: str, wish: Wish) -> None:
+        """One rule for all moves: Hypothesis takes each rule as often as any other, and leaves some out."""
+        self.run(getattr(self, move)(wish))
+
     # -- trainers -------------------------------------------------------------------------------------------------
 
-    @rule(owner=owners, name=names, kind=kinds, pick=picks)
-    def create(self, owner: Owner, name: str, kind: EnvironmentName, pick: int) -> None:
-        for process in picked(pick, self.world.alive()):
-            self.run(self._create(owner, name, kind, process))
+    async def create(self, wish: Wish) -> None:
+        for process in picked(wish.by, self.world.alive()):
+            self.world.create(wish.owner, wish.name, wish.kind, process)
 
-    @rule(owner=owners, name=names, kind=kinds, pick=picks, how=st.sampled_from(["gate", "fail", "die"]))
-    def create_badly(self, owner: Owner, name: str, kind: EnvironmentName, pick: int, how: str) -> None:
-        for process in picked(pick, self.world.alive()):
-            if how == "die":
-                self._doom(kind)
-            self.run(self._create(owner, name, kind, process, on_create=how))
+    async def create_badly(self, wish: Wish) -> None:
+        """A task that waits in its worker, or fails there, or kills it with all that is beside it."""
+        for process in picked(wish.by, self.world.alive()):
+            if wish.how == "die":
+                for episode in self.world.episodes.values():
+                    if episode.kind == wish.kind:
+                        episode.doom = episode.doom or "its neighbour killed its worker"
+            self.world.create(wish.owner, wish.name, wish.kind, process, on_create=wish.how)
 
-    async def _create(self, owner: Owner, name: str, kind: EnvironmentName, process: Any, **spec: Any) -> None:
-        self.world.create(owner, name, kind, process, **spec)
-        await asyncio.sleep(0)
+    async def hang_up(self, wish: Wish) -> None:
+        alive = self.world.alive()
+        pending = [one for one in self.world.episodes.values() if not one.creating.done() and one.process in alive]
+        for episode in picked(wish.pick, pending):
+            await self.world.hang_up(episode)
 
-    def _doom(self, kind: EnvironmentName) -> None:
-        """A task that kills its worker takes those beside it along."""
-        for episode in self.world.episodes.values():
-            if episode.kind == kind:
-                episode.doom = episode.doom or "its neighbour killed its worker"
+    async def step(self, wish: Wish) -> None:
+        for episode in picked(wish.pick, self._open()):
+            for process in picked(wish.by, self.world.alive()):
+                await self.world.over(self.world.step(episode, process))
 
-    @rule(pick=picks)
-    def hang_up(self, pick: int) -> None:
-        episodes = [one for one in self.world.episodes.values() if not one.creating.done() and self._is_up(one)]
-        for episode in picked(pick, episodes):
-            self.run(self.world.hang_up(episode))
+    async def step_slowly(self, wish: Wish) -> None:
+        for episode in picked(wish.pick, [one for one in self._open() if one.stepping is None]):
+            for process in picked(wish.by, self.world.alive()):
+                episode.stepping = self.world.step(episode, process, tool="quiet")
 
-    @rule(pick=picks, by=picks)
-    def step(self, pick: int, by: int) -> None:
-        for episode in picked(pick, self._open()):
-            for process in picked(by, self.world.alive()):
-                self.run(self._stepped(episode, process))
-
-    async def _stepped(self, episode: Episode, process: Any) -> None:
-        stepping = self.world.step(episode, process)
-        await asyncio.wait({stepping}, timeout=20)
-        assert stepping.done(), "a step that nothing holds up does not end"
-
-    @rule(pick=picks, by=picks)
-    def step_slowly(self, pick: int, by: int) -> None:
-        for episode in picked(pick, [one for one in self._open() if one.stepping is None]):
-            for process in picked(by, self.world.alive()):
-                self.run(self._step_slowly(episode, process))
-
-    async def _step_slowly(self, episode: Episode, process: Any) -> None:
-        episode.stepping = self.world.step(episode, process, tool="quiet")
-        await asyncio.sleep(0)
-
-    @rule(pick=picks)
-    def hang_up_in_a_step(self, pick: int) -> None:
+    async def hang_up_in_a_step(self, wish: Wish) -> None:
         """Its trainer leaves: the step goes on in the worker, and the session stays."""
-        for episode in picked(pick, [one for one in self._open() if one.stepping is not None and self._is_up(one)]):
+        alive = self.world.alive()
+        slow = [one for one in self._open() if one.stepping is not None and one.by in alive]
+        for episode in picked(wish.pick, slow):
             assert episode.stepping is not None
             episode.stepping.cancel()
-            self.run(self._ended(episode.stepping))
+            await self.world.over(episode.stepping)
 
-    @staticmethod
-    async def _ended(task: asyncio.Task[Any]) -> None:
-        await asyncio.wait({task}, timeout=20)
-        assert task.done()
-
-    @rule()
-    def open_gates(self) -> None:
-        self.run(self._open_gates())
-
-    async def _open_gates(self) -> None:
+    async def open_gates(self, _: Wish) -> None:
         self.world.open_gates()
 
-    @rule(pick=picks, by=picks)
-    def delete(self, pick: int, by: int) -> None:
-        for episode in picked(pick, [one for one in self.world.episodes.values() if one.session is not None]):
-            for process in picked(by, self.world.alive()):
-                self.run(self.world.delete(episode, process))
+    async def delete(self, wish: Wish) -> None:
+        for episode in picked(wish.pick, self._open()):
+            for process in picked(wish.by, self.world.alive()):
+                await self.world.delete(episode, process)
 
     def _open(self) -> list[Episode]:
         return [one for one in self.world.episodes.values() if one.session is not None]
 
-    @staticmethod
-    def _is_up(episode: Episode) -> bool:
-        return not episode.process.passage.is_frozen
-
     # -- time, and what breaks ------------------------------------------------------------------------------------
 
-    @rule(seconds=seconds)
-    def pass_time(self, seconds: float) -> None:
-        self.run(self.world.pass_time(seconds))
+    async def pass_little_time(self, _: Wish) -> None:
+        await self.world.pass_time(4.0)
 
-    @rule(pick=picks, announced=st.booleans(), reason=reasons)
-    def kill_a_worker(self, pick: int, announced: bool, reason: CloseReason) -> None:
-        for worker in picked(pick, self.world.running()):
-            self.run(self.world.kill_worker(worker, announced=announced, reason=reason))
+    async def pass_time(self, _: Wish) -> None:
+        await self.world.pass_time(40.0)
 
-    @rule(is_down=st.booleans())
-    def engine(self, is_down: bool) -> None:
-        self.world.engine.is_down = is_down
+    async def pass_much_time(self, _: Wish) -> None:
+        await self.world.pass_time(400.0)
 
-    @rule(pick=picks)
-    def restart(self, pick: int) -> None:
+    async def kill_a_worker(self, wish: Wish) -> None:
+        """It dies, by itself or for want of memory, and the engine tells so."""
+        reason = CloseReason.OUT_OF_MEMORY if wish.how == "fail" else CloseReason.WORKER_LOST
+        for worker in picked(wish.pick, self.world.running()):
+            await self.world.kill_worker(worker, announced=True, reason=reason)
+
+    async def lose_a_worker(self, wish: Wish) -> None:
+        """It dies, and nobody is told."""
+        for worker in picked(wish.pick, self.world.running()):
+            await self.world.kill_worker(worker, announced=False, reason=CloseReason.WORKER_LOST)
+
+    async def engine_goes(self, _: Wish) -> None:
+        self.world.engine.is_down = True
+
+    async def engine_comes_back(self, _: Wish) -> None:
+        self.world.engine.is_down = False
+
+    async def restart(self, wish: Wish) -> None:
         """A replica is killed, and another one comes: the lead has to run out first."""
-        for process in picked(pick, self.world.processes):
-            self.run(self._restarted(process))
+        for process in picked(wish.by, self.world.processes):
+            await self.world.kill(process)
+            await self.world.pass_time(LEAD_S + 1)
+            await self.world.start()
 
-    async def _restarted(self, process: Any) -> None:
-        await self.world.kill(process)
-        await self.world.pass_time(LEAD_S + 1)
-        await self.world.start()
+    async def freeze_or_thaw(self, wish: Wish) -> None:
+        """One of two hangs, for longer than it may lead; or it goes on."""
+        if len(self.world.alive()) < len(self.world.processes):
+            self.world.thaw()
+        elif len(self.world.processes) == 2:
+            self.world.freeze(self.world.processes[wish.by])
+            await self.world.pass_time(LEAD_S + 1)
 
-    @precondition(lambda self: len(self.world.alive()) == 2)
-    @rule(pick=picks)
-    def freeze(self, pick: int) -> None:
-        """One of two hangs, for longer than it may lead."""
-        for process in picked(pick, self.world.alive()):
-            self.world.freeze(process)
-            self.run(self.world.pass_time(LEAD_S + 1))
-
-    @rule()
-    def thaw(self) -> None:
-        self.world.thaw()
-
-    @rule(pick=picks)
-    def audit(self, pick: int) -> None:
+    async def audit(self, wish: Wish) -> None:
         if not self.world.engine.is_down:
-            for process in picked(pick, self.world.alive()):
-                self.run(self.world.audit(process))
+            for process in picked(wish.by, self.world.alive()):
+                await self.world.audit(process)
 
-    @rule(name=st.sampled_from([MATH, SOLO]))
-    def change_the_make(self, name: EnvironmentName) -> None:
-        self.world.change(name)
+    async def change_the_make(self, wish: Wish) -> None:
+        self.world.change(SOLO if wish.kind == SOLO else MATH)
 
-    @precondition(lambda self: self.server is not None and not self.world.engine.is_down)
-    @rule()
-    def lose_data(self) -> None:
-        self.world.lose_data()
+    async def lose_data(self, _: Wish) -> None:
+        if self.server is not None and not self.world.engine.is_down:
+            self.world.lose_data()
 
     # -- what must hold -------------------------------------------------------------------------------------------
 
@@ -237,7 +246,7 @@ def walks(examples: int, steps: int = 30) -> settings:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_gateway_on_the_memory_store_keeps_its_word() -> None:
-    walk(GatewayMachine, settings=walks(12))
+    walk(GatewayMachine, settings=walks(24))
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 from gateway.core.model import EnvironmentName, Limits, WorkerState, session_id
 from tests.fakes.eventually import eventually, until
@@ -45,7 +46,7 @@ async def test_a_prepared_exclusive_worker_is_handed_out_once() -> None:
 
 
 async def test_an_idle_worker_is_paused_and_woken_for_the_next_session() -> None:
-    policy = {"slots": 2, "max_workers": 2, "pause_idle_s": 0.01, "idle_worker_s": 60.0}
+    policy: dict[str, Any] = {"slots": 2, "max_workers": 2, "pause_idle_s": 0.01, "idle_worker_s": 60.0}
     async with running(environment(**policy)) as (stack, gateway, client):
         await create(client, sid="a")
         await delete(client, sid="a")
@@ -59,8 +60,8 @@ async def test_an_idle_worker_is_paused_and_woken_for_the_next_session() -> None
         assert list(stack.backend.only.sessions) == [session_id(OWNER, "b")]
 
 
-async def test_a_paused_worker_that_cannot_be_woken_is_replaced() -> None:
-    policy = {"slots": 2, "max_workers": 2, "pause_idle_s": 0.01, "idle_worker_s": 60.0}
+async def test_a_paused_worker_is_woken_when_the_engine_answers_again() -> None:
+    policy: dict[str, Any] = {"slots": 2, "max_workers": 2, "pause_idle_s": 0.01, "idle_worker_s": 60.0}
     async with running(environment(**policy)) as (stack, gateway, client):
         await create(client, sid="a")
         await delete(client, sid="a")
@@ -69,14 +70,15 @@ async def test_a_paused_worker_that_cannot_be_woken_is_replaced() -> None:
 
         stack.backend.is_down = True
         opening = asyncio.ensure_future(create(client, sid="b"))
-        await gateway.eventually_workers(0, state=WorkerState.PAUSED)
+        await gateway.eventually_waiting(1)
         stack.backend.is_down = False
 
         assert (await opening).status_code == 200
+        assert stack.backend.asked == 1
 
 
 async def test_a_paused_worker_is_stopped_when_it_was_idle_for_too_long() -> None:
-    policy = {"slots": 2, "max_workers": 2, "pause_idle_s": 0.01, "idle_worker_s": 0.8}
+    policy: dict[str, Any] = {"slots": 2, "max_workers": 2, "pause_idle_s": 0.01, "idle_worker_s": 0.8}
     async with running(environment(**policy)) as (stack, gateway, client):
         await create(client, sid="a")
         await delete(client, sid="a")

@@ -24,6 +24,8 @@ ENVIRONMENT = Environment(
     name=EnvironmentName("fake"), image="env-gateway/fake", directory=Path("/nowhere"), command=("python3", "server.py")
 )
 REACHED_S = 10.0
+REASON_S = 2.0
+"""How long `unlucky` waits; the test that uses it does."""
 
 
 def worker(id: str = "w1") -> Worker:
@@ -95,6 +97,26 @@ def crashed(engine: FakeEngine, container: FakeContainer) -> None:
     engine.die(container, exit_code=1)
 
 
+@pytest.fixture
+async def patient(engine: FakeEngine, folder: Path) -> AsyncIterator[DockerBackend]:
+    """One that keeps a death back until the engine has said why, however loaded the machine is."""
+    made = DockerBackend(
+        url=engine.url, instance="ours", socket_dir=folder / "sockets", stop_grace_s=0.2, reason_s=REACHED_S
+    )
+    yield made
+    await made.aclose()
+
+
+@pytest.fixture
+async def unlucky(engine: FakeEngine, folder: Path) -> AsyncIterator[DockerBackend]:
+    """One that waits for the reason for so long that a loaded machine asks for it, too."""
+    made = DockerBackend(
+        url=engine.url, instance="ours", socket_dir=folder / "sockets", stop_grace_s=0.2, reason_s=REASON_S
+    )
+    yield made
+    await made.aclose()
+
+
 @pytest.mark.parametrize(
     ("how", "reason", "detail"),
     [
@@ -112,14 +134,14 @@ def crashed(engine: FakeEngine, container: FakeContainer) -> None:
     ],
 )
 async def test_a_death_says_why(
-    backend: DockerBackend,
+    patient: DockerBackend,
     engine: FakeEngine,
     how: Callable[[FakeEngine, FakeContainer], None],
     reason: CloseReason,
     detail: str,
 ) -> None:
-    container = await started(backend, engine)
-    deaths = backend.deaths()
+    container = await started(patient, engine)
+    deaths = patient.deaths()
     await asyncio.to_thread(engine.followed)
 
     how(engine, container)
@@ -129,10 +151,10 @@ async def test_a_death_says_why(
 
 
 async def test_a_death_whose_reason_the_engine_does_not_tell_is_told_all_the_same(
-    backend: DockerBackend, engine: FakeEngine
+    unlucky: DockerBackend, engine: FakeEngine
 ) -> None:
-    container = await started(backend, engine)
-    deaths = backend.deaths()
+    container = await started(unlucky, engine)
+    deaths = unlucky.deaths()
     await asyncio.to_thread(engine.followed)
     hold = engine.hold("GET inspect")
 

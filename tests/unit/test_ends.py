@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gateway.ends import BrokenOff, Until
+from gateway.ends import BrokenOff, Until, Watcher
 
 
 async def for_ever() -> None:
@@ -14,7 +14,7 @@ async def for_ever() -> None:
 
 
 async def test_the_end_of_a_session_breaks_off_whatever_waits_in_it() -> None:
-    watchers: set[Until] = set()
+    watchers: set[Watcher] = set()
 
     async def call() -> str:
         try:
@@ -49,7 +49,7 @@ async def test_no_time_at_all_still_lets_what_is_there_already_through() -> None
 
 
 async def test_the_first_cause_is_the_one_that_is_told() -> None:
-    watchers: set[Until] = set()
+    watchers: set[Watcher] = set()
 
     async def call() -> None:
         with Until(watchers, 0.01):
@@ -66,7 +66,7 @@ async def test_the_first_cause_is_the_one_that_is_told() -> None:
 
 
 async def test_a_cancellation_from_outside_goes_on_also_beside_an_end() -> None:
-    watchers: set[Until] = set()
+    watchers: set[Watcher] = set()
 
     async def call() -> None:
         with Until(watchers, 60):

@@ -132,7 +132,8 @@ class Calls:
     def abort(self, session: Session, text: str) -> None:
         """End the running calls of *session* with an error; their code may go on, its result counts for nothing."""
         for call in list(session.calls.values()):
-            self._finish(call, steps.failed(text))
+            # No outcome of a tool: nobody may take it for one.
+            self._finish(call, steps.failed(text, ending="session_failed"))
 
     def _join(self, call: Call) -> None:
         call.mode = self._mode(call)

@@ -1,0 +1,199 @@
+"""What comes between two steps of the control loop, or of an opening: each of these once lost a session or a worker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import httpx
+
+from gateway.core.errors import BackendError
+from gateway.core.model import EnvironmentLoad, EnvironmentName, Found, WorkerId, WorkerState, session_id
+from gateway.stores.memory import MemoryStore
+from tests.fakes.clock import Clock
+from tests.fakes.eventually import eventually, until
+from tests.fakes.workers import FakeBackend
+from tests.service.stack import OWNER, Replica, environment, running, stack
+from tests.service.wire import call, create, delete, under_way
+
+
+class _SlowToLoad(MemoryStore):
+    """Answers what it holds, and comes back with it only when it has changed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_slow = asyncio.Event()
+
+    async def load(self) -> Mapping[EnvironmentName, EnvironmentLoad]:
+        loads = await super().load()
+        starting = [
+            entry.worker.id
+            for load in loads.values()
+            for entry in load.workers
+            if entry.worker.state is WorkerState.STARTING
+        ]
+        for id in starting:
+            self.is_slow.set()
+            await eventually(partial(self._has_ended, id))
+        return loads
+
+    async def _has_ended(self, id: WorkerId) -> None:
+        worker = await self.worker(id)
+        assert worker is None or worker.state is not WorkerState.STARTING
+
+
+async def test_a_worker_that_becomes_ready_while_the_loop_looks_is_not_taken_for_an_abandoned_start() -> None:
+    async with stack(environment(slots=1, max_workers=1)) as built:
+        store = _SlowToLoad()
+        gateway = Replica(store=store, backend=built.backend, environments=built.environments, name="one")
+        built.replicas.append(gateway)
+        built.backend.may_start.clear()
+        async with gateway.looping(), gateway.serving() as client, under_way(create(client)) as [creating]:
+            await until(lambda: built.backend.asked == 1)
+            await until(store.is_slow.is_set)
+            built.backend.may_start.set()
+
+            answer = await creating
+
+            for _ in range(3):
+                await gateway.pool.tick()
+            assert answer.status_code == 200
+            assert (await call(client)).status_code == 200
+            assert built.backend.stopped == []
+        await store.aclose()
+
+
+class _SlowToPause(FakeBackend):
+    """Its engine takes its time to pause a worker, and may fail once it has."""
+
+    def __init__(self, folder: Any) -> None:
+        super().__init__(folder)
+        self.is_pausing = asyncio.Event()
+        self.may_pause = asyncio.Event()
+        self.fails = False
+
+    async def pause(self, id: WorkerId) -> None:
+        self.is_pausing.set()
+        await self.may_pause.wait()
+        await super().pause(id)
+        if self.fails:
+            raise BackendError("the engine's answer was lost")
+
+
+def napping(folder: Any, clock: Clock) -> tuple[_SlowToPause, Replica]:
+    """A replica whose workers are paused at once when they are idle."""
+    backend = _SlowToPause(folder)
+    kind = environment(slots=1, max_workers=1, pause_idle_s=10.0, idle_worker_s=1000.0)
+    store = MemoryStore(clock=clock)
+    return backend, Replica(store=store, backend=backend, environments=[kind], name="one")
+
+
+async def _idle(gateway: Replica, client: httpx.AsyncClient, clock: Clock) -> None:
+    await create(client, sid="before")
+    await delete(client, sid="before")
+    await gateway.eventually_workers(1, state=WorkerState.READY)
+    clock.advance(20)
+
+
+async def test_a_worker_that_is_wanted_while_it_is_paused_runs_when_it_serves() -> None:
+    clock = Clock()
+    async with stack() as built:
+        backend, gateway = napping(built.backend._folder, clock)
+        async with gateway.looping(), gateway.serving() as client:
+            await _idle(gateway, client, clock)
+            await until(backend.is_pausing.is_set)
+            async with under_way(create(client, sid="now")) as [creating]:
+                await gateway.eventually_waiting(1)
+                await gateway.pool.tick()  # wants it awake, in the middle of its pause
+                backend.may_pause.set()
+                answer = await creating
+
+            assert answer.status_code == 200
+            assert backend.paused == set()
+        await gateway.relay.aclose()
+        await backend.aclose()
+
+
+async def test_a_worker_whose_pause_may_have_worked_is_resumed_before_it_takes_sessions() -> None:
+    clock = Clock()
+    async with stack() as built:
+        backend, gateway = napping(built.backend._folder, clock)
+        backend.fails = True
+        async with gateway.looping(), gateway.serving() as client:
+            await _idle(gateway, client, clock)
+            await until(backend.is_pausing.is_set)
+            backend.may_pause.set()
+            answer = await create(client, sid="now")
+
+            assert answer.status_code == 200
+            assert backend.paused == set()
+        await gateway.relay.aclose()
+        await backend.aclose()
+
+
+class _Away(FakeBackend):
+    """An engine that refuses at once, and counts how often it was asked."""
+
+    def __init__(self, folder: Any) -> None:
+        super().__init__(folder)
+        self.looked = 0
+
+    async def found(self) -> list[Found]:
+        self.looked += 1
+        raise BackendError("the engine does not answer")
+
+
+async def test_an_engine_that_is_away_is_not_asked_without_a_pause_while_the_store_is_rebuilt() -> None:
+    async with stack() as built:
+        backend = _Away(built.backend._folder)
+        store = MemoryStore(is_whole=False)
+        gateway = Replica(store=store, backend=backend, environments=built.environments, name="one")
+        async with gateway.looping():
+            await until(lambda: backend.looked >= 3)
+            began_at, looked = asyncio.get_running_loop().time(), backend.looked
+            await until(lambda: backend.looked >= looked + 2)
+            # Without a pause two more come within a millisecond. A loaded machine can only be slower than the pause.
+            assert asyncio.get_running_loop().time() - began_at > 0.2
+        await gateway.relay.aclose()
+        await store.aclose()
+
+
+async def test_a_death_that_another_replica_was_told_first_breaks_off_calls_here_too() -> None:
+    async with stack() as built:
+        second = built.another()
+        async with built.first.looping(), built.first.serving() as one, second.serving() as other:
+            await create(one)
+            worker = built.backend.only
+            async with under_way(call(other, tool="gate")) as [calling]:
+                await until(lambda: worker.waiting == 1)
+                # A machine that goes away closes nothing: only the gateway can break such a connection off.
+                built.backend.unstoppable.add(worker.worker.id)
+                for replica in (built.first, second):
+                    with contextlib.suppress(BackendError):
+                        await replica.pool.lost(worker.worker.id)
+
+                done, _ = await asyncio.wait({calling}, timeout=10)
+                built.backend.unstoppable.clear()
+
+                assert done, "the call hangs"
+                assert "worker" in calling.result().text, calling.result().text
+
+
+async def test_a_session_that_is_deleted_while_its_worker_opens_it_does_not_stay_in_there() -> None:
+    async with running(environment(slots=2, max_workers=1)) as (stack, gateway, client):
+        async with under_way(create(client, on_create="gate")) as [creating]:
+            await until(lambda: any(one.waiting for one in stack.backend.workers.values()))
+            worker = stack.backend.only
+            await gateway.sessions.close(OWNER, "one")
+            worker.gate.set()
+
+            answer = await creating
+
+        assert answer.status_code in (404, 410), answer.text
+        await until(lambda: worker.sessions == {})
+        assert worker.created == 1, "the worker did open it"
+        assert worker.deleted.count(session_id(OWNER, "one")) == 2
+        assert (await create(client)).status_code == 200

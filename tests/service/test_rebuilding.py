@@ -1,0 +1,295 @@
+"""A Redis that comes back empty under replicas that serve: what they, and the workers, know is put back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+
+import pytest
+
+from gateway.core.errors import SessionClosed, SessionNotFound, StoreUnavailable
+from gateway.core.model import (
+    Action,
+    Environment,
+    EnvironmentName,
+    Protocol,
+    Server,
+    Session,
+    SessionId,
+    SessionState,
+    Setup,
+    StepResult,
+    Wire,
+    WorkerState,
+)
+from tests.contract.store_worlds import RedisWorld
+from tests.fakes.eventually import eventually, until
+from tests.fakes.upstreams import CounterImage
+from tests.fakes.workers import FakeBackend
+from tests.service.foreign_world import image
+from tests.service.stack import OWNER, Replica, environment, stack
+
+pytest_plugins = ["tests.contract.store_fixtures"]
+pytestmark = pytest.mark.redis
+
+STEP = Action(name="go_on")
+COUNT = Action(fields={"op": "inc"})
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(autouse=True)
+def quick_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loops that look often, and wait for each other as much shorter."""
+    monkeypatch.setattr("gateway.pool.TICK_S", 0.05)
+    monkeypatch.setattr("gateway.remembered.TICK_S", 0.1)
+    monkeypatch.setattr("gateway.rebuilding.GRACE_S", 0.5)
+    monkeypatch.setattr("gateway.rebuilding.ASK_S", 1.0)
+
+
+@dataclass
+class Replicas:
+    """Replicas on one Redis and one engine."""
+
+    world: RedisWorld
+    backend: FakeBackend
+    environments: list[Environment]
+    foreign: CounterImage
+
+    async def another(self) -> Replica:
+        """A further process; nothing runs in it yet."""
+        name = f"replica-{next(_numbers)}"
+        store = await self.world.open(replica=name, is_whole=False)
+        return Replica(
+            store=store,
+            backend=self.backend,
+            environments=self.environments,
+            name=name,
+            upstreams={Wire.OPENENV: self.foreign},
+            store_patience_s=10.0,
+        )
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[Replica]:
+        """A process that has started as the composition root does it, and runs."""
+        one = await self.another()
+        await one.pool.made_whole()
+        await one.audit.once(ask=True)
+        async with one.looping():
+            yield one
+        await one.relay.aclose()
+
+    def empty(self) -> None:
+        """Let Redis lose all that it has."""
+        with self.world.server.client() as client:
+            for key in self.world.keys(client):
+                client.delete(key)
+
+
+@pytest.fixture
+async def replicas(redis_world: RedisWorld) -> AsyncIterator[Replicas]:
+    """Of one environment, of own images, until a test says otherwise."""
+    async with stack() as built:
+        yield Replicas(redis_world, built.backend, [environment(slots=4, max_workers=2)], CounterImage())
+
+
+async def opened(gateway: Replica, name: str) -> Session:
+    """A session of the first environment, opened by way of *gateway*."""
+    kind = gateway.catalog.default
+    return await gateway.sessions.open(
+        owner=OWNER, name=name, environment=kind, setup=Setup(spec={"target": 9}), fingerprint="f"
+    )
+
+
+async def stepped(gateway: Replica, name: str, action: Action = STEP) -> StepResult:
+    return await gateway.sessions.act(OWNER, name, action, within_s=10.0)
+
+
+async def is_whole(gateway: Replica) -> None:
+    """Wait until the store knows again what it does not have."""
+
+    async def check() -> None:
+        try:
+            await gateway.store.find(SessionId("nobody"))
+        except SessionNotFound:
+            return
+        except StoreUnavailable as error:
+            raise AssertionError("the store is not whole") from error
+
+    await eventually(check)
+
+
+async def leases(gateway: Replica) -> dict[str, str]:
+    """The open sessions of the store, by name."""
+    return {one.name: one.lease for one in await gateway.store.sessions() if one.state is SessionState.OPEN}
+
+
+async def test_sessions_of_own_workers_come_back_whoever_remembers_them(replicas: Replicas) -> None:
+    async with replicas.serving() as first, replicas.serving() as second:
+        before = {"a": (await opened(first, "a")).lease, "b": (await opened(second, "b")).lease}
+        async with replicas.serving() as third:
+            before["c"] = (await opened(third, "c")).lease  # and then nobody remembers it
+        worker = replicas.backend.only
+
+        replicas.empty()
+        during = await asyncio.gather(stepped(first, "a"), stepped(second, "b"))
+        await is_whole(first)
+
+        assert not any(step.error for step in during)
+        assert await leases(first) == before
+        assert await first.used() == 3
+        assert not (await stepped(second, "c")).error
+        assert (replicas.backend.asked, replicas.backend.stopped) == (1, [])
+        assert worker.ran == ["go_on"] * 3
+        for name in before:
+            await second.sessions.close(OWNER, name)
+        assert (await first.used(), worker.sessions) == (0, {})
+
+
+async def test_who_waits_for_a_slot_over_the_loss_gets_one_that_is_really_free(replicas: Replicas) -> None:
+    replicas.environments = [environment(slots=2, max_workers=1)]
+    async with replicas.serving() as first, replicas.serving() as second:
+        for name in ("a", "b"):
+            await opened(first, name)
+        worker = replicas.backend.only
+        waiting = asyncio.ensure_future(opened(second, "c"))
+        await first.eventually_waiting(1)
+
+        replicas.empty()
+        late = asyncio.ensure_future(opened(first, "d"))
+        await is_whole(first)
+        await first.eventually_waiting(2)
+        assert len(worker.sessions) == 2, "no slot is given away twice"
+        for name in ("a", "b"):
+            await second.sessions.close(OWNER, name)
+
+        assert {(await waiting).name, (await late).name} == {"c", "d"}
+        assert await first.used() == 2
+        assert len(worker.sessions) == 2
+
+
+async def test_a_foreign_worker_keeps_what_replicas_remember_takes_no_more_and_goes(replicas: Replicas) -> None:
+    replicas.environments = [image(Protocol.OPENENV, slots=4, max_workers=2)]
+    async with replicas.serving() as first, replicas.serving() as second:
+        before = {"a": (await opened(first, "a")).lease, "b": (await opened(second, "b")).lease}
+        async with replicas.serving() as third:
+            await opened(third, "c")
+        worker = replicas.backend.only.worker.id
+
+        replicas.empty()
+        await is_whole(first)
+
+        assert await leases(first) == before
+        [entry] = await first.workers("image")
+        assert (entry.worker.id, entry.worker.state, entry.used) == (worker, WorkerState.DRAINING, 2)
+        new = await opened(first, "d")
+        assert new.worker != worker, "nobody knows what else the old one holds"
+        for gateway, name in ((first, "a"), (second, "b")):
+            assert not (await stepped(gateway, name, COUNT)).error
+        with pytest.raises(SessionNotFound):
+            await stepped(first, "c", COUNT)
+        for name in ("a", "b"):
+            await first.sessions.close(OWNER, name)
+        await until(lambda: worker in replicas.backend.stopped)
+
+
+async def test_a_worker_that_does_not_answer_is_not_taken_back_and_the_audit_removes_it(replicas: Replicas) -> None:
+    async with replicas.serving() as first:
+        await opened(first, "a")
+        worker = replicas.backend.only
+        worker.listing.clear()
+
+        replicas.empty()
+        await is_whole(first)
+        assert await first.workers() == []
+        findings = await first.audit.once()
+
+        assert findings.orphans == (worker.worker.id,)
+        assert not worker.is_running
+        with pytest.raises((SessionNotFound, SessionClosed)):
+            await stepped(first, "a")
+        assert (await opened(first, "a")).worker != worker.worker.id
+
+
+async def test_a_server_of_somebody_elses_goes_on_taking_sessions(replicas: Replicas) -> None:
+    kind = image(Protocol.OPENENV, slots=4)
+    replicas.environments = [replace(kind, server=Server(url="http://127.0.0.1:9"))]
+    async with replicas.serving() as first, replicas.serving() as second:
+        before = {"a": (await opened(first, "a")).lease, "b": (await opened(second, "b")).lease}
+        worker = replicas.backend.only.worker.id
+        stopped = list(replicas.backend.stopped)
+
+        replicas.empty()
+        await is_whole(first)
+
+        assert await leases(first) == before
+        new = await opened(second, "c")
+        assert new.worker == worker
+        [entry] = await first.workers("image")
+        assert (entry.worker.state, entry.used) == (WorkerState.READY, 3)
+        assert replicas.backend.stopped == stopped
+
+
+async def test_an_older_state_that_comes_back_ends_sessions_that_their_workers_have_not(replicas: Replicas) -> None:
+    async with replicas.serving() as first:
+        await opened(first, "a")
+        b = await opened(first, "b")
+        with replicas.world.server.client() as client:
+            kept = {key: client.dump(key) for key in _lasting(replicas.world.keys(client), b)}
+        await first.sessions.close(OWNER, "b")
+        c = await opened(first, "c")
+
+        replicas.empty()
+        with replicas.world.server.client() as client:
+            for key, value in kept.items():
+                assert isinstance(value, bytes)
+                client.restore(key, 0, value)
+        await is_whole(first)
+
+        assert (await leases(first)).keys() == {"a", "c"}
+        assert (await leases(first))["c"] == c.lease
+        assert await first.used() == 2
+        assert set(replicas.backend.only.sessions) == {one.id for one in await first.store.sessions()}
+
+
+def _lasting(keys: list[str], session: Session) -> list[str]:
+    kinds = ("session", "deadlines", "worker", "held", "workers", "free", "number", "fence")
+    return [key for key in keys if key.split(":")[1] in kinds]
+
+
+async def test_a_replica_that_starts_on_an_empty_store_removes_no_worker(replicas: Replicas) -> None:
+    async with replicas.serving() as first:
+        session = await opened(first, "a")
+    worker = replicas.backend.only
+    replicas.empty()
+    later = await replicas.another()
+
+    with pytest.raises(StoreUnavailable):
+        await later.audit.once()
+    await later.pool.made_whole()
+    findings = await later.audit.once(ask=True)
+
+    assert (findings.adopted, findings.orphans, findings.lost) == ((worker.worker.id,), (), ())
+    assert await leases(later) == {"a": session.lease}
+    async with later.looping():
+        assert not (await stepped(later, "a")).error
+    await later.relay.aclose()
+
+
+async def test_two_replicas_that_start_at_once_on_an_empty_store_rebuild_it_once(replicas: Replicas) -> None:
+    async with replicas.serving() as first:
+        session = await opened(first, "a")
+    worker = replicas.backend.only
+    asked = worker.lists_asked
+    replicas.empty()
+
+    async with contextlib.AsyncExitStack() as both:
+        started = await asyncio.gather(
+            *(both.enter_async_context(one) for one in (replicas.serving(), replicas.serving()))
+        )
+        assert [await leases(one) for one in started] == [{"a": session.lease}] * 2
+        assert worker.lists_asked == asked + 1
+        assert worker.is_running
+        assert EnvironmentName("math") in await started[0].store.load()

@@ -1,0 +1,73 @@
+"""What the failure of a start comes to, beyond what a whole gateway shows (tests/service/test_reasons.py)."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.core.errors import EnvironmentUnavailable, PoolExhausted
+from gateway.core.model import EnvironmentLoad, Worker, WorkerId
+from gateway.observe.metrics import Metrics
+from gateway.relay import Relay
+from gateway.starts import TRIALS_ALONE, Starts
+from gateway.stores.memory import MemoryStore
+from tests.contract.store_worlds import MATH, opening, queued
+from tests.fakes.workers import FakeBackend, Start
+from tests.service.stack import environment, stack
+
+
+def starts(store: MemoryStore, backend: FakeBackend, fence: int) -> Starts:
+    return Starts(
+        store=store,
+        backend=backend,
+        upstreams={},
+        transport=Relay(),
+        metrics=Metrics(),
+        fence=lambda: fence,
+        started=lambda environment, seconds: None,
+    )
+
+
+def worker(number: int = 0) -> Worker:
+    return Worker(id=WorkerId(f"w{number}"), environment=MATH, digest="d", slots=1)
+
+
+@pytest.mark.parametrize("leads", [True, False])
+async def test_openings_fail_with_a_start_of_who_leads_and_of_nobody_else(leads: bool) -> None:
+    async with stack() as built:
+        built.backend.starts[MATH] = Start.REFUSED
+        store = built.store
+        mine = starts(store, built.backend, fence=(await store.lead("me", ttl_s=60)).fence if leads else 0)
+        waiting = await queued(store, opening(), wait_s=0.5)
+
+        await mine.begin(worker())
+        await mine.run(worker(), environment())
+
+        with pytest.raises(EnvironmentUnavailable if leads else PoolExhausted):
+            await waiting
+
+
+async def test_ids_are_those_that_start_here_from_before_the_store_knows_them() -> None:
+    async with stack() as built:
+        mine = starts(built.store, built.backend, fence=0)
+        assert mine.ids() == frozenset()
+
+        await mine.begin(worker())
+
+        assert mine.ids() == {"w0"}
+        assert "w0" in mine
+
+
+async def test_a_trial_is_wanted_when_somebody_asked_since_the_last_failure_and_not_before() -> None:
+    async with stack() as built:
+        built.backend.starts[MATH] = Start.REFUSED
+        mine = starts(built.store, built.backend, fence=1)
+        for number in range(TRIALS_ALONE):
+            assert not mine.wants_trial(MATH, EnvironmentLoad(arrivals=number))
+            await mine.begin(worker(number))
+            await mine.run(worker(number), environment())
+
+        assert not mine.wants_trial(MATH, EnvironmentLoad(arrivals=7))  # who asked before has been answered
+        assert not mine.wants_trial(MATH, EnvironmentLoad(arrivals=7))
+        assert mine.wants_trial(MATH, EnvironmentLoad(arrivals=8))
+        assert not mine.wants_trial(MATH, EnvironmentLoad(arrivals=2)), "a store that lost its data counts anew"
+        assert mine.wants_trial(MATH, EnvironmentLoad(arrivals=3))

@@ -1,6 +1,6 @@
 # Short names for the scripts. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help run demo up down test check lint tasks bench clean
+.PHONY: help run demo up down test check lint tasks bench soak clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,7 +41,18 @@ tasks: ## make the task files of the math environment anew
 bench: ## the benchmarks
 	scripts/install bench
 	scripts/openenv-clients --server
+	@scripts/redis >/dev/null
 	.venv/bin/python -m bench.run $(ARGS)
+
+MINUTES ?= 20
+
+soak: ## two replicas under load for MINUTES (20) while things break; needs an engine and Redis
+	scripts/install bench
+	scripts/docker-engine
+	@scripts/redis >/dev/null
+	scripts/base-image
+	scripts/build-images base
+	.venv/bin/python -m bench.soak --minutes $(MINUTES) $(ARGS)
 
 clean: ## remove the venv, caches and builds of this checkout, and images that newer builds replaced
 	rm -rf .venv .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist

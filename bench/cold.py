@@ -21,7 +21,7 @@ from typing import Any
 from docker import APIClient
 
 from bench.http1 import Address, Connection, connect, request_bytes
-from bench.opens import Opens, in_turn, open_figures, open_table
+from bench.opens import S6_P50_MS, S6_P99_MS, Opens, in_turn, open_figures, open_table
 from bench.processes import StartError
 from bench.report import Goal, Report, Table, number
 from bench.stats import latencies, ratio
@@ -227,6 +227,16 @@ def make_report(samples: Samples, *, plan: Plan) -> Report:
                 bound=S6_TIMES,
                 at_least=True,
                 unit="x",
+            ),
+            *(
+                Goal(
+                    id="S6",
+                    what=f"create to first prompt on a warm pool of containers, {share}",
+                    value=value,
+                    bound=bound,
+                    unit="ms",
+                )
+                for share, value, bound in (("p50", warm.p50_ms, S6_P50_MS), ("p99", warm.p99_ms, S6_P99_MS))
             ),
         ],
         tables=[

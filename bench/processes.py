@@ -104,9 +104,20 @@ class ServerProcess:
                 async with asyncio.timeout(STOP_S):
                     await self._process.wait()
 
+    async def kill(self) -> None:
+        """End it at once, without a word."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+
     def tail(self, lines: int = 20) -> str:
         """The last lines of its output."""
         return "\n".join(self._output().splitlines()[-lines:])
+
+    @property
+    def output(self) -> str:
+        """All that it wrote."""
+        return self._output()
 
     def usage(self) -> Usage:
         """What the process itself has used."""

@@ -20,7 +20,21 @@ import uvloop
 from docker.errors import DockerException
 from rich.console import Console
 
-from bench import areal, calls, cold, footprint, openenv, openenv_tasks, opens, results, sandbox_samples, sandboxes
+from bench import (
+    areal,
+    calls,
+    cold,
+    footprint,
+    many_containers,
+    openenv,
+    openenv_tasks,
+    opens,
+    results,
+    sandbox_samples,
+    sandboxes,
+    scale,
+    store_trips,
+)
 from bench.episodes import WrongAnswer
 from bench.machine import commit, load_average, machine, versions
 from bench.processes import StartError
@@ -42,9 +56,12 @@ class Part(StrEnum):
     SANDBOXES = "sandboxes"
     OPENENV_TASKS = "openenv_tasks"
     DOCKER = "docker"
+    STORE = "store"
+    SCALE = "scale"
+    MANY_CONTAINERS = "many_containers"
 
 
-ON_DOCKER = (Part.OPENENV_TASKS, Part.DOCKER)
+ON_DOCKER = (Part.OPENENV_TASKS, Part.DOCKER, Part.MANY_CONTAINERS)
 """Parts that are nothing without an engine."""
 
 
@@ -61,6 +78,9 @@ class Plans:
     sandboxes: sandbox_samples.Plan
     openenv_tasks: openenv_tasks.Plan
     docker: cold.Plan
+    store: store_trips.Plan
+    scale: scale.Plan
+    many_containers: many_containers.Plan
 
     @classmethod
     def of(cls, *, quick: bool, docker: bool, engine: str, base_image: str) -> Plans:
@@ -78,6 +98,11 @@ class Plans:
             ),
             sandboxes=replace(boxes, docker=docker, engine=engine),
             docker=replace(cold.QUICK if quick else cold.Plan(), engine=engine, base_image=base_image),
+            store=store_trips.QUICK if quick else store_trips.Plan(),
+            scale=scale.QUICK if quick else scale.Plan(),
+            many_containers=replace(
+                many_containers.QUICK if quick else many_containers.Plan(), engine=engine, base_image=base_image
+            ),
         )
 
     async def run(self, part: Part, made: Servers) -> Report:
@@ -96,11 +121,17 @@ class Plans:
             return await openenv_tasks.run(made, self.openenv_tasks)
         if part is Part.SANDBOXES:
             return await sandboxes.run(made, self.sandboxes)
+        if part is Part.STORE:
+            return await store_trips.run(made, self.store)
+        if part is Part.SCALE:
+            return await scale.run(made, self.scale)
+        if part is Part.MANY_CONTAINERS:
+            return await many_containers.run(made, self.many_containers)
         return await cold.run(made, self.docker)
 
 
 def main(
-    quick: Annotated[bool, typer.Option("--quick", help="Shorter: some two minutes.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Shorter: some four minutes.")] = False,
     only: Annotated[list[Part] | None, typer.Option(help="Run these parts only; may stand several times.")] = None,
     docker: Annotated[bool, typer.Option("--docker", help="Measure on a Docker engine, too.")] = False,
     engine: Annotated[str, typer.Option(help="That engine.")] = cold.ENGINE,

@@ -100,7 +100,7 @@ def test_without_a_step_no_goal_is_met() -> None:
 
 def test_sessions_that_end_late_never_or_early_are_told() -> None:
     idle = Idle(
-        opened=5, open_s=1.0, cpu_share={"gateway": 0.02, "its workers": 0.5}, late_s=[-1.0, -0.1, 0.5, 2.0], never=1
+        opened=5, open_s=1.0, cpu_share={"gateway": 0.02, "its workers": 0.5}, late_s=[-0.1, 0.5, 2.0], early=1, never=1
     )
 
     report = scale.make_report([Round(1.0, samples_s=[1.0] * 4)], idle, plan=replace(scale.QUICK, at_once=5, idle=6))

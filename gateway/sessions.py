@@ -204,9 +204,7 @@ class Sessions:
         entry = self._remembered.get(opening.id)
         ended = await self._begin_close(opening.id, CloseReason.DELETED)
         if entry is not None:  # only now: what this breaks off asks the store why
-            self._remembered.forget(
-                opening.id, entry.session.lease
-            )  # only now: what this breaks off asks the store why
+            self._remembered.forget(opening.id, entry.session.lease)
             entry.end()
         if ended is None:
             return None

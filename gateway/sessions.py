@@ -72,6 +72,8 @@ EDGE_S = 3 * TICK_S
 STORE_PATIENCE_S = 10.0
 """A Redis that is started again, or failed over, is there and rebuilt within this; a trainer would lose an episode."""
 STORE_PAUSE_S = 0.25
+OWING_S = 2.0
+"""How long a store that did not count a turn is spared, and its session's steps with it."""
 CLEANUP_S = 30.0
 DRAIN_PAUSE_S = 0.02
 RETRY_PAUSE_S = 0.05
@@ -517,6 +519,8 @@ class Sessions:
         """
         entry = await self._entry(session_id(owner, name))
         session = entry.session
+        if time.monotonic() < entry.owes_until:
+            return _owing(entry, key)
         try:
             while entry.owed:
                 entry.turns = await self._store.count_turn(session.id, session.lease, key=entry.owed[0])
@@ -524,9 +528,8 @@ class Sessions:
             entry.turns = await self._store.count_turn(session.id, session.lease, key=key)
         except StoreUnavailable as error:
             logger.warning("turn_owed session=%s error=%s", session.id, error)
-            if not key or key not in entry.owed:
-                entry.owed.append(key)
-            return entry.turns + len(entry.owed)
+            entry.owes_until = time.monotonic() + OWING_S
+            return _owing(entry, key)
         return entry.turns
 
     async def _ask(
@@ -749,6 +752,13 @@ class Sessions:
             await asyncio.wait(self._cleanups, timeout=max(0.0, deadline - time.monotonic()))
         with contextlib.suppress(StoreUnavailable):
             await self.write_notes()
+
+
+def _owing(entry: Entry, key: str) -> int:
+    """Note a turn that the store is to count later; returns which one it is."""
+    if not key or key not in entry.owed:
+        entry.owed.append(key)
+    return entry.turns + len(entry.owed)
 
 
 def _opening(

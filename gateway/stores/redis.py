@@ -47,6 +47,7 @@ paced                  hash    each replica's last reading of its clock and  its
                                of Redis'                                     later, when another process begins
 replicas               hash    replicas, and when each last said a word      its last field goes; a field a day after
                                                                              the last word
+heard                  string  when any replica last said a word             for ever
 openings:<replica>     hash    sessions that it is opening, and their        its last field goes, or the replica
                                leases
 =====================  ======  ============================================  ==========================================

@@ -635,7 +635,7 @@ async def test_when_all_sessions_and_workers_are_gone_so_are_their_keys(redis_wo
     with redis_world.server.client() as client:
         left = {key.split(":")[1]: client.ttl(key) for key in redis_world.keys(client)}
 
-    for kind in ("number", "paced", "jumped", "counts", "fence", "whole", "replicas"):
+    for kind in ("number", "paced", "jumped", "counts", "fence", "whole", "replicas", "heard"):
         assert left.pop(kind) == -1
     assert set(left) <= {"session", "leader", "failed", "cause", "pace"}
     assert all(0 <= ttl_s <= 600 for ttl_s in left.values()), left  # in whole seconds

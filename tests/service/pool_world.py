@@ -357,6 +357,7 @@ class PoolWorld(Checked):
                 "jumped",
                 "paced",
                 "replicas",
+                "heard",
             }
             assert kinds <= kept, f"{kinds - kept} are left in Redis"
 

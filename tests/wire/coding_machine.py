@@ -13,10 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import docker
+import docker.errors
 
+from tests.fakes.eventually import eventually_now
 from tests.wire.gateways import Gateway
 
 IMAGE = "env-gateway/base"
+WAIT_S = 60
+"""For a program of a moment on a machine that is full."""
 
 _LIST = """
 import json, os
@@ -115,29 +119,76 @@ class Machine:
         assert [len(tree.parents) for tree in await self.trees() if len(tree.parents) > 3] == []
 
     async def kill(self, process: Process) -> None:
-        """End *process* without a warning."""
-        await asyncio.to_thread(self._beside, process, _KILL)
+        """End *process* without a warning; it is gone then."""
+        await asyncio.to_thread(self._killed, process)
 
     async def mounts(self, process: Process) -> int:
         """Count the sandboxes' mounts that *process* sees."""
-        return int(await asyncio.to_thread(self._beside, process, _MOUNTS))
+        status, printed = await asyncio.to_thread(self._beside, process, _MOUNTS)
+        assert status == 0, printed
+        return int(printed)
 
     def _tree(self, worker: str) -> Tree:
-        (container,) = self._engine.containers.list(filters={"name": worker})
-        status, printed = container.exec_run(["python3", "-ISc", _LIST], user="0")
-        assert status == 0, printed
-        assert isinstance(printed, bytes)
-        return Tree(str(container.id), dict(json.loads(printed)))
+        found = self._engine.containers.list(filters={"name": worker})
+        assert len(found) == 1, f"{worker} has {len(found)} containers"  # none: the worker is being stopped
+        tree = self._listed(str(found[0].id))
+        assert tree is not None, f"{worker} is being stopped"
+        return tree
 
-    def _beside(self, process: Process, program: str) -> bytes:
-        """Run a Python *program* on *process*, with rights that nobody in its container has; what it prints."""
-        printed: bytes = self._engine.containers.run(
+    def _killed(self, process: Process) -> None:
+        """End *process* and wait until it is gone.
+
+        Where its container ends with it, so does the killer, which shares its PID namespace: what becomes of the
+        killer says nothing then.
+        """
+        status, printed = self._beside(process, _KILL)
+        eventually_now(lambda: self._is_gone(process, f"{status}: {printed!r}"))
+
+    def _is_gone(self, process: Process, told: str) -> None:
+        tree = self._listed(process.container)
+        assert tree is None or process.pid not in tree.parents, f"{process} still runs; its killer said {told}"
+
+    def _listed(self, container: str) -> Tree | None:
+        """The live processes of *container*; None where it has ended.
+
+        Raises:
+            AssertionError: it lives, and does not tell.
+        """
+        try:
+            found = self._engine.containers.get(container)
+            status, printed = found.exec_run(["python3", "-ISc", _LIST], user="0")
+        except docker.errors.NotFound:
+            return None
+        except docker.errors.APIError as error:
+            status, printed = None, str(error).encode()
+        if status == 0:
+            assert isinstance(printed, bytes)
+            return Tree(container, dict(json.loads(printed)))
+        try:
+            found.reload()
+        except docker.errors.NotFound:
+            return None
+        assert found.status not in ("running", "created"), (status, printed)
+        return None
+
+    def _beside(self, process: Process, program: str) -> tuple[int, bytes]:
+        """Run a Python *program* on *process*, with rights that nobody in its container has.
+
+        In a container of its own, which is removed here and not by the engine: one that ends at once would be gone
+        before it was waited for. Gives the program's status, 137 where the process took the namespace with it, and
+        what it printed.
+        """
+        beside = self._engine.containers.create(
             IMAGE,
             ["python3", "-ISc", program, str(process.pid)],
             user="0",
             pid_mode=f"container:{process.container}",
             cap_add=["KILL", "SYS_PTRACE"],
             network_disabled=True,
-            remove=True,
         )
-        return printed
+        try:
+            beside.start()
+            status = int(beside.wait(timeout=WAIT_S)["StatusCode"])
+            return status, beside.logs()
+        finally:
+            beside.remove(force=True)

@@ -30,6 +30,7 @@ redis.call('HSET', key('paced'), clock, whole(caller_ms) .. ' ' .. whole(now))
 -- What a replica that is gone was opening becomes due: nobody finishes it. That it is gone is remembered for as long as
 -- tickets of it may be there.
 redis.call('HSET', key('replicas'), ARGV[1], whole(now))
+redis.call('SET', key('heard'), whole(now))
 local heard = redis.call('HGETALL', key('replicas'))
 for i = 1, #heard, 2 do
   local heard_ms = tonumber(heard[i + 1])

@@ -1,0 +1,87 @@
+"""What the engine tells of an instance's containers, kept in order: what lived when, seen past the gateway."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import docker
+
+from tests.wire.stack import INSTANCE_LABEL
+
+SERVER_ROLES = ("", "server")
+"""A container of another role (a forwarder) is the second one of a worker."""
+PROBE = "probe-"
+"""What the ids of containers begin with that a gateway creates at its start and never runs."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happened to a container."""
+
+    action: str
+    """``create``, ``start``, ``oom``, ``die``, ``destroy`` …"""
+    worker: str
+    environment: str
+    at: float
+    """Unix time in seconds, of the engine."""
+
+
+class EngineEvents:
+    """Follows the events of one instance, at the engine of that URL, in a thread."""
+
+    def __init__(self, instance: str, engine: str) -> None:
+        self._instance = instance
+        self._engine = docker.DockerClient(base_url=engine, version="auto")
+        self._stream: Any = None
+        self._thread: threading.Thread | None = None
+        self._events: list[Event] = []
+
+    @property
+    def all(self) -> list[Event]:
+        """What happened so far."""
+        return list(self._events)
+
+    def of(self, action: str, **where: str) -> list[Event]:
+        """The events of one action, of a ``worker`` or an ``environment`` only where it is given."""
+        return [
+            event
+            for event in self.all
+            if event.action == action and all(getattr(event, name) == value for name, value in where.items())
+        ]
+
+    def most_alive(self, environment: str) -> int:
+        """How many workers of *environment* there were at most at any moment."""
+        alive: set[str] = set()
+        most = 0
+        for event in self.all:
+            if event.environment == environment and event.action == "create":
+                alive.add(event.worker)
+            elif event.environment == environment and event.action == "destroy":
+                alive.discard(event.worker)
+            most = max(most, len(alive))
+        return most
+
+    def start(self) -> None:
+        self._stream = self._engine.events(
+            decode=True, filters={"type": "container", "label": f"{INSTANCE_LABEL}={self._instance}"}
+        )
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+        if self._thread is not None:
+            self._thread.join(10)
+        self._engine.close()
+
+    def _follow(self) -> None:
+        with contextlib.suppress(Exception):  # a closed stream ends with whatever its library says
+            for event in self._stream:
+                told = event["Actor"]["Attributes"]
+                worker, environment = told.get("env-gateway.worker", ""), told.get("env-gateway.environment", "")
+                if told.get("env-gateway.role", "") in SERVER_ROLES and not worker.startswith(PROBE):
+                    self._events.append(Event(event["Action"], worker, environment, event["timeNano"] / 1e9))

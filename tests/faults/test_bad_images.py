@@ -1,0 +1,124 @@
+"""An environment whose workers never get ready: its breaker opens with the reason, and the others go on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import httpx
+import pytest
+
+from tests.fakes.eventually import eventually
+from tests.faults.invariants import at_rest, nothing_left
+from tests.faults.players import counted, delete_all, opened
+from tests.faults.world import IMAGE, World, environment_toml, running
+from tests.wire.raw import create, new_sid
+
+POOL = {"slots": 4, "max_workers": 2}
+START_S = 3
+MENDED = "env-gateway/faults-mended"
+MENDED_WITHIN_S = 60.0
+"""Longer than the longest pause before another try."""
+
+BROKEN = {
+    "absent": environment_toml("absent", image="env-gateway/no-such-image", pool=POOL),
+    "crash": environment_toml("crash", variables={"MODE": "crash"}, pool=POOL),
+    "silent": environment_toml("silent", variables={"MODE": "silent"}, pool=POOL, timeouts={"start_s": START_S}),
+    "port": environment_toml("port", server={"port": 9999}, pool=POOL, timeouts={"start_s": START_S}),
+}
+SAID = {
+    "absent": ("no image env-gateway/no-such-image",),
+    "crash": ("cannot load the weights", "unruly begins"),
+    "silent": ("not ready within 3 s", "still downloading"),
+    "port": ("not ready within 3 s", "unruly begins"),
+}
+"""What the error has to tell: the cause, and the end of the log where there is one."""
+OUTCOME = {"absent": "failed", "crash": "failed", "silent": "timeout", "port": "timeout"}
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    healthy = environment_toml("healthy", pool=POOL)
+    with running(healthy, *BROKEN.values()) as world:
+        yield world
+
+
+@pytest.fixture
+async def http(world: World) -> AsyncIterator[httpx.AsyncClient]:
+    async with world.http() as http:
+        yield http
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+async def test_the_reason_is_told_and_the_breaker_opens(world: World, http: httpx.AsyncClient, broken: str) -> None:
+    episode = await opened(http, "healthy")
+    together = [asyncio.create_task(_try(http, broken)) for _ in range(5)]
+    meanwhile = await counted(episode)
+    refused = [await answer for answer in together]
+    await eventually(lambda: _breaker_is_open(world, http, broken))
+    tries = len(world.events.of("create", environment=broken))
+    at_once = [await _try(http, broken) for _ in range(10)]
+    afterwards = await counted(episode)
+    await delete_all([episode])
+
+    for answer in refused + at_once:
+        assert answer.status_code == 503, answer.text
+        assert int(answer.headers["retry-after"]) >= 1
+        assert all(words in answer.json()["detail"] for words in SAID[broken]), answer.text
+        assert "reward" not in answer.text
+    # Nobody's create starts a worker while the breaker is open; the pool's own next trial may.
+    assert len(world.events.of("create", environment=broken)) <= tries + 1
+    assert (meanwhile, afterwards) == (1, 2)
+    assert await world.metric("gateway_worker_starts_total", environment=broken, outcome=OUTCOME[broken]) >= 1
+    assert f"worker_start_failed environment={broken}" in world.log
+    await at_rest(world)
+
+
+async def test_a_mended_image_closes_the_breaker() -> None:
+    name = f"{MENDED}-{new_sid()[:8]}"
+    with running(environment_toml("mended", image=name, pool=POOL)) as world:
+        try:
+            _make_crash(world, name)
+            async with world.http() as http:
+                refused = await _try(http, "mended")
+                await eventually(lambda: _breaker_is_open(world, http, "mended"))
+                world.engine.images.get(IMAGE).tag(name)
+                await eventually(lambda: _is_served(http, "mended"), within_s=MENDED_WITHIN_S)
+                episode = await opened(http, "mended")
+                count = await counted(episode)
+                await delete_all([episode])
+            await nothing_left(world)
+        finally:
+            world.engine.images.remove(name, force=True)
+
+    assert refused.status_code == 503
+    assert "cannot load the weights" in refused.json()["detail"]
+    assert count == 1
+
+
+async def _try(http: httpx.AsyncClient, environment: str) -> httpx.Response:
+    return await create(http, new_sid(), env_name=environment, task_spec={})
+
+
+async def _breaker_is_open(world: World, http: httpx.AsyncClient, environment: str) -> None:
+    """Assert that a create is refused without a start of its own."""
+    tries = len(world.events.of("create", environment=environment))
+    answer = await _try(http, environment)
+    assert answer.status_code == 503
+    assert len(world.events.of("create", environment=environment)) == tries
+
+
+async def _is_served(http: httpx.AsyncClient, environment: str) -> None:
+    sid = new_sid()
+    answer = await create(http, sid, env_name=environment, task_spec={})
+    assert answer.status_code == 200, answer.text
+    await http.post("/delete", headers={"X-Session-ID": sid})
+
+
+def _make_crash(world: World, name: str) -> None:
+    """Make an image of that name that ends at once."""
+    made = world.engine.containers.create(IMAGE, network_disabled=True)
+    try:
+        made.commit(repository=name, changes=["ENV MODE=crash", 'CMD ["python3", "server.py"]'])
+    finally:
+        made.remove(force=True)

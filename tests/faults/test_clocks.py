@@ -1,0 +1,106 @@
+"""Wall clocks jump by an hour, Redis' and the gateway's: nobody is culled early, and nobody lives on."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.eventually import eventually
+from tests.faults.invariants import at_rest
+from tests.faults.mortal_redis import MortalRedis
+from tests.faults.players import counted, delete_all, opened, step
+from tests.faults.steady import LATE_S, Crowd, brief_toml, crowd, is_gone, no_slot_is_leased_twice, steady_toml
+from tests.faults.wall_clock import WallClock
+from tests.faults.world import World, environment_toml, running
+
+HOUR_S = 3600
+JUMPS = (HOUR_S, 0, -HOUR_S)
+"""How far the clock is ahead, one after the other: an hour forward, and two back."""
+IDLE_S = 4
+UNRULY = steady_toml(slots=10, min_workers=1, max_workers=2, idle_worker_s=300)
+BRIEF = brief_toml(IDLE_S)
+FULL = environment_toml("full", pool={"slots": 1, "min_workers": 1, "max_workers": 1}, timeouts={"open_s": 120})
+
+
+@pytest.mark.parametrize("whose", ["Redis'", "the gateways'"])
+async def test_a_wall_clock_jumps(whose: str, tmp_path: Path, measured: Callable[[str, float, str], None]) -> None:
+    clock = WallClock(tmp_path)
+    server = partial(MortalRedis, variables=clock.variables if whose == "Redis'" else {})
+    settings = clock.variables if whose != "Redis'" else {}
+    with running(UNRULY, BRIEF, FULL, replicas=2, redis=server, **settings) as world:
+        async with crowd(world) as everybody, world.http(0) as http:
+            for replica in (0, 1):
+                await everybody.ors(replica)
+                await everybody.areal(replica)
+                await everybody.openenv(replica)
+            silent = await opened(http, "unruly")  # it never says a word: what is known of it is its deadline
+            holder = await opened(http, "full")
+            waiting = asyncio.create_task(opened(http, "full"))
+            await eventually(lambda: _waits(world))
+            await everybody.goes_on()
+            for ahead_s in JUMPS:
+                await _jumps(world, everybody, clock, ahead_s, measured)
+                told = _time_of_redis(world) if whose == "Redis'" else _time_of_a_gateway(world)
+                assert abs(told - time.time() - ahead_s) < 60, "the clock did not jump"
+                assert silent.sid in {session["name"] for session in await world.sessions()}
+                assert not waiting.done(), "an opening that waits was dropped"
+            assert await counted(silent) == 1
+            await delete_all([holder])
+            assert await counted(await waiting) == 1
+            everybody.move()
+            await everybody.goes_on()
+            await eventually(lambda: no_slot_is_leased_twice(world))
+            await delete_all([silent, await waiting])
+            await everybody.leave()
+        assert world.events.of("die") == []
+        await at_rest(world)
+
+
+async def _jumps(
+    world: World,
+    everybody: Crowd,
+    clock: WallClock,
+    ahead_s: int,
+    measured: Callable[[str, float, str], None],
+) -> None:
+    """Let the clock jump in the middle of the idle time of a session, which must last as long as ever."""
+    async with world.http(1) as http:
+        idle = await opened(http, "brief")
+        await everybody.goes_on()
+        # The clock jumps between the end of its step and the note of it, which says how long ago that was.
+        await counted(idle)
+        idle_at = time.monotonic()
+        clock.set(ahead_s)
+        while time.monotonic() < idle_at + IDLE_S / 2:
+            await everybody.goes_on(1)
+        fresh = await opened(http, "unruly")
+        assert await counted(fresh) == 1
+        await eventually(lambda: is_gone(world, idle.sid), within_s=IDLE_S + LATE_S)
+        lived_s = time.monotonic() - idle_at
+        measured(f"clock {ahead_s:+d} s: an idle session (idle time {IDLE_S} s) ended after", lived_s, "s")
+        assert lived_s >= IDLE_S
+        assert "expired" in (await step(idle, "count")).error
+        await everybody.goes_on()
+        await delete_all([fresh])
+
+
+def _time_of_redis(world: World) -> float:
+    with world.database() as database:
+        seconds, _ = database.time()
+    return float(seconds)
+
+
+def _time_of_a_gateway(world: World) -> float:
+    """When it wrote its last line."""
+    stamps = re.findall(r"^(\d+-\d+-\d+ \d+:\d+:\d+),", world.gateways[1].log, re.MULTILINE)
+    return time.mktime(time.strptime(stamps[-1], "%Y-%m-%d %H:%M:%S"))
+
+
+async def _waits(world: World) -> None:
+    assert await world.waiting("full") == 1

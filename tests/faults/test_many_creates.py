@@ -1,0 +1,97 @@
+"""Five hundred creates on a pool of ten: in order of arrival, a bounded queue, and never an eleventh container."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import httpx
+
+from tests.fakes.eventually import eventually
+from tests.faults.invariants import at_rest, nothing_left
+from tests.faults.players import counted, delete_all, open_many
+from tests.faults.world import World, environment_toml, running
+from tests.wire.raw import RawEpisode, create, new_sid
+
+WORKERS = 10
+IN_ORDER = 30
+"""So many creates come one by one, so that their order of arrival is known."""
+
+
+async def test_they_are_served_in_order_or_told_when_to_come_again(
+    scaled: Callable[[int], int], measured: Callable[[str, float, str], None]
+) -> None:
+    number = scaled(500)
+    room = number * 4 // 5
+    pool = {"slots": 1, "max_workers": WORKERS, "idle_worker_s": 2}
+    with running(environment_toml("unruly", pool=pool), GATEWAY_QUEUE_MAX=str(room)) as world:
+        async with world.http() as http:
+            holders = await open_many(http, "unruly", WORKERS)
+            served: list[int] = []
+            queue = []
+            for n in range(IN_ORDER):
+                queue.append(asyncio.create_task(_play(http, n, served)))
+                await eventually(lambda n=n: _waiting(world, n + 1))  # type: ignore[misc]
+            crowd = [asyncio.create_task(_play(http, n, served)) for n in range(IN_ORDER, number - WORKERS)]
+            refused = number - WORKERS - room
+            await eventually(lambda: _ended(crowd, refused))
+
+            # One slot at a time, and only then all: ten at once may overtake each other on their way out.
+            await delete_all(holders[:1])
+            await asyncio.gather(*queue)
+            await delete_all(holders[1:])
+            answers = await asyncio.gather(*queue, *crowd)
+
+        taken = [answer for answer in answers if answer.status_code == 200]
+        told = [answer for answer in answers if answer.status_code != 200]
+        measured("creates served", len(taken), "")
+        assert served[:IN_ORDER] == list(range(IN_ORDER))
+        assert len(taken) == room
+        assert {answer.status_code for answer in told} == {429}
+        assert all(int(answer.headers["retry-after"]) >= 1 for answer in told)
+        assert world.events.most_alive("unruly") == WORKERS
+        await at_rest(world)
+        assert (
+            await world.metric("gateway_sessions_refused_total", environment="unruly", code="pool_exhausted") == refused
+        )
+        # After such a crowd workers are kept for the next one; the next life of the gateway expects none.
+        assert world.gateway.stop() == 0
+        world.gateway.restart()
+        await nothing_left(world)
+
+
+async def test_a_trainer_with_few_creates_is_not_behind_one_with_many() -> None:
+    pool = {"slots": 1, "max_workers": 1}
+    with running(environment_toml("unruly", pool=pool)) as world:
+        async with world.http() as alice, world.http(owner="bob") as bob:
+            (holder,) = await open_many(alice, "unruly", 1)
+            served: list[int] = []
+            many = [asyncio.create_task(_play(alice, n, served)) for n in range(40)]
+            await eventually(lambda: _waiting(world, 40))
+            one = asyncio.create_task(_play(bob, 1000, served))
+            await eventually(lambda: _waiting(world, 41))
+            await delete_all([holder])
+            answers = await asyncio.gather(one, *many)
+
+        assert {answer.status_code for answer in answers} == {200}
+        assert served.index(1000) <= 2, f"bob was served after {served.index(1000)} of alice's"
+        await at_rest(world)
+
+
+async def _play(http: httpx.AsyncClient, n: int, served: list[int]) -> httpx.Response:
+    """Create, note when it was served, take a step and leave."""
+    episode = RawEpisode(http, new_sid(), "unruly")
+    answer = await create(http, episode.sid, env_name="unruly", task_spec={"start": n})
+    if answer.status_code == 200:
+        served.append(n)
+        assert await counted(episode) == n + 1
+        await delete_all([episode])
+    return answer
+
+
+async def _waiting(world: World, number: int) -> None:
+    assert await world.waiting("unruly") == number
+
+
+async def _ended(tasks: list[asyncio.Task[httpx.Response]], number: int) -> None:
+    assert len([task for task in tasks if task.done()]) == number

@@ -1,0 +1,110 @@
+"""Redis is killed and comes back with its data, with older data or with none.
+
+Two replicas serve sessions of each protocol, which are stepped all the time. No step fails or runs twice, no session is
+lost, and no slot is leased twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from tests.fakes.eventually import eventually
+from tests.faults.invariants import at_rest
+from tests.faults.mortal_redis import MortalRedis, is_whole, mortal
+from tests.faults.players import delete_all, open_many, opened, step
+from tests.faults.steady import (
+    LATE_S,
+    Crowd,
+    brief_toml,
+    crowd,
+    gone_at,
+    no_slot_is_leased_twice,
+    of_every_protocol,
+    patient_create,
+    steady_toml,
+)
+from tests.faults.world import World, running
+from tests.wire.raw import create, new_sid
+
+SLOTS = 10
+WORKERS = 2
+IDLE_S = 8
+UNRULY = steady_toml(slots=SLOTS, min_workers=WORKERS, max_workers=WORKERS)
+BRIEF = brief_toml(IDLE_S)
+
+
+@pytest.mark.parametrize("comes_back", ["with its data", "with older data", "without data"])
+async def test_it_is_killed(comes_back: str, measured: Callable[[str, float, str], None]) -> None:
+    redis = partial(MortalRedis, keeps_all=comes_back == "with its data")
+    with running(UNRULY, BRIEF, replicas=2, redis=redis) as world:
+        async with crowd(world) as everybody, world.http(1) as http:
+            await of_every_protocol(everybody)
+            if comes_back == "with older data":
+                await _older(everybody)
+            idle = await opened(http, "brief")
+            idle_at = time.monotonic()
+            await everybody.goes_on()
+            rebuilt_before = world.log.count("store_rebuilt")
+
+            mortal(world).kill()
+            await everybody.goes_on(10)
+            wish = asyncio.create_task(patient_create(http))
+            await asyncio.to_thread(mortal(world).start)
+            began_at = time.monotonic()
+            await is_whole(world, rebuilt_before)
+            whole_at = time.monotonic()
+            gone = asyncio.create_task(gone_at(world, idle.sid))
+            measured("whole again after Redis' return", whole_at - began_at, "s")
+
+            await everybody.goes_on()
+            everybody.move()
+            await everybody.goes_on()
+            await delete_all([await wish])
+            await eventually(lambda: no_slot_is_leased_twice(world))
+            await _full_and_not_fuller(world, everybody)
+            expired_at = await gone
+            measured(f"an idle session (idle time {IDLE_S} s) ended after", expired_at - idle_at, "s")
+            measured("the longest step", everybody.longest_s, "s")
+            late = await step(idle, "count")
+            await everybody.goes_on()
+            await everybody.leave()
+
+        # Its idle time begins anew at most, when the store is whole; what a machine under load takes comes on top.
+        assert idle_at + IDLE_S <= expired_at <= whole_at + IDLE_S + LATE_S
+        assert (late.status, "expired" in late.body) == (410, True)
+        assert world.events.of("die") == []
+        await eventually(lambda: no_slot_is_leased_twice(world))
+        await at_rest(world)
+
+
+async def _older(everybody: Crowd) -> None:
+    """Let the data that are kept know of sessions that are over, and not of those that go on in their slots."""
+    mortal(everybody.world).save()
+    await everybody.leave(*everybody.members[:4])
+    await everybody.ors(0)
+    await everybody.areal(1)
+
+
+async def _full_and_not_fuller(world: World, everybody: Crowd) -> None:
+    """Take every slot that is free; one more create waits. They are given back."""
+    free = SLOTS * WORKERS - len(everybody.members)
+    async with world.http(0) as http:
+        taken = await open_many(http, "unruly", free)
+        more = asyncio.create_task(create(http, new_sid(), env_name="unruly", task_spec={}))
+        await eventually(lambda: _waits(world, 1))
+        await no_slot_is_leased_twice(world)
+        await everybody.goes_on()
+        assert not more.done()
+        more.cancel()
+        await asyncio.wait([more])
+        await eventually(lambda: _waits(world, 0))
+        await delete_all(taken)
+
+
+async def _waits(world: World, number: int) -> None:
+    assert await world.waiting("unruly") == number

@@ -1,0 +1,345 @@
+"""Replicas are replaced one by one under load: no step fails, and none runs twice.
+
+Two gateways share a Redis and an engine, behind a small load balancer that asks each for ``/readyz`` and sends new
+connections to those that are ready. Steps have no retry here but the one that OpenEnv's 1001 allows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import httpx
+import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
+
+from tests.fakes.eventually import eventually, until
+from tests.wire.gateways import TRAINER_KEYS, Gateway
+from tests.wire.raw import new_sid, parse
+from tests.wire.stack import Stack
+from tests.wire.targets import Folder, Roots, token
+
+pytestmark = [pytest.mark.wire, pytest.mark.docker, pytest.mark.redis, pytest.mark.slow]
+
+KEY: Final = {"X-API-Key": TRAINER_KEYS["alice"]}
+ASK_EVERY_S: Final = 0.1
+NOTICE_S: Final = 1.5
+"""Many times what the balancer takes to notice."""
+STEPS: Final = 8
+"""Of one episode; then another one begins."""
+
+
+class Balancer:
+    """Passes connections on to gateways that say that they are ready."""
+
+    def __init__(self) -> None:
+        self.gateways: list[Gateway] = []
+        self.ready: list[Gateway] = []
+        self.refused = 0
+        """Connections that a ready gateway did not take."""
+        self.taken: dict[int, int] = {}
+        """Connections by gateway's process."""
+        self._turn = itertools.count()
+        self._piping: set[asyncio.Task[None]] = set()
+        self.url = ""
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Balancer]:
+        server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        asking = asyncio.ensure_future(self._ask_all())
+        try:
+            yield self
+        finally:
+            asking.cancel()
+            server.close()
+            for task in list(self._piping):
+                task.cancel()
+            await asyncio.gather(asking, *self._piping, return_exceptions=True)
+
+    async def _ask_all(self) -> None:
+        async with httpx.AsyncClient(trust_env=False, timeout=2) as http:
+            while True:
+                asked = list(self.gateways)
+                answers = await asyncio.gather(*(self._is_ready(http, one) for one in asked))
+                self.ready = [one for one, is_ready in zip(asked, answers, strict=True) if is_ready]
+                await asyncio.sleep(ASK_EVERY_S)
+
+    async def _is_ready(self, http: httpx.AsyncClient, gateway: Gateway) -> bool:
+        try:
+            return (await http.get(f"{gateway.url}/readyz", headers={"connection": "close"})).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.ensure_future(self._pass_on(reader, writer))
+        self._piping.add(task)
+        task.add_done_callback(self._piping.discard)
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await until(lambda: self.ready)
+            gateway = self.ready[next(self._turn) % len(self.ready)]
+            url = httpx.URL(gateway.url)
+            try:
+                there_reader, there_writer = await asyncio.open_connection(url.host, url.port)
+            except OSError:
+                self.refused += 1
+                return
+            self.taken[gateway.pid] = self.taken.get(gateway.pid, 0) + 1
+            ways = [
+                asyncio.ensure_future(_pipe(reader, there_writer)),
+                asyncio.ensure_future(_pipe(there_reader, writer)),
+            ]
+            try:
+                await asyncio.wait(ways)
+            finally:
+                for way in ways:
+                    way.cancel()
+                there_writer.close()
+        finally:
+            writer.close()
+
+
+async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Copy one way, the end of it included."""
+    with contextlib.suppress(ConnectionError):
+        while data := await reader.read(2**16):
+            writer.write(data)
+            await writer.drain()
+    with contextlib.suppress(OSError):
+        writer.close()
+
+
+@dataclass(slots=True)
+class Load:
+    """What the clients did."""
+
+    folder: Folder
+    stopping: bool = False
+    steps: dict[str, int] = field(default_factory=dict)
+    """Steps that were answered, by client."""
+    tokens: list[str] = field(default_factory=list)
+    """What ORS steps noted in their worker."""
+    moved: int = 0
+    """Sockets that were closed with 1001."""
+
+    def stepped(self, client: str) -> None:
+        self.steps[client] = self.steps.get(client, 0) + 1
+
+    async def goes_on(self) -> None:
+        """Return when every client has made some more steps."""
+        before = dict(self.steps)
+        await until(lambda: all(self.steps[name] >= count + STEPS for name, count in before.items()), within_s=60)
+
+
+async def ors(load: Load, name: str, url: str) -> None:
+    """Episodes over connections that are kept."""
+    async with httpx.AsyncClient(base_url=url, headers=KEY, trust_env=False, timeout=60) as http:
+        while not load.stopping:
+            sid = {"X-Session-ID": new_sid()}
+            body = {"env_name": "probe", "task_spec": {"folder": load.folder.inside}}
+            created = await http.post("/create", json=body, headers=sid)
+            assert created.status_code == 200, created.text
+            for number in range(STEPS):
+                noted = token()
+                load.tokens.append(noted)
+                answer = await http.post("/probe/call", json={"name": "count", "input": {"token": noted}}, headers=sid)
+                assert answer.status_code == 200, answer.text
+                assert parse(answer.text).text == "1"
+                if number % 4 == 0:  # one that is still under way when its replica is told to leave
+                    answer = await http.post(
+                        "/probe/call", json={"name": "sleep", "input": {"seconds": 0.5}}, headers=sid
+                    )
+                    assert parse(answer.text).text == "slept"
+                load.stepped(name)
+            deleted = await http.post("/delete", headers=sid)
+            assert deleted.status_code == 200, deleted.text
+
+
+async def areal(load: Load, name: str, url: str) -> None:
+    """Episodes with a connection for each request."""
+
+    async def ask(path: str, **body: Any) -> Any:
+        async with httpx.AsyncClient(base_url=url, headers=KEY, trust_env=False, timeout=60) as http:
+            answer = await http.post(f"/areal/counter/api/episode/{path}", json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    while not load.stopping:
+        begun = await ask("start", sample_id=0, config={})
+        value = _number(begun["observation"]["content"])
+        for _ in range(STEPS):
+            action = {"type": "structured", "content": {"name": "add", "arguments": {"n": 1}}}
+            reply = await ask("step", episode_id=begun["episode_id"], action=action)
+            value += 1
+            assert reply["observation"]["content"] == str(value)
+            load.stepped(name)
+        await ask("cancel", episode_id=begun["episode_id"])
+
+
+async def openenv(load: Load, name: str, url: str) -> None:
+    """One session over sockets that follow each other: one that is closed with 1001 is opened again elsewhere."""
+    async with httpx.AsyncClient(base_url=url, headers=KEY, trust_env=False, timeout=60) as http:
+        body = {"jsonrpc": "2.0", "method": "openenv/session/create", "id": 1}
+        id = (await http.post("/openenv/counter/mcp", json=body)).json()["result"]["session_id"]
+    address = f"{url.replace('http', 'ws')}/openenv/counter/ws?session_id={id}"
+    requests = _openenv_requests(load, name)
+    request: str | None = next(requests)
+    while request is not None:
+        async with connect(address, proxy=None, additional_headers=KEY) as socket:
+            try:
+                while request is not None:
+                    await socket.send(request)
+                    reply = json.loads(await socket.recv())
+                    request = requests.send(reply)
+            except ConnectionClosed as closed:
+                if closed.rcvd is None or closed.rcvd.code != 1001:
+                    raise
+                load.moved += 1  # what got no reply was not begun: it is sent again
+
+
+def _openenv_requests(load: Load, name: str) -> Generator[str | None, Any, None]:
+    """What is said on a session, each given the reply to the one before; None ends it."""
+    while not load.stopping:
+        reply = yield json.dumps({"type": "reset", "data": {"split": "train", "index": 0}})
+        assert reply["type"] == "observation", reply
+        value = _number(reply["data"]["observation"]["text"])
+        for _ in range(STEPS):
+            action = {"type": "call_tool", "tool_name": "add", "arguments": {"n": 1}}
+            reply = yield json.dumps({"type": "step", "data": action})
+            assert reply["type"] == "observation", reply
+            value += 1
+            assert reply["data"]["observation"]["result"]["data"] == str(value), reply
+            load.stepped(name)
+    yield None
+
+
+def _number(text: str) -> int:
+    return int("".join(character for character in text if character.isdigit()))
+
+
+async def leaves(gateway: Gateway, balancer: Balancer) -> None:
+    """Tell a gateway to leave; it says so before it closes its listener, and ends well."""
+    ending = asyncio.ensure_future(asyncio.to_thread(gateway.stop))
+    try:
+        async with httpx.AsyncClient(base_url=gateway.url, trust_env=False, timeout=10) as http:
+
+            async def unready() -> None:
+                answer = await http.get("/readyz")
+                assert (answer.status_code, answer.headers["connection"]) == (503, "close")
+
+            await eventually(unready)
+            await until(lambda: gateway not in balancer.ready)
+            late = await http.get("/healthz")  # a new connection, after the balancer has turned away
+            assert (late.status_code, late.headers["connection"]) == (200, "close")
+    finally:
+        status = await ending
+    assert status == 0
+    balancer.gateways.remove(gateway)
+
+
+@pytest.fixture
+def stack() -> Iterator[Stack]:
+    stack = Stack()
+    try:
+        stack.containers.build_images()
+        stack.redis.start()
+        yield stack
+    finally:
+        stack.close()
+
+
+@contextlib.contextmanager
+def gateways(stack: Stack, *names: str) -> Iterator[list[Gateway]]:
+    """Gateways on one store and engine, not started."""
+    shared = {"GATEWAY_STATE_DIR": str(stack.folder / "state"), "GATEWAY_DRAIN_NOTICE_S": str(NOTICE_S)}
+    made = []
+    for name in names:
+        folder = stack.folder / name
+        folder.mkdir()
+        made.append(Gateway(folder, stack.settings() | shared))
+    try:
+        yield made
+    finally:
+        for one in made:
+            one.stop()
+
+
+CLIENTS: Final[dict[str, Callable[[Load, str, str], Coroutine[Any, Any, None]]]] = {
+    "ors-1": ors,
+    "ors-2": ors,
+    "areal-1": areal,
+    "areal-2": areal,
+    "openenv-1": openenv,
+    "openenv-2": openenv,
+}
+
+
+async def test_replicas_are_replaced_one_by_one_and_no_step_fails_or_runs_twice(stack: Stack) -> None:
+    with gateways(stack, "a", "b", "c") as (first, second, third):
+        for gateway in (first, second):
+            await asyncio.to_thread(gateway.start)
+        load = Load(Folder("/run/envserver", Roots(stack.gateway.socket_dir, per_worker=True)))
+        load.steps = dict.fromkeys(CLIENTS, 0)
+        async with Balancer().running() as balancer:
+            balancer.gateways += [first, second]
+            await until(lambda: len(balancer.ready) == 2)
+            clients = [asyncio.ensure_future(play(load, name, balancer.url)) for name, play in CLIENTS.items()]
+            try:
+                async with _unless_one_fails(clients):
+                    await load.goes_on()
+                    await leaves(first, balancer)
+                    await load.goes_on()
+                    await asyncio.to_thread(third.start)
+                    balancer.gateways.append(third)
+                    await until(lambda: third in balancer.ready)
+                    await leaves(second, balancer)
+                    await load.goes_on()
+                    load.stopping = True
+                    await asyncio.wait(clients, timeout=60)
+            finally:
+                for client in clients:
+                    client.cancel()
+                ends = await asyncio.gather(*clients, return_exceptions=True)
+
+            assert ends == [None] * len(clients)
+            assert balancer.refused == 0
+            assert {load.folder.runs(noted) for noted in load.tokens} == {1}
+            assert load.moved >= 2, "no socket was ever moved"
+            assert third.pid in balancer.taken
+        for gateway in (first, second, third):
+            assert "Traceback" not in gateway.log, gateway.log[-4000:]
+
+
+@contextlib.asynccontextmanager
+async def _unless_one_fails(clients: list[asyncio.Task[None]]) -> AsyncIterator[None]:
+    """Break off what is inside as soon as a client fails, with what it failed of."""
+    task = asyncio.current_task()
+    assert task is not None
+    failed: list[BaseException] = []
+
+    def on_end(client: asyncio.Task[None]) -> None:
+        error = None if client.cancelled() else client.exception()
+        if error is not None:
+            failed.append(error)
+            task.cancel()
+
+    for client in clients:
+        client.add_done_callback(on_end)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not failed:
+            raise
+        task.uncancel()
+        raise AssertionError(f"a client failed: {failed[0]!r}") from failed[0]
+    finally:
+        for client in clients:
+            client.remove_done_callback(on_end)

@@ -1,6 +1,7 @@
 """The stack of compose.yaml, as `docker compose up` brings it: episodes, the engine gate, and walls between its parts.
 
-Under a project name of its own, so that it may run beside a stack that somebody uses on the same machine.
+Under a project name of its own, so that it may run beside a stack that somebody uses on the same machine, and beside
+other tests.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import re
 import secrets
 import shlex
@@ -22,6 +24,7 @@ import docker
 import httpx
 import pytest
 
+from gateway.settings import Settings
 from tests.envs.browser_solutions import written
 from tests.fakes.eventually import eventually
 from tests.wire.openenv.clients import NEWEST, ClientError, Driver, connected
@@ -31,7 +34,10 @@ PROJECT_DIR = Path(__file__).resolve().parents[2]
 INSTANCE_LABEL, ENVIRONMENT_LABEL = "env-gateway.instance", "env-gateway.environment"
 UP_S = 180
 
-pytestmark = [pytest.mark.docker, pytest.mark.wire, pytest.mark.slow, pytest.mark.timeout(400)]
+PORTS = range(20_000, 32_000)
+"""Below those that kernels give out, so that nobody gets the chosen one before the engine does."""
+
+pytestmark = [pytest.mark.docker, pytest.mark.parallel, pytest.mark.wire, pytest.mark.slow, pytest.mark.timeout(400)]
 
 LOOK_ROUND = """
 import json, os, socket, sys
@@ -112,13 +118,28 @@ class Stack:
             "GATEWAY_TRAINER_KEYS": f"trainer:{self.trainer}",
             "GATEWAY_OPERATOR_KEYS": f"operator:{self.operator}",
             "GATEWAY_INSECURE": "0",
+            "GATEWAY_DRAIN_NOTICE_S": "0",  # nobody is told here, and each end would take that long
         }
+
+
+def free_port() -> int:
+    """A port that stays the same when the gateway's container starts again."""
+    while True:
+        port = random.choice(PORTS)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+
+
+def in_seconds(period: str) -> int:
+    """What compose writes of a period: ``45s``, ``1m5s``."""
+    found = re.fullmatch(r"(?:(\d+)m)?(?:(\d+)s)?", period)
+    assert found is not None, period
+    return 60 * int(found[1] or 0) + int(found[2] or 0)
 
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     engine = docker.APIClient(version="auto")
     stack = Stack(
         project=f"eg-test-{secrets.token_hex(4)}",
@@ -174,6 +195,19 @@ async def test_an_episode_in_a_sandbox_is_played_and_rewarded(stack: Stack, sdk:
 
     assert output.finished
     assert output.reward == 1.0
+
+
+def test_a_gateway_that_is_told_to_end_gives_notice_and_is_given_the_time_that_it_needs() -> None:
+    """Of the file as it is, not as this stack has it."""
+    command = ["docker", "compose", "--env-file", "/dev/null", "config", "--format", "json"]
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("GATEWAY_")}
+    printed = subprocess.run(command, cwd=PROJECT_DIR, env=environ, capture_output=True, check=True, timeout=UP_S)
+    gateway = json.loads(printed.stdout)["services"]["gateway"]
+
+    notice_s = float(gateway["environment"]["GATEWAY_DRAIN_NOTICE_S"])
+
+    assert notice_s > 0
+    assert in_seconds(gateway["stop_grace_period"]) > notice_s + 2 * Settings.model_fields["drain_s"].default
 
 
 async def test_without_a_key_nothing_is_served(stack: Stack) -> None:

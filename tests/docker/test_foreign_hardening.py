@@ -253,7 +253,7 @@ async def test_the_end_of_either_is_the_workers_death_and_stopping_removes_both(
     docker_engine.kill(part(docker_engine, id, role)["Id"], signal="SIGKILL")
 
     async with asyncio.timeout(20):
-        assert await anext(deaths) == id
+        assert (await anext(deaths)).id == id
 
     async def seen() -> bool:
         return {found.id: found.running for found in await world.backend.found()} == {id: False, other: True}

@@ -14,12 +14,15 @@ import docker
 import httpx
 import pytest
 
-from gateway.core.model import Limits, Loosened
+from gateway.core.errors import StartFailed
+from gateway.core.model import CloseReason, Limits, Loosened
 from tests.contract.backend_world import World, healthy, labelled, run_inside, worker_of
 
 pytestmark = [pytest.mark.docker, pytest.mark.parallel]
 pytest_plugins = ["tests.contract.backend_fixtures"]
 
+STARVING_BYTES = 7 * 2**20
+"""Too little for Python, and enough for the engine to start it."""
 GATEWAY_SECRET = "gateway-secret-0123456789"
 
 
@@ -267,21 +270,78 @@ async def test_a_fork_bomb_meets_its_limit_and_the_worker_answers_still(docker_w
     assert await healthy(address) == {"status": "ok"}
 
 
-async def test_a_worker_that_takes_too_much_memory_dies_alone_and_is_among_the_deaths(docker_world: World) -> None:
-    deaths = docker_world.backend.deaths()
-    environment = docker_world.environment
+@pytest.fixture(params=["docker_world", "gate_world"])
+def either_world(request: pytest.FixtureRequest) -> World:
+    """Straight from the engine, and by way of the gate."""
+    found: World = request.getfixturevalue(request.param)
+    return found
+
+
+async def test_a_worker_that_takes_too_much_memory_dies_alone_and_its_death_says_of_what(either_world: World) -> None:
+    world = either_world
+    deaths = world.backend.deaths()
+    environment = world.environment
     hungry, neighbour = worker_of(environment), worker_of(environment)
-    address = await docker_world.backend.start(hungry, environment)
-    other = await docker_world.backend.start(neighbour, environment)
+    address = await world.backend.start(hungry, environment)
+    other = await world.backend.start(neighbour, environment)
     await healthy(address)
     await healthy(other)
 
     eating = asyncio.create_task(_eat(address))
 
     async with asyncio.timeout(30):
-        assert await anext(deaths) == hungry.id
+        death = await anext(deaths)
+    assert (death.id, death.reason) == (hungry.id, CloseReason.OUT_OF_MEMORY)
     await eating
     assert await healthy(other) == {"status": "ok"}
+    await world.kill(neighbour.id, other)
+    async with asyncio.timeout(30):
+        death = await anext(deaths)
+    assert (death.id, death.reason) == (neighbour.id, CloseReason.WORKER_LOST)
+
+
+async def test_a_worker_of_which_only_a_child_took_too_much_memory_lives_on_and_nothing_is_told(
+    docker_world: World,
+) -> None:
+    deaths = docker_world.backend.deaths()
+    worker = worker_of(docker_world.environment)
+    address = await docker_world.backend.start(worker, docker_world.environment)
+    await healthy(address)
+
+    status = await inside(
+        address,
+        """
+        import subprocess, sys
+        eat = "open('/proc/self/oom_score_adj', 'w').write('1000'); x = bytearray(2**30); x[::4096] = b'x' * 2**18"
+        print(subprocess.run([sys.executable, "-c", eat]).returncode)
+        """,
+    )
+
+    assert status == -9
+    assert await healthy(address) == {"status": "ok"}
+    hears = asyncio.ensure_future(anext(deaths))
+    await docker_world.backend.stop(worker.id)
+    async with asyncio.timeout(30):
+        assert (await hears).id == worker.id  # and of nothing before
+
+
+async def test_a_start_that_runs_out_of_memory_says_so(docker_world: World) -> None:
+    starving = replace(docker_world.environment.limits, memory_bytes=STARVING_BYTES)
+    environment = docker_world.variant(limits=starving)
+    worker = worker_of(environment)
+    deaths = docker_world.backend.deaths()
+
+    try:
+        await docker_world.backend.start(worker, environment)
+    except StartFailed as error:
+        told = str(error)
+    else:
+        told = "out of memory"  # it died a moment after it was looked at: its death says so
+    assert "out of memory" in told
+    async with asyncio.timeout(30):
+        death = await anext(deaths)
+
+    assert (death.id, death.reason) == (worker.id, CloseReason.OUT_OF_MEMORY)
 
 
 async def _eat(address: str) -> None:
@@ -345,3 +405,16 @@ async def test_limits_are_those_of_the_environment(
     host = docker_engine.inspect_container(entry["Id"])["HostConfig"]
     assert (host["Memory"], host["NanoCpus"], host["PidsLimit"]) == (64 * 2**20, 250_000_000, 32)
     assert "size=1048576" in host["Tmpfs"]["/tmp"]
+
+
+async def test_an_engine_without_gpus_gives_none_and_the_start_says_so(
+    docker_engine: docker.APIClient, docker_world: World
+) -> None:
+    if "nvidia" in docker_engine.info()["Runtimes"]:
+        pytest.skip("this engine has GPUs")
+    environment = docker_world.variant(limits=replace(docker_world.environment.limits, gpus=1))
+
+    with pytest.raises(StartFailed, match="device driver"):
+        await docker_world.backend.start(worker_of(environment), environment)
+
+    assert docker_world.leftovers() == []

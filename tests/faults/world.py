@@ -134,13 +134,13 @@ class World:
         """All containers of this instance, dead ones too."""
         # Sparse: the details of a container that goes meanwhile can't be had.
         return self.engine.containers.list(
-            all=True, sparse=True, filters={"label": f"{INSTANCE_LABEL}={self.instance}"}
+            ignore_removed=True, all=True, sparse=True, filters={"label": f"{INSTANCE_LABEL}={self.instance}"}
         )
 
     def container(self, worker: str) -> Any:
         """The container of *worker*."""
         labels = [f"{INSTANCE_LABEL}={self.instance}", f"{WORKER_LABEL}={worker}"]
-        (container,) = self.engine.containers.list(all=True, filters={"label": labels})
+        (container,) = self.engine.containers.list(all=True, ignore_removed=True, filters={"label": labels})
         return container
 
     def database(self) -> redis.Redis:

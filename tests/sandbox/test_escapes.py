@@ -263,12 +263,21 @@ async def test_every_program_begins_within_the_same_bounds(sandbox: Sandbox, use
         assert dict(line.split(":\t") for line in text.decode().splitlines()) == _BOUND
 
 
-async def test_a_signal_that_the_server_ignores_is_none_that_programs_ignore(sandboxes: Sandboxes) -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as under nohup
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGHUP, id="as under nohup"),
+        pytest.param(signal.SIGINT, id="as in the background of a script"),
+    ],
+)
+async def test_a_signal_that_the_server_ignores_is_none_that_programs_ignore(
+    sandboxes: Sandboxes, number: signal.Signals
+) -> None:
+    before = signal.signal(number, signal.SIG_IGN)
     try:
         sandbox = await sandboxes.open()
     finally:
-        signal.signal(signal.SIGHUP, before)
+        signal.signal(number, before)
 
     assert await said(sandbox, "grep SigIgn /proc/self/status") == f"SigIgn:\t{0:016x}\n"
 

@@ -111,7 +111,7 @@ class Checked:
             state = entry.worker.state
             assert state is not WorkerState.STARTING, f"{entry} still starts"
             assert state is not WorkerState.DRAINING or entry.used, f"{entry} is still there"
-            # One that is paused to the store may run, as the engine was away when it was to be paused; it is woken as any.
+            # One that is paused to the store may run, as the engine was away when it was to be paused; it is woken too.
 
     def _check_sessions(self, sessions: dict[SessionId, Session], loads: dict[WorkerId, WorkerLoad]) -> None:
         pending = {episode.id for episode in self._episodes() if not episode.creating.done()}

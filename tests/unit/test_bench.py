@@ -498,6 +498,7 @@ async def test_every_session_of_a_short_run_opens() -> None:
 
 @pytest.mark.slow
 @pytest.mark.docker
+@pytest.mark.parallel
 async def test_sessions_of_a_short_run_open_on_an_engine() -> None:
     async with servers(Path("/dev/shm")) as made:
         found = await cold.run(made, cold.Plan(cold=1, warm=3))

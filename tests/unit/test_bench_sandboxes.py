@@ -128,6 +128,7 @@ def test_file_pages_that_would_be_given_up_do_not_count(stats: dict[str, object]
 
 
 @pytest.mark.docker
+@pytest.mark.parallel
 def test_an_image_that_is_missing_is_told_before_anything_waits_for_it() -> None:
     with (
         containers.containers(ENGINE, "env-gateway/no-such-image", "bench-test") as made,
@@ -337,6 +338,7 @@ async def test_every_sandbox_of_a_short_run_opens() -> None:
 @pytest.mark.slow
 @pytest.mark.sandbox
 @pytest.mark.docker
+@pytest.mark.parallel
 async def test_every_sandbox_of_a_short_run_opens_on_an_engine() -> None:
     need_other_users()
 

@@ -182,6 +182,7 @@ async def test_every_session_of_a_short_run_steps_and_expires() -> None:
 
 @pytest.mark.slow
 @pytest.mark.docker
+@pytest.mark.parallel
 @pytest.mark.redis
 async def test_each_session_of_a_short_run_has_a_container() -> None:
     async with servers(Path("/dev/shm")) as made:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 from bench.episodes import WrongAnswer
 from bench.http1 import Response
-from bench.soak import Found, results, show, soak
+from bench.soak import Found, results
 from bench.soak_errors import AFTER_S, Failed, Fault, Ledger, Untyped, read_areal, read_frame, read_ors
 from bench.soak_samples import Process, Sample, Samples, Verdict, flatness, slope
 from bench.soak_trainers import Episode
@@ -223,19 +221,3 @@ def test_a_soak_is_good_if_all_holds_and_nothing_was_violated(
 
     assert found.is_good is is_good
     assert results(found)["is_good"] is is_good
-
-
-@pytest.mark.slow
-@pytest.mark.docker
-@pytest.mark.redis
-@pytest.mark.timeout(400)
-async def test_a_short_soak_finds_nothing() -> None:
-    console = Console(quiet=True)
-
-    found = await soak(15.0, seed=1, folder=Path("/dev/shm"), console=console)
-
-    show(found, console)
-    assert found.ledger.violations == []
-    assert found.ledger.faults.total() >= 1
-    assert {"AReaL", "OpenEnv", "ORS steps", "ORS alone"} <= set(found.ledger.steps)
-    assert [each for each in found.verdicts if not each.holds] == []

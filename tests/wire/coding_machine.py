@@ -129,7 +129,7 @@ class Machine:
         return int(printed)
 
     def _tree(self, worker: str) -> Tree:
-        found = self._engine.containers.list(filters={"name": worker})
+        found = self._engine.containers.list(ignore_removed=True, filters={"name": worker})
         assert len(found) == 1, f"{worker} has {len(found)} containers"  # none: the worker is being stopped
         tree = self._listed(str(found[0].id))
         assert tree is not None, f"{worker} is being stopped"

@@ -41,7 +41,7 @@ async def _found(gateway: Gateway) -> list[tuple[str, Any]]:
         return [
             (worker, found)
             for worker in workers
-            for found in engine.containers.list(filters={"label": f"{LABEL_WORKER}={worker}"})
+            for found in engine.containers.list(ignore_removed=True, filters={"label": f"{LABEL_WORKER}={worker}"})
         ]
     finally:
         engine.close()

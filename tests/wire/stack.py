@@ -68,7 +68,8 @@ class Containers:
 
     def list(self) -> list[Any]:
         """All containers of this gateway, dead ones too."""
-        return self._engine.containers.list(all=True, filters={"label": f"{INSTANCE_LABEL}={self.instance}"})
+        own: dict[str, Any] = {"label": f"{INSTANCE_LABEL}={self.instance}"}
+        return self._engine.containers.list(all=True, filters=own, ignore_removed=True)  # each is looked at by itself
 
     def kill(self, worker: str) -> None:
         """Kill the container of *worker*, as an out-of-memory kill would."""

@@ -52,6 +52,7 @@ either = pytest.mark.parametrize("sdk", ["openreward"], indirect=True)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # a hundred episodes, whose judges are all processor
 @pytest.mark.parametrize(
     ("split", "sdk"), [pytest.param("train", "openreward"), pytest.param("test", "ors")], indirect=["sdk"]
 )

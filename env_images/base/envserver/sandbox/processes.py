@@ -25,9 +25,10 @@ CAPABILITIES = {0, 1, 3, 4, 5, 6, 7, 8, 10, 18, 29, 31}
 SETFCAP: what Docker gives a container's root, without raw sockets and device nodes. All hold inside only."""
 _LAST_CAPABILITY = 63
 """Capabilities are 64 bits; the kernel knows some 41 of them."""
-_IGNORED = (signal.SIGPIPE, signal.SIGXFSZ)
-"""Python's interpreter ignores these two from its start, and a program would inherit that. SIGINT has a handler, which
-an exec resets; the other signals are default since ``default_signals``."""
+_IGNORED = (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ)
+"""What a program would inherit: Python's interpreter ignores the last two from its start, and the first if whoever
+started it did, as a shell does with what it starts in the background (else it has a handler, which an exec resets). The
+other signals are default since ``default_signals``."""
 _OF_THE_LIBRARY = (32, 33)
 """Signals that the C library keeps for threads (nptl(7)); some machines start all their processes with one ignored."""
 OPEN_FILES = 1024
@@ -70,7 +71,7 @@ def open_terminal(rows: int, cols: int) -> tuple[int, int]:
 
 def default_signals() -> None:
     """Let no ignored signal of who started the spawner (``nohup`` for one) reach a program; all forks inherit this."""
-    kept = (*_IGNORED, signal.SIGINT, signal.SIGKILL, signal.SIGSTOP)
+    kept = (*_IGNORED, signal.SIGKILL, signal.SIGSTOP)
     for number in range(1, signal.NSIG):
         if number in _OF_THE_LIBRARY:
             kernel.stop_ignoring(number)

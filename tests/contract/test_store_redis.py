@@ -547,6 +547,43 @@ async def test_when_redis_clock_jumps_an_hour_back_sessions_still_end_in_time(re
     assert [late.id for late in await ended_late(store, 10)] == [session.id]
 
 
+async def test_what_is_opened_between_a_jump_ahead_and_its_notice_lives_no_longer_for_it(
+    redis_world: RedisWorld,
+) -> None:
+    store = await redis_world.open()
+    await add_ready(store)
+    await store.lead("a", ttl_s=5)
+    redis_world.shift(3600)
+    session = await opened(store, opening("s1", idle_s=300))
+
+    await store.lead("a", ttl_s=5)
+    redis_world.pass_time(290)
+    await store.lead("a", ttl_s=5)
+    assert await ended_late(store, 10) == []
+    redis_world.pass_time(15)
+    await store.lead("a", ttl_s=5)
+
+    assert [late.id for late in await ended_late(store, 10)] == [session.id]
+
+
+async def test_what_is_opened_between_a_jump_back_and_its_notice_is_not_culled_for_it(redis_world: RedisWorld) -> None:
+    store = await redis_world.open()
+    await add_ready(store)
+    await store.lead("a", ttl_s=5)
+    redis_world.shift(-3600)
+    session = await opened(store, opening("s1", idle_s=300))
+
+    await store.lead("a", ttl_s=5)
+    assert await ended_late(store, 10) == []
+    redis_world.pass_time(290)
+    await store.lead("a", ttl_s=5)
+    assert await ended_late(store, 10) == []
+    redis_world.pass_time(15)
+    await store.lead("a", ttl_s=5)
+
+    assert [late.id for late in await ended_late(store, 10)] == [session.id]
+
+
 async def test_a_replica_that_led_long_ago_sees_no_jump_in_the_time_that_others_led(redis_world: RedisWorld) -> None:
     a, b = await redis_world.open(replica="a"), await redis_world.open(replica="b")
     await add_ready(a)

@@ -7,6 +7,28 @@
 -- Redis only knows the wall clock. Between two calls of one caller it should have moved as far as the caller's own,
 -- monotonic clock did; what it moved beyond that is taken out of every later reading. All that might lead are looked
 -- at, not the leader alone: a jump ends its lead as well.
+
+-- Mend what was dated between the jump and this moment. After one forward no deadline may be further away than its
+-- session's idle time; after one backward what seems late may not be, and is given the time that it lost.
+local function redate(jump)
+  local lowest, highest = jump > 0 and whole(now + jump) or '-inf', jump > 0 and '+inf' or whole(now)
+  local dated = redis.call('ZRANGEBYSCORE', key('deadlines'), lowest, highest, 'WITHSCORES')
+  for i = 1, #dated, 2 do
+    local session = redis.call('HMGET', key('session', dated[i]), 'state', 'idle_s')
+    if session[1] == 'open' then
+      local latest = now + math.ceil(tonumber(session[2]) * 1000)
+      local meant = math.min(tonumber(dated[i + 1]) - math.min(jump, 0), latest)
+      redis.call('ZADD', key('deadlines'), whole(meant), dated[i])
+    end
+  end
+  for _, environment in ipairs(jump < 0 and redis.call('SMEMBERS', key('queues')) or {}) do
+    local waits = redis.call('ZRANGEBYSCORE', key('waits', environment), '-inf', whole(now), 'WITHSCORES')
+    for i = 1, #waits, 2 do
+      redis.call('ZADD', key('waits', environment), whole(tonumber(waits[i + 1]) - jump), waits[i])
+    end
+  end
+end
+
 local clock, caller_ms, kept_ms = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[6])
 local reading = redis.call('HGET', key('paced'), clock)
 if reading then
@@ -15,6 +37,7 @@ if reading then
   if math.abs(jump) >= tonumber(ARGV[5]) then
     redis.call('INCRBY', key('jumped'), whole(jump))
     now = now - jump
+    redate(jump)
   end
 else
   -- A process began: those that ended may be forgotten.

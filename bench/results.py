@@ -16,6 +16,7 @@ from bench.report import NOTHING, Report, Table, number
 
 LATEST = Path(__file__).parent / "results" / "latest.json"
 README = Path(__file__).parent / "README.md"
+PROJECT_README = Path(__file__).parents[1] / "README.md"
 BEGIN = "<!-- results: made by `python -m bench.run --write-readme` -->"
 END = "<!-- end of results -->"
 
@@ -80,9 +81,7 @@ def markdown(found: Mapping[str, Any]) -> str:
     """The same as `show` prints, for the README."""
     parts = [_provenance(found)]
     for table in (goal_table(found["goals"]), *_tables(found)):
-        rule = ["---" if position < table.words else "--:" for position in range(len(table.columns))]
-        rows = [f"| {' | '.join(row)} |" for row in (table.columns, rule, *table.rows)]
-        parts.append("\n".join([f"**{table.title}**\n", *rows]))
+        parts.append(f"**{table.title}**\n\n{_markdown_table(table)}")
     parts.append("\n".join(f"* {sentence}" for sentence in _remarks(found)))
     return "\n\n".join(part for part in parts if part)
 
@@ -99,14 +98,26 @@ def between_marks(text: str, new: str) -> str:
     return f"{before}{BEGIN}\n\n{new}\n\n{END}{rest.partition(END)[2]}"
 
 
-def write_readme(found: Mapping[str, Any], path: Path = README) -> None:
-    """Replace the results in the README."""
+def summary(found: Mapping[str, Any]) -> str:
+    """The goals alone and what they were measured on, for the project's README."""
+    promised = [goal for goal in found["goals"] if goal["is_goal"]]
+    return f"{_markdown_table(goal_table(promised))}\n\n{_provenance(found)}"
+
+
+def write_readme(found: Mapping[str, Any], path: Path = README, project: Path = PROJECT_README) -> None:
+    """Replace the results in the README of the benchmarks, and what was promised and reached in the project's."""
     path.write_text(between_marks(path.read_text(), markdown(found)))
+    project.write_text(between_marks(project.read_text(), summary(found)))
 
 
 def _tables(found: Mapping[str, Any]) -> Iterator[Table]:
     for table in found["tables"]:
         yield Table(**table)
+
+
+def _markdown_table(table: Table) -> str:
+    rule = ["---" if position < table.words else "--:" for position in range(len(table.columns))]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (table.columns, rule, *table.rows))
 
 
 def _provenance(found: Mapping[str, Any]) -> str:

@@ -139,10 +139,6 @@ def make_report(found: Sequence[Trips], *, plan: Plan) -> Report:
         ],
         tables=[_table(found)],
         errors=sum(sum(each.errors.values()) for each in found),
-        not_comparable=(
-            "A turn of AReaL's is counted in the store, as its clients may take each step at another replica: one "
-            "round trip a step is its least.",
-        ),
     )
 
 

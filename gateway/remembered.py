@@ -44,7 +44,8 @@ class Entry:
     turns: int = 0
     """Counted by the store, as it last told."""
     owed: list[str] = field(default_factory=list)
-    """Keys of turns that were taken while the store was away, in their order: it counts them when it is back."""
+    """Keys of turns, of a worker that does not count them, that were taken while the store was away, in their order: it
+    counts them when it is back."""
     owes_until: float = 0.0
     """Until then the store is not asked again, by this process's clock: each step would wait for it in vain."""
 

@@ -596,6 +596,8 @@ class StepResult:
     """Why no tool ran, or how it failed."""
     reason: str = ""
     """Of an error, in one word: ``input_validation``, ``not_found``, ``tool_failed``, ``episode_finished`` …"""
+    turn: int | None = None
+    """Which of its session's turns this was, from 1 on, as its worker counts them; None: the worker does not count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

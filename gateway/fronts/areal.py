@@ -1,8 +1,8 @@
 """The AReaL front: the Task Server API at ``/areal/{environment}/api/…``, and ``/api/…`` for the default environment.
 
-An episode is a session whose name is the episode's id; its turns are counted in the store. The clients open a
-connection for each request, accept 200 only, and never try again: an error costs them the trajectory, often with the
-whole group. So a start rather waits than is refused, and what the environment refuses is an observation.
+An episode is a session whose name is the episode's id; its turns are counted by its worker, or else in the store. The
+clients open a connection for each request, accept 200 only, and never try again: an error costs them the trajectory,
+often with the whole group. So a start rather waits than is refused, and what the environment refuses is an observation.
 
 Differences from the written API:
 * 503 with ``"status": "capacity"`` where nothing was begun for lack of room; 401 at the door where keys are asked for.
@@ -305,7 +305,9 @@ class ArealFront:
             if result.reason == "episode_finished":  # by a step whose reply, or whose end here, was lost
                 await self._sessions.end(owner, episode, CloseReason.DELETED, wait_s=TEARDOWN_WAIT_S)
                 raise SessionNotFound(episode)
-            turn = await self._sessions.count_turn(owner, episode, key=key)
+            turn = result.turn
+            if turn is None:
+                turn = await self._sessions.count_turn(owner, episode, key=key)
             reply = step_reply(shown, episode, action, result, turn)
             if reply["done"]:
                 await self._sessions.end(owner, episode, CloseReason.DELETED, wait_s=TEARDOWN_WAIT_S)

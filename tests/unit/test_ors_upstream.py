@@ -111,6 +111,29 @@ async def test_without_a_key_none_is_sent() -> None:
     assert "idempotency-key" not in worker.requests[0].headers
 
 
+@pytest.mark.parametrize(
+    "body",
+    [DONE, b'{"ok":false,"error":"no","reason":"not_found"}', b'{"ok":false,"error":"no","reason":"tool_failed"}'],
+)
+async def test_a_worker_that_counts_turns_tells_which_one_it_was(body: bytes) -> None:
+    async with asked(Scripted(counted(body, b"17"), (200, body))) as (upstream, session):
+        turns = [(await upstream.act(session, MATH, Action(text="42"))).turn for _ in range(2)]
+
+    assert turns == [17, None], "one that does not count says nothing"
+
+
+@pytest.mark.parametrize("number", [b"", b"0", b"-1", b"1.0", b"one", b"9" * 5000])
+async def test_what_is_no_number_of_a_turn_is_no_answer(number: bytes) -> None:
+    async with asked(Scripted(counted(DONE, number))) as (upstream, session):
+        with pytest.raises(UpstreamError, match="can't be read"):
+            await upstream.act(session, MATH, Action(text="42"))
+
+
+def counted(body: bytes, number: bytes) -> bytes:
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nX-Session-Turn: %b\r\ncontent-length: %d\r\n\r\n"
+    return head % (number, len(body)) + body
+
+
 async def test_a_setup_that_runs_is_waited_for() -> None:
     worker = Scripted(STARTING, (200, b'[{"type":"text","text":"hello","detail":null}]'), STARTING, (200, DONE))
 

@@ -18,7 +18,7 @@ from .content import ToolCall
 from .environment import Environment
 from .errors import InvalidInput, Refused, SessionFailed, describe
 from .jsontext import canonical
-from .outcomes import Outcome, Outcomes
+from .outcomes import Outcome, Outcomes, Turn
 from .runner import Runner
 from .session import Call, Session, deleted
 from .tools import Mode, Tool
@@ -59,7 +59,8 @@ class Calls:
         if key is not None:
             known = self._outcomes.claim(session.serial, key, _digest(body.action), task_id)
             if known is not None:
-                return session.calls.get(known.task_id) or _ended(session, known.task_id, known.outcome)
+                live = session.calls.get(known.task_id)
+                return live or _ended(session, known.task_id, known.outcome, known.turn, key=key)
         elif session.cut and (same := self._same(session, body.action)) is not None:
             return same
         try:
@@ -77,6 +78,18 @@ class Calls:
         else:
             session.early.append(call)
         return call
+
+    def turn(self, call: Call) -> Turn:
+        """Tell which of its session's turns an ended call was; it becomes the next one as it is first asked about.
+
+        Not as it ends: what nobody was there to hear is no turn. Neither is what broke the session.
+        """
+        session = call.session
+        if not call.turn and call.outcome is not None and call.outcome[0] != "session_failed":
+            session.turns_taken += 1
+            call.turn = session.turns_taken
+            self._outcomes.number(session.serial, call.task_id, call.key, call.turn)
+        return call.turn
 
     def attach(self, call: Call) -> None:
         """Note that a request waits for *call*; ``detach`` must follow."""
@@ -103,8 +116,8 @@ class Calls:
     def _resume(self, session: Session, task_id: str) -> Call | None:
         if (live := session.calls.get(task_id)) is not None:
             return live
-        outcome = self._outcomes.find(session.serial, task_id)
-        return None if outcome is None else _ended(session, task_id, outcome)
+        kept = self._outcomes.find(session.serial, task_id)
+        return None if kept is None else _ended(session, task_id, *kept)
 
     def _same(self, session: Session, action: Action) -> Call | None:
         """Find a call with the same action that nobody got the outcome of."""
@@ -297,7 +310,7 @@ class Calls:
         session = call.session
         call.end(outcome)
         session.calls.pop(call.task_id, None)
-        self._outcomes.keep(session.serial, call.task_id, outcome)
+        self._outcomes.keep(session.serial, call.task_id, outcome, key=call.key)
         if call.key is not None:
             self._outcomes.hold(session.serial, call.key, outcome)
         session.turns.leave(call)
@@ -347,8 +360,9 @@ def _digest(action: Action) -> int:
     return hash(canonical(action))
 
 
-def _ended(session: Session, task_id: str, outcome: Outcome | None) -> Call:
-    call = Call(session, Action("name", "", None), task_id=task_id)
+def _ended(session: Session, task_id: str, outcome: Outcome | None, turn: Turn, *, key: str | None = None) -> Call:
+    call = Call(session, Action("name", "", None), task_id=task_id, key=key)
+    call.turn = turn
     call.end(outcome)
     call.was_delivered = True  # only asked for again: losing this stream as well makes no call to attach to
     return call

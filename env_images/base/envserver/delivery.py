@@ -12,7 +12,7 @@ from .bodies import CallBody
 from .calls import Calls
 from .http import Answer, Connection, Pending
 from .jsontext import encode
-from .messages import Request, Response, json_response
+from .messages import JSON, Request, Response, json_response
 from .session import Call, Session
 from .waits import SETUP_WAIT_S, starting
 
@@ -48,7 +48,7 @@ class Delivery:
         wants_json = _wants_json(request)
         if call is None:
             return _unknown_task(as_json=wants_json)
-        listener = _Listener(self._calls, call)
+        listener = _Listener(self._calls, call, counts=body.action.spelling != "score")
         if call.outcome is not None:
             return listener.whole(as_json=wants_json)
         session.requests += 1
@@ -65,8 +65,10 @@ class Delivery:
 class _Listener:
     """One request's interest in a call; it ends exactly once."""
 
-    def __init__(self, calls: Calls, call: Call) -> None:
+    def __init__(self, calls: Calls, call: Call, *, counts: bool) -> None:
+        """*counts*: who hears the outcome, as JSON, takes a turn by that; a judgement is none."""
         self.call = call
+        self._counts = counts
         self._calls = calls
         self._in_hand = True
         calls.attach(call)
@@ -76,7 +78,9 @@ class _Listener:
         self._in_hand = False
         call = self.call
         if as_json:
-            return Response(_object(call), on_sent=self._settle)
+            turn = self._calls.turn(call) if self._counts else 0
+            headers = b"%bX-Session-Turn: %d\r\n" % (JSON, turn) if turn else JSON
+            return Response(_object(call), headers=headers, on_sent=self._settle)
         body = sse.task_id(call.task_id) + _frames(call)
         return Response(body, headers=sse.HEADERS, is_stream=True, on_sent=self._settle)
 

@@ -22,7 +22,7 @@ _REASONS: Mapping[int, bytes] = {
     500: b"Internal Server Error",
     503: b"Service Unavailable",
 }
-_JSON = b"Content-Type: application/json\r\n"
+JSON = b"Content-Type: application/json\r\n"
 _OK = b"HTTP/1.1 200 OK\r\n"
 
 
@@ -81,7 +81,7 @@ class Response:
         body: bytes,
         *,
         status: int = 200,
-        headers: bytes = _JSON,
+        headers: bytes = JSON,
         is_stream: bool = False,
         on_sent: Callable[[bool], None] | None = None,
     ) -> None:
@@ -120,4 +120,4 @@ def refused(refusal: Refused) -> Response:
     lines = b"".join(
         b"%b: %b\r\n" % (name.encode(), value.encode("latin-1")) for name, value in refusal.headers.items()
     )
-    return Response(encode({"detail": refusal.detail}), status=refusal.status, headers=_JSON + lines)
+    return Response(encode({"detail": refusal.detail}), status=refusal.status, headers=JSON + lines)

@@ -22,7 +22,9 @@ OVERHEAD_BYTES = 400
 Ending: TypeAlias = Literal["result", "tool_failed", "session_failed"]
 Outcome: TypeAlias = tuple[Ending, bytes]
 """How a call ended, and its payload: a result's JSON, or the text of a failure."""
-_Kept: TypeAlias = tuple[int, float, Ending, bytes]
+Turn: TypeAlias = int
+"""Which of its session's turns a call was: the first is 1. 0: none, or none yet."""
+_Kept: TypeAlias = tuple[int, float, Ending, bytes, str | None, Turn]
 
 
 class Keyed(NamedTuple):
@@ -35,6 +37,7 @@ class Keyed(NamedTuple):
     """None: the call has not ended."""
     outcome: Outcome | None
     """None: not ended, or given up for lack of memory."""
+    turn: Turn
 
 
 class Outcomes:
@@ -58,19 +61,19 @@ class Outcomes:
 
     # -- by task id
 
-    def keep(self, owner: int, task_id: str, outcome: Outcome) -> None:
+    def keep(self, owner: int, task_id: str, outcome: Outcome, *, key: str | None = None) -> None:
         """Keep the outcome of a call that ended now."""
-        self._by_id[task_id] = (owner, self._clock(), *outcome)
+        self._by_id[task_id] = (owner, self._clock(), *outcome, key, 0)
         self._order.append(task_id)
         self._bytes += len(outcome[1]) + OVERHEAD_BYTES
         self.sweep()
 
-    def find(self, owner: int, task_id: str) -> Outcome | None:
-        """Give the outcome, or None where it is unknown, too old or another owner's."""
+    def find(self, owner: int, task_id: str) -> tuple[Outcome, Turn] | None:
+        """Give the outcome and its turn, or None where it is unknown, too old or another owner's."""
         kept = self._by_id.get(task_id)
         if kept is None or kept[0] != owner or self._clock() - kept[1] > KEPT_S:
             return None
-        return kept[2], kept[3]
+        return (kept[2], kept[3]), kept[5]
 
     # -- by idempotency key
 
@@ -84,7 +87,7 @@ class Outcomes:
         keys = self._keys.setdefault(owner, OrderedDict())
         known = keys.get(key)
         if known is None:
-            keys[key] = Keyed(digest, task_id, None, None)
+            keys[key] = Keyed(digest, task_id, None, None, 0)
             return None
         if known.digest != digest:
             raise Refused(409, "Idempotency-Key was used with another body")
@@ -108,6 +111,16 @@ class Outcomes:
         self._bytes += size
         self._forget_old_keys(owner)
         self.sweep()
+
+    def number(self, owner: int, task_id: str, key: str | None, turn: Turn) -> None:
+        """Keep with an outcome which turn it was."""
+        kept = self._by_id.get(task_id)
+        if kept is not None and kept[0] == owner:
+            key = kept[4]  # whoever repeated a call without its key does not know it
+            self._by_id[task_id] = (*kept[:5], turn)
+        keys = self._keys.get(owner)
+        if keys is not None and key is not None and (known := keys.get(key)) is not None and known.task_id == task_id:
+            keys[key] = known._replace(turn=turn)
 
     def forget(self, owner: int) -> None:
         """Forget an owner's keys; what is known by task id runs out by itself."""

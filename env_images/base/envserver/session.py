@@ -9,7 +9,7 @@ from .content import Json
 from .environment import Environment
 from .errors import Refused
 from .kinds import Kind
-from .outcomes import Outcome
+from .outcomes import Outcome, Turn
 from .runner import Place
 from .task import Task
 from .tools import Mode, Tool
@@ -70,6 +70,7 @@ class Call:
         "session",
         "state",
         "task_id",
+        "turn",
         "was_delivered",
     )
 
@@ -87,6 +88,7 @@ class Call:
         """Instead of an outcome: the call never ran, for this reason."""
         self.listeners = 0
         """Requests that wait for the outcome."""
+        self.turn: Turn = 0
         self.was_delivered = False
 
     def __repr__(self) -> str:
@@ -136,6 +138,7 @@ class Session:
         "task_tools_json",
         "teardown",
         "turns",
+        "turns_taken",
         "used_at",
     )
 
@@ -162,6 +165,8 @@ class Session:
         self.task_tools_json = kind.tools_json
         self.steps = 0
         """Tools that ran, whether they returned or raised."""
+        self.turns_taken = 0
+        """Calls whose outcome was told as a turn, those too that no tool was run for."""
         self.reward = 0.0
         """Sum of the rewards given."""
         self.finished = False

@@ -231,9 +231,9 @@ class OrsUpstream:
     ) -> StepResult:
         """Run an action, once."""
         headers = [*_JSON, *([(b"idempotency-key", key.encode("latin-1", "replace"))] if key else [])]
-        status, kind, body = await self._settled(session, environment, b"POST", "call", headers, written(action))
+        status, known, body = await self._settled(session, environment, b"POST", "call", headers, written(action))
         if status == 200:
-            return read_result(body, kind)
+            return read_result(body, known.get(b"content-type", b""), known.get(b"x-session-turn"))
         detail = _detail(_parsed(body, "call"))
         if status == 410:  # deleted while the call waited for its turn
             raise SessionNotFound(detail)
@@ -251,10 +251,10 @@ class OrsUpstream:
         operation: str,
         headers: Headers = (),
         body: bytes = b"",
-    ) -> tuple[int, bytes, bytes]:
+    ) -> tuple[int, Mapping[bytes, bytes], bytes]:
         """Send a request until the worker no longer says that the session's setup runs (then nothing else did).
 
-        Returns status, content type and body. Raises ``SessionNotFound`` if the worker does not know the session.
+        Returns status, headers and body. Raises ``SessionNotFound`` if the worker does not know the session.
         """
         while True:
             exchange = await self._send(
@@ -274,7 +274,7 @@ class OrsUpstream:
             if exchange.status == 404 and UNKNOWN_SESSION in answer:
                 raise SessionNotFound(session.name)
             if exchange.status != 503 or known.get(b"x-backend-state") != b"starting":
-                return exchange.status, known.get(b"content-type", b""), answer
+                return exchange.status, known, answer
             await asyncio.sleep(STARTING_PAUSE_S)
 
     async def forward(

@@ -42,22 +42,23 @@ def written(action: Action) -> bytes:
     return _ENCODER.encode(body).encode()
 
 
-def read_result(answer: bytes, content_type: bytes) -> StepResult:
-    """Read what ``/call`` answered with status 200.
+def read_result(answer: bytes, content_type: bytes, counted: bytes | None = None) -> StepResult:
+    """Read what ``/call`` answered with status 200; *counted* is the number of the turn, where a header has it.
 
     Raises:
         SessionFailed: the session broke in its worker.
         UpstreamError: it is not what ORS allows; a reward that is no finite number is never made into one.
     """
     try:
+        turn = None if counted is None else _turn(counted)
         if content_type.startswith(b"text/event-stream"):
             event, data = _last_event(answer.decode())
             if event == "error":
-                return StepResult(error=data, reason=TOOL_FAILED)
+                return StepResult(error=data, reason=TOOL_FAILED, turn=turn)
             if event != "end":
                 raise UpstreamError("the worker's answer to the call broke off")
             answer = data.encode()
-        return _result(_DECODER.decode(answer.decode()))
+        return _result(_DECODER.decode(answer.decode()), turn)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise UpstreamError(f"the worker's answer to the call can't be read: {error}") from error
 
@@ -76,11 +77,17 @@ def read_blocks(value: Any) -> list[Block]:
         raise UpstreamError(f"the worker's blocks can't be read: {error}") from error
 
 
-def _result(value: Mapping[str, Any]) -> StepResult:
+def _turn(counted: bytes) -> int:
+    if not counted.isdigit() or (turn := int(counted)) < 1:
+        raise ValueError(f"{counted[:64]!r} is no number of a turn")
+    return turn
+
+
+def _result(value: Mapping[str, Any], turn: int | None) -> StepResult:
     if value["ok"] is not True:
         if value.get("reason") == SESSION_FAILED:
             raise SessionFailed(str(value["error"]))
-        return StepResult(error=str(value["error"]), reason=str(value.get("reason") or TOOL_FAILED))
+        return StepResult(error=str(value["error"]), reason=str(value.get("reason") or TOOL_FAILED), turn=turn)
     output = value["output"]
     return StepResult(
         blocks=tuple(read_blocks(output["blocks"])),
@@ -88,6 +95,7 @@ def _result(value: Mapping[str, Any]) -> StepResult:
         finished=output.get("finished") is True,
         metadata=output.get("metadata"),
         data=output.get("data"),
+        turn=turn,
     )
 
 

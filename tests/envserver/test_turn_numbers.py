@@ -1,0 +1,234 @@
+"""Which of its session's turns a call was: told in a header of answers in JSON."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from envserver import Environment, SessionFailed, StepResult, Task, tool
+from envserver.session import Session
+
+from tests.envserver.conftest import Running, Start
+from tests.envserver.eventually import eventually
+from tests.envserver.raw import Answer
+from tests.envserver.worlds import GATES, CounterEnv, Listener, MathEnv, Talker
+
+JSON = {"Accept": "application/json"}
+
+
+class Breakable(Environment):
+    """Breaks when it is told to."""
+
+    default_tool = "break_down"
+
+    def reset(self, task: Task, *, seed: int) -> str:
+        return "Break."
+
+    @tool
+    def break_down(self) -> StepResult:
+        raise SessionFailed("the judge is gone")
+
+
+def turn(answer: Answer) -> str | None:
+    return answer.headers.get("x-session-turn")
+
+
+async def step(server: Running, body: dict[str, Any], *, key: str = "", **given: Any) -> Answer:
+    headers = JSON | ({"Idempotency-Key": key} if key else {})
+    return await server.ask("POST", "/call", sid="s1", body=body, headers=headers, **given)
+
+
+def named(name: str, **given: Any) -> dict[str, Any]:
+    return {"name": name, "input": given}
+
+
+async def test_turns_are_counted_whether_a_tool_ran_or_raised_or_was_none(start: Start) -> None:
+    server = await start(MathEnv)
+    await server.open()
+    bodies = [
+        named("think"),
+        named("fail", text="no"),
+        named("nope"),
+        named("submit", answer=4),
+        named("quick"),
+        {"text": "no default tool"},
+        named("submit", answer="4"),
+    ]
+
+    answers = [await step(server, body) for body in bodies]
+
+    assert [turn(answer) for answer in answers] == ["1", "2", "3", "4", "5", "6", "7"]
+    assert [answer.json["ok"] for answer in answers] == [True, False, False, False, True, False, True]
+    assert (await server.row("s1") or {})["steps"] == 4, "steps are tools that ran, as ever"
+
+
+@pytest.mark.parametrize(
+    ("kind", "texts"),
+    [(Talker, ["!loud", "what?", "crash", "!again"]), (Listener, ["left", "", "right", "up"])],
+)
+async def test_texts_are_turns_also_where_no_action_is_in_them(
+    start: Start, kind: type[Environment], texts: list[str]
+) -> None:
+    server = await start(kind)
+    await server.open()
+
+    answers = [await step(server, {"text": text}) for text in texts]
+
+    assert [turn(answer) for answer in answers] == ["1", "2", "3", "4"]
+
+
+async def test_what_is_refused_with_a_status_is_no_turn(start: Start) -> None:
+    server = await start(MathEnv)
+    await server.open()
+    await step(server, named("think"), key="k")
+
+    conflict = await step(server, named("quick"), key="k")
+    malformed = await step(server, {"name": "think"})
+    unknown = await step(server, named("think") | {"task_id": "0" * 32})
+    following = await step(server, named("think"))
+
+    assert [answer.status for answer in (conflict, malformed, unknown)] == [409, 422, 200]
+    assert [turn(answer) for answer in (conflict, malformed, unknown)] == [None] * 3
+    assert turn(following) == "2"
+
+
+async def test_neither_what_broke_the_session_nor_a_judgement_is_a_turn(start: Start) -> None:
+    broken = await start(Breakable)
+    await broken.open()
+    judged = await start(CounterEnv)
+    await judged.open("s1", {"start": 0})
+
+    failed = await step(broken, named("break_down"))
+    group: dict[str, Any] = {"candidates": [{"messages": [], "metadata": None}]}
+    scores = await judged.ask("POST", "/score_group", sid="s1", body=group, headers=JSON)
+    following = await step(judged, named("add", amount=1))
+
+    assert failed.json["reason"] == "session_failed"
+    assert scores.json["scores"]
+    assert (turn(failed), turn(scores), turn(following)) == (None, None, "1")
+
+
+async def test_a_key_asked_for_again_has_the_turn_of_its_call(start: Start) -> None:
+    server = await start(MathEnv)
+    await server.open("s1", {"id": "turns of keys"})
+
+    answers = [await step(server, named("quick"), key=key) for key in ("a", "a", "", "b", "a", "b")]
+
+    assert [turn(answer) for answer in answers] == ["1", "1", "2", "3", "1", "3"]
+    assert GATES.came["quick turns of keys"] == 3
+
+
+async def test_a_key_in_flight_has_one_turn_for_all_who_wait(start: Start) -> None:
+    server = await start(MathEnv)
+    await server.open()
+    waiting = [asyncio.create_task(step(server, named("wait", gate="one turn"), key="k")) for _ in range(3)]
+    await GATES.until_came("one turn")
+    session = server.server.sessions.get("s1")
+    await eventually(lambda: _listeners(session, 3))
+
+    GATES.open("one turn")
+
+    assert {turn(answer) for answer in await asyncio.gather(*waiting)} == {"1"}
+    assert turn(await step(server, named("think"))) == "2"
+
+
+async def _listeners(session: Session, count: int) -> bool:
+    return sum(call.listeners for call in session.calls.values()) == count
+
+
+async def test_steps_beside_each_other_have_turns_of_their_own(start: Start) -> None:
+    server = await start(MathEnv)
+    await server.open()
+    gates = [f"turn {n}" for n in range(4)]
+    waiting = [asyncio.create_task(step(server, named("wait_beside", gate=gate))) for gate in gates]
+    for gate in gates:
+        await GATES.until_came(gate)
+
+    for gate in gates:
+        GATES.open(gate)
+
+    assert sorted(turn(answer) or "" for answer in await asyncio.gather(*waiting)) == ["1", "2", "3", "4"]
+
+
+async def leave(server: Running, gate: str, *, key: str = "") -> None:
+    """Hang up on a step that runs; it ends unheard."""
+    wire = await server.wire()
+    headers = JSON | ({"Idempotency-Key": key} if key else {})
+    leaving = asyncio.create_task(wire.ask("POST", "/call", sid="s1", body=named("wait", gate=gate), headers=headers))
+    await GATES.until_came(gate)
+    leaving.cancel()
+    await wire.close()
+    session = server.server.sessions.get("s1")
+    await eventually(lambda: _is_cut(session))
+    GATES.open(gate)
+    await eventually(lambda: _is_quiet(session))
+
+
+async def _is_cut(session: Session) -> bool:
+    return len(session.cut) == 1
+
+
+async def _is_quiet(session: Session) -> bool:
+    return not session.calls
+
+
+async def test_a_step_that_nobody_heard_the_end_of_is_no_turn(start: Start) -> None:
+    server = await start(MathEnv)
+    await server.open()
+
+    await leave(server, "unheard turn")
+
+    assert turn(await step(server, named("think"))) == "1"
+
+
+@pytest.mark.parametrize("key", ["", "k"])
+async def test_a_step_that_is_repeated_after_its_client_left_is_one_turn(start: Start, key: str) -> None:
+    server = await start(MathEnv)
+    await server.open()
+    gate = f"left turn {key}"
+    await leave(server, gate, key=key)
+
+    before = await step(server, named("think"))
+    again = [await step(server, named("wait", gate=gate), key=key)]
+    after = await step(server, named("think"))
+    if key:
+        again.append(await step(server, named("wait", gate=gate), key=key))
+
+    assert (turn(before), {turn(one) for one in again}, turn(after)) == ("1", {"2"}, "3")
+    assert GATES.came[gate] == 1
+
+
+async def test_a_key_has_the_turn_of_its_call_also_where_that_was_heard_without_it(start: Start) -> None:
+    server = await start(MathEnv)
+    await server.open()
+    await leave(server, "keyless turn", key="k")
+
+    keyless = await step(server, named("wait", gate="keyless turn"))
+    keyed = await step(server, named("wait", gate="keyless turn"), key="k")
+
+    assert (turn(keyless), turn(keyed)) == ("1", "1")
+    assert GATES.came["keyless turn"] == 1
+
+
+async def test_sessions_count_for_themselves_and_a_new_one_of_an_old_id_from_the_beginning(start: Start) -> None:
+    server = await start(MathEnv)
+    for sid in ("s1", "s2"):
+        await server.open(sid)
+    turns = [turn(await server.call("think", sid=sid, headers=JSON)) for sid in ("s1", "s1", "s2")]
+    await server.ask("POST", "/delete", sid="s1")
+    await server.open("s1")
+
+    turns.append(turn(await server.call("think", headers=JSON)))
+
+    assert turns == ["1", "2", "1", "1"]
+
+
+async def test_event_streams_are_no_turns(start: Start) -> None:
+    server = await start(MathEnv)
+    await server.open()
+
+    streamed = await server.call("think")
+
+    assert turn(streamed) is None
+    assert turn(await step(server, named("think"))) == "1"

@@ -1,9 +1,9 @@
 # Short names for the scripts. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help run demo up down test check lint tasks bench soak clean
+.PHONY: help run demo up down test check lint tasks bench bench-quick soak clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: ## a gateway with environments as local processes: no Docker, no Redis
 	scripts/install run
@@ -42,7 +42,11 @@ bench: ## the benchmarks
 	scripts/install bench
 	scripts/openenv-clients --server
 	@scripts/redis >/dev/null
+	scripts/bench-peers --chp
 	.venv/bin/python -m bench.run $(ARGS)
+
+bench-quick: ## the same in some four minutes
+	@$(MAKE) --no-print-directory bench ARGS="--quick $(ARGS)"
 
 MINUTES ?= 20
 

@@ -77,9 +77,9 @@ def goal_table(goals: Sequence[Mapping[str, Any]]) -> Table:
     return Table("Goals", ["id", "what", "reached", "goal", "met"], rows, words=2)
 
 
-def markdown(found: Mapping[str, Any]) -> str:
-    """The same as `show` prints, for the README."""
-    parts = [_provenance(found)]
+def markdown(found: Mapping[str, Any], pictures: Sequence[tuple[str, str]] = ()) -> str:
+    """The same as `show` prints, for the README; before the tables *pictures*, which are titles and paths."""
+    parts = [_provenance(found), *(f"![{title}]({path})" for title, path in pictures)]
     for table in (goal_table(found["goals"]), *_tables(found)):
         parts.append(f"**{table.title}**\n\n{_markdown_table(table)}")
     parts.append("\n".join(f"* {sentence}" for sentence in _remarks(found)))
@@ -104,9 +104,18 @@ def summary(found: Mapping[str, Any]) -> str:
     return f"{_markdown_table(goal_table(promised))}\n\n{_provenance(found)}"
 
 
-def write_readme(found: Mapping[str, Any], path: Path = README, project: Path = PROJECT_README) -> None:
-    """Replace the results in the README of the benchmarks, and what was promised and reached in the project's."""
-    path.write_text(between_marks(path.read_text(), markdown(found)))
+def write_readme(
+    found: Mapping[str, Any],
+    path: Path = README,
+    project: Path = PROJECT_README,
+    *,
+    pictures: Sequence[tuple[str, str]] = (),
+) -> None:
+    """Replace the results in the README of the benchmarks, and what was promised and reached in the project's.
+
+    *pictures* are titles, and paths as seen from *path*'s folder.
+    """
+    path.write_text(between_marks(path.read_text(), markdown(found, pictures)))
     project.write_text(between_marks(project.read_text(), summary(found)))
 
 

@@ -29,6 +29,8 @@ from bench import (
     openenv,
     openenv_tasks,
     opens,
+    plots,
+    proxies,
     results,
     sandbox_samples,
     sandboxes,
@@ -49,6 +51,7 @@ class Part(StrEnum):
     """A benchmark."""
 
     CALLS = "calls"
+    PROXIES = "proxies"
     FOOTPRINT = "footprint"
     OPENS = "opens"
     AREAL = "areal"
@@ -71,6 +74,7 @@ class Plans:
 
     size: str
     calls: calls.Plan
+    proxies: proxies.Plan
     footprint: footprint.Plan
     opens: opens.Plan
     areal: areal.Plan
@@ -89,6 +93,7 @@ class Plans:
         return cls(
             size="quick" if quick else "full",
             calls=calls.QUICK if quick else calls.Plan(),
+            proxies=proxies.QUICK if quick else proxies.Plan(),
             footprint=footprint.QUICK if quick else footprint.Plan(),
             opens=opens.QUICK if quick else opens.Plan(),
             areal=areal.QUICK if quick else areal.Plan(),
@@ -109,6 +114,8 @@ class Plans:
         """Run one part with servers of its own."""
         if part is Part.CALLS:
             return await calls.run(made, self.calls)
+        if part is Part.PROXIES:
+            return await proxies.run(made, self.proxies)
         if part is Part.FOOTPRINT:
             return await footprint.run(made, self.footprint)
         if part is Part.OPENS:
@@ -158,8 +165,14 @@ def main(
     found = results.read(output)
     results.show(found, console)
     console.print(f"{output}")
+    can_draw = plots.are_possible()
+    if can_draw:
+        plots.draw(found, output.parent)
+    else:
+        typer.echo("bench: no plots: there is no matplotlib (scripts/install bench)", err=True)
     if write_readme:
-        results.write_readme(found)
+        small = plots.draw(found, plots.SMALL, small=True) if can_draw else []
+        results.write_readme(found, pictures=[(title, f"{plots.SMALL.name}/{name}") for title, name in small])
 
 
 async def run(parts: Sequence[Part], plans: Plans, *, folder: Path | None, console: Console) -> dict[str, object]:

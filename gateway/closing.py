@@ -1,31 +1,90 @@
-"""The end of a session, once it was marked ``CLOSING``: tell the worker, then free the slot.
+"""The end of a session: mark it ``CLOSING``, tell the worker, then free the slot.
 
-Both the request path (a trainer's delete) and the control loop (expiry) end sessions this way.
+Both the request path (a trainer's delete, an opening that failed) and the control loop (expiry) end sessions this way.
+What is to be given back goes on behind a request that ends early, and is patient with a store that does not answer:
+a slot that nobody gives back is held until a deadline.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final, TypeVar
 
-from gateway.core.errors import GatewayError, SessionExists
-from gateway.core.model import Environment, Opening, Session, Summary, Wire
+import anyio
+
+from gateway.core.errors import GatewayError, SessionClosed, SessionExists, SessionNotFound
+from gateway.core.model import CloseReason, Environment, Opening, Session, SessionId, SessionState, Summary, Wire
 from gateway.core.ports import Store, Upstream
 from gateway.observe.metrics import Metrics
+from gateway.patience import STORE_PATIENCE_S, patiently
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+CLEANUP_S: Final = 30.0
+"""How long a request waits for what it gives back; the rest goes on behind it."""
+
+Missed = Callable[[], None]
+"""Is called when the store did not answer."""
 
 
 class Closer:
     """Ends sessions at their workers and in the store."""
 
-    def __init__(self, *, store: Store, upstreams: Mapping[Wire, Upstream], metrics: Metrics) -> None:
+    def __init__(
+        self,
+        *,
+        store: Store,
+        upstreams: Mapping[Wire, Upstream],
+        metrics: Metrics,
+        patience_s: float = STORE_PATIENCE_S,
+    ) -> None:
+        """*patience_s* is how long a store that does not answer is asked again, in each step of an end."""
         self._store = store
         self._upstreams = upstreams
         self._metrics = metrics
+        self._patience_s = patience_s
+        # The state: what goes on behind requests.
+        self._cleanups: set[asyncio.Task[Any]] = set()
 
-    async def finish(self, session: Session, environment: Environment, *, counted: bool = True) -> Summary | None:
+    async def begin(
+        self,
+        id: SessionId,
+        reason: CloseReason,
+        *,
+        lease: str = "",
+        patience_s: float | None = None,
+        missed: Missed | None = None,
+    ) -> Session | None:
+        """Let the store begin the end of a session, patiently; None if there is none whose end is to be begun.
+
+        A try of ours whose answer was lost may have begun it. Nobody else goes on with it then, until it is due.
+        """
+        tries = 0
+
+        async def begun() -> Session | None:
+            nonlocal tries
+            tries += 1
+            session = await self._store.begin_close(id, reason, lease=lease)
+            if session is None and tries > 1:
+                found = await self._found(id)
+                if found is not None and found.state is SessionState.CLOSING and found.reason is reason:
+                    return found if lease in ("", found.lease) else None
+            return session
+
+        for_s = self._patience_s if patience_s is None else patience_s
+        return await patiently(begun, for_s=for_s, missed=missed)
+
+    async def finish(
+        self, session: Session, environment: Environment, *, counted: bool = True, missed: Missed | None = None
+    ) -> Summary | None:
         """End a session that is ``CLOSING``, and give its slot back. Returns how the episode went, if known.
 
         *counted* False leaves logs and metrics alone: the session was never one of a trainer.
@@ -33,34 +92,104 @@ class Closer:
         A worker that does not take the end of a session is drained: its slot can't be trusted, and giving it to
         somebody else would put a session beside one that still runs.
         """
-        summary = await self._end_in_worker(session, environment)
-        if await self._store.release(session.id, session.lease) and counted:
+        summary = await self._end_in_worker(session, environment, missed=missed)
+        if await self._released(session, missed=missed) and counted:
             self._count(session, environment, summary)
         return summary
 
-    async def hand_over(self, session: Session, environment: Environment, successor: Opening) -> Session | None:
+    async def hand_over(
+        self, session: Session, environment: Environment, successor: Opening, *, is_wanted: Callable[[], bool]
+    ) -> Session | None:
         """End a session that is ``CLOSING``, and give its slot to *successor*, which gets no other one.
 
-        Returns the successor's session, or None where the slot can't be used again: then it was given back.
+        Returns the successor's session, or None where the slot can't be used again, or is not wanted when the session
+        has ended in its worker: then it was given back.
 
         Raises:
             SessionExists: another session has the successor's id; the slot was given back.
         """
         summary = await self._end_in_worker(session, environment, keeps=True)
         try:
-            begun = await self._store.hand_over(session.id, session.lease, successor)
+            begun = await self._handed_over(session, successor) if is_wanted() else None
         except SessionExists:
             await self._end_in_worker(session, environment)
-            await self._store.release(session.id, session.lease)
+            await self._released(session)
             raise
         if begun is None:
             await self._end_in_worker(session, environment)  # what was kept for the successor takes the slot still
-        if begun is not None or await self._store.release(session.id, session.lease):
+        if begun is not None or await self._released(session):
             self._count(session, environment, summary)
         return begun
 
+    # -- giving back ----------------------------------------------------------------------------------------------
+
+    async def give_back(
+        self, session: Session, environment: Environment, reason: CloseReason, *, counted: bool = True
+    ) -> None:
+        """End a session that this caller holds, and give its slot back; see `through`. Raises nothing of ours."""
+        await self.through(session.id, partial(self._given_back, session, environment, reason, counted))
+
+    async def taken_back(
+        self, session: Session, environment: Environment, reason: CloseReason, *, counted: bool, missed: Missed
+    ) -> bool:
+        """Do what `give_back` lets go through; False: the session was ended by somebody else, or has no slot any more.
+
+        Raises:
+            StoreUnavailable: the slot is held until a deadline of the session.
+        """
+        closing = await self.begin(session.id, reason, lease=session.lease, missed=missed)
+        if closing is None:
+            return False
+        # The store has no handle yet of a session that was just being opened.
+        closing = replace(closing, handle=closing.handle or session.handle)
+        await self.finish(closing, environment, counted=counted, missed=missed)
+        return True
+
+    async def _given_back(
+        self, session: Session, environment: Environment, reason: CloseReason, counted: bool, missed: Missed
+    ) -> None:
+        await self.taken_back(session, environment, reason, counted=counted, missed=missed)
+
+    async def through(self, id: SessionId, cleanup: Callable[[Missed], Coroutine[Any, Any, None]]) -> None:
+        """Run *cleanup* to its end, whatever becomes of its caller; it is handed what to call when the store is away.
+
+        The caller waits for it, also when its trainer hung up, so that who asks next finds the slot free. But not
+        longer than `CLEANUP_S`, and not for a store that is away: then it goes on behind.
+        """
+        is_away = asyncio.get_running_loop().create_future()
+
+        def missed() -> None:
+            if not is_away.done():
+                is_away.set_result(None)
+
+        going = self.go_on(id, cleanup(missed))
+        # Unshielded, an anyio scope that was cancelled would end this wait at once.
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait({going, is_away}, timeout=CLEANUP_S, return_when=asyncio.FIRST_COMPLETED)
+
+    def go_on(self, id: SessionId, cleanup: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Begin what is to run to its end, whatever becomes of who waits for it; *id* is what the log says of it."""
+        task = asyncio.create_task(cleanup, name=id)
+        self._cleanups.add(task)  # a bare task may be garbage-collected
+        task.add_done_callback(self._gone_on)
+        return task
+
+    def _gone_on(self, task: asyncio.Task[Any]) -> None:
+        self._cleanups.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # A deadline of the session does it.
+            logger.warning("session_not_given_back session=%s error=%s", task.get_name(), error)
+
+    async def settle(self, timeout_s: float) -> None:
+        """Wait for what goes on behind requests, and for what comes of that, at most *timeout_s*."""
+        deadline = time.monotonic() + timeout_s
+        while self._cleanups and (left_s := deadline - time.monotonic()) > 0:
+            await asyncio.wait(self._cleanups, timeout=left_s)
+
+    # -- the steps of an end --------------------------------------------------------------------------------------
+
     async def _end_in_worker(
-        self, session: Session, environment: Environment, *, keeps: bool = False
+        self, session: Session, environment: Environment, *, keeps: bool = False, missed: Missed | None = None
     ) -> Summary | None:
         try:
             # No Redis in here: the timeout's cancellation reaches the worker's connection only.
@@ -69,8 +198,41 @@ class Closer:
         except (GatewayError, TimeoutError) as error:
             logger.warning("session_close_failed session=%s worker=%s error=%s", session.id, session.worker, error)
             if not environment.server.url:  # that server would not be replaced, and says itself when it is full
-                await self._store.drain_worker(session.worker)
+                drain = partial(self._store.drain_worker, session.worker)
+                await patiently(drain, for_s=self._patience_s, missed=missed)
             return None
+
+    async def _released(self, session: Session, *, missed: Missed | None = None) -> bool:
+        """Free the slot of a session that is ``CLOSING``; whether it was this caller who did."""
+        tries = 0
+
+        async def release() -> bool:
+            nonlocal tries
+            tries += 1
+            # An answer that was lost was a yes, but for a worker that died in just that moment.
+            return await self._store.release(session.id, session.lease) or tries > 1
+
+        return await patiently(release, for_s=self._patience_s, missed=missed)
+
+    async def _handed_over(self, session: Session, successor: Opening) -> Session | None:
+        tries = 0
+
+        async def hand_over() -> Session | None:
+            nonlocal tries
+            tries += 1
+            begun = await self._store.hand_over(session.id, session.lease, successor)
+            if begun is None and tries > 1:  # a try whose answer was lost may have done it
+                found = await self._found(successor.id)
+                if found is not None and found.lease == successor.lease and found.state is SessionState.OPENING:
+                    return found
+            return begun
+
+        return await patiently(hand_over, for_s=self._patience_s)
+
+    async def _found(self, id: SessionId) -> Session | None:
+        with contextlib.suppress(SessionNotFound, SessionClosed):
+            return await self._store.find(id)
+        return None
 
     def _count(self, session: Session, environment: Environment, summary: Summary | None) -> None:
         reason = session.reason.value if session.reason else ""

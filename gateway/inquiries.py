@@ -16,11 +16,10 @@ from typing import Any, Final, Generic, TypeVar
 
 import anyio
 
-from gateway.closing import Closer
+from gateway.closing import CLEANUP_S, Closer
 from gateway.core.errors import (
     EnvironmentUnavailable,
     GatewayError,
-    StoreUnavailable,
     UnknownSplit,
     UpstreamGone,
     UpstreamTimeout,
@@ -32,7 +31,6 @@ from gateway.core.model import (
     Opening,
     Owner,
     Registered,
-    Session,
     Split,
     TaskSpec,
     Wire,
@@ -47,7 +45,6 @@ T = TypeVar("T")
 
 ASKED_S: Final = 60.0
 """How long the slot is held at most that a worker is asked in."""
-CLEANUP_S: Final = 30.0
 FRESH_S: Final = 60.0
 """How long an answer of a server that somebody else runs holds."""
 REST_S: Final = 10.0
@@ -246,9 +243,7 @@ class Inquiries:
                 await self._ask_the_rest(worker, environment, digest)
             return told
         finally:
-            # Unshielded, an anyio scope that was cancelled would cancel each await of the cleanup again.
-            with anyio.CancelScope(shield=True), anyio.move_on_after(CLEANUP_S):
-                await self._give_back(session, environment)
+            await self._closer.give_back(session, environment, CloseReason.DELETED, counted=False)
 
     async def _ask_the_rest(self, worker: Worker, environment: Environment, digest: str) -> None:
         """Ask a foreign worker that was started for one question, and is gone after it, the others too.
@@ -285,14 +280,6 @@ class Inquiries:
                     known.pages.keep(split.name, 0, await upstream.tasks(worker, environment, split.name, 0, PAGE))
                 except GatewayError:
                     return
-
-    async def _give_back(self, session: Session, environment: Environment) -> None:
-        try:
-            closing = await self._store.begin_close(session.id, CloseReason.DELETED, lease=session.lease)
-            if closing is not None:
-                await self._closer.finish(closing, environment, counted=False)
-        except StoreUnavailable:
-            return  # it is due after its setup time
 
 
 async def _within(answer: Awaitable[T]) -> T:

@@ -1,0 +1,388 @@
+"""How an episode begins: claim a slot, or take over that of the episode before, and set the session up in its worker.
+
+A trainer may hang up at any moment of it. What it held by then is given back, also what is only known to be held later:
+a command to the store that was on its way, a slot that is just being handed over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+from gateway.catalog import Catalog
+from gateway.closing import Closer, Missed
+from gateway.core.errors import (
+    EnvironmentUnavailable,
+    GatewayError,
+    PoolExhausted,
+    SessionClosed,
+    SessionExists,
+    SessionNotFound,
+    StoreUnavailable,
+    UpstreamGone,
+    UpstreamTimeout,
+    WorkerFull,
+)
+from gateway.core.model import (
+    CloseReason,
+    Environment,
+    Opening,
+    Owner,
+    Session,
+    SessionId,
+    SessionState,
+    Setup,
+    Wire,
+    session_id,
+)
+from gateway.core.ports import Store, Upstream
+from gateway.observe.metrics import Metrics
+from gateway.patience import STORE_PATIENCE_S, STORE_PAUSE_S, patiently
+from gateway.remembered import Remembered
+
+logger = logging.getLogger(__name__)
+
+HIT_S: Final = 0.05
+"""An opening that has its slot within this long counts as one that did not wait; a start takes longer."""
+RETRY_PAUSE_S: Final = 0.05
+OPEN_ATTEMPTS: Final = 2
+"""Workers in which an opening is tried that had begun in them; a task that kills workers must not go on to all."""
+FULL_PAUSE_S: Final = 0.5
+"""Before a worker is tried again that had no room and did not say how much it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """What a trainer asked for, and until when."""
+
+    environment: Environment
+    setup: Setup
+    began_at: float
+    """By this process's clock."""
+    within_s: float | None
+
+    @property
+    def open_until(self) -> float:
+        """When a slot is no longer waited for that is claimed again."""
+        open_s = self.environment.timeouts.open_s
+        return self.began_at + (open_s if self.within_s is None else min(self.within_s, open_s))
+
+    def at_most(self, limit_s: float) -> float:
+        """What is left of the whole time, but no more than *limit_s*; may be less than 0."""
+        return limit_s if self.within_s is None else min(limit_s, self.began_at + self.within_s - time.monotonic())
+
+
+class Openings:
+    """Opens sessions for `gateway.sessions.Sessions`."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        upstreams: Mapping[Wire, Upstream],
+        catalog: Catalog,
+        closer: Closer,
+        remembered: Remembered,
+        metrics: Metrics,
+        patience_s: float = STORE_PATIENCE_S,
+    ) -> None:
+        """*patience_s* is how long a store that does not answer, or is being rebuilt, is waited for."""
+        self._store = store
+        self._upstreams = upstreams
+        self._catalog = catalog
+        self._closer = closer
+        self._remembered = remembered
+        self._metrics = metrics
+        self._patience_s = patience_s
+
+    async def open(
+        self,
+        *,
+        owner: Owner,
+        name: str,
+        environment: Environment,
+        setup: Setup,
+        fingerprint: str,
+        task: str = "",
+        within_s: float | None = None,
+    ) -> Session:
+        """Start an episode; *setup*'s secrets go to the worker and are neither stored nor logged.
+
+        An identical retry (same *fingerprint*) of a session that is open, or being opened, gets that session.
+
+        Args:
+            owner: The key's name.
+            name: The session's id as the trainer knows it.
+            fingerprint: Of all that makes this request what it is.
+            task: ``split/index`` or a task's id, for people.
+            within_s: The longest wait, where it is less than the environment's own limits.
+
+        Raises:
+            SessionExists: *name* is taken by a session that was opened otherwise.
+            PoolExhausted, EnvironmentUnavailable: no slot in time; workers do not start.
+            InvalidRequest: the worker refuses the task.
+            UpstreamError: the worker failed; the slot is given back. One that dies over it is replaced by another
+                first: nobody has seen anything of the episode yet.
+        """
+        wish = _Wish(environment.for_split(setup.of_split), setup, time.monotonic(), within_s)
+        opening = _opening(owner, name, wish.environment, fingerprint, task=task)
+        try:
+            return await self._claimed_and_begun(opening, wish)
+        except GatewayError as error:
+            self._metrics.session_refused(wish.environment.name, error.code)
+            raise
+
+    async def reset(
+        self,
+        *,
+        owner: Owner,
+        name: str,
+        environment: Environment,
+        setup: Setup,
+        fingerprint: str,
+        task: str = "",
+        episode: str = "",
+        within_s: float | None = None,
+    ) -> Session:
+        """End the episode of this name, if there is one, and start another one in its place, in the same slot.
+
+        Another environment, or an exclusive one, takes another slot, in its turn. What fails here leaves no episode.
+
+        Args:
+            episode: The trainer's own name for the new episode.
+
+        The others, and what is raised: as `open`.
+        """
+        wish = _Wish(environment.for_split(setup.of_split), setup, time.monotonic(), within_s)
+        opening = _opening(owner, name, wish.environment, fingerprint, task=task, episode=episode)
+        try:
+            session = await self._succeed(opening, wish)
+            if session is None:
+                return await self._claimed_and_begun(opening, wish)
+            return await self._begun(session, opening, wish)
+        except GatewayError as error:
+            self._metrics.session_refused(wish.environment.name, error.code)
+            raise
+
+    async def _claimed_and_begun(self, opening: Opening, wish: _Wish) -> Session:
+        open_s = max(0.0, wish.at_most(wish.environment.timeouts.open_s))
+        session = await self._claim_or_join(opening, wish.environment, open_s)
+        return await self._begun(session, opening, wish)
+
+    # -- the slot of the episode before ---------------------------------------------------------------------------
+
+    async def _succeed(self, opening: Opening, wish: _Wish) -> Session | None:
+        """End what has the id of *opening* and take over its slot; None if there was none, or none to be had.
+
+        Raises:
+            UpstreamTimeout: that took longer than the trainer waits; it goes on.
+        """
+        gone = asyncio.Event()
+        handing = self._closer.go_on(opening.id, self._handed(opening, wish.environment, gone))
+        try:
+            await asyncio.wait({handing}, timeout=wish.within_s)
+            if not handing.done():
+                raise UpstreamTimeout(f"the episode before this one did not end within {wish.within_s:g} s")
+        except BaseException:  # also where the trainer hung up: what it is handed all the same is given back
+            gone.set()
+            self._closer.go_on(opening.id, self._hand_back(handing, wish.environment))
+            raise
+        return handing.result()
+
+    async def _handed(self, opening: Opening, environment: Environment, gone: asyncio.Event) -> Session | None:
+        """As `_succeed`, to its end; once *gone* is set nobody wants the slot any more."""
+        entry = self._remembered.get(opening.id)
+        ended = await self._closer.begin(opening.id, CloseReason.DELETED, patience_s=self._patience_s)
+        if entry is not None:  # only now: what this breaks off asks the store why
+            self._remembered.forget(opening.id, entry.session.lease)
+            entry.end()
+        if ended is None:
+            return None
+        if ended.environment != environment.name:
+            await self._closer.finish(ended, self._catalog.named(ended.environment))
+            return None
+        return await self._closer.hand_over(ended, environment, opening, is_wanted=lambda: not gone.is_set())
+
+    async def _hand_back(self, handing: asyncio.Task[Session | None], environment: Environment) -> None:
+        await asyncio.wait({handing})
+        if handing.cancelled() or handing.exception() is not None:
+            return
+        if (session := handing.result()) is not None:
+            # As if deleted: where an opening failed, the worker may hold something of it, and nothing was opened here.
+            await self._closer.give_back(session, environment, CloseReason.DELETED)
+
+    # -- a slot of its own ----------------------------------------------------------------------------------------
+
+    async def _claim_or_join(self, opening: Opening, environment: Environment, open_s: float) -> Session:
+        """Claim a slot, or return the session that an identical request has opened meanwhile."""
+        given_up: set[str] = set()
+        try:
+            return await self._claimed_or_joined(opening, environment, open_s, given_up)
+        except BaseException:  # a cancellation too: the trainer hung up
+            if given_up:
+                self._closer.go_on(opening.id, self._end_given_up(opening.id, environment, given_up))
+            raise
+
+    async def _claimed_or_joined(
+        self, opening: Opening, environment: Environment, open_s: float, given_up: set[str]
+    ) -> Session:
+        """See `_claim_or_join`; leases of claims whose answer was lost are added to *given_up*."""
+        began_at = time.monotonic()
+        deadline = began_at + open_s + environment.timeouts.setup_s
+        patient_until = began_at + self._patience_s
+        while True:
+            pause_s = RETRY_PAUSE_S
+            try:
+                left_s = max(0.0, began_at + open_s - time.monotonic()) if given_up else open_s
+                session = await self._store.claim(opening, wait_s=left_s)
+                waited_s = time.monotonic() - began_at
+                self._metrics.claimed(environment.name, "hit" if waited_s < HIT_S else "wait", waited_s)
+                return session
+            except (PoolExhausted, EnvironmentUnavailable):
+                self._metrics.claimed(environment.name, "refused", time.monotonic() - began_at)
+                raise
+            except StoreUnavailable:
+                # What it did all the same is undone under the old lease, however late that comes.
+                given_up.add(opening.lease)
+                if time.monotonic() + STORE_PAUSE_S > patient_until:
+                    raise
+                opening = replace(opening, lease=uuid.uuid4().hex)
+                pause_s = STORE_PAUSE_S
+            except SessionExists:
+                other = await patiently(partial(self._holder, opening.id), for_s=self._patience_s)
+                if other is not None and other.lease in given_up:
+                    await self._closer.give_back(other, environment, CloseReason.OPEN_FAILED, counted=False)
+                elif other is not None and other.fingerprint != opening.fingerprint:
+                    raise
+                elif other is not None and other.state is SessionState.OPEN:
+                    return other
+            # It waits in the queue, is being set up by another request, or is just being closed.
+            if time.monotonic() > deadline:
+                raise SessionExists(opening.name)
+            await asyncio.sleep(pause_s)
+
+    async def _end_given_up(self, id: SessionId, environment: Environment, leases: set[str]) -> None:
+        other = await patiently(partial(self._holder, id), for_s=self._patience_s)
+        if other is not None and other.lease in leases:
+            await self._closer.give_back(other, environment, CloseReason.OPEN_FAILED, counted=False)
+
+    async def _holder(self, id: SessionId) -> Session | None:
+        try:
+            session = await self._store.find(id)
+        except (SessionNotFound, SessionClosed):
+            return None
+        return None if session.state is SessionState.CLOSING else session
+
+    # -- in the worker --------------------------------------------------------------------------------------------
+
+    async def _begun(self, session: Session, opening: Opening, wish: _Wish) -> Session:
+        """Set a session up that was granted a slot, tell that it is open, and remember it."""
+        if session.state is SessionState.OPENING:
+            session = await self._set_up_somewhere(session, opening, wish)
+        self._remembered.add(session, wish.environment, noted=True)
+        return session
+
+    async def _set_up_somewhere(self, session: Session, opening: Opening, wish: _Wish) -> Session:
+        """Set a session up in its worker, or in another one where that one dies of it or has no room."""
+        environment = wish.environment
+        deaths = 0
+        while True:
+            try:
+                session = await self._set_up(session, wish)
+                break
+            except (UpstreamGone, WorkerFull) as error:
+                deaths += isinstance(error, UpstreamGone) and error.sent
+                left_s = wish.open_until - time.monotonic()
+                if left_s <= 0 and isinstance(error, WorkerFull):
+                    raise PoolExhausted(f"no worker of {environment.name!r} has room: {error.detail}") from error
+                if left_s <= 0 or deaths == OPEN_ATTEMPTS:
+                    raise
+                logger.info("session_opened_elsewhere session=%s worker=%s error=%s", session.id, session.worker, error)
+                if environment.server.url or (isinstance(error, WorkerFull) and not error.capacity):
+                    # There is no other worker to go to, or the next one may be this one again.
+                    await asyncio.sleep(min(FULL_PAUSE_S, left_s))
+            opening = replace(opening, lease=uuid.uuid4().hex)
+            session = await self._claim_or_join(opening, environment, max(0.0, left_s))
+            if session.state is not SessionState.OPENING:
+                return session  # an identical request has opened it meanwhile
+        self._tell_open(session, time.monotonic() - wish.began_at)
+        return session
+
+    async def _set_up(self, session: Session, wish: _Wish) -> Session:
+        environment = wish.environment
+        limit_s = wish.at_most(environment.timeouts.setup_s)
+        try:
+            # No Redis in here: the timeout's cancellation reaches the worker's connection only.
+            async with asyncio.timeout(limit_s):
+                handle = await self._upstreams[environment.wire].open(session, environment, wish.setup)
+            session = replace(session, handle=handle)
+            opened = partial(self._store.opened, session.id, session.lease, handle=handle)
+            return await patiently(opened, for_s=self._patience_s)
+        except BaseException as error:  # a cancellation too: the trainer hung up
+            await self._closer.through(session.id, partial(self._undo, session, environment, error))
+            if isinstance(error, TimeoutError):
+                raise UpstreamTimeout(f"the worker did not open the session within {limit_s:g} s") from error
+            raise
+
+    async def _undo(self, session: Session, environment: Environment, error: BaseException, missed: Missed) -> None:
+        """Give back what an opening held that failed with *error*, or that nobody waits for any more."""
+        if isinstance(error, WorkerFull) and error.capacity:
+            with contextlib.suppress(StoreUnavailable):  # the slot is given back all the same, if it can be
+                await self._store.limit_worker(session.worker, error.capacity)  # first: it is no slot
+        is_tried_again = isinstance(error, UpstreamGone | WorkerFull)
+        was_held = await self._closer.taken_back(
+            session, environment, CloseReason.OPEN_FAILED, counted=not is_tried_again, missed=missed
+        )
+        if not was_held and _may_be_there(error):
+            await self._end_unheld(session, environment, missed)
+
+    async def _end_unheld(self, session: Session, environment: Environment, missed: Missed) -> None:
+        """End a session in its worker that somebody ended while it was opened: the worker may know it only since."""
+        holder = await patiently(partial(self._holder, session.id), for_s=self._patience_s, missed=missed)
+        if holder is None or holder.worker != session.worker:  # else the worker has its successor
+            await self._closer.finish(session, environment, counted=False, missed=missed)
+
+    def _tell_open(self, session: Session, open_s: float) -> None:
+        self._metrics.session_opened(session.environment, open_s)
+        logger.info(
+            "session_opened session=%s name=%r owner=%s environment=%s worker=%s task=%r open_s=%.3f",
+            session.id,
+            session.name,
+            session.owner,
+            session.environment,
+            session.worker,
+            session.task,
+            open_s,
+        )
+
+
+def _may_be_there(error: BaseException) -> bool:
+    """Whether a worker may hold a session whose opening failed so, once the store does not know it any more."""
+    # The store was asked last, when the worker had opened it; or the worker's silence says nothing.
+    if isinstance(error, SessionNotFound | SessionClosed | StoreUnavailable | UpstreamTimeout):
+        return True
+    return not isinstance(error, GatewayError)  # its time was over, or its trainer hung up
+
+
+def _opening(
+    owner: Owner, name: str, environment: Environment, fingerprint: str, *, task: str, episode: str = ""
+) -> Opening:
+    return Opening(
+        id=session_id(owner, name),
+        name=name,
+        owner=owner,
+        environment=environment.name,
+        lease=uuid.uuid4().hex,
+        fingerprint=fingerprint,
+        idle_s=environment.timeouts.idle_s,
+        setup_s=environment.timeouts.setup_s + environment.timeouts.close_s,
+        task=task,
+        episode=episode,
+    )

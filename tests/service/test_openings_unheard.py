@@ -1,0 +1,98 @@
+"""What the store did while an episode began, and could not say, is found or undone."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gateway.core.errors import StoreUnavailable
+from gateway.core.model import CloseReason, SessionState
+from tests.service.openings_cases import CALLS_MAX, CASES, Case, as_ever, begun
+from tests.service.openings_world import STORE_CALLS, Calls, Way, World
+from tests.service.stack import OWNER
+
+
+@pytest.mark.parametrize("way", [Way.NEVER, Way.DONE])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+async def test_one_answer_of_the_store_that_is_lost_changes_nothing(case: Case, way: Way) -> None:
+    names = await _calls(case)
+
+    # Beside each other: each waits a moment before it asks again.
+    await asyncio.gather(*(_lose(case, way, n) for n, name in enumerate(names, start=1) if name in STORE_CALLS))
+
+
+async def _calls(case: Case) -> list[str]:
+    calls = Calls()
+    world, request = await begun(case, calls)
+    await as_ever(case, world, request)
+    assert len(calls.names) < CALLS_MAX
+    return calls.names
+
+
+async def _lose(case: Case, way: Way, number: int) -> None:
+    world, request = await begun(case, Calls(lose_at=number, way=way))
+
+    await as_ever(case, world, request)
+
+
+@pytest.mark.parametrize("way", [Way.NEVER, Way.DONE])
+async def test_a_claim_that_failed_with_the_store_is_given_back_once_it_is_there(way: Way) -> None:
+    calls = Calls(lose_at=1, way=way)
+    world = World(calls, patience_s=0.0)
+    await world.start()
+
+    with pytest.raises(StoreUnavailable):
+        await world.open()
+
+    await world.holds_nothing()
+
+
+@pytest.mark.parametrize("way", [Way.NEVER, Way.DONE])
+@pytest.mark.parametrize("call", ["begin_close", "release"])
+async def test_an_end_whose_answer_is_lost_is_carried_out_once(call: str, way: Way) -> None:
+    calls = Calls(way=way)
+    world = World(calls)
+    await world.start()
+    await world.open()
+    calls.lose_on = call
+
+    await world.sessions.close(OWNER, "one")
+
+    await world.holds_nothing()
+    assert calls.names.count("close") == 1
+
+
+@pytest.mark.parametrize("way", [Way.NEVER, Way.DONE])
+@pytest.mark.parametrize("call", ["begin_close", "release"])
+async def test_the_slot_of_a_question_is_given_back_though_an_answer_is_lost(call: str, way: Way) -> None:
+    calls = Calls(way=way)
+    world = World(calls)
+    await world.start(idle=False)
+    calls.lose_on = call
+
+    assert await world.sessions.tools(world.catalog.named("math")) == b"[]"
+
+    await world.holds_nothing()
+
+
+async def test_an_end_that_another_one_began_is_left_to_it() -> None:
+    calls = Calls(way=Way.NEVER)
+    world = World(calls)
+    await world.start()
+    session = await world.open()
+
+    async def expires() -> None:
+        await world.store.begin_close(session.id, CloseReason.EXPIRED)
+
+    async def expires_before_the_second_try() -> None:
+        calls.before["begin_close"] = expires
+
+    calls.before["begin_close"] = expires_before_the_second_try
+    calls.lose_on = "begin_close"
+
+    assert await world.sessions.close(OWNER, "one") is None
+
+    assert calls.names.count("begin_close") == 2
+    assert (await world.store.find(session.id)).state is SessionState.CLOSING
+    assert world.rooms.all() == [session.id]

@@ -185,7 +185,7 @@ class Gateway:
             await self.custom_tasks.look()  # before the audit: workers that the last gateway left are of that make
             await self.rollover.look_images(timeout_s=IMAGES_WAIT_S)  # likewise
             await self.pool.made_whole()
-            await self.audit.once(ask=True)
+            await self.audit.begin()
             async with anyio.create_task_group() as group:
                 loops = (
                     self.sessions.run,
@@ -204,6 +204,7 @@ class Gateway:
                 group.cancel_scope.cancel()
         finally:
             with anyio.CancelScope(shield=True):
+                await self.pool.aclose()  # before its store and backend, also where it was not begun
                 await self.rollover.aclose()
                 if not self._workers_are_found_again:
                     # Servers that somebody else runs go on, and so do the sessions in them, if the store does.

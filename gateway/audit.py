@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway.catalog import Catalog
 from gateway.core.errors import BackendError, GatewayError, StoreUnavailable
-from gateway.core.model import Found, Wire, Worker, WorkerId, WorkerState
+from gateway.core.model import EnvironmentName, Found, Wire, Worker, WorkerId, WorkerState
 from gateway.core.ports import Backend, Store, Upstream
 from gateway.observe.metrics import Metrics
 
@@ -23,6 +24,14 @@ logger = logging.getLogger(__name__)
 EVERY_S = 30.0
 ANSWER_S = 5.0
 """A worker that serves sessions answers within milliseconds; one that does not within this is given up at start."""
+UNDOING_S = 3.0
+"""How long what only the backend knows may take to go by itself before it is an orphan: a start that failed, or a
+worker that died, is being removed then, here or by another replica, after the store forgot it; and so is a replica's
+probe of its engine. To stop a worker takes its grace of 2 s."""
+PATIENCE_S = 20.0
+"""The same in an audit that nobody waits for: an engine may be busy."""
+LOOK_EVERY_S = 0.25
+"""Between two looks at the backend meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +39,7 @@ class Findings:
     """What an audit is to do."""
 
     orphans: tuple[WorkerId, ...]
-    """Known to the backend only, or dead: remove."""
+    """Known to the backend only, dead or not: remove, if it does not go by itself."""
     lost: tuple[WorkerId, ...]
     """Known to the store only, or dead: end their sessions."""
     adopted: tuple[WorkerId, ...]
@@ -77,21 +86,62 @@ class Audit:
         self._metrics = metrics
         self._replica = replica
         self._lead_s = lead_s
+        self._left: Mapping[WorkerId, EnvironmentName] = {}
 
-    async def once(self, *, ask: bool = False) -> Findings:
-        """Compare and mend; with *ask*, adopted workers must answer too. The store must be whole."""
+    async def begin(self) -> Findings:
+        """Compare and mend before the gateway serves; adopted workers must answer. The store must be whole.
+
+        Orphans are left to `run`: nobody who waits for the gateway waits for what another one did not clear away.
+
+        Raises:
+            StoreUnavailable, BackendError: something may be left to be done.
+        """
+        findings, self._left = await self._mended(ask=True)
+        return findings
+
+    async def once(self, *, ask: bool = False, undoing_s: float | None = None) -> Findings:
+        """Compare and mend; with *ask*, adopted workers must answer too. The store must be whole.
+
+        Returns what there was to do; of the orphans those that are still there after *undoing_s* (`UNDOING_S`) seconds.
+
+        Raises:
+            StoreUnavailable, BackendError: something may be left to be done.
+        """
+        findings, orphans = await self._mended(ask=ask)
+        return replace(findings, orphans=await self._remove(orphans, UNDOING_S if undoing_s is None else undoing_s))
+
+    async def run(self) -> None:
+        """Remove what `begin` left; then repeat while this replica leads, until cancelled."""
+        await self._guarded(self._remove(self._left, UNDOING_S))
+        while True:
+            await asyncio.sleep(EVERY_S)
+            await self._guarded(self._if_leading())
+
+    async def _guarded(self, work: Awaitable[object]) -> None:
+        try:
+            await work
+        except (StoreUnavailable, BackendError) as error:
+            logger.warning("audit_put_off error=%s", error)
+        except Exception:  # protects the next audit
+            logger.exception("audit_failed")
+
+    async def _if_leading(self) -> None:
+        lead = await self._store.lead(self._replica, ttl_s=self._lead_s)
+        if lead.fence and lead.is_whole:
+            await self.once(undoing_s=PATIENCE_S)
+
+    async def _mended(self, *, ask: bool) -> tuple[Findings, dict[WorkerId, EnvironmentName]]:
+        """All of it but for the orphans, which are returned with their environments."""
         before = await self._workers()
         found = await self._backend.found()
         findings = compare(before, found, await self._workers())
-        if not (await self._store.lead(self._replica, ttl_s=self._lead_s)).is_whole:
-            # It lost its data, maybe between the two looks: what it lacks is no orphan.
-            raise StoreUnavailable("the store is being rebuilt")
+        await self._expect_whole()
         if ask:
             # All at once: each may take as long as it likes up to ANSWER_S, and the gateway does not serve yet.
             answers = await asyncio.gather(*(self._answers(before[id]) for id in findings.adopted))
             silent = [id for id, answered in zip(findings.adopted, answers, strict=True) if not answered]
-            findings = Findings(
-                orphans=findings.orphans,
+            findings = replace(
+                findings,
                 lost=(*findings.lost, *silent),
                 adopted=tuple(id for id in findings.adopted if id not in silent),
             )
@@ -100,28 +150,40 @@ class Audit:
                 await self._lost(id)
             except BackendError as error:  # its sessions are ended; what is left of it is the next audit's
                 logger.warning("worker_not_stopped worker=%s error=%s", id, error)
-        kinds = {entry.id: entry.environment for entry in found}
-        for id in findings.orphans:
-            with contextlib.suppress(GatewayError):
-                await self._backend.stop(id)
-                self._metrics.worker_orphaned(kinds[id])
-                logger.info("worker_removed environment=%s worker=%s reason=orphan", kinds[id], id)
         for id in findings.adopted if ask else ():
             logger.info("worker_adopted environment=%s worker=%s", before[id].environment, id)
-        return findings
+        return findings, {entry.id: entry.environment for entry in found if entry.id in findings.orphans}
 
-    async def run(self) -> None:
-        """Repeat while this replica leads, until cancelled."""
-        while True:
-            await asyncio.sleep(EVERY_S)
-            try:
-                lead = await self._store.lead(self._replica, ttl_s=self._lead_s)
-                if lead.fence and lead.is_whole:
-                    await self.once()
-            except (StoreUnavailable, BackendError) as error:
-                logger.warning("audit_put_off error=%s", error)
-            except Exception:  # protects the next audit
-                logger.exception("audit_failed")
+    async def _remove(self, orphans: Mapping[WorkerId, EnvironmentName], undoing_s: float) -> tuple[WorkerId, ...]:
+        """Remove those of *orphans* that nobody else does; returns which."""
+        left = await self._still_there(tuple(orphans), undoing_s)
+        for id in left:
+            with contextlib.suppress(GatewayError):
+                await self._backend.stop(id)
+                self._metrics.worker_orphaned(orphans[id])
+                logger.info("worker_removed environment=%s worker=%s reason=orphan", orphans[id], id)
+        return left
+
+    async def _still_there(self, ids: tuple[WorkerId, ...], within_s: float) -> tuple[WorkerId, ...]:
+        """Those of *ids* that nobody is removing: they are there after *within_s* seconds, and the store has none."""
+        deadline = time.monotonic() + within_s
+        while ids and (left_s := deadline - time.monotonic()) > 0:
+            await asyncio.sleep(min(LOOK_EVERY_S, left_s))
+            there = {entry.id for entry in await self._backend.found()}
+            ids = tuple(id for id in ids if id in there)
+        if ids:
+            known = await self._workers()
+            await self._expect_whole()
+            ids = tuple(id for id in ids if id not in known)
+        return ids
+
+    async def _expect_whole(self) -> None:
+        """
+        Raises:
+            StoreUnavailable: it lost its data, maybe since the last look: what it lacks is no orphan.
+        """
+        if not (await self._store.lead(self._replica, ttl_s=self._lead_s)).is_whole:
+            raise StoreUnavailable("the store is being rebuilt")
 
     async def _workers(self) -> dict[WorkerId, Worker]:
         loads = await self._store.load()

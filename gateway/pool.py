@@ -49,6 +49,8 @@ LEAD_S: Final = 3.0
 """A leader that died is replaced after this long."""
 WHOLE_S: Final = 30.0
 """The longest that a start waits for another replica to rebuild the store."""
+END_S: Final = 30.0
+"""The longest that the end waits for what is under way; to undo a start takes that of its worker."""
 
 
 def nothing_remembered() -> Iterable[Session]:
@@ -113,6 +115,8 @@ class Pool:
         self._lead = Lead(0)
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping: set[WorkerId] = set()
+        self._losing: set[WorkerId] = set()
+        """Workers whose loss is being handled: the engine tells of one, and an audit finds it out too."""
         self._changing: set[WorkerId] = set()
         """Workers that are being paused or woken: one that is wanted is woken when it is paused, not in the middle."""
         self._rebuild: asyncio.Task[None] | None = None
@@ -130,15 +134,19 @@ class Pool:
                 group.start_soon(self._follow_notices)
                 group.start_soon(self._follow_deaths)
         finally:
-            self._starts.end()
-            for task in list(self._tasks):
-                task.cancel()
             with anyio.CancelScope(shield=True):
-                if self._tasks:
-                    await asyncio.wait(self._tasks, timeout=30)
+                await self.aclose()
                 if self._lead.fence:
                     with contextlib.suppress(StoreUnavailable):
                         await self._store.resign(self._replica)
+
+    async def aclose(self) -> None:
+        """End what was begun: starts are undone. For a pool that was not run to its end, too."""
+        self._starts.end()
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=END_S)
 
     async def made_whole(self) -> None:
         """Return when the store is whole, having rebuilt it if this replica leads; before the first audit.
@@ -147,13 +155,20 @@ class Pool:
             StoreUnavailable: another replica leads, and did not rebuild it in time.
         """
         deadline = time.monotonic() + WHOLE_S
-        while not await self._is_whole():
-            if time.monotonic() > deadline:
-                raise StoreUnavailable("the store is being rebuilt")
+        try:
+            while not await self._is_whole():
+                if time.monotonic() > deadline:
+                    raise StoreUnavailable("the store is being rebuilt")
+                if self._rebuild is not None:
+                    await asyncio.wait({self._rebuild}, timeout=TICK_S)
+                else:
+                    await asyncio.sleep(TICK_S)
+        except BaseException:  # a cancellation too: a pool that is not run ends nothing
             if self._rebuild is not None:
-                await asyncio.wait({self._rebuild}, timeout=TICK_S)
-            else:
-                await asyncio.sleep(TICK_S)
+                self._rebuild.cancel()
+                with anyio.CancelScope(shield=True):
+                    await asyncio.wait({self._rebuild}, timeout=END_S)
+            raise
 
     async def tick(self) -> bool:
         """One turn: expire sessions, start and stop workers. Returns False if another replica leads."""
@@ -362,8 +377,6 @@ class Pool:
             self._stopping.discard(id)
 
     async def _on_death(self, death: Death) -> None:
-        if death.id in self._stopping:
-            return
         if death.id in self._starts:
             self._starts.died(death)
             return
@@ -373,13 +386,28 @@ class Pool:
             logger.warning("worker_loss_not_handled worker=%s error=%s", death.id, error)  # the next audit finds it
 
     async def lost(self, id: WorkerId, reason: CloseReason = CloseReason.WORKER_LOST, detail: str = "") -> None:
-        """A worker is gone: end its sessions for *reason*, break its calls off, remove what is left of it."""
+        """A worker is gone: end its sessions for *reason*, break its calls off, remove what is left of it.
+
+        Raises:
+            StoreUnavailable, BackendError: the next audit goes on.
+        """
+        if id in self._losing or id in self._stopping:
+            return
+        self._losing.add(id)
+        try:
+            await self._lose(id, reason, detail)
+        finally:
+            self._losing.discard(id)
+
+    async def _lose(self, id: WorkerId, reason: CloseReason, detail: str) -> None:
         worker = await self._store.worker(id)
         if worker is None:
             self._transport.forget(id)  # another replica was faster; the calls of this one are broken off here
             return
         tail = ""
         sessions = await self._forget(id, reason)
+        if sessions is None:
+            return  # another replica was faster by a moment: it says so, and removes what is left
         if worker.state is WorkerState.DRAINING and not sessions:
             await self._backend.stop(id)  # nothing is lost: the replica that leads is about to stop it, or just does
             return
@@ -400,7 +428,7 @@ class Pool:
         await self._backend.stop(id)
         self._woken.set()
 
-    async def _forget(self, id: WorkerId, reason: CloseReason) -> list[Session]:
+    async def _forget(self, id: WorkerId, reason: CloseReason) -> list[Session] | None:
         # The store first: a call that breaks off asks it why, and must find the reason there.
         sessions = await self._store.remove_worker(id, reason)
         self._transport.forget(id)

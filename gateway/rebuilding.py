@@ -108,6 +108,7 @@ class Rebuilding:
         finally:
             for one in taking:
                 one.cancel()
+            await asyncio.gather(*taking, return_exceptions=True)
         if found:
             while time.monotonic() - began_at < GRACE_S:
                 await self.hand_in()

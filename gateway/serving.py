@@ -11,7 +11,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import uvicorn
 from uvicorn._types import ASGISendEvent
@@ -59,8 +59,9 @@ class _Stall:
 
     def begin(self, transport: asyncio.BaseTransport | None) -> None:
         """The write buffer is full."""
-        if self._timer is None and isinstance(transport, asyncio.WriteTransport):
-            self._timer = asyncio.get_running_loop().call_later(STALL_S, transport.abort)
+        if self._timer is None and transport is not None:
+            abort = cast(asyncio.WriteTransport, transport).abort  # uvloop's are no subclass
+            self._timer = asyncio.get_running_loop().call_later(STALL_S, abort)
 
     def end(self) -> None:
         """It has room again, or the connection is over."""

@@ -36,6 +36,8 @@ SANDBOX_USER: Final = "0:0"
 """The entry point of an image for sandboxes begins as root, for only root is given capabilities, and is uid 100000 with
 these two before the server starts: a range of users is mapped by whoever owns it and may change users."""
 SANDBOX_CAPABILITIES: Final = ("SETGID", "SETUID")
+SHARED_MEMORY_PART: Final = 4
+"""At most one part in so many of a worker's memory can be taken by files in /dev/shm."""
 LOG_MAX_SIZE: Final = "1m"
 """What the engine keeps of a worker's output; a worker that floods its log only overwrites it."""
 
@@ -147,7 +149,7 @@ def host_config(environment: Environment, mounts: list[dict[str, Any]]) -> dict[
         "MemorySwap": limits.memory_bytes,  # memory and swap together: so no swap
         "NanoCpus": round(limits.cpus * 1e9),
         "PidsLimit": limits.pids,
-        "ShmSize": limits.tmp_bytes,  # /dev/shm can be written to as well
+        "ShmSize": shared_memory_bytes(limits),
         "Tmpfs": {"/tmp": tmpfs},
         "Ulimits": [
             {"Name": "nofile", "Soft": NOFILE, "Hard": NOFILE},
@@ -173,6 +175,15 @@ def host_config(environment: Environment, mounts: list[dict[str, Any]]) -> dict[
         # So the image has one of its own, which is that user.
         "Init": False,
     }
+
+
+def shared_memory_bytes(limits: Limits) -> int:
+    """Size of /dev/shm, which can be written to like /tmp.
+
+    Nobody asked for it, and what is in it counts as the worker's memory: one session that fills it must be told that
+    it is full, and not end the others for want of memory.
+    """
+    return max(1, min(limits.tmp_bytes, limits.memory_bytes // SHARED_MEMORY_PART))
 
 
 def device_requests(limits: Limits) -> list[dict[str, Any]]:

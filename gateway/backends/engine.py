@@ -15,7 +15,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -174,7 +174,18 @@ class Engine:
         self._threads: list[threading.Thread] = []
         self._pending = 0
         """Calls that no thread has ended with, those of callers that gave up included."""
+        self._is_warm = False
         self._closed = False
+
+    def warm(self) -> None:
+        """Start all threads now, and let each have a client before its first call, which then need not connect.
+
+        A client that was let go of after a silence is replaced at once, too, as far as the engine answers.
+        """
+        with self._lock:
+            self._is_warm = not self._closed
+            while self._is_warm and len(self._threads) < self._most_threads:
+                self._begin_thread()
 
     async def call(self, work: Callable[[APIClient], T], *, silence_s: float = math.inf) -> T:
         """Run *work* in a thread that has a client; *silence_s* is the engine's longest within it, if that is shorter.
@@ -220,10 +231,13 @@ class Engine:
                 )
             self._pending += 1
             if len(self._threads) < min(self._pending, self._most_threads):
-                thread = threading.Thread(target=self._serve, name="engine", daemon=True)
-                self._threads.append(thread)
-                thread.start()
+                self._begin_thread()
         self._calls.put(call)
+
+    def _begin_thread(self) -> None:
+        thread = threading.Thread(target=self._serve, name="engine", daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def _drop_queued(self) -> None:
         while True:
@@ -235,7 +249,7 @@ class Engine:
                 call.outcome.set_exception(EngineError("the backend is closed", status=503))
 
     def _serve(self) -> None:
-        client: APIClient | None = None
+        client = self._warmed(None)
         while (call := self._calls.get()) is not None:
             if call.outcome.set_running_or_notify_cancel():
                 client = self._run(call, client)
@@ -243,8 +257,15 @@ class Engine:
                 self._ended()
             # Else a caller's objects would live until the next call.
             del call
+            client = self._warmed(client)
         if client is not None:
             client.close()
+
+    def _warmed(self, client: APIClient | None) -> APIClient | None:
+        if client is None and self._is_warm and not self._closed:
+            with suppress(EngineError):  # the next call tries again, and says why
+                return connect(self.url, timeout_s=self._silence_s)
+        return client
 
     def _run(self, call: _Call, client: APIClient | None) -> APIClient | None:
         """Do it; returns the client for the next one, or None after a silence: whoever answers then may be another."""

@@ -51,19 +51,35 @@ class Ended:
     container: str
     exit_status: int
     out_of_memory: bool | None
-    """None: the events don't tell, and the container's state may: see `State.OOMKilled`, which does not say when."""
+    """None: the events don't tell so far. A late ``oom`` event may, or the container's state: see `State.OOMKilled`,
+    which does not say when."""
 
 
 class DieEvents:
     """Follows the deaths of one instance's workers until it is closed; tells each worker's once."""
 
     def __init__(
-        self, url: str, instance: str, *, announce: Callable[[Ended], None], silence_s: float = SILENCE_S
+        self,
+        url: str,
+        instance: str,
+        *,
+        announce: Callable[[Ended], None],
+        announce_oom: Callable[[WorkerId], None] = lambda id: None,
+        followed: Callable[[bool], None] = lambda tells_of_each_oom: None,
+        silence_s: float = SILENCE_S,
     ) -> None:
-        """*announce* is called in the thread that reads."""
+        """
+        Args:
+            announce: Hears of each death; like the others called in the thread that reads.
+            announce_oom: Hears of an ``oom`` event that came after the death of its worker.
+            followed: Called as often as a stream begins: whether its engine tells of each ``oom`` before the death.
+            silence_s: How long the stream may be silent until it is asked for anew.
+        """
         self._url = url
         self._instance = instance
         self._announce = announce
+        self._announce_oom = announce_oom
+        self._followed = followed
         self._silence_s = silence_s
         self._closing = threading.Event()
         self._lock = threading.Lock()
@@ -102,7 +118,8 @@ class DieEvents:
                     logger.warning("engine_events_broken url=%s error=%s", self._url, error)
                 self._broken = True
             except Exception:  # this thread is the only one that hears of deaths: it must go on
-                logger.exception("engine_events_failed url=%s", self._url)
+                if not self._closing.is_set():  # else it was read from while it was closed
+                    logger.exception("engine_events_failed url=%s", self._url)
                 self._broken = True
             # One that was only silent is followed again at once: what dies meanwhile would be told late.
             if self._broken or time.monotonic() - began < PAUSE_S:
@@ -136,6 +153,7 @@ class DieEvents:
             if self._broken:
                 logger.info("engine_events_followed url=%s", self._url)
                 self._broken = False
+            self._followed(self._tells_of_each_oom)
             if may_have_missed:
                 self._look(client, label)
             for line in stream:
@@ -150,16 +168,17 @@ class DieEvents:
                 self._tell(Ended(WorkerId(id), entry["Id"], status, None if status == KILLED else False))
 
     def _hear(self, event: dict[str, Any]) -> None:
-        at_ns = int(event["timeNano"])
-        if at_ns <= self._since_ns:
-            return  # asked for again, as the engine counts from the last one inclusive
-        self._since_ns = at_ns
+        # Not compared with the last one's: the engine's clock may have been set back, or be behind this machine's. What
+        # is told again, as the engine counts from the last one inclusive, changes nothing.
+        self._since_ns = at_ns = int(event["timeNano"])
         attributes = event["Actor"]["Attributes"]
         id = attributes.get(LABEL_WORKER)
         if not id:
             return
         if event["Action"] == "oom":
             _remember(self._out_of_memory, WorkerId(id), at_ns)
+            if id in self._told:
+                self._announce_oom(WorkerId(id))
         else:
             status = int(attributes.get("exitCode") or 0)
             self._tell(Ended(WorkerId(id), event["Actor"]["ID"], status, self._cause(WorkerId(id), status, at_ns)))
@@ -167,9 +186,9 @@ class DieEvents:
     def _cause(self, id: WorkerId, status: int, at_ns: int) -> bool | None:
         """Whether it was out of memory: by the ``oom`` event, which comes before ``die`` (of both of a pair).
 
-        Where memory is counted by cgroup v2 the shim may hear of it only when the container is gone. To look at the
-        state takes 40 ms then, as the engine holds the container while it tidies up: so it is asked only where it may
-        know more.
+        Where memory is counted by cgroup v2 the shim may hear of it only when the container is gone: the event then
+        follows the death, or there is none. To look at the state takes some 30 ms, and 100 to 240 ms where twenty die
+        at once, as the engine holds a container while it tidies up: so it is asked only where it may know more.
         """
         oom_ns = self._out_of_memory.get(id)
         if oom_ns is None:

@@ -208,10 +208,10 @@ class Store(Protocol):
         """
         ...
 
-    async def remove_worker(self, id: WorkerId, reason: CloseReason, *, fence: int = 0) -> list[Session]:
+    async def remove_worker(self, id: WorkerId, reason: CloseReason, *, fence: int = 0) -> list[Session] | None:
         """Forget a worker; its sessions become ``CLOSED`` with *reason* and are returned. Publishes for each.
 
-        Unknown workers: an empty list. Raises ``NotLeading``.
+        None if it is unknown: of several that remove a worker at once, one removes it. Raises ``NotLeading``.
         """
         ...
 

@@ -24,6 +24,7 @@ from gateway.backends.container import (
     capabilities,
     device_requests,
     is_sandboxed,
+    shared_memory_bytes,
     user,
 )
 from gateway.backends.folders import is_safe_id
@@ -186,7 +187,7 @@ def _devices(value: Any, environment: Environment, rules: Rules) -> bool:
 
 
 def _shared_memory(value: Any, environment: Environment, rules: Rules) -> bool:
-    return _within(value, 1, environment.limits.tmp_bytes)
+    return _within(value, 1, shared_memory_bytes(environment.limits))
 
 
 def _tmpfs(value: Any, environment: Environment, rules: Rules) -> bool:

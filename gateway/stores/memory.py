@@ -275,12 +275,12 @@ class MemoryStore(Rebuilding):
             self._drain(held)
         return True
 
-    async def remove_worker(self, id: WorkerId, reason: CloseReason, *, fence: int = 0) -> list[Session]:
+    async def remove_worker(self, id: WorkerId, reason: CloseReason, *, fence: int = 0) -> list[Session] | None:
         now = self._tidied()
         self._leadership.check(fence)
         held = self._workers.pop(id, None)
         if held is None:
-            return []
+            return None
         environment = held.worker.environment
         del self._by_environment[environment][id]
         if not self._by_environment[environment]:

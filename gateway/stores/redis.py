@@ -308,8 +308,9 @@ class RedisStore(Rebuilding):
     async def drain_worker(self, id: WorkerId, *, only_if_idle: bool = False, fence: int = 0) -> bool:
         return bool(await self._run("drain_worker", id, int(only_if_idle), fence))
 
-    async def remove_worker(self, id: WorkerId, reason: CloseReason, *, fence: int = 0) -> list[Session]:
-        return as_sessions(await self._run("remove_worker", id, reason, self._closed_kept_s, fence))
+    async def remove_worker(self, id: WorkerId, reason: CloseReason, *, fence: int = 0) -> list[Session] | None:
+        ended = await self._run("remove_worker", id, reason, self._closed_kept_s, fence)
+        return None if ended is None else as_sessions(ended)
 
     async def worker(self, id: WorkerId) -> Worker | None:
         self._check()

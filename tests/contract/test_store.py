@@ -305,7 +305,7 @@ async def test_removing_a_worker_closes_its_sessions_with_the_reason_and_frees_n
     held = [await opened(store, opening(f"s{n}")) for n in range(3)]
     mine = {session.id for session in held if session.worker == id}
 
-    ended = await store.remove_worker(id, CloseReason.WORKER_LOST)
+    ended = await store.remove_worker(id, CloseReason.WORKER_LOST) or []
 
     assert {session.id for session in ended} == mine
     assert {(session.state, session.reason) for session in ended} == {(SessionState.CLOSED, CloseReason.WORKER_LOST)}
@@ -335,7 +335,7 @@ async def test_a_session_that_its_trainer_was_deleting_is_not_found_after_its_wo
     session = await opened(store, opening("s1"))
     await store.begin_close(session.id, CloseReason.DELETED)
 
-    ended = await store.remove_worker(id, CloseReason.WORKER_LOST)
+    ended = await store.remove_worker(id, CloseReason.WORKER_LOST) or []
 
     assert [(s.id, s.state, s.reason) for s in ended] == [(session.id, SessionState.CLOSED, CloseReason.DELETED)]
     with pytest.raises(SessionNotFound):
@@ -343,7 +343,7 @@ async def test_a_session_that_its_trainer_was_deleting_is_not_found_after_its_wo
 
 
 async def test_removing_an_unknown_worker_ends_nothing(store: Store) -> None:
-    assert await store.remove_worker(WorkerId("w1"), CloseReason.WORKER_LOST) == []
+    assert await store.remove_worker(WorkerId("w1"), CloseReason.WORKER_LOST) is None
 
 
 async def test_load_tells_what_each_worker_holds_and_since_when_it_is_idle(store_world: World) -> None:

@@ -67,6 +67,15 @@ async def served(store: Store, holder: Session, tasks: Sequence[asyncio.Task[Ses
     return order
 
 
+async def told(claim: asyncio.Task[Session]) -> Session:
+    """What a claim gets without any look of its replica's own."""
+    await asyncio.wait({claim}, timeout=10)
+    if not claim.done():
+        await hung_up([claim])
+        raise AssertionError("nobody told it")
+    return claim.result()
+
+
 async def hung_up(tasks: Sequence[asyncio.Task[Session]]) -> None:
     for task in tasks:
         task.cancel()
@@ -237,6 +246,68 @@ async def test_owners_take_turns_whatever_replica_they_ask(redis_world: RedisWor
 
 
 # -- a bounded queue --------------------------------------------------------------------------------------------
+
+
+async def test_whoever_gets_a_slot_or_a_refusal_is_told_and_need_not_look(
+    redis_world: RedisWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.stores.redis.POLL_S", LONG_S)  # the look that finds what was not told
+    a, b = await redis_world.open(replica="a"), await redis_world.open(replica="b")
+    holder = await held_by_one(a)
+    here, there, fails = [await queued(store, of("x", id)) for store, id in ((a, "1"), (b, "2"), (b, "3"))]
+
+    await end(a, holder)
+    first = await told(here)
+    await end(b, first)
+    second = await told(there)
+    await a.fail_waiting(MATH, "no more")
+
+    with pytest.raises(EnvironmentUnavailable):
+        await told(fails)
+    await end(a, second)
+
+
+def fall_silent(world: RedisWorld, replica: str) -> None:
+    """Let the last word of *replica* be long ago, as if it had been killed then."""
+    with world.server.client() as client:
+        client.hincrby(f"{{{world.prefix}}}:replicas", replica, -6_000)
+
+
+async def two_that_lead(world: RedisWorld) -> tuple[Store, Store]:
+    """Replicas of which the store has heard."""
+    a, b = await world.open(replica="a"), await world.open(replica="b")
+    for name, store in (("a", a), ("b", b)):
+        await store.lead(name, ttl_s=60)
+    return a, b
+
+
+async def test_no_slot_goes_to_an_opening_whose_replica_is_gone_though_its_wait_is_not_over(
+    redis_world: RedisWorld,
+) -> None:
+    a, b = await two_that_lead(redis_world)
+    holder = await held_by_one(a)
+    gone, here = await queued(b, of("x", "gone")), await queued(a, of("x", "here"))
+    fall_silent(redis_world, "b")
+
+    await end(a, holder)
+
+    assert (await told(here)).id == "here"
+    await hung_up([gone])
+
+
+async def test_what_a_replica_was_opening_is_due_when_it_is_gone_and_not_before(redis_world: RedisWorld) -> None:
+    a, b = await two_that_lead(redis_world)
+    await add_ready(a, "w1")
+    await b.claim(of("x", "doomed"), wait_s=0)
+    await a.lead("a", ttl_s=60)
+    before = await a.due(10)
+    fall_silent(redis_world, "b")
+
+    await a.lead("a", ttl_s=60)
+
+    (due,) = await a.due(10)
+    assert before == []
+    assert (due.id, due.reason) == ("doomed", CloseReason.OPEN_FAILED)
 
 
 async def test_an_owner_that_has_nothing_waiting_finds_one_place_in_a_full_queue(store_world: World) -> None:

@@ -69,7 +69,7 @@ async def test_a_handle_comes_back_unchanged_from_wherever_the_session_does(stor
     assert await store.sessions() == [session]
     closing = await store.begin_close(session.id, CloseReason.OPERATOR)
     assert closing == replace(session, state=SessionState.CLOSING, reason=CloseReason.OPERATOR)
-    [lost] = await store.remove_worker(session.worker, CloseReason.WORKER_LOST)
+    [lost] = await store.remove_worker(session.worker, CloseReason.WORKER_LOST) or []
     assert lost.handle == HANDLE
 
 

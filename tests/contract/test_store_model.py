@@ -435,7 +435,8 @@ class StoreMachine(RuleBasedStateMachine):
         if worker is not None:
             self.model.workers.remove(worker)
         ended = self.run(self.store.remove_worker(WorkerId(id), CloseReason.WORKER_LOST))
-        assert {session.id: (session.reason, session.handle) for session in ended} == {
+        assert (ended is None) == (worker is None)
+        assert {session.id: (session.reason, session.handle) for session in ended or ()} == {
             key: (session.reason, session.handle) for key, session in lost.items()
         }
 

@@ -584,6 +584,27 @@ async def test_what_is_opened_between_a_jump_back_and_its_notice_is_not_culled_f
     assert [late.id for late in await ended_late(store, 10)] == [session.id]
 
 
+@pytest.mark.parametrize("jump_s", [3600, -3600])
+async def test_an_opening_that_is_under_way_when_a_jump_is_noticed_has_its_time_and_no_more(
+    redis_world: RedisWorld, jump_s: int
+) -> None:
+    store = await redis_world.open()
+    await add_ready(store)
+    await store.lead("a", ttl_s=5)
+    redis_world.shift(jump_s)
+    session = await store.claim(opening("s1", setup_s=30), wait_s=0)
+
+    await store.lead("a", ttl_s=5)
+    assert await ended_late(store, 10) == []
+    redis_world.pass_time(25)
+    await store.lead("a", ttl_s=5)
+    assert await ended_late(store, 10) == []
+    redis_world.pass_time(15)
+    await store.lead("a", ttl_s=5)
+
+    assert [late.id for late in await ended_late(store, 10)] == [session.id]
+
+
 async def test_a_replica_that_led_long_ago_sees_no_jump_in_the_time_that_others_led(redis_world: RedisWorld) -> None:
     a, b = await redis_world.open(replica="a"), await redis_world.open(replica="b")
     await add_ready(a)

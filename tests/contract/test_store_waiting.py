@@ -335,7 +335,7 @@ async def test_a_slot_that_was_lost_before_its_claim_woke_is_no_success(store: S
             break
         await asyncio.sleep(0)
 
-    lost = await store.remove_worker(WorkerId("w1"), CloseReason.WORKER_LOST)
+    lost = await store.remove_worker(WorkerId("w1"), CloseReason.WORKER_LOST) or []
 
     await release
     assert "s1" in {session.id for session in lost}

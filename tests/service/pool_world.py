@@ -48,6 +48,9 @@ from tests.service.pool_parts import (
 )
 from tests.service.stack import Replica
 
+UNDOING_S = 0.05
+"""How long an audit lets go what goes by itself: the engine here takes no time to stop a worker."""
+
 
 class PoolWorld(Checked):
     """The replicas, the engine and the trainers."""
@@ -93,7 +96,7 @@ class PoolWorld(Checked):
         process = Process(name, passage, store, gateway)
         if not self.engine.is_down:  # else it would not start; it does so once the engine is back
             await gateway.pool.made_whole()
-            await gateway.audit.once(ask=True)
+            await gateway.audit.once(ask=True, undoing_s=UNDOING_S)
             self.silent.clear()
         process.loops = [asyncio.ensure_future(gateway.sessions.run()), asyncio.ensure_future(gateway.pool.run())]
         self.processes.append(process)
@@ -141,7 +144,7 @@ class PoolWorld(Checked):
 
     async def audit(self, process: Process) -> None:
         """Compare and mend, as the leader does now and then."""
-        await process.gateway.audit.once()
+        await process.gateway.audit.once(undoing_s=UNDOING_S)
         self.silent.clear()
 
     def change(self, name: EnvironmentName) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
-from gateway.core.model import Worker, WorkerId, WorkerState, session_id
+from gateway.core.model import Found, Worker, WorkerId, WorkerState, session_id
 from tests.fakes.eventually import until
-from tests.service.stack import OWNER, environment, running, stack
+from tests.fakes.workers import FakeBackend, Start
+from tests.service.stack import OWNER, Replica, environment, running, stack
 from tests.service.wire import call, create, delete, detail, under_way
 
 
@@ -98,11 +100,61 @@ async def test_an_audit_removes_what_only_the_backend_knows() -> None:
         stray = Worker(id=WorkerId("stray"), environment=kind.name, digest=kind.digest(), slots=1)
         await built.backend.start(stray, kind)
 
-        findings = await built.first.audit.once()
+        findings = await built.first.audit.once(undoing_s=0.1)
 
         assert findings.orphans == ("stray",)
         assert built.first.metrics.tally(kind.name).leaked == 1
         assert built.backend.workers == {}
+
+
+class _Undoing(FakeBackend):
+    """Somebody is removing its worker: from the second look on it is gone."""
+
+    looks = 0
+
+    async def found(self) -> list[Found]:
+        found = await super().found()
+        self.looks += 1
+        if self.looks == 1:
+            await super().stop(WorkerId("undone"))
+        return found
+
+
+async def test_what_is_being_removed_during_an_audit_was_not_leaked(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    async with stack() as built:
+        kind, backend = built.environments[0], _Undoing(tmp_path)
+        backend.starts[kind.name] = Start.NEVER_READY
+        undone = Worker(id=WorkerId("undone"), environment=kind.name, digest=kind.digest(), slots=1)
+        await backend.start(undone, kind)
+        replica = Replica(store=built.store, backend=backend, environments=[kind], name="another")
+
+        with caplog.at_level("INFO"):
+            findings = await replica.audit.once()
+
+        assert findings.orphans == ()
+        assert backend.looks == 2, "it looks again as long as something is there, and no longer"
+        assert replica.metrics.tally(kind.name).leaked == 0
+        assert backend.stopped == ["undone"], "it was left to who is removing it"
+        assert "worker_removed" not in caplog.text
+        await replica.relay.aclose()
+
+
+async def test_what_the_store_comes_to_know_during_an_audit_is_no_orphan() -> None:
+    async with stack() as built:
+        kind = built.environments[0]
+        late = Worker(id=WorkerId("late"), environment=kind.name, digest=kind.digest(), slots=1)
+        await built.backend.start(late, kind)
+
+        auditing = asyncio.ensure_future(built.first.audit.once(undoing_s=0.5))
+        for _ in range(10):  # it has looked, and waits
+            await asyncio.sleep(0)
+        await built.store.add_worker(late)
+        findings = await auditing
+
+        assert findings.orphans == ()
+        assert list(built.backend.workers) == ["late"]
 
 
 async def test_an_audit_ends_the_sessions_of_a_worker_that_only_the_store_knows() -> None:
@@ -164,3 +216,23 @@ async def test_an_audit_goes_on_when_one_worker_cannot_be_removed() -> None:
 
         await until(lambda: not any(not one.is_running for one in stack.backend.workers.values()))
         assert [(await call(client, sid=sid)).status_code for sid in ("a", "b")] == [410, 410]
+
+
+async def test_nobody_waits_at_a_start_for_what_the_last_gateway_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.audit.UNDOING_S", 0.1)
+    async with stack() as built:
+        kind = built.environments[0]
+        stray = Worker(id=WorkerId("stray"), environment=kind.name, digest=kind.digest(), slots=1)
+        await built.backend.start(stray, kind)
+
+        findings = await built.first.audit.begin()
+        left = list(built.backend.workers)
+        auditing = asyncio.ensure_future(built.first.audit.run())
+        try:
+            await until(lambda: not built.backend.workers)
+        finally:
+            auditing.cancel()
+            await asyncio.wait({auditing})
+
+        assert (findings.orphans, left) == (("stray",), ["stray"])
+        assert built.first.metrics.tally(kind.name).leaked == 1

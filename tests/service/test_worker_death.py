@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tempfile
+from pathlib import Path
 
 import pytest
 
-from gateway.core.model import session_id
-from tests.fakes.eventually import until
-from tests.service.stack import OWNER, environment, running
+from gateway.core.model import Worker, WorkerId, WorkerState, session_id
+from gateway.pool import LEAD_S
+from gateway.stores.memory import MemoryStore
+from tests.fakes.clock import Clock
+from tests.fakes.eventually import WITHIN_S, until
+from tests.fakes.workers import FakeBackend
+from tests.service.stack import OWNER, Replica, environment, running, stack
 from tests.service.wire import EVENT_STREAM, call, create, delete, detail, events, under_way
 
 
@@ -263,3 +269,104 @@ async def test_an_episode_that_every_worker_dies_over_is_refused_after_the_secon
 
         assert refused.status_code == 502
         assert await gateway.used() == 0
+
+
+class _Remote(MemoryStore):
+    """Others come between two calls of one caller, as with a store behind a network."""
+
+    async def worker(self, id: WorkerId) -> Worker | None:
+        found = await super().worker(id)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        return found
+
+
+async def test_a_death_that_an_event_and_an_audit_tell_of_is_counted_and_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with stack(environment(slots=4)) as built:
+        store = _Remote()
+        replica = Replica(store=store, backend=built.backend, environments=built.environments, name="remote")
+        async with replica.looping(), replica.serving() as client:
+            await create(client)
+            worker = built.backend.only
+
+            await worker.die(announced=False)
+            ends = [replica.pool.lost(worker.worker.id), replica.audit.once(), replica.pool.lost(worker.worker.id)]
+            await asyncio.gather(*ends)
+
+            assert b'gateway_workers_lost_total{environment="math",reason="worker_lost"} 1.0' in (
+                replica.metrics.exposition()
+            )
+            assert caplog.text.count("worker_lost environment=math") == 1
+        await replica.relay.aclose()
+        await store.aclose()
+
+
+@pytest.mark.parametrize("sessions", [0, 1])
+async def test_a_death_that_two_replicas_hear_of_is_counted_and_logged_once(
+    caplog: pytest.LogCaptureFixture, sessions: int
+) -> None:
+    kind = environment(slots=4, min_workers=1, max_workers=1)
+    async with stack(kind) as built:
+        store = _Remote()
+        one, two = (
+            Replica(store=store, backend=built.backend, environments=[kind], name=name) for name in ("one", "two")
+        )
+        async with one.looping(), two.looping(), one.serving() as client:
+            await one.eventually_workers(1, state=WorkerState.READY)
+            for number in range(sessions):
+                await create(client, sid=f"s{number}")
+            worker = built.backend.only
+
+            await worker.die()
+            await until(lambda: worker.worker.id in built.backend.stopped)
+
+            lost = b'gateway_workers_lost_total{environment="math",reason="worker_lost"} 1.0'
+            assert sorted(lost in replica.metrics.exposition() for replica in (one, two)) == [False, True]
+            assert caplog.text.count("worker_lost environment=math") == 1
+        for replica in (one, two):
+            await replica.relay.aclose()
+        await store.aclose()
+
+
+class _SlowToStop(FakeBackend):
+    """Its engine has ended a worker, and is slow to say so."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.may_answer = asyncio.Event()
+
+    async def stop(self, id: WorkerId) -> None:
+        await super().stop(id)
+        await self.may_answer.wait()
+
+
+async def test_a_worker_that_is_being_stopped_with_its_sessions_is_not_counted_as_lost(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = Clock()
+    async with stack(environment(), environment("coding"), clock=clock) as built:
+        with tempfile.TemporaryDirectory(prefix="gw-") as folder:
+            backend = _SlowToStop(Path(folder))
+            first, later = (
+                Replica(store=built.store, backend=backend, environments=some, name=name)
+                for some, name in ((built.environments, "one"), (built.environments[:1], "two"))
+            )
+            async with first.looping(), first.serving() as client:
+                await create(client, env_name="coding")
+            clock.advance(LEAD_S)
+            async with later.looping():
+                await until(lambda: backend.stopped)
+
+                auditing = asyncio.ensure_future(later.audit.once())
+                await asyncio.wait({auditing}, timeout=WITHIN_S)
+                backend.may_answer.set()
+                findings = await auditing
+                await later.eventually_workers(0, "coding")
+
+            assert findings.lost == tuple(backend.stopped)
+            assert "worker_lost" not in caplog.text
+            assert b"gateway_workers_lost_total{" not in later.metrics.exposition()
+            for replica in (first, later):
+                await replica.relay.aclose()

@@ -145,6 +145,18 @@ async def test_the_container_is_hardened_in_every_way_that_the_environment_does_
     }
 
 
+async def test_what_is_put_into_shared_memory_leaves_most_of_the_workers_memory(
+    backend: DockerBackend, engine: FakeEngine
+) -> None:
+    environment = replace(ENVIRONMENT, limits=Limits(memory_bytes=2**28, tmp_bytes=2**28))
+
+    await backend.start(worker("w1", environment), environment)
+
+    (container,) = engine.containers.values()
+    assert container.body["HostConfig"]["ShmSize"] == 2**26
+    assert f"size={2**28}," in container.body["HostConfig"]["Tmpfs"]["/tmp"]
+
+
 async def test_an_environment_of_sandboxes_gets_what_they_need_and_nothing_else(
     backend: DockerBackend, engine: FakeEngine
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from gateway.backends import calls
 from gateway.backends.docker import DockerBackend
+from gateway.backends.endings import LOOK_THREADS, Endings
 from gateway.backends.engine import Engine, EngineError
 from gateway.backends.events import DieEvents, Ended
 from gateway.core.errors import BackendError
@@ -170,7 +171,7 @@ async def test_a_death_whose_reason_the_engine_does_not_tell_is_told_all_the_sam
 async def test_an_engine_that_tells_of_each_oom_is_not_asked_why(backend: DockerBackend, engine: FakeEngine) -> None:
     engine.info["CgroupVersion"] = "1"
     first, second = await started(backend, engine, "w1"), await started(backend, engine, "w2")
-    looks = engine.count("GET inspect")
+    looks, clients = engine.count("GET inspect"), engine.count("GET version")
     deaths = backend.deaths()
     await asyncio.to_thread(engine.followed)
 
@@ -180,6 +181,85 @@ async def test_an_engine_that_tells_of_each_oom_is_not_asked_why(backend: Docker
 
     assert reasons == [CloseReason.WORKER_LOST, CloseReason.OUT_OF_MEMORY]
     assert engine.count("GET inspect") == looks
+    assert engine.count("GET version") == clients + 1  # that of the events
+
+
+@pytest.fixture
+async def endings(engine: FakeEngine, backend: DockerBackend) -> AsyncIterator[Endings]:
+    """Of *backend*'s workers: they keep a death back for as long as a word may come."""
+    made = Endings(engine.url, "ours", reason_s=REACHED_S, late_s=REACHED_S)
+    yield made
+    await made.aclose()
+
+
+async def is_warm(engine: FakeEngine, before: int) -> None:
+    """Wait until each thread that looks is connected; *before* is what was asked for until deaths were followed."""
+    await asyncio.to_thread(engine.followed)
+    await until(lambda: engine.count("GET version") == before + LOOK_THREADS + 1)
+
+
+async def test_an_oom_that_is_told_of_after_the_death_is_its_reason(
+    endings: Endings, backend: DockerBackend, engine: FakeEngine
+) -> None:
+    first, second = await started(backend, engine, "w1"), await started(backend, engine, "w2")
+    looks = engine.count("GET inspect")
+    deaths = endings.follow()
+    await asyncio.to_thread(engine.followed)
+
+    engine.die(first)  # the engine is asked, and knows of none
+    await until(lambda: engine.count("GET inspect") == looks + 1)
+    engine.run_out_of_memory(first, dies=False)
+    told = [await anext(deaths)]
+    hold = engine.hold("GET inspect")
+    engine.die(second)
+    await reached(hold)  # the engine is asked, and does not answer
+    engine.run_out_of_memory(second, dies=False)
+    told.append(await anext(deaths))
+
+    assert [(death.id, death.reason) for death in told] == [
+        ("w1", CloseReason.OUT_OF_MEMORY),
+        ("w2", CloseReason.OUT_OF_MEMORY),
+    ]
+
+
+async def test_a_death_is_looked_into_while_others_are_and_without_connecting_first(
+    patient: DockerBackend, engine: FakeEngine
+) -> None:
+    ids = [f"w{number}" for number in range(LOOK_THREADS)]
+    containers = [await started(patient, engine, id) for id in ids]
+    before = engine.count("GET version")
+    deaths = patient.deaths()
+    await is_warm(engine, before)
+    slow = [engine.hold("GET inspect") for _ in ids[1:]]
+    engine.hold("GET version")
+
+    for container in containers[1:]:
+        engine.die(container)
+    for hold in slow:
+        await reached(hold)
+    out_of_memory_without_a_word(engine, containers[0])
+
+    death = await anext(deaths)
+    assert (death.id, death.reason) == ("w0", CloseReason.OUT_OF_MEMORY)
+    assert engine.count("GET version") == before + LOOK_THREADS + 1
+
+
+async def test_after_a_look_that_was_not_answered_the_next_one_finds_a_connection_too(
+    unlucky: DockerBackend, engine: FakeEngine
+) -> None:
+    first, second = await started(unlucky, engine, "w1"), await started(unlucky, engine, "w2")
+    before = engine.count("GET version")
+    deaths = unlucky.deaths()
+    await is_warm(engine, before)
+    engine.lose("GET inspect")
+
+    engine.die(first)
+    told = [await anext(deaths)]
+    await until(lambda: engine.count("GET version") == before + LOOK_THREADS + 2)
+    out_of_memory_without_a_word(engine, second)
+    told.append(await anext(deaths))
+
+    assert [death.reason for death in told] == [CloseReason.WORKER_LOST, CloseReason.OUT_OF_MEMORY]
 
 
 # -- an engine that was restarted, or is silent
@@ -222,6 +302,26 @@ async def test_a_stream_that_is_silent_is_asked_for_anew_and_no_death_is_told_tw
     await asyncio.to_thread(events.close, REACHED_S)
 
     assert ids == ["w1", "w2"]
+    assert told.empty()
+
+
+async def test_deaths_are_told_whatever_the_engines_clock_says(backend: DockerBackend, engine: FakeEngine) -> None:
+    ids = ("w1", "w2", "w3", "w4")
+    containers = [await started(backend, engine, id) for id in ids]
+    engine.ahead_s = -3600  # behind this machine's
+    told: queue.Queue[Ended] = queue.Queue()
+    events = DieEvents(engine.url, "ours", announce=told.put)
+    await asyncio.to_thread(engine.followed)
+
+    for container, ahead_s in zip(containers, (-3600, 3600, 0, -3600), strict=True):
+        engine.ahead_s = ahead_s  # it jumps while it is followed
+        engine.die(container)
+    engine.break_streams()
+    await asyncio.to_thread(engine.followed)  # what is told again is told to nobody
+    heard = [(await asyncio.to_thread(told.get, timeout=REACHED_S)).id for _ in ids]
+    await asyncio.to_thread(events.close, REACHED_S)
+
+    assert heard == list(ids)
     assert told.empty()
 
 

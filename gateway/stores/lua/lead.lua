@@ -9,14 +9,16 @@
 -- at, not the leader alone: a jump ends its lead as well.
 
 -- Mend what was dated between the jump and this moment. After one forward no deadline may be further away than its
--- session's idle time; after one backward what seems late may not be, and is given the time that it lost.
+-- session's idle time, or the time for its opening; after one backward what seems late may not be, and is given the time
+-- that it lost.
 local function redate(jump)
   local lowest, highest = jump > 0 and whole(now + jump) or '-inf', jump > 0 and '+inf' or whole(now)
   local dated = redis.call('ZRANGEBYSCORE', key('deadlines'), lowest, highest, 'WITHSCORES')
   for i = 1, #dated, 2 do
-    local session = redis.call('HMGET', key('session', dated[i]), 'state', 'idle_s')
-    if session[1] == 'open' then
-      local latest = now + math.ceil(tonumber(session[2]) * 1000)
+    local session = redis.call('HMGET', key('session', dated[i]), 'state', 'idle_s', 'setup_s')
+    local span_s = session[1] == 'open' and session[2] or session[1] == 'opening' and session[3]
+    if span_s then
+      local latest = now + math.ceil(tonumber(span_s) * 1000)
       local meant = math.min(tonumber(dated[i + 1]) - math.min(jump, 0), latest)
       redis.call('ZADD', key('deadlines'), whole(meant), dated[i])
     end

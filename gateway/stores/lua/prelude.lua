@@ -292,7 +292,7 @@ local function grant(opening, rank)
   redis.call('HSET', key('session', id), 'id', id, 'name', opening[2], 'owner', opening[3],
     'environment', environment, 'lease', opening[5], 'fingerprint', opening[6], 'idle_s', opening[7],
     'task', opening[9], 'episode', opening[11], 'worker', worker, 'address', has[3], 'state', 'opening',
-    'replica', opening[10])
+    'replica', opening[10], 'setup_s', opening[8])
   redis.call('HSET', key('openings', opening[10]), id, opening[5])
   redis.call('ZADD', key('deadlines'), after(opening[8]), id)
   redis.call('SADD', key('held', worker), id)

@@ -1,13 +1,13 @@
 -- Forget a worker and end its sessions; its slots are gone with it.
 -- ARGV: worker id, reason, time a closed session is remembered (s), the caller's fence
--- Returns the sessions as they ended.
+-- Returns the sessions as they ended; nil if the worker is unknown.
 
 if fenced() then
   return NOT_LEADING
 end
 local worker = redis.call('HMGET', key('worker', ARGV[1]), 'environment', 'rank')
 if not worker[1] then
-  return {}
+  return false
 end
 local sessions = {}
 for _, id in ipairs(redis.call('SMEMBERS', key('held', ARGV[1]))) do

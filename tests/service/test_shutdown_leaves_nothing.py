@@ -1,0 +1,238 @@
+"""When a gateway has ended nothing of it goes on: no task, and no word of one that was forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import os
+import shutil
+import signal
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from gateway.core.model import Worker, WorkerId
+from gateway.stores.memory import MemoryStore
+from tests.fakes.eventually import eventually, until
+from tests.service.stack import Replica, Stack, environment, stack
+from tests.wire.gateways import short_folder
+from tests.wire.processes import ServerProcess
+
+SERVE = """
+import asyncio, gc
+from gateway.app import serve
+from gateway.observe.logs import configure
+from gateway.settings import Settings
+
+async def main():
+    await serve(Settings())
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    print("tasks left:", len(left), *left, flush=True)
+
+configure("info")
+asyncio.run(main())
+gc.collect()
+print("the end", flush=True)
+"""
+"""As ``gateway serve``, and then a look at what is left."""
+BAD_SIGNS = ("never retrieved", "was destroyed", "never awaited", "ResourceWarning", "_failed", "_broken")
+SERVER = """
+from envserver import Environment, StepResult, serve, tool
+
+class Plain(Environment):
+    name = "plain"
+
+    async def reset(self, task, *, seed):
+        return "go on"
+
+    @tool
+    async def go_on(self) -> StepResult:
+        return StepResult("went on")
+
+serve(Plain)
+"""
+FILE = """
+name = "{name}"
+image = "none/{name}"
+protocol = "ors"
+isolation = "shared"
+command = ["python3", "{script}"]
+
+[pool]
+slots = 1
+max_workers = 1
+
+[timeouts]
+open_s = 60
+start_s = 60
+"""
+
+
+@pytest.fixture
+def gateway() -> Iterator[ServerProcess]:
+    """On the memory store, with local processes: ``plain`` serves one session, ``dull`` never gets ready."""
+    folder = short_folder()
+    catalog = folder / "catalog"
+    for name, script in (("plain", SERVER), ("dull", "import signal; signal.pause()")):
+        (catalog / name).mkdir(parents=True)
+        (catalog / name / "environment.toml").write_text(FILE.format(name=name, script="main.py"))
+        (catalog / name / "main.py").write_text(script)
+    process = ServerProcess(
+        [sys.executable, "-X", "dev", "-c", SERVE],
+        variables={
+            "GATEWAY_PORT": "0",
+            "GATEWAY_SOCKET_DIR": str(folder / "sockets"),
+            "GATEWAY_STATE_DIR": str(folder / "state"),
+            "GATEWAY_CATALOG_DIR": str(catalog),
+            "GATEWAY_DEFAULT_ENVIRONMENT": "plain",
+            "GATEWAY_DRAIN_S": "1",
+        },
+        ready=r"gateway_ready url=(http://[^\s]+)",
+        log=folder / "log",
+    )
+    process.start()
+    yield process
+    process.kill()
+    shutil.rmtree(folder)
+
+
+@contextlib.asynccontextmanager
+async def client(gateway: ServerProcess) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=gateway.address, timeout=60, trust_env=False) as http:
+        yield http
+
+
+async def create(http: httpx.AsyncClient, sid: str, name: str = "plain") -> httpx.Response:
+    body = {"env_name": name, "task_spec": {"n": 1}}
+    return await http.post("/create", json=body, headers={"X-Session-ID": sid})
+
+
+async def waiting(http: httpx.AsyncClient, name: str) -> None:
+    """Return when an opening waits for a slot of an environment, one worker of which runs or starts."""
+
+    async def check() -> None:
+        metrics = (await http.get("/metrics")).text.splitlines()
+        assert f'gateway_openings_waiting{{environment="{name}"}} 1.0' in metrics
+        assert len((await http.get("/admin/v1/workers")).json()["workers"]) == 1
+
+    await eventually(check)
+
+
+async def ended_well(gateway: ServerProcess, *, cuts_off: bool = False) -> None:
+    """Stop it, and assert that nothing is left. *cuts_off*: the server says where it broke off a request."""
+    assert await asyncio.to_thread(gateway.stop) == 0, gateway.log
+    assert "tasks left: 0\n" in gateway.log, gateway.log
+    assert gateway.log.endswith("the end\n"), gateway.log
+    assert [line for line in gateway.log.splitlines() if any(sign in line for sign in BAD_SIGNS)] == [], gateway.log
+    assert gateway.log.count("Traceback") <= cuts_off, gateway.log
+
+
+async def test_after_sessions(gateway: ServerProcess) -> None:
+    async with client(gateway) as http:
+        for sid in ("one", "two", "three"):
+            assert (await create(http, sid)).status_code == 200
+            step = {"name": "go_on", "input": {}}
+            assert "went on" in (await http.post("/plain/call", json=step, headers={"X-Session-ID": sid})).text
+            if sid != "three":
+                assert (await http.post("/delete", headers={"X-Session-ID": sid})).status_code == 200
+
+        await ended_well(gateway)
+
+
+async def test_while_an_opening_waits_for_a_slot(gateway: ServerProcess) -> None:
+    async with client(gateway) as http:
+        assert (await create(http, "one")).status_code == 200
+        second = asyncio.create_task(create(http, "two"))
+        await waiting(http, "plain")
+
+        await ended_well(gateway, cuts_off=True)
+        await asyncio.gather(second, return_exceptions=True)
+
+
+async def test_while_a_worker_starts(gateway: ServerProcess) -> None:
+    async with client(gateway) as http:
+        first = asyncio.create_task(create(http, "one", "dull"))
+        await waiting(http, "dull")
+
+        await ended_well(gateway, cuts_off=True)
+        await asyncio.gather(first, return_exceptions=True)
+
+
+async def test_after_a_worker_died_in_mid_step(gateway: ServerProcess) -> None:
+    async with client(gateway) as http:
+        assert (await create(http, "one")).status_code == 200
+        (pid,) = await asyncio.to_thread(children, gateway.pid)
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: "worker_lost environment=plain" in gateway.log)
+
+        await ended_well(gateway)
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started, by the kernel's word."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text().split()]
+
+
+# -- during a rebuild
+
+
+def ours() -> list[str]:
+    """The tasks that the gateway has begun in this process and that have not ended."""
+    tasks = {task: inspect.getfile(task.get_coro().cr_code) for task in asyncio.all_tasks() if not task.done()}  # type: ignore[union-attr]  # all are coroutines
+    return [repr(task) for task, file in tasks.items() if "/gateway/" in file]
+
+
+@contextlib.asynccontextmanager
+async def being_rebuilt() -> AsyncIterator[tuple[Stack, Replica]]:
+    """A replica on a store that lost its data; the one worker that it finds does not list its sessions."""
+    async with stack() as built:
+        kind = built.environments[0]
+        left = Worker(id=WorkerId("left"), environment=kind.name, digest=kind.digest(), slots=1)
+        await built.backend.start(left, kind)
+        built.backend.only.listing.clear()
+        store = MemoryStore(is_whole=False)
+        replica = Replica(store=store, backend=built.backend, environments=built.environments, name="new")
+        yield built, replica
+        await replica.relay.aclose()
+        await store.aclose()
+
+
+async def asked(built: Stack) -> None:
+    """Wait until the worker is asked for its sessions."""
+    await until(lambda: built.backend.workers[WorkerId("left")].lists_asked == 1)
+
+
+async def test_a_start_that_is_given_up_in_a_rebuild() -> None:
+    async with being_rebuilt() as (built, replica):
+        starting = asyncio.create_task(replica.pool.made_whole())
+        await asked(built)
+
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+
+        assert ours() == []
+
+
+async def test_a_loop_that_ends_in_a_rebuild() -> None:
+    async with being_rebuilt() as (built, replica):
+        async with replica.looping():
+            await asked(built)
+
+        assert ours() == []
+
+
+async def test_a_pool_that_ends_without_having_run() -> None:
+    async with stack(environment(min_workers=1)) as built:
+        built.backend.may_start.clear()
+        await built.first.pool.tick()
+        await until(lambda: built.backend.asked == 1)
+
+        await built.first.pool.aclose()
+
+        assert ours() == []
+        assert await built.first.workers() == []

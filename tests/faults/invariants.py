@@ -112,8 +112,8 @@ def _containers_are_workers(containers: list[Any], workers: list[dict[str, Any]]
 
 def _nothing_else_is_left(world: World, workers: set[str]) -> None:
     label = {"label": f"{INSTANCE_LABEL}={world.instance}"}
-    assert world.engine.networks.list(filters=label) == []
-    assert world.engine.volumes.list(filters=label) == []
+    assert world.engine.networks.list(filters=label) == [], "networks are left"
+    assert world.engine.volumes.list(filters=label) == [], "volumes are left"
     folders = {entry.name for entry in world.sockets.iterdir()} if world.sockets.exists() else set()
     assert folders <= workers, f"socket folders without a worker: {folders - workers}"
 

@@ -225,6 +225,7 @@ async def their_own_lists(world: World) -> dict[str, set[str]]:
     secret = (world.folder / "state" / "secret").read_text().strip().encode()
     told: dict[str, set[str]] = {}
     for worker in await world.workers():
+        assert worker["state"] != "starting", f"it has no list yet: {worker}"
         id = str(worker["id"])
         token = hmac.new(secret, id.encode(), "sha256").hexdigest()
         transport = httpx.AsyncHTTPTransport(uds=str(worker["address"]).removeprefix("unix:"))

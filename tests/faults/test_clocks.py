@@ -9,22 +9,26 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.fakes.eventually import eventually
 from tests.faults.invariants import at_rest
 from tests.faults.mortal_redis import MortalRedis
 from tests.faults.players import counted, delete_all, opened, step
-from tests.faults.steady import LATE_S, Crowd, brief_toml, crowd, is_gone, no_slot_is_leased_twice, steady_toml
+from tests.faults.steady import LATE_S, Crowd, crowd, is_gone, no_slot_is_leased_twice, steady_toml
 from tests.faults.wall_clock import WallClock
 from tests.faults.world import World, environment_toml, running
+from tests.wire.raw import RawEpisode
 
 HOUR_S = 3600
 JUMPS = (HOUR_S, 0, -HOUR_S)
 """How far the clock is ahead, one after the other: an hour forward, and two back."""
 IDLE_S = 4
 UNRULY = steady_toml(slots=10, min_workers=1, max_workers=2, idle_worker_s=300)
-BRIEF = brief_toml(IDLE_S)
+BRIEF = environment_toml("brief", pool={"slots": 500, "min_workers": 1, "max_workers": 1}, timeouts={"idle_s": IDLE_S})
+NOTICED_S = 2.0
+"""Sessions go on being opened for so long after a jump: some of them before a replica has noticed it."""
 FULL = environment_toml("full", pool={"slots": 1, "min_workers": 1, "max_workers": 1}, timeouts={"open_s": 120})
 
 
@@ -77,6 +81,7 @@ async def _jumps(
         await counted(idle)
         idle_at = time.monotonic()
         clock.set(ahead_s)
+        opened_after, queued = await _opened_on_and_on(http)
         while time.monotonic() < idle_at + IDLE_S / 2:
             await everybody.goes_on(1)
         fresh = await opened(http, "unruly")
@@ -86,8 +91,29 @@ async def _jumps(
         measured(f"clock {ahead_s:+d} s: an idle session (idle time {IDLE_S} s) ended after", lived_s, "s")
         assert lived_s >= IDLE_S
         assert "expired" in (await step(idle, "count")).error
+        # What was dated by a clock that nobody had noticed yet to be wrong lasts as long as any, too.
+        await eventually(lambda: _are_gone(world, opened_after), within_s=IDLE_S + LATE_S)
         await everybody.goes_on()
+        assert not any(wish.done() for wish in queued), "an opening that began to wait meanwhile was dropped"
+        for wish in queued:
+            wish.cancel()
+        await asyncio.wait(queued)
+        await eventually(lambda: _waits(world))
         await delete_all([fresh])
+
+
+async def _opened_on_and_on(http: httpx.AsyncClient) -> tuple[set[str], list[asyncio.Task[RawEpisode]]]:
+    """Open sessions one after the other for a while, and as many that have to wait; the names of the former."""
+    until, names, queued = time.monotonic() + NOTICED_S, set[str](), []
+    while time.monotonic() < until:
+        queued.append(asyncio.create_task(opened(http, "full")))
+        names.add((await opened(http, "brief")).sid)
+    return names, queued
+
+
+async def _are_gone(world: World, names: set[str]) -> None:
+    left = names & {str(session["name"]) for session in await world.sessions()}
+    assert not left, f"{len(left)} of {len(names)} are left"
 
 
 def _time_of_redis(world: World) -> float:

@@ -125,10 +125,14 @@ async def test_it_is_killed_and_started_again(
         lost = [await opened(http, "unruly") for _ in range(SLOTS)]
         begun = await http.post("/areal/unruly/api/episode/start", json={"sample_id": 0, "config": {}})
         episode_id = begun.json()["episode_id"]
+        doomed = await opened(http, "doomed")
+        (worker,) = workers_of(await world.sessions(), [doomed])
+        pid = int((await asyncio.to_thread(world.container, worker)).attrs["State"]["Pid"])
         await everybody.goes_on()
 
         await asyncio.to_thread(own.kill)
-        await everybody.goes_on(10)  # workers live until the next engine finds them
+        os.kill(pid, signal.SIGKILL)  # the next engine finds it dead
+        await everybody.goes_on(10)  # the others live until the next engine finds them
         assert await _asked(world) < 30
         await everybody.stand_still()
         in_flight = [asyncio.create_task(step(episode, "wait", {"gate": "never"})) for episode in lost]
@@ -147,6 +151,7 @@ async def test_it_is_killed_and_started_again(
         afterwards = [(await step(episode, "count")).error for episode in lost]
         assert all("worker_lost" in error for error in afterwards), afterwards
         await eventually(lambda: _full(world, others_than=before), within_s=60)
+        assert "worker_lost" in (await step(doomed, "count")).error
         measured("the pool is full again after the engine's return", time.monotonic() - began_at, "s")
         sid, answer = await waiting
         fresh = await eventually(lambda: _opened(http, "unruly"), within_s=60)

@@ -11,10 +11,12 @@ import httpx
 from tests.fakes.eventually import eventually, until
 from tests.faults.invariants import at_rest, nothing_left
 from tests.faults.players import counted, delete_all, open_many, opened, step
-from tests.faults.world import environment_toml, running
+from tests.faults.world import World, environment_toml, running
 from tests.wire.raw import RawEpisode
 
 GATE = "gate"
+GIVEN_UP_S = 100.0
+"""A replica is given up after 5 s; what it was opening has 300 s."""
 
 
 async def test_sessions_go_on_and_steps_in_flight_are_told_by_their_keys(
@@ -85,6 +87,40 @@ async def test_what_a_killed_gateway_was_starting_is_no_orphan(measured: Callabl
             assert await counted(after) == 1
             await delete_all([after])
         await nothing_left(world)
+
+
+async def test_what_a_killed_replica_was_opening_is_given_up_long_before_its_time() -> None:
+    pool = {"slots": 1, "max_workers": 1, "idle_worker_s": 300}
+    timeouts = {"open_s": 300, "setup_s": 300}
+    with running(environment_toml("unruly", pool=pool, timeouts=timeouts), replicas=2) as world:
+        async with world.http(0) as http, world.http(1) as doomed:
+            await delete_all([await opened(http, "unruly")])
+            (worker,) = await world.workers()
+            container = await asyncio.to_thread(world.container, str(worker["id"]))
+            await asyncio.to_thread(container.pause)  # so that an opening stays one
+            opening = asyncio.create_task(opened(doomed, "unruly"))
+            await eventually(lambda: _is_opening(world))
+            waiting = asyncio.create_task(opened(doomed, "unruly"))
+            await eventually(lambda: _one_waits(world))
+            world.gateways[1].kill()
+            await asyncio.wait([opening, waiting])
+            await asyncio.to_thread(container.unpause)
+
+            async with asyncio.timeout(GIVEN_UP_S):
+                fresh = await opened(http, "unruly")
+            assert await counted(fresh) == 1
+            assert [session["name"] for session in await world.sessions()] == [fresh.sid]
+            await delete_all([fresh])
+        assert all(isinstance(cut_off.exception(), httpx.TransportError) for cut_off in (opening, waiting))
+        await at_rest(world)
+
+
+async def _is_opening(world: World) -> None:
+    assert [session["state"] for session in await world.sessions()] == ["opening"]
+
+
+async def _one_waits(world: World) -> None:
+    assert await world.waiting("unruly") == 1
 
 
 async def _answers(episode: RawEpisode, began_at: float) -> float:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.faults.invariants import at_rest, no_bugs
-from tests.faults.players import delete_all, opened
+from tests.faults.players import Ended, delete_all, opened
+from tests.faults.steady import Steady, no_slot_is_leased_twice
 from tests.faults.world import IMAGE, PREFIX, WORKER_LABEL, World, environment_toml, running
 from tests.wire.stack import INSTANCE_LABEL
 
 STRAY = "00000000000000ff"
+NEVER = 1e15
+"""A moment that does not come (ms)."""
 
 
 @pytest.fixture(scope="module")
@@ -28,13 +32,100 @@ def _key(world: World) -> Callable[[], object]:
 
 def _ticket(world: World) -> Callable[[], object]:
     with world.database() as database:
-        database.zadd(f"{PREFIX}waits:unruly", {STRAY: 1e15})
+        database.zadd(f"{PREFIX}waits:unruly", {STRAY: NEVER})
     return lambda: _forget(world, f"{PREFIX}waits:unruly")
 
 
 def _forget(world: World, key: str) -> None:
     with world.database() as database:
         database.delete(key)
+
+
+def _the_worker(world: World) -> str:
+    with world.database() as database:
+        (worker,) = database.zrange(f"{PREFIX}workers", 0, -1)
+    return str(worker)
+
+
+def _slot(world: World) -> Callable[[], object]:
+    """A slot is held by a session that is not there."""
+    held = f"{PREFIX}held:{_the_worker(world)}"
+    with world.database() as database:
+        database.sadd(held, STRAY)
+    return lambda: _forget(world, held)
+
+
+def _free_slot(world: World) -> Callable[[], object]:
+    """A worker has room, and nobody would be given it."""
+    free = f"{PREFIX}free:unruly"
+    with world.database() as database:
+        members = database.zrange(free, 0, -1, withscores=True)
+        database.delete(free)
+
+    def list_it() -> None:
+        with world.database() as database:
+            database.zadd(free, dict(members))
+
+    return list_it
+
+
+def _session(world: World, state: str, worker: str) -> Callable[[], object]:
+    fields = {
+        "id": STRAY,
+        "name": "stray",
+        "owner": "alice",
+        "environment": "unruly",
+        "lease": "lease",
+        "fingerprint": "any",
+        "idle_s": "300",
+        "task": "",
+        "episode": "",
+        "worker": worker,
+        "address": "unix:/nowhere",
+        "state": state,
+    }
+    with world.database() as database, database.pipeline() as writes:
+        writes.hset(f"{PREFIX}session:{STRAY}", mapping=fields)
+        writes.zadd(f"{PREFIX}deadlines", {STRAY: NEVER})
+        writes.sadd(f"{PREFIX}held:{worker}", STRAY)
+        writes.execute()
+
+    def end() -> None:
+        with world.database() as database:
+            database.delete(f"{PREFIX}session:{STRAY}", f"{PREFIX}held:{worker}")
+            database.zrem(f"{PREFIX}deadlines", STRAY)
+
+    return end
+
+
+def _opening(world: World) -> Callable[[], object]:
+    return _session(world, "opening", _the_worker(world))
+
+
+def _closing(world: World) -> Callable[[], object]:
+    return _session(world, "closing", _the_worker(world))
+
+
+def _lost_session(world: World) -> Callable[[], object]:
+    return _session(world, "open", "00000000000000fe")
+
+
+def _worker(world: World) -> Callable[[], object]:
+    """A worker that is in the store only; the control loop would not touch it before it was idle for a while."""
+    with world.database() as database:
+        like = database.hgetall(f"{PREFIX}worker:{_the_worker(world)}")
+        rank = f"{10**15:016}{STRAY}"
+        with database.pipeline() as writes:
+            writes.hset(f"{PREFIX}worker:{STRAY}", mapping={**like, "id": STRAY, "rank": rank})
+            writes.zadd(f"{PREFIX}workers", {STRAY: 10**15})
+            writes.execute()
+
+    def remove() -> None:
+        with world.database() as database:
+            database.delete(f"{PREFIX}worker:{STRAY}")
+            database.zrem(f"{PREFIX}workers", STRAY)
+
+    return remove
 
 
 def _folder(world: World) -> Callable[[], object]:
@@ -54,18 +145,93 @@ def _volume(world: World) -> Callable[[], object]:
     return volume.remove
 
 
-@pytest.mark.parametrize("leave", [_key, _ticket, _folder, _container, _volume])
-async def test_what_is_left_is_found(world: World, leave: Callable[[World], Callable[[], object]]) -> None:
+def _network(world: World) -> Callable[[], object]:
+    network = world.engine.networks.create(f"stray-{world.instance}", labels={INSTANCE_LABEL: world.instance})
+    return network.remove
+
+
+LEFT: dict[str, Callable[[World], Callable[[], object]]] = {
+    "keys of nothing that lives": _key,
+    "keys of nothing": _ticket,
+    "holds 0 sessions": _slot,
+    "not offered although it has room": _free_slot,
+    "stuck sessions.*opening": _opening,
+    "stuck sessions.*closing": _closing,
+    "sessions of workers that are gone": _lost_session,
+    "workers without a container": _worker,
+    "socket folders without a worker": _folder,
+    "containers that are no workers": _container,
+    "volumes": _volume,
+    "networks": _network,
+}
+"""What is left behind, by what is said of it."""
+
+
+@pytest.mark.parametrize("said", LEFT)
+async def test_what_is_left_is_found(world: World, said: str) -> None:
     await at_rest(world)
-    remove = leave(world)
+    remove = LEFT[said](world)
     try:
-        with pytest.raises(AssertionError):
+        with pytest.raises(AssertionError, match=said):
             await at_rest(world, within_s=0)
     finally:
         remove()
     async with world.http() as http:
         await delete_all([await opened(http, "unruly")])
     await at_rest(world)
+
+
+async def test_a_slot_that_is_leased_and_not_used_is_found(world: World) -> None:
+    await at_rest(world)
+    await no_slot_is_leased_twice(world)
+    end = _session(world, "open", _the_worker(world))
+    try:
+        with pytest.raises(AssertionError):
+            await no_slot_is_leased_twice(world)
+    finally:
+        end()
+
+
+async def test_a_session_that_the_store_gave_away_and_its_worker_has_still_is_found(world: World) -> None:
+    async with world.http() as http:
+        episode = await opened(http, "unruly")
+        (session,) = await world.sessions()
+        with world.database() as database:
+            database.zrem(f"{PREFIX}deadlines", session["id"])
+        with pytest.raises(AssertionError):
+            await no_slot_is_leased_twice(world)
+        with world.database() as database:
+            database.zadd(f"{PREFIX}deadlines", {session["id"]: NEVER})
+        await no_slot_is_leased_twice(world)
+        await delete_all([episode])
+
+
+@pytest.mark.parametrize("numbers", [[1, 2, 2], [1, 2, 4]], ids=["lost", "run twice"])
+async def test_a_step_that_is_lost_or_runs_twice_is_found(numbers: list[int]) -> None:
+    left = iter(numbers)
+
+    async def count(replica: int) -> int:
+        return next(left)
+
+    session = Steady("steady", 0, count, can_move=False)
+    async with asyncio.timeout(20):
+        await session.run()
+
+    assert session.wrong == [f"steady: step {numbers[2]} follows step 2"]
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (200, 'event: task_id\ndata: a\n\nevent: error\ndata: {"message": "gone", "reward": 0}\n\n'),
+        (410, '{"detail": "worker_lost", "reward": 0.0}'),
+        (200, "event: task_id\ndata: a\n\nevent: chunk\ndata: {}\n\nevent: end\ndata:\n\n"),
+    ],
+    ids=["in a stream", "in a status", "no error at all"],
+)
+def test_an_invented_reward_is_found(status: int, body: str) -> None:
+    with pytest.raises(AssertionError):
+        _ = Ended(status, body, 0.0).error
 
 
 def test_a_bug_in_the_log_is_found() -> None:

@@ -1,4 +1,7 @@
-"""The replica that leads is frozen for longer than its lead while creates wait; when it goes on it changes nothing."""
+"""The replica that leads is frozen for longer than its lead while creates wait; when it goes on it changes nothing.
+
+Frozen anywhere it has mostly nothing left to say; so it is also frozen between a decision and its write.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from collections.abc import Callable
 import httpx
 
 from tests.fakes.eventually import eventually, until
+from tests.faults.held_back import running_held
 from tests.faults.invariants import nothing_left
 from tests.faults.players import counted, delete_all, opened
 from tests.faults.steady import PAUSE_S, no_slot_is_leased_twice
@@ -77,6 +81,35 @@ async def test_its_successor_serves_them_and_it_changes_nothing_afterwards(
         await nothing_left(world)
         assert "worker_lost environment" not in world.log  # no replica takes a stop by the other for a loss
         assert await world.metric("gateway_workers_lost_total") == 0
+
+
+async def test_a_start_that_it_decided_before_is_refused_when_the_write_arrives_afterwards() -> None:
+    pool = {"slots": 1, "max_workers": 1, "idle_worker_s": 2}
+    with running_held("unruly", environment_toml("unruly", pool=pool)) as world:
+        await eventually(lambda: _leads(world, 0))
+        async with world.http(1) as http:
+            world.held.hold_from(b"starting")  # the state of a worker that is noted before it starts
+            opening = asyncio.create_task(opened(http, "unruly"))
+            await until(world.held.is_holding.is_set)
+            os.kill(world.gateways[0].pid, signal.SIGSTOP)
+            try:
+                await eventually(lambda: _leads(world, 1), within_s=30)
+                episode = await opening
+                (worker,) = await world.workers(1)
+                world.held.release()
+                await until(lambda: world.held.answer)
+                left = await world.workers(1)
+            finally:
+                os.kill(world.gateways[0].pid, signal.SIGCONT)
+            await eventually(lambda: _leads_no_more(world, 0))
+            count = await counted(episode)
+            await delete_all([episode])
+        await nothing_left(world)
+
+    assert world.held.answer.startswith(b"-NOTLEADING "), world.held.answer
+    assert [one["id"] for one in left] == [worker["id"]]
+    assert count == 1
+    assert len(world.events.of("create")) == 1
 
 
 async def _leader(world: World) -> int:

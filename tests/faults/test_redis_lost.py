@@ -16,7 +16,7 @@ import pytest
 from tests.fakes.eventually import eventually
 from tests.faults.invariants import at_rest
 from tests.faults.mortal_redis import MortalRedis, is_whole, mortal
-from tests.faults.players import delete_all, open_many, opened, step
+from tests.faults.players import counted, delete_all, open_many, opened, step
 from tests.faults.steady import (
     LATE_S,
     Crowd,
@@ -28,7 +28,7 @@ from tests.faults.steady import (
     patient_create,
     steady_toml,
 )
-from tests.faults.world import World, running
+from tests.faults.world import World, environment_toml, running
 from tests.wire.raw import create, new_sid
 
 SLOTS = 10
@@ -36,6 +36,7 @@ WORKERS = 2
 IDLE_S = 8
 UNRULY = steady_toml(slots=SLOTS, min_workers=WORKERS, max_workers=WORKERS)
 BRIEF = brief_toml(IDLE_S)
+TIGHT = environment_toml("tight", pool={"slots": 2, "min_workers": 1, "max_workers": 1}, timeouts={"open_s": 60})
 
 
 @pytest.mark.parametrize("comes_back", ["with its data", "with older data", "without data"])
@@ -82,6 +83,39 @@ async def test_it_is_killed(comes_back: str, measured: Callable[[str, float, str
         await at_rest(world)
 
 
+@pytest.mark.parametrize("worker", ["answers", "hangs meanwhile"])
+async def test_a_slot_that_older_data_call_free_is_not_leased_again(worker: str) -> None:
+    with running(TIGHT, replicas=2, redis=MortalRedis) as world:
+        async with world.http(0) as http, world.http(1) as other:
+            first = await opened(http, "tight")
+            mortal(world).save()
+            second = await opened(other, "tight", start=1000)
+            assert [await counted(first), await counted(second)] == [1, 1001]
+            rebuilt_before = world.log.count("store_rebuilt")
+            (serving,) = {str(session["worker"]) for session in await world.sessions()}
+            container = await asyncio.to_thread(world.container, serving)
+
+            mortal(world).kill()
+            if worker == "hangs meanwhile":
+                await asyncio.to_thread(container.pause)  # it can't say what it holds
+            wishes = [asyncio.create_task(opened(client, "tight", start=2000)) for client in (http, other)]
+            await asyncio.to_thread(mortal(world).start)
+            await is_whole(world, rebuilt_before)
+            if worker == "hangs meanwhile":
+                await asyncio.to_thread(container.unpause)
+            await eventually(lambda: _waits(world, len(wishes), "tight"))
+
+            assert not any(wish.done() for wish in wishes)
+            await no_slot_is_leased_twice(world)
+            assert [await counted(first), await counted(second)] == [2, 1002]
+            await delete_all([first, second])
+            served = await asyncio.gather(*wishes)
+            assert [await counted(one) for one in served] == [2001, 2001]
+            await no_slot_is_leased_twice(world)
+            await delete_all(served)
+        await at_rest(world)
+
+
 async def _older(everybody: Crowd) -> None:
     """Let the data that are kept know of sessions that are over, and not of those that go on in their slots."""
     mortal(everybody.world).save()
@@ -106,5 +140,5 @@ async def _full_and_not_fuller(world: World, everybody: Crowd) -> None:
         await delete_all(taken)
 
 
-async def _waits(world: World, number: int) -> None:
-    assert await world.waiting("unruly") == number
+async def _waits(world: World, number: int, environment: str = "unruly") -> None:
+    assert await world.waiting(environment) == number

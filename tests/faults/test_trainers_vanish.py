@@ -28,7 +28,12 @@ TRAINER = Path(__file__).parent / "trainer.py"
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
     """``brief`` ends a session soon; ``patient`` has one slot, for which trainers wait."""
-    brief = environment_toml("brief", timeouts={"idle_s": IDLE_S}, pool={"slots": SLOTS, "max_workers": 1})
+    brief = environment_toml(
+        "brief",
+        timeouts={"idle_s": IDLE_S},
+        pool={"slots": SLOTS, "max_workers": 1},
+        limits={"memory_mib": 512},  # of what nobody reads the worker holds several copies
+    )
     patient = environment_toml("patient", timeouts={"idle_s": IDLE_S}, pool={"slots": 1, "max_workers": 1})
     with running(brief, patient) as world:
         yield world
@@ -68,13 +73,16 @@ async def _only(world: World, kept: RawEpisode) -> None:
 @pytest.mark.parametrize("does", ["idle", "reads-nothing", "socket"])
 async def test_a_trainer_that_stops(world: World, does: str) -> None:
     """It is stopped, not ended: the kernel keeps its connections, nobody reads them, and no end of them ever comes."""
+    expired = await world.metric("gateway_sessions_closed_total", environment="brief", reason="expired")
     async with trainer(world, "brief", does, number=4) as pid:
         os.kill(pid, signal.SIGSTOP)
         assert len(await world.sessions()) == 4
-        await eventually(lambda: _no_session(world), within_s=30)
+        await eventually(lambda: _no_session(world), within_s=60)
         async with world.http() as http:  # the worker's slots are free
             episodes = await open_many(http, "brief", SLOTS)
             await delete_all(episodes)
+    # Nothing else ended them, such as the end of their worker.
+    await world.counts(expired + 4, "gateway_sessions_closed_total", environment="brief", reason="expired")
 
 
 async def test_hang_ups_during_a_create_give_their_places_back(world: World) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.fakes.eventually import eventually
 from tests.faults.invariants import at_rest
-from tests.faults.players import Ended, counted, delete_all, opened, step
+from tests.faults.players import Ended, counted, delete_all, opened, step, workers_of
 from tests.faults.world import SCALE, World, environment_toml, running
 from tests.wire.raw import RawEpisode
 
@@ -28,9 +28,12 @@ def world() -> Iterator[World]:
     """The environment that misbehaves, one session a worker, and a neighbour of the same image."""
     limits = {"memory_mib": 96, "pids": 64, "tmp_mib": 8}
     timeouts = {"call_s": CALL_S, "close_s": 3}
-    pool = {"slots": 2, "max_workers": 3}
+    # What one leaves behind (processes, files) is not the next one's, which would end for another cause than its own.
+    pool = {"slots": 2, "max_workers": 3, "max_uses": 1}
     bad = environment_toml("bad", limits=limits, timeouts=timeouts, pool=pool)
-    with running(environment_toml("good"), bad) as world:
+    # Its /tmp may take all of its memory; what is in /dev/shm, which nobody asked for, may not.
+    roomy = environment_toml("roomy", limits=limits | {"tmp_mib": 96}, timeouts=timeouts, pool=pool)
+    with running(environment_toml("good"), bad, roomy) as world:
         yield world
 
 
@@ -61,14 +64,16 @@ class Neighbour:
             await asyncio.sleep(0.05)
 
 
-async def fault(world: World, tool: str, **input: object) -> tuple[Ended, httpx.Response, str]:
+async def fault(
+    world: World, tool: str, *, environment: str = "bad", **input: object
+) -> tuple[Ended, httpx.Response, str]:
     """Let one session misbehave while a neighbour plays.
 
     Returns how its step ended, what its next request was told, and its worker.
     """
     async with world.http() as http:
-        good, bad = await opened(http, "good"), await opened(http, "bad")
-        (worker,) = [str(each["worker"]) for each in await world.sessions() if each["environment"] == "bad"]
+        good, bad = await opened(http, "good"), await opened(http, environment)
+        (worker,) = workers_of(await world.sessions(), [bad])
         neighbour = Neighbour(good)
         async with neighbour:
             before = await _more(neighbour, 0)
@@ -112,7 +117,7 @@ async def test_forks(world: World) -> None:
 async def test_log(world: World) -> None:
     async with world.http() as http:
         bad = await opened(http, "bad")
-        (worker,) = [str(each["worker"]) for each in await world.sessions() if each["environment"] == "bad"]
+        (worker,) = workers_of(await world.sessions(), [bad])
         ended = await step(bad, "flood_log", {"mib": 64})
         kept = await asyncio.to_thread(lambda: len(world.container(worker).logs()))
         following = await step(bad, "count")
@@ -125,9 +130,9 @@ async def test_log(world: World) -> None:
     await at_rest(world)
 
 
-@pytest.mark.parametrize("where", ["/tmp", "/dev/shm"])
-async def test_disk(world: World, where: str) -> None:
-    ended, later, _ = await fault(world, "fill_disk", where=where)
+@pytest.mark.parametrize(("environment", "where"), [("bad", "/tmp"), ("bad", "/dev/shm"), ("roomy", "/dev/shm")])
+async def test_disk(world: World, environment: str, where: str) -> None:
+    ended, later, _ = await fault(world, "fill_disk", environment=environment, where=where)
 
     assert "No space left on device" in ended.body
     assert later.status_code == 200

@@ -1,16 +1,34 @@
-"""Pools that size themselves: slots kept ready, workers paused and woken, starts that fail and the breaker."""
+"""Pools that size themselves: slots kept ready, workers paused and woken, starts that fail, the breaker, who leads."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from gateway.core.model import EnvironmentName, Limits, WorkerState, session_id
+import pytest
+
+from gateway.core.errors import NotLeading
+from gateway.core.model import (
+    Environment,
+    EnvironmentLoad,
+    EnvironmentName,
+    Limits,
+    PoolPolicy,
+    Worker,
+    WorkerId,
+    WorkerState,
+    session_id,
+)
+from gateway.pool import LEAD_S
+from gateway.starts import STARTS_AT_ONCE
+from gateway.stores.memory import MemoryStore
+from tests.fakes.clock import Clock
 from tests.fakes.eventually import eventually, until
 from tests.fakes.workers import Start
-from tests.service.stack import OWNER, environment, running
-from tests.service.wire import call, create, delete
+from tests.service.stack import OWNER, Replica, environment, running, stack
+from tests.service.wire import call, create, delete, under_way
 
 MATH = EnvironmentName("math")
 
@@ -184,3 +202,121 @@ async def test_an_engine_that_is_away_fails_nobody_who_can_wait() -> None:
         assert not opening.done()
         stack.backend.is_down = False
         assert (await opening).status_code == 200
+
+
+async def test_an_engine_is_asked_for_so_many_workers_at_once_and_for_the_others_afterwards() -> None:
+    number = STARTS_AT_ONCE + 5
+    async with running(environment(slots=1, max_workers=number)) as (stack, gateway, client):
+        stack.backend.may_start.clear()
+        async with under_way(*(create(client, sid=f"s{n}") for n in range(number))) as creating:
+            await gateway.eventually_workers(number, state=WorkerState.STARTING)
+            await until(lambda: stack.backend.asked >= STARTS_AT_ONCE)
+            asked = stack.backend.asked
+            stack.backend.may_start.set()
+            answers = await asyncio.gather(*creating)
+
+        assert asked == STARTS_AT_ONCE
+        assert {answer.status_code for answer in answers} == {200}
+        assert stack.backend.asked == number
+
+
+async def test_nobody_begins_a_trial_while_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.starts.backoff_s", lambda failures: 0.0)  # only the wish for it is wanting
+    async with running(environment(slots=1, start_s=0.2, max_workers=1)) as (stack, gateway, client):
+        stack.backend.starts[MATH] = Start.REFUSED
+        while stack.backend.asked < 3:
+            assert (await create(client, sid="a")).status_code == 503
+        await until(lambda: not gateway.pool._starts.ids())
+        asked = stack.backend.asked
+
+        for _ in range(5):
+            await gateway.pool.tick()
+            await until(lambda: not gateway.pool._starts.ids())
+        unasked = stack.backend.asked
+        assert (await create(client, sid="b")).status_code == 503
+
+        assert unasked == asked
+        await until(lambda: stack.backend.asked == asked + 1)
+
+
+async def test_a_worker_is_begun_and_woken_when_an_opening_says_so_and_not_at_the_next_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gateway.pool.TICK_S", 3600.0)  # the loop looks once, and then only when it is told to
+    async with running(environment(slots=1, max_workers=2)) as (stack, gateway, client):
+        await until(lambda: gateway.pool._looked_at is not None)
+
+        assert (await create(client, sid="a")).status_code == 200
+        assert (await create(client, sid="b")).status_code == 200
+
+        assert stack.backend.asked == 2
+
+
+# -- who leads --------------------------------------------------------------------------------------------------
+
+
+async def test_a_loop_that_ends_gives_its_lead_up() -> None:
+    async with stack(clock=Clock()) as built:  # no lead ever runs out
+        second = built.another()
+        async with built.first.looping():
+            await until(lambda: built.first.pool._lead.fence)
+
+        assert await second.pool.tick()
+
+
+class _Usurped(MemoryStore):
+    """Once it is told to, another replica leads from each look of the control loop on."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock=clock)
+        self._moved = clock
+        self.is_usurped = False
+
+    async def load(self) -> Mapping[EnvironmentName, EnvironmentLoad]:
+        loads = await super().load()
+        if self.is_usurped:
+            self._moved.advance(LEAD_S + 1)
+            assert (await self.lead("usurper", ttl_s=3600)).fence
+        return loads
+
+
+DECISIONS: Mapping[str, PoolPolicy] = {
+    "start": PoolPolicy(slots=1, min_workers=2, max_workers=2),
+    "retire": PoolPolicy(slots=1, max_workers=2, idle_worker_s=10),
+    "pause": PoolPolicy(slots=1, max_workers=2, idle_worker_s=3600, pause_idle_s=10),
+    "drain": PoolPolicy(slots=1, max_workers=2, idle_worker_s=3600),
+    "end a start": PoolPolicy(slots=1, max_workers=2, idle_worker_s=3600),
+}
+
+
+@pytest.mark.parametrize("decision", DECISIONS)
+async def test_what_it_decided_before_another_one_led_is_not_done(decision: str) -> None:
+    clock = Clock()
+    kind = replace(environment(), pool=DECISIONS[decision])
+    async with stack(kind) as built:
+        store = _Usurped(clock)
+        gateway = Replica(store=store, backend=built.backend, environments=[kind], name="frozen")
+        await _a_worker(store, kind, decision)
+        assert (await store.lead("frozen", ttl_s=3600)).fence
+        clock.advance(20)
+        before = (await store.load())[MATH].workers
+        store.is_usurped = True
+
+        with pytest.raises(NotLeading):
+            await gateway.pool.tick()
+
+        store.is_usurped = False
+        after = (await store.load())[MATH].workers
+        assert [entry.worker for entry in after] == [entry.worker for entry in before]
+        assert (built.backend.asked, built.backend.stopped) == (0, [])
+        await gateway.relay.aclose()
+        await store.aclose()
+
+
+async def _a_worker(store: MemoryStore, kind: Environment, decision: str) -> None:
+    """Add the one that *decision* is about."""
+    await store.start()
+    digest = "an older make" if decision == "drain" else kind.digest()
+    await store.add_worker(Worker(id=WorkerId("w1"), environment=MATH, digest=digest, slots=1))
+    if decision != "end a start":
+        await store.worker_ready(WorkerId("w1"), "unix:/nowhere")

@@ -1,0 +1,74 @@
+"""Steps of open sessions ask the store nothing: a replica writes what it saw of all its sessions in one go."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+
+import redis
+
+from gateway.stores.redis_link import scripts
+from tests.fakes.eventually import until
+from tests.faults.invariants import nothing_left
+from tests.faults.players import counted, delete_all, open_many
+from tests.faults.world import World, environment_toml, running
+
+SESSIONS = 30
+ROUNDS = 10
+"""In each of them every session takes a step."""
+NOTES = 3
+"""So many times notes are written meanwhile, at the least."""
+WITHIN_ROUNDS = 2000
+MARK = "the-test-listens"
+
+
+async def test_a_step_asks_the_store_nothing_and_the_notes_of_all_sessions_go_together() -> None:
+    with running(environment_toml("unruly", pool={"slots": SESSIONS, "max_workers": 1})) as world:
+        async with world.http() as http:
+            episodes = await open_many(http, "unruly", SESSIONS)
+            ids = {str(session["id"]) for session in await world.sessions()}
+            with overheard(world) as commands:
+                await until(lambda: any(MARK in command for command in commands))
+                for done in range(WITHIN_ROUNDS):
+                    if done >= ROUNDS and len(_naming(commands, ids)) >= NOTES:
+                        break
+                    await asyncio.gather(*(counted(episode) for episode in episodes))
+                said = _naming(commands, ids)
+            await delete_all(episodes)
+        await nothing_left(world)
+
+    assert len(said) >= NOTES
+    assert {command.split()[1] for command in said} == {scripts()["touch"].sha}, said
+    named = [sum(id in command for id in ids) for command in said]
+    assert max(named) == SESSIONS, named
+    assert sum(named) >= 5 * len(named), named  # also on a machine that does no whole round in a second
+
+
+def _naming(commands: list[str], ids: set[str]) -> list[str]:
+    """Those that say anything of one of these sessions."""
+    return [command for command in list(commands) if any(id in command for id in ids)]
+
+
+@contextlib.contextmanager
+def overheard(world: World) -> Iterator[list[str]]:
+    """All that Redis is asked meanwhile, but for what scripts ask in there; `MARK` is the first."""
+    heard: list[str] = []
+    with world.database() as listening, listening.monitor() as monitor:
+        following = threading.Thread(target=_follow, args=(monitor, heard), daemon=True)
+        following.start()
+        with world.database() as other:
+            other.echo(MARK)
+        try:
+            yield heard
+        finally:
+            monitor.connection.disconnect()
+            following.join(10)
+
+
+def _follow(monitor: redis.client.Monitor, heard: list[str]) -> None:
+    with contextlib.suppress(Exception):  # a closed connection ends with whatever its library says
+        for said in monitor.listen():  # type: ignore[no-untyped-call]  # redis-py's own gap
+            if said["client_type"] != "lua":
+                heard.append(said["command"])

@@ -76,6 +76,8 @@ GC_THRESHOLD = 20_000
 """New containers between two collections of the youngest; Python's own is 700, some ten calls."""
 STATIC_WAIT_S = 30.0
 """How long a start waits for servers that somebody else runs."""
+LEAVE_S = 1.0
+"""By so much earlier than calls under way are broken off they are answered."""
 IMAGES_WAIT_S = 5.0
 """How long a start waits for the engine to say what images' names stand for; pulls go on behind."""
 LAG_EVERY_S = 0.1
@@ -221,6 +223,11 @@ class Gateway:
                 await self.backend.aclose()
                 await self.task_store.aclose()
                 await self.store.aclose()
+
+    def leave(self) -> None:
+        """Answer what is still under way: openings that wait may come again, and calls may run on in their workers."""
+        self.sessions.leave()
+        self.relay.leave()
 
     @property
     def _workers_are_found_again(self) -> bool:
@@ -488,6 +495,7 @@ async def serve(settings: Settings) -> None:
     def end() -> None:
         if gateway.is_draining:  # told twice
             server.force_exit = True
+            gateway.leave()
             close()
             return
         gateway.is_draining = True  # readiness turns first; then no new connection, then the calls end
@@ -497,6 +505,8 @@ async def serve(settings: Settings) -> None:
 
     def close() -> None:
         server.should_exit = True
+        # In time: what uvicorn breaks off itself is a 500, which SDKs repeat, and a step would run twice.
+        loop.call_later(max(settings.drain_s / 2, settings.drain_s - LEAVE_S), gateway.leave)
 
     try:
         async with gateway.running():

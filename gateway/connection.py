@@ -190,9 +190,9 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def break_off(self) -> None:
-        """Drop the connection and let a request under way fail: the worker is gone."""
-        self._fail(UpstreamGone("the worker is gone", sent=True))
+    def break_off(self, error: UpstreamGone) -> None:
+        """Drop the connection and let a request under way fail with *error*."""
+        self._fail(error)
         self.abort()
 
     async def _wait(self) -> None:

@@ -1,4 +1,4 @@
-"""What breaks off a call: the end of its session, or of its time."""
+"""What breaks off a call: the end of its session, or of its time. An opening that waits: the end of this process."""
 
 from __future__ import annotations
 
@@ -53,10 +53,15 @@ class Until:
 
     __slots__ = ("_cancelling", "_cause", "_task", "_timer", "_watchers")
 
-    def __init__(self, watchers: set[Watcher], within_s: float) -> None:
-        """Join *watchers*, all of which are told when the session ends, from `__enter__` to `__exit__`."""
+    def __init__(self, watchers: set[Watcher], within_s: float | None) -> None:
+        """Join *watchers*, all of which are told when the session ends, from `__enter__` to `__exit__`.
+
+        *within_s* None: as long as it takes.
+        """
         self._watchers = watchers
-        self._timer = asyncio.get_running_loop().call_later(max(0.0, within_s), self._break_off, "late")
+        self._timer: asyncio.TimerHandle | None = None
+        if within_s is not None:
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, within_s), self._break_off, "late")
         self._task: asyncio.Task[object] | None = None
         self._cause: Cause | None = None
         self._cancelling = 0
@@ -71,7 +76,8 @@ class Until:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         self._watchers.discard(self)
         task, self._task = self._task, None
         assert task is not None

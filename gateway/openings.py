@@ -43,6 +43,7 @@ from gateway.core.model import (
     session_id,
 )
 from gateway.core.ports import Store, Upstream
+from gateway.ends import BrokenOff, Until, Watcher
 from gateway.observe.metrics import Metrics
 from gateway.patience import STORE_PATIENCE_S, STORE_PAUSE_S, patiently
 from gateway.remembered import Remembered
@@ -101,6 +102,15 @@ class Openings:
         self._remembered = remembered
         self._metrics = metrics
         self._patience_s = patience_s
+        self._waiting: set[Watcher] = set()
+        """Openings that claim a slot."""
+        self._is_leaving = False
+
+    def leave(self) -> None:
+        """Refuse openings that wait for a slot, and all to come: this replica ends, and they may go to another one."""
+        self._is_leaving = True
+        for watcher in list(self._waiting):
+            watcher.end()
 
     async def open(
         self,
@@ -126,7 +136,7 @@ class Openings:
 
         Raises:
             SessionExists: *name* is taken by a session that was opened otherwise.
-            PoolExhausted, EnvironmentUnavailable: no slot in time; workers do not start.
+            PoolExhausted, EnvironmentUnavailable: no slot in time, or this replica ends; workers do not start.
             InvalidRequest: the worker refuses the task.
             UpstreamError: the worker failed; the slot is given back. One that dies over it is replaced by another
                 first: nobody has seen anything of the episode yet.
@@ -222,12 +232,17 @@ class Openings:
 
     async def _claim_or_join(self, opening: Opening, environment: Environment, open_s: float) -> Session:
         """Claim a slot, or return the session that an identical request has opened meanwhile."""
+        if self._is_leaving:
+            raise _leaving()
         given_up: set[str] = set()
         try:
-            return await self._claimed_or_joined(opening, environment, open_s, given_up)
-        except BaseException:  # a cancellation too: the trainer hung up
+            with Until(self._waiting, None):
+                return await self._claimed_or_joined(opening, environment, open_s, given_up)
+        except BaseException as error:  # a cancellation too: the trainer hung up
             if given_up:
                 self._closer.go_on(opening.id, self._end_given_up(opening.id, environment, given_up))
+            if isinstance(error, BrokenOff):
+                raise _leaving() from None
             raise
 
     async def _claimed_or_joined(
@@ -369,6 +384,10 @@ def _may_be_there(error: BaseException) -> bool:
     if isinstance(error, SessionNotFound | SessionClosed | StoreUnavailable | UpstreamTimeout):
         return True
     return not isinstance(error, GatewayError)  # its time was over, or its trainer hung up
+
+
+def _leaving() -> PoolExhausted:
+    return PoolExhausted("this replica of the gateway ends: ask again, another one may take it", retry_after_s=1.0)
 
 
 def _opening(

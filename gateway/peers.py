@@ -182,6 +182,7 @@ _EXTRA: Mapping[type[GatewayError], Mapping[str, Callable[[object], object]]] = 
     errors.StartFailed: {"reason": _text},
     errors.WorkerFull: {"capacity": _whole},
     errors.UpstreamGone: {"sent": _flag},
+    errors.ReplicaLeft: {"sent": _flag},
 }
 """What errors tell besides their sentence, and how it is read."""
 

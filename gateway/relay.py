@@ -14,7 +14,7 @@ from typing import Final
 
 from gateway.connection import Connection, Place
 from gateway.core.addresses import parse_address
-from gateway.core.errors import UpstreamGone, UpstreamTimeout
+from gateway.core.errors import ReplicaLeft, UpstreamGone, UpstreamTimeout
 from gateway.core.model import WorkerId
 from gateway.core.ports import Headers, Request
 from gateway.exchanges import read_whole
@@ -109,10 +109,10 @@ class _WorkerConnections:
         else:
             connection.abort()
 
-    def close(self) -> None:
+    def close(self, error: UpstreamGone) -> None:
         self._is_closed = True
         for connection in (*self._idle, *self._busy):
-            connection.break_off()
+            connection.break_off(error)
         self._idle.clear()
 
     def _reuse(self, now: float) -> Connection | None:
@@ -194,11 +194,18 @@ class Relay:
 
     def forget(self, worker: WorkerId) -> None:
         """Drop a worker's connections; requests under way fail with ``UpstreamGone``."""
-        connections = self._workers.pop(worker, None)
-        if connections is not None:
-            connections.close()
+        self._drop(worker, UpstreamGone("the worker is gone", sent=True))
+
+    def leave(self) -> None:
+        """Let requests under way fail with ``ReplicaLeft``, as this process ends: they may run on in their workers."""
+        for worker in list(self._workers):
+            self._drop(worker, ReplicaLeft())
 
     async def aclose(self) -> None:
         """Drop all connections."""
-        for worker in list(self._workers):
-            self.forget(worker)
+        self.leave()
+
+    def _drop(self, worker: WorkerId, error: UpstreamGone) -> None:
+        connections = self._workers.pop(worker, None)
+        if connections is not None:
+            connections.close(error)

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from gateway.catalog import Catalog
 from gateway.closing import Closer
 from gateway.core.errors import (
+    ReplicaLeft,
     SessionClosed,
     SessionNotFound,
     StoreUnavailable,
@@ -62,8 +63,9 @@ EDGE_S = 3 * TICK_S
 OWING_S = 2.0
 """How long a store that did not count a turn is spared, and its session's steps with it."""
 DRAIN_PAUSE_S = 0.02
-VERDICT_S = 0.5
-"""How long a call whose connection broke waits for word of why: an engine tells of a death within some 100 ms."""
+VERDICT_S = 1.0
+"""How long a call whose connection broke waits for word of why: an engine tells of a death within some 100 ms, and of
+twenty at once on a busy machine within 600."""
 MAX_REFUSAL_BYTES = 64 * 1024
 GONE = b"Active environment not found"
 """How an ORS worker says that it does not know a session."""
@@ -436,6 +438,8 @@ class Sessions:
         A worker that dies closes its connections a moment before the engine tells of its death and why, and the control
         loop ends its sessions: that is waited for.
         """
+        if isinstance(error, ReplicaLeft):
+            return
         ended = Ended()
         entry.watchers.add(ended)
         try:
@@ -486,6 +490,10 @@ class Sessions:
     async def write_notes(self) -> None:
         """Tell the store what was active since the last time."""
         await self._remembered.write_notes()
+
+    def leave(self) -> None:
+        """Refuse openings that wait, and all to come; see `Openings.leave`."""
+        self._openings.leave()
 
     async def drain(self, timeout_s: float) -> None:
         """Wait until no call is under way here, at most *timeout_s*; then write the last notes."""

@@ -225,3 +225,12 @@ class UpstreamGone(UpstreamError):
     def __init__(self, message: str, *, sent: bool) -> None:
         super().__init__(message)
         self.sent = sent
+
+
+class ReplicaLeft(UpstreamGone):
+    """This gateway process ended before the worker answered; the worker goes on, and so may the request."""
+
+    code = "shutdown"
+
+    def __init__(self, message: str = "this replica of the gateway ended before the worker answered") -> None:
+        super().__init__(message, sent=True)

@@ -44,6 +44,7 @@ STATUS: dict[type[errors.GatewayError], int] = {
     errors.WorkerFull: 503,
     errors.UpstreamTimeout: 504,
     errors.UpstreamGone: 502,
+    errors.ReplicaLeft: 502,
 }
 
 ORS_STATUS: dict[type[errors.GatewayError], int] = {
@@ -67,6 +68,7 @@ AREAL_STATUS: dict[type[errors.GatewayError], int] = {
     errors.SessionFailed: 500,
     errors.UpstreamTimeout: 500,
     errors.UpstreamGone: 500,
+    errors.ReplicaLeft: 500,
 }
 """AReaL's clients know 200, 400, 404, 500, and 503 where nothing was begun for lack of room."""
 
@@ -82,6 +84,7 @@ REASONS: Final[dict[type[errors.GatewayError], str]] = {
     errors.EnvironmentUnavailable: errors.EnvironmentUnavailable.code,
     errors.UpstreamTimeout: CloseReason.TIMEOUT.value,
     errors.UpstreamGone: CloseReason.WORKER_LOST.value,
+    errors.ReplicaLeft: CloseReason.SHUTDOWN.value,
     errors.SessionFailed: CloseReason.SESSION_FAILED.value,
 }
 """Of errors that do not bring their own, as ``SessionClosed`` does."""

@@ -14,7 +14,7 @@ import pytest
 from gateway import connection as connection_module
 from gateway import relay as module
 from gateway.connection import HIGH_WATER_BYTES, MAX_HEAD_BYTES
-from gateway.core.errors import UpstreamError, UpstreamGone, UpstreamTimeout
+from gateway.core.errors import ReplicaLeft, UpstreamError, UpstreamGone, UpstreamTimeout
 from gateway.core.model import WorkerId
 from gateway.core.ports import Request
 from gateway.relay import Relay, RelayExchange
@@ -892,5 +892,5 @@ async def test_closing_the_relay_breaks_everything_off(serve: Serve) -> None:
         await relay.aclose()
         outcomes = await asyncio.gather(*both, return_exceptions=True)
 
-        assert [type(outcome) for outcome in outcomes] == [UpstreamGone, UpstreamGone]
+        assert [type(outcome) for outcome in outcomes] == [ReplicaLeft, ReplicaLeft]
         await until(lambda: server.open_connections == 0)

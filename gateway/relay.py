@@ -26,7 +26,9 @@ KEEP_FOREIGN_S: Final = 2.0
 MAX_CONNECTIONS: Final = 2048
 """Per worker; each call under way holds one."""
 MAX_IDLE: Final = 128
-"""Per worker; what a burst left beyond it is closed."""
+"""Per worker; what a burst left beyond it is closed once it rested for `REST_S`: a thousand callers in step with each
+other need all of theirs again at once, and to make a connection costs as much as a call."""
+REST_S: Final = 5.0
 
 
 class RelayExchange:
@@ -66,6 +68,7 @@ class _WorkerConnections:
         self._room = asyncio.Semaphore(MAX_CONNECTIONS)
         self._takers = 0
         self._is_closed = False
+        self._trim: asyncio.TimerHandle | None = None
 
     @property
     def is_unused(self) -> bool:
@@ -104,16 +107,30 @@ class _WorkerConnections:
         self._busy.discard(connection)
         self._room.release()
         connection.rest()
-        if connection.may_be_kept and not self._is_closed and len(self._idle) < MAX_IDLE:
-            self._idle.append(connection)
-        else:
+        if not connection.may_be_kept or self._is_closed:
             connection.abort()
+            return
+        self._idle.append(connection)
+        if len(self._idle) > MAX_IDLE and self._trim is None:
+            self._trim = asyncio.get_running_loop().call_later(REST_S, self._trim_idle)
 
     def close(self, error: UpstreamGone) -> None:
         self._is_closed = True
         for connection in (*self._idle, *self._busy):
             connection.break_off(error)
         self._idle.clear()
+        if self._trim is not None:
+            self._trim.cancel()
+
+    def _trim_idle(self) -> None:
+        """Close those beyond `MAX_IDLE` that rested long enough, the oldest first; look again while there are more."""
+        loop = asyncio.get_running_loop()
+        extra = self._idle[: max(0, len(self._idle) - MAX_IDLE)]
+        rested = [connection for connection in extra if loop.time() - connection.idle_since >= REST_S]
+        del self._idle[: len(rested)]  # the newest is used first, so those that rested longest are in front
+        for connection in rested:
+            connection.abort()
+        self._trim = loop.call_later(REST_S, self._trim_idle) if len(self._idle) > MAX_IDLE else None
 
     def _reuse(self, now: float) -> Connection | None:
         is_own = self.place.address.is_own

@@ -321,6 +321,7 @@ async def test_a_request_that_gets_no_connection_in_time_has_not_been_sent(
 
 async def test_what_a_burst_left_is_bounded(relay: Relay, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_IDLE", 2)
+    monkeypatch.setattr(module, "REST_S", 0.05)
     gate = asyncio.Event()
 
     async def script(connection: Connection) -> None:
@@ -335,8 +336,31 @@ async def test_what_a_burst_left_is_bounded(relay: Relay, serve: Serve, monkeypa
         gate.set()
         await asyncio.gather(*asking)
 
-        assert idle(relay) == 2
+        await until(lambda: idle(relay) == 2)
         await until(lambda: server.open_connections == 2)
+
+
+async def test_a_burst_that_comes_again_finds_its_connections(
+    relay: Relay, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_IDLE", 2)
+    gate = asyncio.Event()
+
+    async def script(connection: Connection) -> None:
+        while True:
+            await connection.request()
+            await gate.wait()
+            await connection.send(OK)
+
+    async with serve(script) as server:
+        for number in (1, 2):
+            gate.clear()
+            asking = [asyncio.ensure_future(ask(relay, server)) for _ in range(10)]
+            await until(lambda wanted=10 * number: len(server.requests) == wanted)  # type: ignore[misc]  # bound now
+            gate.set()
+            await asyncio.gather(*asking)
+
+        assert len(server.connections) == 10
 
 
 async def test_a_connection_belongs_to_one_worker_s_life_and_not_to_an_address(relay: Relay, serve: Serve) -> None:

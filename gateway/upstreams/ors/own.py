@@ -11,6 +11,7 @@ import base64
 import hashlib
 import hmac
 import json
+import time
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -52,7 +53,8 @@ ANSWER_S: Final = 10.0
 """For requests that a worker answers from memory."""
 MAX_ANSWER_BYTES: Final = 128 * 2**20
 """OpenEnv's clients take observations of 100 MiB."""
-READY_PAUSE_S: Final = 0.02
+READY_PAUSE_S: Final = (0.002, 0.02)
+"""Least and most between two looks at a worker that starts; to try a socket that is not there yet costs some 50 us."""
 STARTING_PAUSE_S: Final = 0.5
 """Before a worker is asked again that answered that a session's setup still runs; it holds a request 25 s itself."""
 _JSON: Final = ((b"content-type", b"application/json"), (b"accept", b"application/json"))
@@ -83,11 +85,13 @@ class OrsUpstream:
 
     async def ready(self, worker: Worker, environment: Environment) -> int:
         """Return when the worker answers, is claimed by us, and serves the environment."""
+        began_at = time.monotonic()
         while True:
             try:
                 status, names = await self._json(worker.id, worker.address, b"GET", b"/list_environments")
             except (UpstreamGone, UpstreamTimeout):
-                await asyncio.sleep(READY_PAUSE_S)
+                least_s, most_s = READY_PAUSE_S  # a twentieth of the wait so far: an opening waits for this, too
+                await asyncio.sleep(min(most_s, max(least_s, (time.monotonic() - began_at) / 20)))
                 continue
             if status == 401:
                 raise UpstreamError(

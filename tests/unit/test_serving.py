@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 
 import pytest
 import uvicorn
+import uvloop
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.core.errors import ConfigError
@@ -143,3 +144,27 @@ async def test_an_answer_that_had_begun_leaves_its_connection_and_one_that_had_n
             go_on.set()
 
             assert (await read(reader, b"hello")).count(b"connection: close") == closes
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_a_client_that_reads_nothing_is_cut_off(
+    run: Callable[[Coroutine[object, object, None]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.serving.STALL_S", 0.1)
+
+    async def cut_off() -> None:
+        ended = asyncio.Event()
+
+        async def endless(scope: Scope, receive: Receive, send: Send) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            while not scope["gateway.connection"].is_lost:
+                await send({"type": "http.response.body", "body": b"a" * 65_536, "more_body": True})
+            ended.set()
+
+        async with served(endless) as (reader, writer):
+            writer.write(b"GET / HTTP/1.1\r\nhost: h\r\n\r\n")
+            await read(reader, b"200")
+            async with asyncio.timeout(WAIT_S):
+                await ended.wait()  # nobody reads on meanwhile
+
+    run(cut_off())

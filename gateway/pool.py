@@ -310,6 +310,9 @@ class Pool:
         for entry in load.workers:
             id = entry.worker.id
             if entry.worker.state is WorkerState.STARTING and id not in own and id not in self._stopping:
+                since = await self._store.worker(id)
+                if since is not None and since.state is not WorkerState.STARTING:
+                    continue  # who led before lives, and has made it ready since the look: it may serve sessions
                 # The store first, which refuses one that does not lead any more: it may be the new leader's.
                 await self._store.remove_worker(id, CloseReason.WORKER_LOST, fence=fence)
                 self._stop_soon(id, name, "start abandoned")

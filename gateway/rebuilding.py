@@ -42,7 +42,8 @@ from gateway.core.ports import Backend, Store, Upstream
 logger = logging.getLogger(__name__)
 
 ASK_S: Final = 5.0
-"""How long a worker has to list its sessions; one that does not answer is not taken back, and the audit removes it."""
+"""How long a worker has to list its sessions; one that does not answer is not taken back, and the audit removes it. One
+that an older state of the store knows takes no more sessions."""
 ASKED_AT_ONCE: Final = 32
 GRACE_S: Final = 2.0
 """How long other replicas have to hand in what they remember: each looks every half second."""
@@ -150,6 +151,9 @@ class Rebuilding:
             listed = await self._listed(worker, environment)
         except (GatewayError, TimeoutError) as error:
             logger.warning("worker_not_taken_back environment=%s worker=%s error=%s", environment.name, found.id, error)
+            # An older state of the store may know it, with sessions and slots that it may not have any more.
+            if not environment.server.url:
+                await self._store.drain_worker(worker.id, fence=fence)
             return 0
         known = [one.session for one in listed or () if one.session is not None]
         is_exact = listed is not None and len(known) == len(listed)

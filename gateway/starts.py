@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import anyio
@@ -35,6 +36,7 @@ from gateway.core.plan import backoff_s
 from gateway.core.ports import Backend, Store, Transport, Upstream
 from gateway.observe.metrics import Metrics
 from gateway.observe.outcomes import start_outcome
+from gateway.patience import patiently
 
 logger = logging.getLogger(__name__)
 
@@ -149,8 +151,7 @@ class Starts:
             async with self._at_engine:  # of the engine only: workers that never get ready must not hold up others
                 address = await self._backend.start(worker, environment)
             slots = await self._until_ready(replace(worker, address=address), environment)
-            if not await self._store.worker_ready(worker.id, address, slots=slots):
-                raise BackendError("the worker was removed while it started")
+            await self._tell_ready(worker.id, address, slots)
             if self._under_way[worker.id].done():
                 raise _died(self._under_way[worker.id].result(), "just as it became ready")
         except BaseException as error:
@@ -185,6 +186,19 @@ class Starts:
         finally:
             ready.cancel()
             await asyncio.gather(ready, return_exceptions=True)
+
+    async def _tell_ready(self, id: WorkerId, address: str, slots: int) -> None:
+        """Have the store hand out the slots of a worker, patiently: they may be handed out though nobody heard of it.
+
+        Raises:
+            BackendError: the store does not know it: it was removed, or lost with the store's data.
+            StoreUnavailable: it does not answer for long.
+        """
+        if await patiently(partial(self._store.worker_ready, id, address, slots=slots)):
+            return
+        # Another leader that rebuilt the store may have found it running, and taken it back: it serves sessions by now.
+        if await patiently(partial(self._store.worker, id)) is None:
+            raise BackendError("the worker was removed while it started")
 
     async def _undo(self, worker: Worker, environment: Environment, error: BaseException, began_at: float) -> None:
         name = environment.name

@@ -173,7 +173,8 @@ class Store(Protocol):
         *fence*, here and below, is that of the caller's `lead`; 0: it acts for itself, whoever leads.
 
         Raises:
-            NotLeading: a later leader's fence is known; nothing was changed.
+            NotLeading: a later leader's fence is known, or the data is gone in which the caller began to lead; nothing
+                was changed.
         """
         ...
 

@@ -117,6 +117,9 @@ SUBSCRIBE_S = 5.0
 """The longest that `RedisStore.start` waits for its subscription."""
 GRACE_S = 1.0
 """A ticket counts this much longer than its claim waits: a replica that lives leaves by itself, on its own clock."""
+GIVE_BACK_S = 10.0
+"""How long a claim whose caller is gone is given back again, where Redis did not answer."""
+GIVE_BACK_PAUSE_S = 0.25
 FAILED_KEPT_S = 60
 """How long a replica has to fetch why its opening failed."""
 JUMP_MS = 10_000
@@ -428,14 +431,31 @@ class RedisStore(Rebuilding):
                 return answer
 
     async def _give_back(self, wait: _Wait) -> None:
-        """Undo a claim. If Redis does not answer, the ticket's deadline does it, or the session's."""
-        opening = wait.opening
+        """Undo a claim; the caller, which is gone or has its error, waits for the first try only.
+
+        If Redis does not answer for `GIVE_BACK_S`, the ticket's deadline does it, or the session's.
+        """
         if wait.asking is not None:
             await asyncio.wait({wait.asking})
+        if not await self._given_back(wait.opening):
+            self._link.detach(self._give_back_later(wait.opening))
+
+    async def _give_back_later(self, opening: Opening) -> None:
+        """Ask again: what has the claim's lease is the claim's, so it may be given back twice."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + GIVE_BACK_S
+        while loop.time() < deadline and not await happened(self._stopping, timeout_s=GIVE_BACK_PAUSE_S):
+            if await self._given_back(opening):
+                return
+        logger.warning("claim_not_given_back session=%s setup_s=%.0f", opening.id, opening.setup_s)
+
+    async def _given_back(self, opening: Opening) -> bool:
+        """Try to undo a claim; False: Redis did not answer."""
         try:
             await self._link.run("give_back", opening.id, opening.environment, opening.owner, opening.lease)
         except StoreUnavailable:
-            logger.warning("claim_not_given_back session=%s setup_s=%.0f", opening.id, opening.setup_s)
+            return False
+        return True
 
     async def _poll(self) -> None:
         while not await happened(self._stopping, timeout_s=POLL_S):

@@ -9,7 +9,18 @@ import pytest
 from gateway.core.errors import NotLeading, PoolExhausted
 from gateway.core.model import CloseReason, WorkerId, WorkerState
 from gateway.core.ports import Store
-from tests.contract.store_worlds import MATH, World, add_ready, end, opened, opening, queued, waiting, worker
+from tests.contract.store_worlds import (
+    MATH,
+    RedisWorld,
+    World,
+    add_ready,
+    end,
+    opened,
+    opening,
+    queued,
+    waiting,
+    worker,
+)
 
 pytest_plugins = ["tests.contract.store_fixtures"]
 
@@ -91,6 +102,22 @@ async def test_who_led_before_is_refused_and_changes_nothing(store_world: World,
     assert await waiting(store) == 1
     await end(store, session)
     assert (await task).id == "s2"
+
+
+@pytest.mark.redis
+@pytest.mark.parametrize("name", FENCED)
+async def test_who_led_in_data_that_was_lost_is_refused_before_another_one_leads(
+    redis_world: RedisWorld, name: str
+) -> None:
+    store = await redis_world.open()
+    fence = (await store.lead("a", ttl_s=10)).fence
+    with redis_world.server.client() as client:
+        client.delete(*redis_world.keys(client))
+
+        with pytest.raises(NotLeading):
+            await FENCED[name](store, fence)
+
+        assert redis_world.keys(client) == []
 
 
 @pytest.mark.parametrize("name", FENCED)

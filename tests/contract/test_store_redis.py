@@ -37,6 +37,7 @@ from tests.contract.store_worlds import (
     waiting,
     worker,
 )
+from tests.fakes.eventually import until
 
 pytest_plugins = ["tests.contract.store_fixtures"]
 pytestmark = pytest.mark.redis
@@ -499,6 +500,32 @@ async def test_a_cancelled_claim_ends_as_cancelled_and_at_once_gives_back_though
 
     await asyncio.wait({task})
     assert task.cancelled()
+
+
+async def test_a_ticket_that_could_not_be_given_back_is_once_redis_is_there(tmp_path: Path) -> None:
+    needs_redis_server()
+    server = RedisServer(tmp_path, keeps_all=True)
+    server.start()
+    world = RedisWorld(server)
+    try:
+        store = await world.open()
+        task = await queued(store, opening("s1"))
+        server.stop()
+        task.cancel()
+        await asyncio.wait({task})
+
+        server.start()
+
+        with server.client() as client:
+            assert "ticket" in {key.split(":")[1] for key in world.keys(client)}, "it was kept"
+
+            def is_given_back() -> bool:
+                return not {"ticket", "waits"} & {key.split(":")[1] for key in world.keys(client)}
+
+            await until(is_given_back)
+    finally:
+        await world.aclose()
+        server.stop()
 
 
 # -- Redis' clock jumps -----------------------------------------------------------------------------------------

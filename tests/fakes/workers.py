@@ -264,12 +264,14 @@ class FakeWorker:
         waits = [asyncio.ensure_future(self._wait_at_the_gate()), asyncio.ensure_future(connection.left())]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            if not waits[0].done():
-                raise ConnectionAbortedError
         finally:
+            is_let_go = waits[0].done()
             for wait in waits:
                 wait.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
+        # One that left in the very moment it was let go may have come back with a delete, which found nothing.
+        if not is_let_go or connection.reader.at_eof():
+            raise ConnectionAbortedError
 
     async def _die_now(self) -> None:
         self.backend.spawn(self.die())

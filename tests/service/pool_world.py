@@ -319,27 +319,43 @@ class PoolWorld(Checked):
         for episode in self._episodes():
             for task in (episode.creating, episode.stepping):
                 if task is not None:
-                    self.open_gates()
                     if not task.done() and task is episode.creating:
                         task.cancel()
-                    await self.over(task)
+                    await self._let_go(task)
         await self.settle()
         for episode in list(self.episodes.values()):
             await self.delete(episode, process)
         await self.audit(process)
-        for _ in range(4):
+        await self.settle()
+        await self.pass_time(400.0)
+        # What nobody deletes expires, and only from then on its worker is idle.
+        await eventually(self._check_no_session_is_left, within_s=SETTLED_S)
+        for _ in range(3):
             await self.settle()
             await self.pass_time(400.0)
         await eventually(self._check_nothing_is_left, within_s=SETTLED_S)
+
+    async def _let_go(self, task: asyncio.Task[Any]) -> None:
+        """Wait for the end of a task that may come to a gate still."""
+
+        def is_over() -> bool:
+            self.open_gates()
+            return task.done()
+
+        await self._until(is_over, f"{task} ends")
+        error_of(task)
 
     async def _check_none_opens(self) -> None:
         self.open_gates()
         opening = {one.id for one in await self.sessions() if one.state is SessionState.OPENING}
         assert opening <= self.cut
 
+    async def _check_no_session_is_left(self) -> None:
+        assert await self.sessions() == []
+
     async def _check_nothing_is_left(self) -> None:
         await self.check_always()
-        assert await self.sessions() == []
+        await self._check_no_session_is_left()
         loads = await self.processes[0].store.load()
         assert [load.waiting for load in loads.values() if load.waiting] == []
         workers = [entry.worker for load in loads.values() for entry in load.workers]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 
-from gateway.core.model import CloseReason, Worker, WorkerId, WorkerState, session_id
+from gateway.core.model import CloseReason, EnvironmentLoad, EnvironmentName, Worker, WorkerId, WorkerState, session_id
 from gateway.pool import LEAD_S
 from gateway.stores.memory import MemoryStore
 from tests.fakes.clock import Clock
@@ -226,6 +227,61 @@ async def test_a_worker_that_dies_just_as_it_becomes_ready_is_not_kept() -> None
 
             assert store.deaths == 1
             assert second.status_code == 200, second.text
+        await replica.relay.aclose()
+        await store.aclose()
+
+
+class _RebuiltMeanwhile(MemoryStore):
+    """Loses a worker that just became ready, and has it back from another leader, which found it running."""
+
+    async def worker_ready(self, id: WorkerId, address: str, *, slots: int = 0) -> bool:
+        worker = await self.worker(id)
+        assert worker is not None
+        await self.remove_worker(id, CloseReason.WORKER_LOST)
+        await self.adopt(replace(worker, address=address, state=WorkerState.READY), [], fence=0)
+        return await super().worker_ready(id, address, slots=slots)
+
+
+async def test_a_worker_that_another_leader_took_back_while_it_started_is_kept() -> None:
+    async with stack(environment(slots=1, max_workers=1)) as built:
+        store = _RebuiltMeanwhile()
+        replica = Replica(store=store, backend=built.backend, environments=built.environments, name="late")
+        async with replica.looping(), replica.serving() as client:
+            assert (await create(client)).status_code == 200
+            assert (await call(client)).status_code == 200
+
+            assert (built.backend.asked, built.backend.stopped) == (1, [])
+        await replica.relay.aclose()
+        await store.aclose()
+
+
+class _ReadySince(MemoryStore):
+    """Makes workers ready right after they were looked at, as a replica does that led until now."""
+
+    def __init__(self, addresses: dict[WorkerId, str]) -> None:
+        super().__init__()
+        self._addresses = addresses
+
+    async def load(self) -> Mapping[EnvironmentName, EnvironmentLoad]:
+        loads = await super().load()
+        for id, address in self._addresses.items():
+            await self.worker_ready(id, address)
+        return loads
+
+
+async def test_a_start_of_the_leader_before_that_ends_just_now_is_not_taken_for_abandoned() -> None:
+    async with stack(environment(slots=1, max_workers=1)) as built:
+        kind = built.environments[0]
+        id = WorkerId("w1")
+        worker = Worker(id=id, environment=kind.name, digest=kind.digest(), slots=1, max_uses=0)
+        store = _ReadySince({id: await built.backend.start(worker, kind)})
+        await store.add_worker(worker)
+        replica = Replica(store=store, backend=built.backend, environments=built.environments, name="next")
+
+        async with replica.looping(), replica.serving() as client:
+            assert (await create(client)).status_code == 200
+
+            assert (built.backend.asked, built.backend.stopped) == (1, [])
         await replica.relay.aclose()
         await store.aclose()
 

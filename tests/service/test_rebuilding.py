@@ -254,6 +254,33 @@ async def test_an_older_state_that_comes_back_ends_sessions_that_their_workers_h
         assert set(replicas.backend.only.sessions) == {one.id for one in await first.store.sessions()}
 
 
+async def test_a_worker_that_an_older_state_knows_and_that_does_not_answer_takes_no_more_sessions(
+    replicas: Replicas,
+) -> None:
+    async with replicas.serving() as first:
+        a = await opened(first, "a")
+        worker = replicas.backend.only
+        with replicas.world.server.client() as client:
+            kept = {key: client.dump(key) for key in _lasting(replicas.world.keys(client), a)}
+        b = await opened(first, "b")  # of which the older state does not know
+        worker.listing.clear()
+
+        replicas.empty()
+        with replicas.world.server.client() as client:
+            for key, value in kept.items():
+                assert isinstance(value, bytes)
+                client.restore(key, 0, value)
+        await is_whole(first)
+
+        [entry] = [one for one in await first.workers() if one.worker.id == worker.worker.id]
+        assert entry.worker.state is WorkerState.DRAINING
+        assert (await opened(first, "c")).worker != worker.worker.id
+        assert not (await stepped(first, "a")).error
+        assert not (await stepped(first, "b")).error
+        assert (await leases(first))["b"] == b.lease
+        worker.listing.set()
+
+
 def _lasting(keys: list[str], session: Session) -> list[str]:
     kinds = ("session", "deadlines", "worker", "held", "workers", "free", "number", "fence")
     return [key for key in keys if key.split(":")[1] in kinds]

@@ -31,11 +31,12 @@ end
 local NOT_LEADING = {err = 'NOTLEADING another replica leads'}
 local REBUILDING = {err = 'REBUILDING the store is being rebuilt'}
 
--- Whether the caller led once and another one does by now. Its fence is the last argument of every script that asks
--- this; 0: it acts for itself, whoever leads.
+-- Whether the caller led once and does not by now: another one does, or the data in which it began to lead is gone. What
+-- it decides on may be of before that: an emptied store has no workers, though they run. Its fence is the last argument
+-- of every script that asks this; 0: it acts for itself, whoever leads.
 local function fenced()
   local fence = tonumber(ARGV[#ARGV])
-  return fence > 0 and fence < tonumber(redis.call('GET', key('fence')) or '0')
+  return fence > 0 and fence ~= tonumber(redis.call('GET', key('fence')) or '0')
 end
 
 -- The run of this server: another one after each restart, and another server has another.

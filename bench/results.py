@@ -19,19 +19,53 @@ README = Path(__file__).parent / "README.md"
 PROJECT_README = Path(__file__).parents[1] / "README.md"
 BEGIN = "<!-- results: made by `python -m bench.run --write-readme` -->"
 END = "<!-- end of results -->"
+OF_THE_MACHINE = ("machine", "versions")
+"""Facts that are the same for all runs whose results stand side by side."""
 
 
 def results(reports: Sequence[Report], facts: Mapping[str, Any], *, remarks: Sequence[str] = ()) -> dict[str, Any]:
     """Put together what a run found, ratios first; *facts* say what it was made on, *remarks* warn of the whole."""
-    goals = [goal for report in reports for goal in report.goals]
+    run = {name: value for name, value in facts.items() if name not in OF_THE_MACHINE}
     return {
-        "goals": [asdict(goal) | {"is_met": goal.is_met} for goal in goals],
+        "goals": [
+            {"part": report.name} | asdict(goal) | {"is_met": goal.is_met}
+            for report in reports
+            for goal in report.goals
+        ],
+        "runs": [{"parts": [report.name for report in reports], "remarks": list(remarks)} | run],
         "errors": {report.name: report.errors for report in reports},
-        "not_comparable": [*remarks, *(sentence for report in reports for sentence in report.not_comparable)],
-        **facts,
+        "not_comparable": {report.name: list(report.not_comparable) for report in reports},
+        **{name: facts[name] for name in OF_THE_MACHINE},
         "figures": {report.name: report.figures for report in reports},
-        "tables": [asdict(table) for report in reports for table in report.tables],
+        "tables": [{"part": report.name} | asdict(table) for report in reports for table in report.tables],
     }
+
+
+def merged(old: Mapping[str, Any], new: Mapping[str, Any], *, order: Sequence[str]) -> dict[str, Any]:
+    """The results *new*, and of *old* the parts that *new* has not; parts stand in *order*.
+
+    Raises:
+        ValueError: they were made on different machines, or of different versions.
+    """
+    for name in OF_THE_MACHINE:
+        if _same(old[name]) != _same(new[name]):
+            raise ValueError(f"the results that are to be kept were made with another {name.removesuffix('s')}")
+    replaced = set(new["errors"])
+    found = dict(new)
+    for name in ("goals", "tables"):
+        rows = [*(row for row in old[name] if row["part"] not in replaced), *new[name]]
+        found[name] = sorted(rows, key=lambda row: order.index(row["part"]))
+    for name in ("errors", "not_comparable", "figures"):
+        both = {**old[name], **new[name]}
+        found[name] = {str(part): both[part] for part in order if part in both}
+    kept = [run | {"parts": [part for part in run["parts"] if part not in replaced]} for run in old["runs"]]
+    found["runs"] = [*(run for run in kept if run["parts"]), *new["runs"]]
+    return found
+
+
+def _same(value: Any) -> Any:
+    """What must be the same in two runs that stand side by side: not how busy the machine was."""
+    return {key: each for key, each in value.items() if key != "load_average"} if isinstance(value, Mapping) else value
 
 
 def write(found: Mapping[str, Any], path: Path = LATEST) -> None:
@@ -121,7 +155,7 @@ def write_readme(
 
 def _tables(found: Mapping[str, Any]) -> Iterator[Table]:
     for table in found["tables"]:
-        yield Table(**table)
+        yield Table(**{name: value for name, value in table.items() if name != "part"})
 
 
 def _markdown_table(table: Table) -> str:
@@ -131,21 +165,31 @@ def _markdown_table(table: Table) -> str:
 
 def _provenance(found: Mapping[str, Any]) -> str:
     machine, made_of = found["machine"], found["versions"]
-    commit = (found["source"]["commit"] or "no commit yet")[:12]
-    changes = ", with uncommitted changes" if found["source"]["has_changes"] else ""
     packages = ", ".join(f"{name} {made_of[name]}" for name in ("ors-sdk", "openreward", "uvicorn", "uvloop"))
+    made_on = (
+        f"{machine['cpus']} CPUs ({machine['cpu']}), {machine['memory']}, Linux {machine['kernel']}, "
+        f"Python {machine['python']}; {packages}."
+    )
+    return " ".join([made_on, *(_told_of(run) for run in found["runs"])])
+
+
+def _told_of(run: Mapping[str, Any]) -> str:
+    commit = (run["source"]["commit"] or "no commit yet")[:12]
+    changes = ", with uncommitted changes" if run["source"]["has_changes"] else ""
+    parts = ", ".join(f"`{part}`" for part in run["parts"])
     return (
-        f"{found['taken_at']}, {found['size']} run of {found['seconds']:.0f} s; {machine['cpus']} CPUs "
-        f"({machine['cpu']}), {machine['memory']}, Linux {machine['kernel']}, Python {machine['python']}; load average "
-        f"{machine['load_average'][0]} before and {found['load_average_after'][0]} after; {packages}; "
-        f"{commit}{changes}."
+        f"{parts}: {run['taken_at']}, {run['size']} run of {run['seconds']:.0f} s at {commit}{changes}; load average "
+        f"{run['load_average'][0]} before and {run['load_average_after'][0]} after."
     )
 
 
 def _remarks(found: Mapping[str, Any]) -> Iterator[str]:
     wrong = {name: count for name, count in found["errors"].items() if count}
     yield f"Failed or wrongly answered requests: {wrong or 'none'}."
-    yield from found["not_comparable"]
+    for run in found["runs"]:
+        yield from run["remarks"]
+    for sentences in found["not_comparable"].values():
+        yield from sentences
 
 
 def _finite(value: Any) -> Any:

@@ -148,6 +148,9 @@ def main(
     ] = None,
     output: Annotated[Path, typer.Option(help="The results.")] = results.LATEST,
     write_readme: Annotated[bool, typer.Option("--write-readme", help="Put the results into bench/README.md.")] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep the results that are there of parts that are not run now.")
+    ] = False,
     again: Annotated[bool, typer.Option("--again", help="Run nothing; use the results that are there.")] = False,
 ) -> None:
     """Run the benchmarks against servers on this machine's loopback, and nothing else."""
@@ -156,10 +159,13 @@ def main(
         chosen = tuple(only) if only else tuple(part for part in Part if docker or part not in ON_DOCKER)
         plans = Plans.of(quick=quick, docker=docker, engine=engine, base_image=base_image)
         try:
-            results.write(uvloop.run(run(chosen, plans, folder=folder, console=console)), output)
+            new = uvloop.run(run(chosen, plans, folder=folder, console=console))
+            if keep and output.exists():
+                new = results.merged(results.read(output), new, order=tuple(Part))
+            results.write(new, output)
         except asyncio.CancelledError:
             raise typer.Exit(128 + signal.SIGTERM) from None
-        except (StartError, WrongAnswer, DockerException) as error:
+        except (StartError, WrongAnswer, DockerException, ValueError) as error:
             typer.echo(f"bench: {error}", err=True)
             raise typer.Exit(1) from None
     found = results.read(output)
@@ -186,6 +192,7 @@ async def run(parts: Sequence[Part], plans: Plans, *, folder: Path | None, conso
         "size": plans.size,
         "machine": machine(),
         "versions": versions(),
+        "load_average": load_average(),
         "source": commit(),
     }
     _end_on_sigterm()

@@ -7,7 +7,9 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -377,9 +379,9 @@ def test_a_cell_tells_cpu_time_for_each_thousand_right_calls() -> None:
 # -- results ------------------------------------------------------------------------------------------------------
 
 
-def report() -> Report:
+def report(name: str = "some") -> Report:
     return Report(
-        name="some",
+        name=name,
         figures={"rate": 3.0, "times": math.inf},
         goals=[
             Goal(id="S4", what="calls", value=3.5, bound=3.0, at_least=True, unit="x"),
@@ -392,7 +394,7 @@ def report() -> Report:
     )
 
 
-def facts() -> dict[str, object]:
+def facts() -> dict[str, Any]:
     return {
         "taken_at": "2030-01-31T00:00:00+00:00",
         "size": "quick",
@@ -405,6 +407,7 @@ def facts() -> dict[str, object]:
             "python": "3.11",
             "load_average": [0.1, 0.2, 0.3],
         },
+        "load_average": [0.1, 0.2, 0.3],
         "load_average_after": [1.1, 0.2, 0.3],
         "versions": {"ors-sdk": "0.1.0", "openreward": "0.1.167", "uvicorn": "0.54.0", "uvloop": "0.23.0"},
         "source": {"commit": "0123456789abcdef", "has_changes": True},
@@ -416,6 +419,27 @@ def test_the_results_begin_with_the_goals() -> None:
 
     assert next(iter(found)) == "goals"
     assert [goal["is_met"] for goal in found["goals"]] == [True, False, True]
+
+
+def test_parts_that_were_not_run_keep_their_results() -> None:
+    old = results.results([report("one"), report("two")], facts())
+    again = results.results([replace(report("one"), errors=7)], facts() | {"taken_at": "2030-02-01", "size": "full"})
+
+    found = results.merged(old, again, order=("two", "one"))
+
+    assert [goal["part"] for goal in found["goals"]] == ["two"] * 3 + ["one"] * 3
+    assert found["errors"] == {"two": 2, "one": 7}
+    assert [(run["parts"], run["size"]) for run in found["runs"]] == [(["two"], "quick"), (["one"], "full")]
+    assert "`two`: 2030-01-31" in results.markdown(found)
+    assert "`one`: 2030-02-01, full run" in results.markdown(found)
+
+
+def test_results_of_two_machines_do_not_stand_side_by_side() -> None:
+    old = results.results([report("one")], facts())
+    machine = {**facts()["machine"], "cpus": 64}
+
+    with pytest.raises(ValueError, match="another machine"):
+        results.merged(old, results.results([report("two")], facts() | {"machine": machine}), order=("one", "two"))
 
 
 def test_the_results_become_the_same_json_again(tmp_path: Path) -> None:

@@ -223,6 +223,7 @@ FACTS: dict[str, object] = {
     "size": "quick",
     "seconds": 61.0,
     "machine": {"cpus": 2, "cpu": "some", "memory": "1 kB", "kernel": "6.1", "python": "3.11", "load_average": [0.1]},
+    "load_average": [0.1],
     "load_average_after": [1.1],
     "versions": {"ors-sdk": "0.1.0", "openreward": "0.1.167", "uvicorn": "0.54.0", "uvloop": "0.23.0"},
     "source": {"commit": "0123456789abcdef", "has_changes": False},

@@ -27,7 +27,7 @@ CACHED_MAX = 200_000
 """Sessions that one replica remembers; the oldest idle ones beyond it are looked up again when they call."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)  # each is itself only, and so may stand in a set
 class Entry:
     """What this replica knows of one session."""
 
@@ -48,6 +48,23 @@ class Entry:
     counts them when it is back."""
     owes_until: float = 0.0
     """Until then the store is not asked again, by this process's clock: each step would wait for it in vain."""
+    stirred: set[Entry] = field(default_factory=set, repr=False)
+    """Where it enters itself when something happens in it: all of those that there is something to note of."""
+
+    def begin(self) -> None:
+        """A call begins."""
+        self.busy += 1
+        self.stirred.add(self)
+
+    def finish(self) -> None:
+        """A call has ended."""
+        self.busy -= 1
+        self.quiet_since = time.monotonic()
+
+    def stir(self) -> None:
+        """Its trainer gave a sign of life."""
+        self.quiet_since = time.monotonic()
+        self.stirred.add(self)
 
     def end(self) -> None:
         """Wake what ends with the session."""
@@ -61,6 +78,9 @@ class Remembered:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._entries: dict[SessionId, Entry] = {}
+        self._stirred: set[Entry] = set()
+        """Of a hundred thousand sessions most are idle: to look at each, every second, would cost as much as steps."""
+        self._writing = asyncio.Lock()
 
     def get(self, id: SessionId) -> Entry | None:
         """What is remembered of a session."""
@@ -72,7 +92,7 @@ class Remembered:
 
     def is_busy(self) -> bool:
         """Whether a call is under way here."""
-        return any(entry.busy for entry in self._entries.values())
+        return any(entry.busy for entry in self._stirred if self._is_here(entry))
 
     def add(self, session: Session, environment: Environment, *, noted: bool = False) -> Entry:
         """Keep a session in mind; *noted* says that the store's deadline for it is fresh."""
@@ -82,8 +102,11 @@ class Remembered:
             if len(self._entries) >= CACHED_MAX:
                 self._drop_the_oldest()
             # Unless fresh, the deadline may be near: noted_at in the past makes the next call tell the store at once.
-            entry = Entry(session, environment, quiet_since=now, noted_at=now if noted else now - session.idle_s)
+            noted_at = now if noted else now - session.idle_s
+            entry = Entry(session, environment, quiet_since=now, noted_at=noted_at, stirred=self._stirred)
             self._entries[session.id] = entry
+            if not noted:
+                self._stirred.add(entry)
         return entry
 
     def forget(self, id: SessionId, lease: str = "") -> None:
@@ -95,6 +118,9 @@ class Remembered:
         if entry is not None and lease in ("", entry.session.lease):
             del self._entries[id]
             entry.end()
+
+    def _is_here(self, entry: Entry) -> bool:
+        return self._entries.get(entry.session.id) is entry
 
     def _drop_the_oldest(self) -> None:
         for id, entry in list(islice(self._entries.items(), CACHED_MAX // 100)):
@@ -108,15 +134,26 @@ class Remembered:
             group.start_soon(self._follow_notices)
 
     async def write_notes(self) -> None:
-        """Tell the store what was active since the last time."""
-        now = time.monotonic()
-        active = [e for e in self._entries.values() if e.busy or e.quiet_since > e.noted_at]
-        if not active:
-            return
-        notes = [Note(e.session.id, 0.0 if e.busy else now - e.quiet_since) for e in active]
-        ended = await self._store.touch(notes)
-        for entry in active:
-            entry.noted_at = now
+        """Tell the store what was active since the last time; what is being told already has been when this returns.
+
+        Raises:
+            StoreUnavailable: the next notes tell it.
+        """
+        async with self._writing:
+            now = time.monotonic()
+            active = [e for e in self._stirred if self._is_here(e) and (e.busy or e.quiet_since > e.noted_at)]
+            self._stirred.clear()
+            self._stirred.update(entry for entry in active if entry.busy)
+            if not active:
+                return
+            notes = [Note(e.session.id, 0.0 if e.busy else now - e.quiet_since) for e in active]
+            try:
+                ended = await self._store.touch(notes)
+            except BaseException:
+                self._stirred.update(active)
+                raise
+            for entry in active:
+                entry.noted_at = now
         leases = {entry.session.id: entry.session.lease for entry in active} if ended else {}
         for id in ended:
             self.forget(id, leases[id])

@@ -202,7 +202,7 @@ class Sessions:
     async def touch(self, owner: Owner, name: str) -> None:
         """Restart a session's idle time. Raises as `find`."""
         entry = await self._mind_the_edge(await self._entry(session_id(owner, name)))
-        entry.quiet_since = time.monotonic()
+        entry.stir()
 
     async def forward(self, owner: Owner, name: str, operation: str, *, body: bytes, headers: Headers) -> BusyExchange:
         """Pass an ORS operation to the session's worker; the session is busy until the exchange is closed.
@@ -219,7 +219,7 @@ class Sessions:
             return await self._forward(moved.entry, operation, body, headers)
 
     async def _forward(self, entry: Entry, operation: str, body: bytes, headers: Headers) -> BusyExchange:
-        entry.busy += 1
+        entry.begin()
         began_at = time.monotonic()
         try:
             upstream = self._upstreams[entry.environment.wire]
@@ -310,7 +310,7 @@ class Sessions:
     async def _asked(
         self, entry: Entry, operation: str, ask: Callable[[Upstream, Entry], Awaitable[T]], within_s: float
     ) -> T:
-        entry.busy += 1
+        entry.begin()
         began_at = time.monotonic()
         try:
             answer = await self._unless_ended(entry, ask, within_s)
@@ -468,8 +468,7 @@ class Sessions:
             self._ended(entry, operation, outcome, began_at)
 
     def _ended(self, entry: Entry, operation: str, outcome: str, began_at: float) -> None:
-        entry.busy -= 1
-        entry.quiet_since = time.monotonic()
+        entry.finish()
         if operation == "call":
             self._metrics.call_ended(entry.environment.name, outcome, entry.quiet_since - began_at)
 

@@ -1,0 +1,155 @@
+"""What a replica notes of its sessions: those in which something happened, each time, and no others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from gateway.core.errors import StoreUnavailable
+from gateway.core.model import Environment, EnvironmentName, Note, Owner, Session, SessionId, SessionState, WorkerId
+from gateway.core.ports import Store
+from gateway.remembered import Entry, Remembered
+from tests.fakes.eventually import until
+
+KIND = Environment(name=EnvironmentName("math"), image="one", directory=Path("/"), command=("python3",))
+
+
+class Told:
+    """A store that is told notes, and may be away, or slow."""
+
+    def __init__(self) -> None:
+        self.notes: list[dict[str, float]] = []
+        self.is_away = False
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+        self.ended: list[SessionId] = []
+
+    async def touch(self, notes: Sequence[Note]) -> list[SessionId]:
+        if self.is_away:
+            raise StoreUnavailable("away")
+        self.notes.append({note.id: note.quiet_s for note in notes})
+        await self.may_answer.wait()
+        return self.ended
+
+
+@pytest.fixture
+def store() -> Told:
+    return Told()
+
+
+@pytest.fixture
+def remembered(store: Told) -> Remembered:
+    return Remembered(cast(Store, store))
+
+
+def add(remembered: Remembered, name: str) -> Entry:
+    session = Session(
+        id=SessionId(name),
+        name=name,
+        owner=Owner(""),
+        environment=KIND.name,
+        lease=f"lease of {name}",
+        fingerprint="",
+        idle_s=300.0,
+        worker=WorkerId("w"),
+        address="unix:/w",
+        state=SessionState.OPEN,
+    )
+    return remembered.add(session, KIND, noted=True)
+
+
+async def test_what_is_idle_is_not_told(remembered: Remembered, store: Told) -> None:
+    idle, active, touched = (add(remembered, name) for name in ("idle", "active", "touched"))
+    active.begin()
+    active.finish()
+    touched.stir()
+
+    await remembered.write_notes()
+    await remembered.write_notes()
+
+    assert [set(notes) for notes in store.notes] == [{"active", "touched"}]
+    assert idle.noted_at < active.noted_at
+
+
+async def test_a_session_whose_deadline_may_be_near_is_told_at_once(remembered: Remembered, store: Told) -> None:
+    found = add(remembered, "one").session
+    remembered.forget(found.id)
+
+    remembered.add(found, KIND)
+    await remembered.write_notes()
+
+    assert [set(notes) for notes in store.notes] == [{"one"}]
+
+
+async def test_a_busy_session_is_told_each_time_and_once_more_when_it_is_not(
+    remembered: Remembered, store: Told
+) -> None:
+    one = add(remembered, "one")
+    one.begin()
+
+    await remembered.write_notes()
+    await remembered.write_notes()
+    one.finish()
+    await remembered.write_notes()
+    await remembered.write_notes()
+
+    assert [notes["one"] for notes in store.notes[:2]] == [0.0, 0.0]
+    assert [set(notes) for notes in store.notes] == [{"one"}] * 3
+
+
+async def test_what_the_store_did_not_hear_is_told_again(remembered: Remembered, store: Told) -> None:
+    add(remembered, "one").stir()
+    store.is_away = True
+    with pytest.raises(StoreUnavailable):
+        await remembered.write_notes()
+    store.is_away = False
+
+    await remembered.write_notes()
+
+    assert [set(notes) for notes in store.notes] == [{"one"}]
+
+
+async def test_what_happens_while_notes_are_written_is_told_next(remembered: Remembered, store: Told) -> None:
+    one, two = add(remembered, "one"), add(remembered, "two")
+    one.stir()
+    store.may_answer.clear()
+    writing = asyncio.ensure_future(remembered.write_notes())
+    await until(lambda: bool(store.notes))
+    one.begin()
+    one.finish()
+    two.stir()
+    again = asyncio.ensure_future(remembered.write_notes())
+    store.may_answer.set()
+
+    await writing
+    await again
+
+    assert [set(notes) for notes in store.notes] == [{"one"}, {"one", "two"}]
+
+
+async def test_a_session_that_was_forgotten_is_not_told_and_keeps_nobody_busy(
+    remembered: Remembered, store: Told
+) -> None:
+    gone, successor = add(remembered, "one"), "one"
+    gone.begin()
+    assert remembered.is_busy()
+
+    remembered.forget(SessionId("one"))
+    add(remembered, successor)
+    await remembered.write_notes()
+
+    assert not remembered.is_busy()
+    assert store.notes == []
+
+
+async def test_what_the_store_does_not_know_any_more_is_forgotten(remembered: Remembered, store: Told) -> None:
+    add(remembered, "one").stir()
+    store.ended = [SessionId("one")]
+
+    await remembered.write_notes()
+
+    assert remembered.get(SessionId("one")) is None

@@ -105,7 +105,7 @@ async def _play(steppers: Sequence[Stepper], plan: Plan, *, until: float) -> Rou
     async def one(place: int) -> None:
         await asyncio.sleep(plan.pause_s * place / len(steppers))  # not all in the same moment
         turn = 0
-        while (began_at := time.perf_counter()) < until:
+        while (began_at := time.perf_counter()) < until or not turn:
             await steppers[place].step(f"{until}-{turn}")
             became.samples_s.append(time.perf_counter() - began_at)
             turn += 1

@@ -361,6 +361,50 @@ async def test_a_note_is_kept_with_its_session(start: Start) -> None:
     assert [(row["sid"], row["note"]) for row in rows] == [("s1", "lease 2")]
 
 
+async def test_a_late_end_of_an_earlier_session_of_the_id_ends_no_other(start: Start) -> None:
+    server = await start(MathEnv)
+    wish = {"env_name": "mathenv", "task_spec": {"id": "t1"}}
+    await server.ask("POST", "/create", sid="s1", body=wish, headers={"X-Session-Lease": "two"})
+
+    late = await server.ask("POST", "/delete", sid="s1", headers={"X-Session-Lease": "one"})
+    between = (await server.ask("GET", "/sessions")).json["sessions"]
+    own = await server.ask("POST", "/delete", sid="s1", headers={"X-Session-Lease": "two"})
+
+    assert (late.status, late.json["summary"]) == (200, None)
+    assert [row["sid"] for row in between] == ["s1"]
+    assert own.json["summary"] is not None
+    assert (await server.ask("GET", "/sessions")).json["sessions"] == []
+
+
+async def test_a_create_ends_what_an_earlier_opening_of_its_id_left_behind(start: Start) -> None:
+    server = await start(MathEnv)
+    wish = {"env_name": "mathenv", "task_spec": {"id": "t1"}}
+    await server.ask("POST", "/create", sid="s1", body=wish, headers={"X-Session-Lease": "one"})
+    await server.call("think")
+
+    again = await server.ask("POST", "/create", sid="s1", body=wish, headers={"X-Session-Lease": "two"})
+    (row,) = (await server.ask("GET", "/sessions")).json["sessions"]
+    retried = await server.ask("POST", "/create", sid="s1", body=wish, headers={"X-Session-Lease": "two"})
+    late = await server.ask("POST", "/delete", sid="s1", headers={"X-Session-Lease": "one"})
+
+    assert (again.status, retried.status) == (200, 200)
+    assert row["steps"] == 0, "it is a new one"
+    assert late.status == 200
+    assert len((await server.ask("GET", "/sessions")).json["sessions"]) == 1
+
+
+async def test_who_names_no_lease_means_whichever_session_is_there(start: Start) -> None:
+    server = await start(MathEnv)
+    wish = {"env_name": "mathenv", "task_spec": {"id": "t1"}}
+    await server.ask("POST", "/create", sid="s1", body=wish, headers={"X-Session-Lease": "one"})
+
+    again = await server.ask("POST", "/create", sid="s1", body=wish)
+    ended = await server.ask("POST", "/delete", sid="s1")
+
+    assert (again.status, ended.status) == (200, 200)
+    assert ended.json["summary"] is not None
+
+
 async def test_task_tools_come_after_the_shared_ones(start: Start) -> None:
     server = await start(MathEnv)
     await server.open("s1", {"tools": ["think_again", "hint"]})

@@ -26,6 +26,7 @@ from gateway.core.model import (
     Session,
     SessionId,
     SessionState,
+    Setup,
     StepResult,
     TextBlock,
     WorkerId,
@@ -193,6 +194,23 @@ async def test_an_action_is_never_sent_twice() -> None:
 
     assert gone.value.sent
     assert len(worker.requests) == 1
+
+
+@pytest.mark.parametrize("status", [410, 503])
+async def test_a_session_that_is_ended_while_it_is_opened_may_be_opened_elsewhere(status: int) -> None:
+    async with asked(Scripted((status, b'{"detail":"Session deleted"}'))) as (upstream, session):
+        with pytest.raises(UpstreamGone, match="Session deleted"):
+            await upstream.open(session, MATH, Setup(spec={"id": "t1"}))
+
+
+async def test_the_worker_is_told_which_of_its_ids_sessions_is_opened_and_ended() -> None:
+    worker = Scripted((200, b'{"sid":"5e5510"}'), (200, b'{"sid":"5e5510","summary":null}'))
+
+    async with asked(worker) as (upstream, session):
+        await upstream.open(session, MATH, Setup(spec={"id": "t1"}))
+        await upstream.close(session, MATH)
+
+    assert [request.headers["x-session-lease"] for request in worker.requests] == [session.lease] * 2
 
 
 async def test_who_gives_up_waiting_for_a_setup_is_let_go() -> None:

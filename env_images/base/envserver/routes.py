@@ -231,7 +231,10 @@ class Routes:
         note = target.request.text(b"x-session-note") or ""
         if len(note) > NOTE_MAX:
             raise Refused(400, f"x-session-note is longer than {NOTE_MAX} bytes")
-        session = self._sessions.create(sid, bodies.create_of(value), digest=digest, secrets_header=secrets, note=note)
+        lease = target.request.text(b"x-session-lease") or ""
+        session = self._sessions.create(
+            sid, bodies.create_of(value), digest=digest, secrets_header=secrets, lease=lease, note=note
+        )
         return _created(session) if session.opened.is_set else self._held(session, _created_later(session))
 
     def _ping(self, target: Target) -> Response:
@@ -240,7 +243,8 @@ class Routes:
 
     async def _delete(self, target: Target) -> Response:
         sid = _sid(target.request)
-        return json_response({"sid": sid, "summary": await self._sessions.delete(sid)})
+        lease = target.request.text(b"x-session-lease") or ""
+        return json_response({"sid": sid, "summary": await self._sessions.delete(sid, lease=lease)})
 
     # -- in a session
 

@@ -118,6 +118,7 @@ class Session:
         "is_advancing",
         "is_torn_down",
         "kind",
+        "lease",
         "messages_json",
         "note",
         "open_refusal",
@@ -154,6 +155,8 @@ class Session:
         self.seed = seed
         self.config: Json = config or {}
         self.place = Place(kind.place if kind.shares_lane else None)
+        self.lease = ""
+        """Which of its id's sessions this one is, as who created it says: who ends another one does not mean this."""
         self.note = ""
         """What who created it wants to read again in the list of sessions, which outlives the memory of who asks."""
         # The episode.

@@ -93,17 +93,23 @@ class Sessions:
 
     # -- opening
 
-    def create(self, sid: str, body: Create, *, digest: int, secrets_header: str | None, note: str = "") -> Session:
+    def create(
+        self, sid: str, body: Create, *, digest: int, secrets_header: str | None, lease: str = "", note: str = ""
+    ) -> Session:
         """Begin a session; its ``opened`` tells when ``/create`` can be answered.
 
         Args:
             digest: of the request, secrets and all; a retry with the same one gets the session that there is.
+            lease: which of its id's sessions it is; one that is there with another lease was left behind, and is ended.
             note: is kept with the session and shown in the list of sessions; that of the last retry holds.
 
         Raises:
             Refused: 400, 404 or 429; no session was made.
         """
         existing = self._open.get(sid)
+        if existing is not None and _is_other(existing, lease):
+            self._close(existing)
+            existing = None
         if existing is not None:
             if existing.digest != digest:
                 raise Refused(400, "Session already exists")
@@ -122,7 +128,7 @@ class Sessions:
         session = Session(
             sid, kind, serial=self._serial, digest=digest, seed=seed, config=body.config, now=self._clock()
         )
-        session.note = note
+        session.lease, session.note = lease, note
         self._open[sid] = session
         self._begin(session, body, secrets)
         return session
@@ -239,13 +245,17 @@ class Sessions:
 
     # -- ending
 
-    async def delete(self, sid: str) -> dict[str, Any] | None:
-        """End a session and wait for its teardown; give its summary, or None where there is no such session."""
+    async def delete(self, sid: str, *, lease: str = "") -> dict[str, Any] | None:
+        """End a session and wait for its teardown; give its summary, or None where there is no such session.
+
+        With *lease* that of this lease: its id may be another one's by now, which goes on.
+        """
         session = self._open.get(sid)
-        if session is not None:
+        if session is not None and not _is_other(session, lease):
             self._close(session)
         else:
-            session = next((one for one in reversed(self._closing.values()) if one.sid == sid), None)
+            ended = (one for one in reversed(self._closing.values()) if one.sid == sid and not _is_other(one, lease))
+            session = next(ended, None)
         if session is None:
             return None
         summary = session.summary(self._clock())
@@ -302,3 +312,8 @@ class Sessions:
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         return task
+
+
+def _is_other(session: Session, lease: str) -> bool:
+    """Whether both have a lease, and not the same one."""
+    return bool(lease and session.lease and lease != session.lease)

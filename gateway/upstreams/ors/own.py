@@ -158,7 +158,7 @@ class OrsUpstream:
             wish["seed"] = setup.seed
         if setup.config is not None:
             wish["config"] = setup.config
-        headers = [*_session(session), (b"content-type", b"application/json")]
+        headers = [*_leased(session), (b"content-type", b"application/json")]
         if setup.secrets:
             headers.append((b"x-secrets", _encode_secrets(setup.secrets)))
         if note := notes.written(session, self.token(session.worker)):
@@ -179,7 +179,9 @@ class OrsUpstream:
         detail = _detail(answer)
         if status == 429:  # it holds sessions that the store does not know of: the opening waits its turn again
             raise WorkerFull(detail)
-        if status == 503:  # it is ending: another worker can take what nobody has seen anything of yet
+        # It is ending, or the session was ended in it meanwhile by who gave an earlier opening of its id back: another
+        # worker, or this one, can take what nobody has seen anything of yet.
+        if status in (410, 503):
             raise UpstreamGone(detail, sent=True)
         if 400 <= status < 500 and status != 401:
             raise InvalidRequest(detail)
@@ -192,7 +194,7 @@ class OrsUpstream:
             session.address,
             b"POST",
             b"/delete",
-            _session(session),
+            _leased(session),
             silence_s=environment.timeouts.close_s,
         )
         if status != 200:
@@ -342,6 +344,11 @@ def _path(environment: Environment, operation: str) -> bytes:
 
 def _session(session: Session) -> list[tuple[bytes, bytes]]:
     return [(b"x-session-id", session.id.encode())]
+
+
+def _leased(session: Session) -> list[tuple[bytes, bytes]]:
+    """As `_session`; and which of the sessions that have had this id is meant."""
+    return [*_session(session), (b"x-session-lease", session.lease.encode())]
 
 
 def _encode_secrets(secrets: Mapping[str, str]) -> bytes:

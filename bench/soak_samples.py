@@ -12,13 +12,14 @@ GROWTH_MIB, GROWTH_LONG_MIB, GROWTH_MIB_A_MIN = 16.0, 8.0, 0.25
 beside it so much a minute.
 
 It may have been started just before: it warms up by some 8 MiB, and an allocator keeps as much again of peaks, such as
-queues while Redis is away; the longer the half, the less of that is in its slope (4.7 MiB were seen in ten minutes). 0.25 MiB a minute are, at some 1,000 sessions a minute, 256 bytes of each: a session that is
-not forgotten takes more than a KiB (S11)."""
+queues while Redis is away; the longer the half, the less of that is in its slope (4.7 MiB were seen in ten minutes).
+0.25 MiB a minute are, at some 1,000 sessions a minute, 256 bytes of each: a session that is not forgotten takes more
+than a KiB (S11)."""
 LONG_S = 300.0
 """From which length on a half is long."""
 FILES_GROWTH, FILES_GROWTH_LONG, THREADS_GROWTH = 120.0, 40.0, 16.0
-"""Files (the second: in a long half) and threads of that replica, over the second half. A young one still opens 32 connections to Redis, 8 to the
-engine and one for each of 52 slots, and trainers have now more, now less of them open."""
+"""Files (the second: in a long half) and threads of that replica, over the second half. A young one still opens 32
+connections to Redis, 8 to the engine and one for each of 52 slots, and trainers have now more, now less of them open."""
 FILES_AT_REST, THREADS_AT_REST = 48, 16
 """By so much they may be above what they were before the load: 32 connections to Redis and 8 to the engine are kept,
 however few are needed; threads wait for work."""

@@ -19,7 +19,7 @@ LONG_S = 300.0
 """From which length on a half is long."""
 FILES_GROWTH, FILES_GROWTH_LONG, THREADS_GROWTH = 120.0, 40.0, 16.0
 """Files (the second: in a long half) and threads of that replica, over the second half. A young one still opens 32
-connections to Redis, 8 to the engine and one for each of 52 slots, and trainers have now more, now less of them open."""
+connections to Redis, 8 to the engine and one for each of 52 slots; trainers have now more, now less of those open."""
 FILES_AT_REST, THREADS_AT_REST = 48, 16
 """By so much they may be above what they were before the load: 32 connections to Redis and 8 to the engine are kept,
 however few are needed; threads wait for work."""

@@ -21,8 +21,8 @@ from gateway.core.ports import Store, Upstream
 
 logger = logging.getLogger(__name__)
 
-AT_ONCE: Final = 500
-"""Sessions that one turn ends."""
+AT_ONCE: Final = 1000
+"""Sessions that one turn ends; where there were as many the next turn begins as soon as their workers were asked."""
 ASK_S: Final = 3.0
 """How long a worker has to say which of its sessions are busy; it answers from memory."""
 
@@ -38,36 +38,42 @@ class Expiry:
         catalog: Catalog,
         closer: Closer,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
+        more: Callable[[], None],
     ) -> None:
-        """*spawn* runs what takes longer than a turn."""
+        """*spawn* runs what takes longer than a turn; *more* is called where the next turn should begin at once."""
         self._store = store
         self._upstreams = upstreams
         self._catalog = catalog
         self._closer = closer
         self._spawn = spawn
+        self._more = more
         self._asking: set[WorkerId] = set()
 
     async def turn(self) -> None:
         """Look once; the rest goes on behind."""
         late: defaultdict[WorkerId, list[Session]] = defaultdict(list)
-        for session in await self._store.late(AT_ONCE):
+        found = await self._store.late(AT_ONCE)
+        for session in found:
             late[session.worker].append(session)
         for id, sessions in late.items():
             if id not in self._asking:
                 # Each worker by itself: one that does not answer holds up neither the others nor this loop.
                 self._asking.add(id)
-                self._spawn(self._expire_in(id, sessions))
+                self._spawn(self._expire_in(id, sessions, is_all=len(found) < AT_ONCE))
         for session in await self._store.due(AT_ONCE):
             self._spawn(self._finish(session))
 
-    async def _expire_in(self, id: WorkerId, late: list[Session]) -> None:
-        """End a worker's late sessions, but for those that it says are not."""
+    async def _expire_in(self, id: WorkerId, late: list[Session], *, is_all: bool) -> None:
+        """End a worker's late sessions, but for those that it says are not; *is_all*: there were no others."""
         try:
             await self._ask(id, late)
             for session in await self._store.expire([session.id for session in late]):
                 self._spawn(self._finish(session))
         except StoreUnavailable as error:
             logger.warning("store_unavailable during=expiry error=%s", error)  # late still, at the next turn
+        else:
+            if not is_all:
+                self._more()
         finally:
             self._asking.discard(id)
 
@@ -79,11 +85,11 @@ class Expiry:
             return
         try:
             async with asyncio.timeout(ASK_S):
-                known = await self._upstreams[environment.wire].sessions(record, environment)
+                ids = {session.id for session in late}
+                known = await self._upstreams[environment.wire].sessions(record, environment, ids)
         except (GatewayError, TimeoutError) as error:
             logger.warning("worker_not_asked worker=%s error=%s", id, error)
             return
-        ids = {session.id for session in late}
         await self._store.touch([Note(one.id, 0.0 if one.busy else one.idle_s) for one in known or () if one.id in ids])
 
     async def _finish(self, session: Session) -> None:

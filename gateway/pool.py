@@ -102,7 +102,14 @@ class Pool:
             fence=lambda: self._lead.fence,
             started=self._on_started,
         )
-        self._expiry = Expiry(store=store, upstreams=upstreams, catalog=catalog, closer=closer, spawn=self._spawn)
+        self._expiry = Expiry(
+            store=store,
+            upstreams=upstreams,
+            catalog=catalog,
+            closer=closer,
+            spawn=self._spawn,
+            more=lambda: self._woken.set(),
+        )
         self._rebuilding = Rebuilding(
             store=store,
             backend=backend,
@@ -196,6 +203,7 @@ class Pool:
 
     async def _turn_for_ever(self) -> None:
         while True:
+            self._woken.clear()  # before the look: what happens during it may not have been seen
             try:
                 await self.tick()
             except StoreUnavailable as error:
@@ -205,7 +213,6 @@ class Pool:
                 logger.warning("lead_lost replica=%s", self._replica)
             except Exception:  # protects every environment: without this loop nothing starts or expires
                 logger.exception("tick_failed")
-            self._woken.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TICK_S):
                     await self._woken.wait()
@@ -285,8 +292,8 @@ class Pool:
             await self._store.drain_worker(id, fence=fence)
             self._woken.set()
         for id in wanted.retire:
-            await self._store.drain_worker(id, only_if_idle=True, fence=fence)
-            self._woken.set()
+            if await self._store.drain_worker(id, only_if_idle=True, fence=fence):
+                self._woken.set()
         for id in wanted.pause:
             if id not in self._changing and await self._store.pause_worker(id, fence=fence):
                 self._changing.add(id)

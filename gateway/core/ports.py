@@ -6,7 +6,7 @@ implementation (``tests/contract``).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -491,8 +491,13 @@ class Upstream(Protocol):
         """
         ...
 
-    async def sessions(self, worker: Worker, environment: Environment) -> list[WorkerSession] | None:
-        """The worker's own list of sessions; None if its protocol has none."""
+    async def sessions(
+        self, worker: Worker, environment: Environment, ids: Collection[SessionId] | None = None
+    ) -> list[WorkerSession] | None:
+        """The worker's own list of sessions; None if its protocol has none.
+
+        With *ids* at least those of them that it has: of tens of thousands a few may be asked for.
+        """
         ...
 
     async def steps(self, session: Session, environment: Environment) -> int | None:

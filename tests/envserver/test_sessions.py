@@ -347,6 +347,20 @@ async def test_the_list_of_sessions(start: Start) -> None:
     }
 
 
+async def test_some_of_the_sessions_may_be_asked_for(start: Start) -> None:
+    server = await start(MathEnv)
+    for sid in ("s1", "s2", "s3"):
+        await server.open(sid, {"id": "t9"})
+
+    some = await server.ask("POST", "/sessions", body={"ids": ["s3", "nobody's", "s1"]})
+    none = await server.ask("POST", "/sessions", body={"ids": []})
+    wrong = await server.ask("POST", "/sessions", body={"ids": [3]})
+
+    assert [row["sid"] for row in some.json["sessions"]] == ["s3", "s1"]
+    assert none.json == {"sessions": []}
+    assert wrong.status == 422
+
+
 async def test_a_note_is_kept_with_its_session(start: Start) -> None:
     server = await start(MathEnv)
     wish = {"env_name": "mathenv", "task_spec": {"id": "t1"}}

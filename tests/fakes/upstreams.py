@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,7 +129,9 @@ class CounterImage(Translated):
         self._plays.pop(session.id, None)
         return self.forget(session)
 
-    async def sessions(self, worker: Worker, environment: Environment) -> list[WorkerSession] | None:
+    async def sessions(
+        self, worker: Worker, environment: Environment, ids: Collection[SessionId] | None = None
+    ) -> list[WorkerSession] | None:
         """See ``Upstream.sessions``."""
         return None
 

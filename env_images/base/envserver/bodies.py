@@ -92,6 +92,11 @@ def split_range_of(value: Any) -> tuple[str, int | None, int | None]:
     return body["split"], body.get("start"), body.get("stop")
 
 
+def ids_of(value: Any) -> list[str]:
+    ids: list[str] = _checked(_IDS, value)["ids"]
+    return ids
+
+
 def create_of(value: Any) -> Create:
     body: Create = _checked(_CREATE, value)
     return body
@@ -182,6 +187,7 @@ def _maybe(name: str, node: Node) -> Field:
 _OBJECT = DictOf(AnyValue())
 _SPLIT = _closed(Field("split", Str()))
 _TASK = _closed(Field("split", Str()), Field("index", Int()))
+_IDS = _closed(Field("ids", ListOf(Str())))
 _TASK_RANGE = _closed(Field("split", Str()), _maybe("start", Int()), _maybe("stop", Int()))
 _CREATE = _closed(
     _maybe("env_name", Str()),

@@ -94,7 +94,7 @@ class Routes:
             "health": {b"GET": self._health},
             "version": {b"GET": self._version},
             "list_environments": {b"GET": self._list_environments},
-            "sessions": {b"GET": self._list_sessions},
+            "sessions": {b"GET": self._list_sessions, b"POST": self._tell_sessions},
             "create_session": {b"POST": self._create_session},
             "delete_session": {b"POST": self._delete_session},
             "create": {b"POST": self._create},
@@ -184,6 +184,9 @@ class Routes:
 
     def _list_sessions(self, target: Target) -> Response:
         return json_response({"sessions": self._sessions.rows()})
+
+    def _tell_sessions(self, target: Target) -> Response:
+        return json_response({"sessions": self._sessions.rows(bodies.ids_of(bodies.parse(target.request)))})
 
     # -- discovery
 

@@ -6,7 +6,7 @@ Opening and teardown run in tasks of their own: a client that hangs up neither s
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
 from .bodies import Create
@@ -86,10 +86,12 @@ class Sessions:
             raise Refused(404, "Active environment not found")
         return session
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Describe the open sessions, the oldest first."""
+    def rows(self, ids: Iterable[str] | None = None) -> list[dict[str, Any]]:
+        """Describe the open sessions, the oldest first; with *ids* those of them that are open."""
         now = self._clock()
-        return [session.row(now) for session in self._open.values()]
+        if ids is None:
+            return [session.row(now) for session in self._open.values()]
+        return [self._open[sid].row(now) for sid in ids if sid in self._open]
 
     # -- opening
 

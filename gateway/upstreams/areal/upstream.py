@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -299,7 +299,9 @@ class ArealUpstream(Translated):
             raise UpstreamError(f"the server did not cancel the episode: {wire.refusal(status, answer)[0]}")
         return status == 200
 
-    async def sessions(self, worker: Worker, environment: Environment) -> list[WorkerSession] | None:
+    async def sessions(
+        self, worker: Worker, environment: Environment, ids: Collection[SessionId] | None = None
+    ) -> list[WorkerSession] | None:
         """None: the API has no such list."""
         return None
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final, TypeVar
@@ -30,6 +30,7 @@ from gateway.core.model import (
     Environment,
     Registered,
     Session,
+    SessionId,
     Setup,
     Split,
     StepResult,
@@ -153,7 +154,9 @@ class OpenEnvUpstream(Translated):
                 found[what] = answer
         return found
 
-    async def sessions(self, worker: Worker, environment: Environment) -> list[WorkerSession] | None:
+    async def sessions(
+        self, worker: Worker, environment: Environment, ids: Collection[SessionId] | None = None
+    ) -> list[WorkerSession] | None:
         """None: servers do not list their sessions."""
         return None
 

@@ -12,7 +12,7 @@ import hashlib
 import hmac
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from gateway.core.errors import (
@@ -201,9 +201,16 @@ class OrsUpstream:
             raise UpstreamError(f"the worker answered {status} to /delete: {_detail(answer)}")
         return _summary(answer.get("summary")) if isinstance(answer, Mapping) else None
 
-    async def sessions(self, worker: Worker, environment: Environment) -> list[WorkerSession] | None:  # the seam's form
-        """The worker's own list of sessions; None if it is a standard server, which has none."""
-        status, answer = await self._json(worker.id, worker.address, b"GET", b"/sessions")
+    async def sessions(
+        self, worker: Worker, environment: Environment, ids: Collection[SessionId] | None = None
+    ) -> list[WorkerSession] | None:
+        """The worker's own list of sessions, or what it says of *ids*; None if it is a standard server, without one."""
+        status, answer = 405, None
+        if ids is not None:
+            body = json.dumps({"ids": list(ids)}).encode()
+            status, answer = await self._json(worker.id, worker.address, b"POST", b"/sessions", _JSON, body)
+        if status in (404, 405):  # for all; or its image is an older one, which knows that question only
+            status, answer = await self._json(worker.id, worker.address, b"GET", b"/sessions")
         if status == 404:
             return None
         if status != 200 or not isinstance(answer, Mapping):
@@ -214,7 +221,7 @@ class OrsUpstream:
                 busy=bool(entry["busy"]),
                 steps=int(entry["steps"]),
                 idle_s=float(entry["idle_s"]),
-                session=notes.read(entry.get("note"), worker, self.token(worker.id)),
+                session=None if ids is not None else notes.read(entry.get("note"), worker, self.token(worker.id)),
             )
             for entry in answer.get("sessions", ())
         ]
@@ -222,7 +229,7 @@ class OrsUpstream:
     async def steps(self, session: Session, environment: Environment) -> int | None:
         """How many steps the session has seen, as the worker's list says."""
         worker = Worker(id=session.worker, environment=session.environment, digest="", slots=1, address=session.address)
-        listed = await self.sessions(worker, environment)
+        listed = await self.sessions(worker, environment, (session.id,))
         return next((one.steps for one in listed or () if one.id == session.id), None)
 
     async def prompt(self, session: Session, environment: Environment) -> list[Block]:

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import json
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Final
 
@@ -164,7 +164,9 @@ class StockOrsUpstream(Translated):
         """Nothing beyond its tools."""
         return {}
 
-    async def sessions(self, worker: Worker, environment: Environment) -> list[WorkerSession] | None:
+    async def sessions(
+        self, worker: Worker, environment: Environment, ids: Collection[SessionId] | None = None
+    ) -> list[WorkerSession] | None:
         """Those in which a call runs that this replica began, also of a trainer that hung up. There is no list."""
         return [
             WorkerSession(id=one.id, busy=True, steps=self.tallies.steps(one), idle_s=0.0)

@@ -173,6 +173,10 @@ async def _play(process: ServerProcess, engine: Engine, plan: Plan) -> Samples:
         samples.alive = await asyncio.to_thread(engine.alive)
         samples.memory_mib = memory - _available_mib()
         samples.gateway_mib = (process.usage().rss_bytes - gateway) / 2**20
+    # New ones: those of the first sessions were idle for longer than a server keeps a connection.
+    async with connections(process.address, plan.sessions) as opened:
+        for stepper, connection in zip(steppers, opened, strict=True):
+            stepper.attach(connection)
         samples.stepped = await _all(steppers, "step")
         ended = await _all(steppers, "end")
     samples.errors = samples.opened.errors + samples.stepped.errors + ended.errors

@@ -48,6 +48,10 @@ class OrsStepper:
         self._environment = environment
         self.sid = str(uuid.uuid4())
 
+    def attach(self, connection: Connection) -> None:
+        """Go on over another connection."""
+        self._connection = connection
+
     async def open(self, task: Mapping[str, Any] | None = None) -> None:
         """Open it."""
         body = json.dumps({"task_spec": dict(task or {"id": "only"}), "env_name": self._environment}).encode()

@@ -49,6 +49,8 @@ LEAD_S: Final = 3.0
 """A leader that died is replaced after this long."""
 WHOLE_S: Final = 30.0
 """The longest that a start waits for another replica to rebuild the store."""
+STOPS_AT_ONCE: Final = 16
+"""Each is several calls of the engine: where hundreds end at once more would only fill its queue."""
 END_S: Final = 30.0
 """The longest that the end waits for what is under way; to undo a start takes that of its worker."""
 
@@ -130,6 +132,7 @@ class Pool:
         self._demands: dict[EnvironmentName, Demand] = {}
         self._looked_at: float | None = None
         self._woken = asyncio.Event()
+        self._at_engine = asyncio.Semaphore(STOPS_AT_ONCE)
 
     # -- the loop -------------------------------------------------------------------------------------------------
 
@@ -378,7 +381,8 @@ class Pool:
 
     async def _stop(self, id: WorkerId, name: EnvironmentName, reason: str) -> None:
         try:
-            await self._backend.stop(id)
+            async with self._at_engine:
+                await self._backend.stop(id)
             await self._forget(id, CloseReason.WORKER_LOST)
             logger.info("worker_stopped environment=%s worker=%s reason=%s", name, id, reason)
         except GatewayError as error:
@@ -419,10 +423,13 @@ class Pool:
         if sessions is None:
             return  # another replica was faster by a moment: it says so, and removes what is left
         if worker.state is WorkerState.DRAINING and not sessions:
-            await self._backend.stop(id)  # nothing is lost: the replica that leads is about to stop it, or just does
+            async with self._at_engine:
+                # Nothing is lost: the replica that leads is about to stop it, or just does.
+                await self._backend.stop(id)
             return
         with contextlib.suppress(GatewayError):
-            tail = (await self._backend.logs(id, lines=LOG_LINES)).strip()
+            async with self._at_engine:
+                tail = (await self._backend.logs(id, lines=LOG_LINES)).strip()
         self._metrics.worker_lost(worker.environment, reason.value)
         for session in sessions:
             self._metrics.session_closed(session.environment, (session.reason or reason).value, None)
@@ -435,7 +442,8 @@ class Pool:
             len(sessions),
             tail,
         )
-        await self._backend.stop(id)
+        async with self._at_engine:
+            await self._backend.stop(id)
         self._woken.set()
 
     async def _forget(self, id: WorkerId, reason: CloseReason) -> list[Session] | None:

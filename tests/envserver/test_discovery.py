@@ -8,7 +8,7 @@ import pytest
 from tests.envserver.conftest import Start
 from tests.envserver.worlds import TASKS, CounterEnv, Listener, MathEnv
 
-GET_PATHS = ("/health", "/version", "/list_environments", "/sessions", "/tools", "/splits", "/prompt", "/task_tools")
+GET_PATHS = ("/health", "/version", "/list_environments", "/tools", "/splits", "/prompt", "/task_tools")
 
 
 async def test_the_server_tells_what_it_is(start: Start) -> None:
@@ -190,6 +190,16 @@ async def test_a_wrong_method_is_405(start: Start, method: str, path: str) -> No
     assert answer.status == 405
     assert answer.headers["allow"] == "GET"
     assert (await wire.ask("GET", "/health")).status == 200
+
+
+@pytest.mark.parametrize("method", ["PUT", "OPTIONS", "HEAD"])
+async def test_a_wrong_method_names_all_that_are_right(start: Start, method: str) -> None:
+    server = await start(MathEnv)
+    wire = await server.wire()
+
+    answer = await wire.ask(method, "/sessions")
+
+    assert (answer.status, answer.headers["allow"]) == (405, "GET, POST")
 
 
 @pytest.mark.parametrize(

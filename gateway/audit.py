@@ -21,15 +21,15 @@ from gateway.observe.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
-EVERY_S = 30.0
+EVERY_S = 15.0
 ANSWER_S = 5.0
 """A worker that serves sessions answers within milliseconds; one that does not within this is given up at start."""
 UNDOING_S = 3.0
 """How long what only the backend knows may take to go by itself before it is an orphan: a start that failed, or a
 worker that died, is being removed then, here or by another replica, after the store forgot it; and so is a replica's
 probe of its engine. To stop a worker takes its grace of 2 s."""
-PATIENCE_S = 20.0
-"""The same in an audit that nobody waits for: an engine may be busy."""
+PATIENCE_S = 10.0
+"""The same in an audit that nobody waits for: an engine may be busy. Together with `EVERY_S` less than half a minute."""
 LOOK_EVERY_S = 0.25
 """Between two looks at the backend meanwhile."""
 

@@ -9,7 +9,7 @@ import asyncio
 
 import pytest
 
-from gateway.audit import EVERY_S
+from gateway.audit import EVERY_S, PATIENCE_S
 from gateway.core.model import EnvironmentName, Opening, Owner, Worker, WorkerId, session_id
 from gateway.stores.redis import RedisStore
 from tests.fakes.eventually import WITHIN_S, eventually
@@ -37,10 +37,11 @@ async def test_what_one_side_alone_knows_is_found(when: str) -> None:
                 world.gateway.kill()
                 await _haunt(world, digest)
                 world.gateway.restart()
-                await _is_exorcised(world)  # at once: it listens when it has looked
+                await _is_gone(world, GHOST)  # at once: it listens when it has looked
+                await eventually(lambda: _is_exorcised(world), within_s=WITHIN_S)  # behind the first requests
             else:
                 await _haunt(world, digest)
-                await eventually(lambda: _is_exorcised(world), within_s=EVERY_S + WITHIN_S)
+                await eventually(lambda: _is_exorcised(world), within_s=EVERY_S + PATIENCE_S + WITHIN_S)
 
             assert await counted(live) == 2
             fresh = await opened(http, "haunted")  # its one worker is not taken for there

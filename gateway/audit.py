@@ -29,7 +29,7 @@ UNDOING_S = 3.0
 worker that died, is being removed then, here or by another replica, after the store forgot it; and so is a replica's
 probe of its engine. To stop a worker takes its grace of 2 s."""
 PATIENCE_S = 10.0
-"""The same in an audit that nobody waits for: an engine may be busy. Together with `EVERY_S` less than half a minute."""
+"""The same in an audit that nobody waits for: an engine may be busy. With `EVERY_S` less than half a minute."""
 LOOK_EVERY_S = 0.25
 """Between two looks at the backend meanwhile."""
 

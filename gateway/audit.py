@@ -99,15 +99,15 @@ class Audit:
         findings, self._left = await self._mended(ask=True)
         return findings
 
-    async def once(self, *, ask: bool = False, undoing_s: float | None = None) -> Findings:
-        """Compare and mend; with *ask*, adopted workers must answer too. The store must be whole.
+    async def once(self, *, undoing_s: float | None = None) -> Findings:
+        """Compare and mend. The store must be whole.
 
         Returns what there was to do; of the orphans those that are still there after *undoing_s* (`UNDOING_S`) seconds.
 
         Raises:
             StoreUnavailable, BackendError: something may be left to be done.
         """
-        findings, orphans = await self._mended(ask=ask)
+        findings, orphans = await self._mended(ask=False)
         return replace(findings, orphans=await self._remove(orphans, UNDOING_S if undoing_s is None else undoing_s))
 
     async def run(self) -> None:

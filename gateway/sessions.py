@@ -36,7 +36,6 @@ from gateway.core.model import (
     Session,
     SessionId,
     SessionState,
-    Setup,
     Split,
     StepResult,
     Summary,
@@ -103,54 +102,11 @@ class Sessions:
             metrics=metrics,
             patience_s=patience_s,
         )
+        self.open = self._openings.open
+        self.reset = self._openings.reset
+        self.leave = self._openings.leave
 
-    # -- open and close -------------------------------------------------------------------------------------------
-
-    async def open(
-        self,
-        *,
-        owner: Owner,
-        name: str,
-        environment: Environment,
-        setup: Setup,
-        fingerprint: str,
-        task: str = "",
-        within_s: float | None = None,
-    ) -> Session:
-        """Start an episode; see `Openings.open`."""
-        return await self._openings.open(
-            owner=owner,
-            name=name,
-            environment=environment,
-            setup=setup,
-            fingerprint=fingerprint,
-            task=task,
-            within_s=within_s,
-        )
-
-    async def reset(
-        self,
-        *,
-        owner: Owner,
-        name: str,
-        environment: Environment,
-        setup: Setup,
-        fingerprint: str,
-        task: str = "",
-        episode: str = "",
-        within_s: float | None = None,
-    ) -> Session:
-        """End the episode of this name, if there is one, and start another one; see `Openings.reset`."""
-        return await self._openings.reset(
-            owner=owner,
-            name=name,
-            environment=environment,
-            setup=setup,
-            fingerprint=fingerprint,
-            task=task,
-            episode=episode,
-            within_s=within_s,
-        )
+    # -- close --------------------------------------------------------------------------------------------------
 
     async def close(self, owner: Owner, name: str) -> Summary | None:
         """End an episode, waiting for its teardown. None if there is none (any more), or its worker is gone.
@@ -489,10 +445,6 @@ class Sessions:
     async def write_notes(self) -> None:
         """Tell the store what was active since the last time."""
         await self._remembered.write_notes()
-
-    def leave(self) -> None:
-        """Refuse openings that wait, and all to come; see `Openings.leave`."""
-        self._openings.leave()
 
     async def drain(self, timeout_s: float) -> None:
         """Wait until no call is under way here, at most *timeout_s*; then write the last notes."""

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from tests.faults.world import LOG_SHOWN, World
+from tests.faults.world import World, started
 from tests.wire.gateways import Gateway
 from tests.wire.stack import Redis
 
@@ -125,12 +125,5 @@ class HeldWorld(World):
 @contextlib.contextmanager
 def running_held(name: str, text: str) -> Iterator[HeldWorld]:
     """Run such a world with one environment; it is removed at the end, whatever happened."""
-    world = HeldWorld({name: text}, replicas=2, redis=Redis, settings={})
-    try:
-        world.start()
+    with started(HeldWorld({name: text}, replicas=2, redis=Redis, settings={})) as world:
         yield world
-    except BaseException:
-        print(world.log[-LOG_SHOWN:])  # with the test's report; the folder goes
-        raise
-    finally:
-        world.close()

@@ -11,7 +11,7 @@ import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import docker
 import httpx
@@ -257,7 +257,16 @@ def running(
     """Run a world with these ``environment.toml`` texts; it is removed at the end, whatever happened."""
     names = [found[1] for text in environments if (found := re.match(r'name = "(.+)"', text))]
     texts = dict(zip(names, environments, strict=True))
-    world = World(texts, replicas=replicas, redis=redis, engine=engine, settings=settings)
+    with started(World(texts, replicas=replicas, redis=redis, engine=engine, settings=settings)) as world:
+        yield world
+
+
+W = TypeVar("W", bound=World)
+
+
+@contextlib.contextmanager
+def started(world: W) -> Iterator[W]:
+    """Run *world*; it is removed at the end, whatever happened."""
     try:
         world.start()
         yield world

@@ -96,7 +96,8 @@ class PoolWorld(Checked):
         process = Process(name, passage, store, gateway)
         if not self.engine.is_down:  # else it would not start; it does so once the engine is back
             await gateway.pool.made_whole()
-            await gateway.audit.once(ask=True, undoing_s=UNDOING_S)
+            await gateway.audit.begin()
+            await gateway.audit.once(undoing_s=UNDOING_S)
             self.silent.clear()
         process.loops = [asyncio.ensure_future(gateway.sessions.run()), asyncio.ensure_future(gateway.pool.run())]
         self.processes.append(process)

@@ -76,7 +76,7 @@ class Replicas:
         """A process that has started as the composition root does it, and runs."""
         one = await self.another()
         await one.pool.made_whole()
-        await one.audit.once(ask=True)
+        await one.audit.begin()
         async with one.looping():
             yield one
         await one.relay.aclose()
@@ -296,7 +296,7 @@ async def test_a_replica_that_starts_on_an_empty_store_removes_no_worker(replica
     with pytest.raises(StoreUnavailable):
         await later.audit.once()
     await later.pool.made_whole()
-    findings = await later.audit.once(ask=True)
+    findings = await later.audit.begin()
 
     assert (findings.adopted, findings.orphans, findings.lost) == ((worker.worker.id,), (), ())
     assert await leases(later) == {"a": session.lease}

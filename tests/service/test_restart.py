@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,7 +24,7 @@ async def test_sessions_go_on_after_a_restart_of_the_gateway() -> None:
         worker = built.backend.only
         restarted = built.another()
 
-        findings = await restarted.audit.once(ask=True)
+        findings = await restarted.audit.begin()
         async with restarted.looping(), restarted.serving() as client:
             called = await call(client)
             deleted = await delete(client)
@@ -141,20 +143,33 @@ async def test_what_is_being_removed_during_an_audit_was_not_leaked(
         await replica.relay.aclose()
 
 
-async def test_what_the_store_comes_to_know_during_an_audit_is_no_orphan() -> None:
-    async with stack() as built:
-        kind = built.environments[0]
-        late = Worker(id=WorkerId("late"), environment=kind.name, digest=kind.digest(), slots=1)
-        await built.backend.start(late, kind)
+class _Late(FakeBackend):
+    """Who starts its worker tells the store so while the audit looks for the second time."""
 
-        auditing = asyncio.ensure_future(built.first.audit.once(undoing_s=0.5))
-        for _ in range(10):  # it has looked, and waits
-            await asyncio.sleep(0)
-        await built.store.add_worker(late)
-        findings = await auditing
+    looks = 0
+    tell: Callable[[], Awaitable[None]]
+
+    async def found(self) -> list[Found]:
+        self.looks += 1
+        if self.looks == 2:
+            await self.tell()
+        return await super().found()
+
+
+async def test_what_the_store_comes_to_know_during_an_audit_is_no_orphan(tmp_path: Path) -> None:
+    async with stack() as built:
+        kind, backend = built.environments[0], _Late(tmp_path)
+        late = Worker(id=WorkerId("late"), environment=kind.name, digest=kind.digest(), slots=1)
+        backend.tell = partial(built.store.add_worker, late)
+        await backend.start(late, kind)
+        replica = Replica(store=built.store, backend=backend, environments=[kind], name="another")
+
+        findings = await replica.audit.once(undoing_s=0.5)
 
         assert findings.orphans == ()
-        assert list(built.backend.workers) == ["late"]
+        assert list(backend.workers) == ["late"]
+        await replica.relay.aclose()
+        await backend.aclose()
 
 
 async def test_an_audit_ends_the_sessions_of_a_worker_that_only_the_store_knows() -> None:
@@ -175,7 +190,7 @@ async def test_an_audit_leaves_a_worker_that_starts_alone() -> None:
         async with under_way(create(client)) as [creating]:
             await gateway.eventually_workers(1, state=WorkerState.STARTING)
 
-            findings = await gateway.audit.once(ask=True)
+            findings = await gateway.audit.begin()
             stack.backend.may_start.set()
             answer = await creating
 
@@ -192,7 +207,7 @@ async def test_a_worker_that_does_not_answer_at_a_start_is_given_up(monkeypatch:
         await silent.fall_silent()
         restarted = built.another()
 
-        findings = await restarted.audit.once(ask=True)
+        findings = await restarted.audit.begin()
 
         assert findings.lost == (silent.worker.id,)
         assert built.backend.workers == {}

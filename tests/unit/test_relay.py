@@ -319,10 +319,8 @@ async def test_a_request_that_gets_no_connection_in_time_has_not_been_sent(
         assert in_use(relay) == 0
 
 
-async def test_what_a_burst_left_is_bounded(relay: Relay, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_IDLE", 2)
-    monkeypatch.setattr(module, "REST_S", 0.05)
-    gate = asyncio.Event()
+def behind(gate: asyncio.Event) -> Callable[[Connection], Awaitable[None]]:
+    """A worker that answers all that it is asked once *gate* is open."""
 
     async def script(connection: Connection) -> None:
         while True:
@@ -330,7 +328,15 @@ async def test_what_a_burst_left_is_bounded(relay: Relay, serve: Serve, monkeypa
             await gate.wait()
             await connection.send(OK)
 
-    async with serve(script) as server:
+    return script
+
+
+async def test_what_a_burst_left_is_bounded(relay: Relay, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_IDLE", 2)
+    monkeypatch.setattr(module, "REST_S", 0.05)
+    gate = asyncio.Event()
+
+    async with serve(behind(gate)) as server:
         asking = [asyncio.ensure_future(ask(relay, server)) for _ in range(10)]
         await until(lambda: len(server.requests) == 10)
         gate.set()
@@ -346,13 +352,7 @@ async def test_a_burst_that_comes_again_finds_its_connections(
     monkeypatch.setattr(module, "MAX_IDLE", 2)
     gate = asyncio.Event()
 
-    async def script(connection: Connection) -> None:
-        while True:
-            await connection.request()
-            await gate.wait()
-            await connection.send(OK)
-
-    async with serve(script) as server:
+    async with serve(behind(gate)) as server:
         for number in (1, 2):
             gate.clear()
             asking = [asyncio.ensure_future(ask(relay, server)) for _ in range(10)]
@@ -870,13 +870,7 @@ async def test_a_request_that_is_cancelled_while_it_waits_for_room_leaves_the_ro
     monkeypatch.setattr(module, "MAX_CONNECTIONS", 1)
     gate = asyncio.Event()
 
-    async def script(connection: Connection) -> None:
-        while True:
-            await connection.request()
-            await gate.wait()
-            await connection.send(OK)
-
-    async with serve(script) as server:
+    async with serve(behind(gate)) as server:
         holder = asyncio.ensure_future(ask(relay, server))
         await until(lambda: len(server.requests) == 1)
         async with _asking(relay, server):

@@ -212,7 +212,8 @@ class Inquiries:
     async def _ask(self, environment: Environment, digest: str, ask: Question[T]) -> T:
         load = (await self._store.load()).get(environment.name)
         for entry in load.workers if load is not None else ():
-            if entry.worker.digest == digest and entry.worker.state in (WorkerState.READY, WorkerState.DRAINING):
+            state, address = entry.worker.state, entry.worker.address  # without one it was given up as it started
+            if entry.worker.digest == digest and address and state in (WorkerState.READY, WorkerState.DRAINING):
                 try:
                     # Whatever it holds: a question takes no slot.
                     return await _within(ask(entry.worker, environment))

@@ -323,9 +323,10 @@ class Pool:
                 since = await self._store.worker(id)
                 if since is not None and since.state is not WorkerState.STARTING:
                     continue  # who led before lives, and has made it ready since the look: it may serve sessions
-                # The store first, which refuses one that does not lead any more: it may be the new leader's.
-                await self._store.remove_worker(id, CloseReason.WORKER_LOST, fence=fence)
-                self._stop_soon(id, name, "start abandoned")
+                # The store first, which refuses one that does not lead any more: it may be the new leader's. It keeps
+                # the worker's place until that is gone: its container may be there already, or still come.
+                if await self._store.drain_worker(id, only_if_idle=True, fence=fence):
+                    self._stop_soon(id, name, "start abandoned")
 
     async def _drop_strangers(self, loads: Mapping[EnvironmentName, EnvironmentLoad]) -> None:
         for name, load in loads.items():
@@ -385,6 +386,7 @@ class Pool:
                 await self._backend.stop(id)
             await self._forget(id, CloseReason.WORKER_LOST)
             logger.info("worker_stopped environment=%s worker=%s reason=%s", name, id, reason)
+            self._woken.set()  # its place may be wanted
         except GatewayError as error:
             logger.warning("worker_not_stopped environment=%s worker=%s error=%s", name, id, error)
         finally:

@@ -197,7 +197,9 @@ class Starts:
         if await patiently(partial(self._store.worker_ready, id, address, slots=slots)):
             return
         # Another leader that rebuilt the store may have found it running, and taken it back: it serves sessions by now.
-        if await patiently(partial(self._store.worker, id)) is None:
+        # One that found it starting has given it up, and it has no address.
+        known = await patiently(partial(self._store.worker, id))
+        if known is None or not known.address:
             raise BackendError("the worker was removed while it started")
 
     async def _undo(self, worker: Worker, environment: Environment, error: BaseException, began_at: float) -> None:

@@ -203,9 +203,10 @@ class Store(Protocol):
         ...
 
     async def drain_worker(self, id: WorkerId, *, only_if_idle: bool = False, fence: int = 0) -> bool:
-        """Make a ``READY`` or ``PAUSED`` worker ``DRAINING``. With *only_if_idle*: only if it holds no session.
+        """Make a worker ``DRAINING``. With *only_if_idle*: only if it holds no session. One that starts serves never any.
 
-        Returns whether it is draining now (True also if it was before, whatever it holds). Raises ``NotLeading``.
+        Returns whether it is draining now (True also if it was before, whatever it holds; False if it is unknown).
+        Raises ``NotLeading``.
         """
         ...
 

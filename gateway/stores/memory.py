@@ -267,7 +267,7 @@ class MemoryStore(Rebuilding):
         self._tidied()
         self._leadership.check(fence)
         held = self._workers.get(id)
-        if held is None or held.worker.state is WorkerState.STARTING:
+        if held is None:
             return False
         if held.worker.state is not WorkerState.DRAINING:
             if only_if_idle and (held.sessions or not self._leadership.is_whole):

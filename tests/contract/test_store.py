@@ -247,12 +247,19 @@ async def test_draining_again_says_yes_whatever_the_worker_holds(store: Store) -
     assert await store.drain_worker(id, only_if_idle=True)
 
 
-async def test_neither_a_starting_nor_an_unknown_worker_drains(store: Store) -> None:
+async def test_an_unknown_worker_does_not_drain(store: Store) -> None:
+    assert not await store.drain_worker(WorkerId("w1"))
+
+
+async def test_a_starting_worker_that_is_drained_never_becomes_ready_and_keeps_its_place(store: Store) -> None:
     await store.add_worker(worker("w1"))
 
-    assert not await store.drain_worker(WorkerId("w1"))
-    assert not await store.drain_worker(WorkerId("w2"))
-    assert await state_of(store, WorkerId("w1")) is WorkerState.STARTING
+    assert await store.drain_worker(WorkerId("w1"), only_if_idle=True)
+    assert not await store.worker_ready(WorkerId("w1"), "unix:/run/w1.sock")
+
+    assert await store.worker(WorkerId("w1")) == replace(worker("w1"), state=WorkerState.DRAINING)
+    with pytest.raises(PoolExhausted):
+        await store.claim(opening("s1"), wait_s=0)
 
 
 # -- workers ----------------------------------------------------------------------------------------------------

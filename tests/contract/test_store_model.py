@@ -419,8 +419,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(id=worker_ids, only_if_idle=st.booleans())
     def drain_worker(self, id: str, only_if_idle: bool) -> None:
         worker = self.model.of(id)
-        takes = worker is not None and worker.state in (WorkerState.READY, WorkerState.PAUSED)
-        if worker is not None and takes and not (only_if_idle and self.model.used(worker)):
+        if worker is not None and not (only_if_idle and self.model.used(worker)):
             worker.state = WorkerState.DRAINING
         drains = self.run(self.store.drain_worker(WorkerId(id), only_if_idle=only_if_idle))
         assert drains is (worker is not None and worker.state is WorkerState.DRAINING)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -12,7 +13,7 @@ from gateway.core.model import CloseReason, EnvironmentLoad, EnvironmentName, Wo
 from gateway.pool import LEAD_S
 from gateway.stores.memory import MemoryStore
 from tests.fakes.clock import Clock
-from tests.fakes.eventually import until
+from tests.fakes.eventually import eventually, until
 from tests.fakes.workers import FakeBackend, Start
 from tests.service.stack import OWNER, Replica, environment, running, stack
 from tests.service.wire import call, create, delete, under_way
@@ -284,6 +285,38 @@ async def test_a_start_of_the_leader_before_that_ends_just_now_is_not_taken_for_
             assert (built.backend.asked, built.backend.stopped) == (1, [])
         await replica.relay.aclose()
         await store.aclose()
+
+
+async def test_a_start_that_a_leader_left_keeps_its_place_until_its_worker_is_gone() -> None:
+    async with stack(environment(slots=1, max_workers=1)) as built:
+        kind = built.environments[0]
+        left = Worker(id=WorkerId("left"), environment=kind.name, digest=kind.digest(), slots=1, max_uses=0)
+        await built.backend.start(left, kind)
+        store = MemoryStore()
+        await store.add_worker(left)
+        built.backend.unstoppable.add(left.id)
+        replica = Replica(store=store, backend=built.backend, environments=built.environments, name="next")
+
+        async with replica.looping(), replica.serving() as client, under_way(create(client)) as [creating]:
+            await eventually(partial(_drains, store, left.id))
+            for _ in range(3):
+                await replica.pool.tick()
+            assert list(built.backend.workers) == [left.id]
+            assert not await store.worker_ready(left.id, "unix:/from/who/led/before")
+
+            built.backend.unstoppable.clear()
+
+            assert (await creating).status_code == 200
+            assert built.backend.stopped == [left.id]
+            assert built.backend.asked == 2
+        await replica.relay.aclose()
+        await store.aclose()
+
+
+async def _drains(store: MemoryStore, id: WorkerId) -> None:
+    worker = await store.worker(id)
+    assert worker is not None
+    assert worker.state is WorkerState.DRAINING
 
 
 async def test_stopping_everything_ends_sessions_and_workers() -> None:

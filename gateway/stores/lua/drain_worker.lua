@@ -1,4 +1,4 @@
--- Let a ready or paused worker take no more sessions.
+-- Let a worker take no more sessions, or a starting one never any.
 -- ARGV: worker id, '1' to do so only if it holds none, the caller's fence
 -- Returns 1 if it is draining now, else 0.
 
@@ -6,7 +6,7 @@ if fenced() then
   return NOT_LEADING
 end
 local worker = redis.call('HMGET', key('worker', ARGV[1]), 'state', 'environment', 'rank')
-if worker[1] == 'ready' or worker[1] == 'paused' then
+if worker[1] and worker[1] ~= 'draining' then
   if ARGV[2] == '1' and (redis.call('SCARD', key('held', ARGV[1])) > 0 or not is_whole()) then
     return 0 -- while sessions may be lost, no worker is known to be idle
   end

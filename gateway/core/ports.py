@@ -203,7 +203,7 @@ class Store(Protocol):
         ...
 
     async def drain_worker(self, id: WorkerId, *, only_if_idle: bool = False, fence: int = 0) -> bool:
-        """Make a worker ``DRAINING``. With *only_if_idle*: only if it holds no session. One that starts serves never any.
+        """Make a worker ``DRAINING``; with *only_if_idle* if it holds no session. One that starts never serves any.
 
         Returns whether it is draining now (True also if it was before, whatever it holds; False if it is unknown).
         Raises ``NotLeading``.

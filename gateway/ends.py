@@ -1,11 +1,14 @@
-"""What breaks off a call: the end of its session, or of its time. An opening that waits: the end of this process."""
+"""What breaks off a call: the end of its session, or of its time. Who waits for a slot: the end of this process."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Literal, Protocol
+
+from gateway.core.errors import PoolExhausted
 
 Cause = Literal["ended", "late"]
 
@@ -93,3 +96,33 @@ class Until:
         if self._cause is None and self._task is not None:
             self._cause = cause
             self._task.cancel()
+
+
+class Waiting:
+    """Who waits for a slot here: refused when this process ends, as another replica may serve them."""
+
+    def __init__(self) -> None:
+        self._watchers: set[Watcher] = set()
+        self._is_over = False
+
+    def end(self) -> None:
+        """Refuse those who wait, and all to come."""
+        self._is_over = True
+        for watcher in list(self._watchers):
+            watcher.end()
+
+    @contextlib.contextmanager
+    def here(self) -> Iterator[None]:
+        """What is awaited inside waits for a slot.
+
+        Raises:
+            PoolExhausted: this process ends.
+        """
+        over = PoolExhausted("this replica of the gateway ends: ask again, another one may take it", retry_after_s=1.0)
+        if self._is_over:
+            raise over
+        try:
+            with Until(self._watchers, None):
+                yield
+        except BrokenOff:
+            raise over from None

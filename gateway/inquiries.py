@@ -39,6 +39,7 @@ from gateway.core.model import (
     session_id,
 )
 from gateway.core.ports import Store, Upstream
+from gateway.ends import Waiting
 from gateway.task_pages import PAGE, TaskPages
 
 T = TypeVar("T")
@@ -106,11 +107,14 @@ class Inquiries:
         store: Store,
         upstreams: Mapping[Wire, Upstream],
         closer: Closer,
+        waiting: Waiting,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """*waiting*: who waits for a slot here."""
         self._store = store
         self._upstreams = upstreams
         self._closer = closer
+        self._waiting = waiting
         # The state: what was answered, which holds for as long as workers are made from the same.
         self._tools: _Known[bytes] = _Known(clock)
         self._registered: _Known[Registered] = _Known(clock)
@@ -234,7 +238,8 @@ class Inquiries:
             setup_s=ASKED_S + CLEANUP_S,
             task="(inquiry)",
         )
-        session = await self._store.claim(opening, wait_s=environment.timeouts.open_s)
+        with self._waiting.here():
+            session = await self._store.claim(opening, wait_s=environment.timeouts.open_s)
         try:
             worker = await self._store.worker(session.worker)
             if worker is None or worker.digest != digest:  # it is about to be drained

@@ -43,7 +43,7 @@ from gateway.core.model import (
     session_id,
 )
 from gateway.core.ports import Store, Upstream
-from gateway.ends import BrokenOff, Until, Watcher
+from gateway.ends import Waiting
 from gateway.observe.metrics import Metrics
 from gateway.patience import STORE_PATIENCE_S, STORE_PAUSE_S, patiently
 from gateway.remembered import Remembered
@@ -93,8 +93,13 @@ class Openings:
         remembered: Remembered,
         metrics: Metrics,
         patience_s: float = STORE_PATIENCE_S,
+        waiting: Waiting,
     ) -> None:
-        """*patience_s* is how long a store that does not answer, or is being rebuilt, is waited for."""
+        """
+        Args:
+            patience_s: How long a store that does not answer, or is being rebuilt, is waited for.
+            waiting: Who waits for a slot here.
+        """
         self._store = store
         self._upstreams = upstreams
         self._catalog = catalog
@@ -102,15 +107,7 @@ class Openings:
         self._remembered = remembered
         self._metrics = metrics
         self._patience_s = patience_s
-        self._waiting: set[Watcher] = set()
-        """Openings that claim a slot."""
-        self._is_leaving = False
-
-    def leave(self) -> None:
-        """Refuse openings that wait for a slot, and all to come: this replica ends, and they may go to another one."""
-        self._is_leaving = True
-        for watcher in list(self._waiting):
-            watcher.end()
+        self._waiting = waiting
 
     async def open(
         self,
@@ -232,17 +229,13 @@ class Openings:
 
     async def _claim_or_join(self, opening: Opening, environment: Environment, open_s: float) -> Session:
         """Claim a slot, or return the session that an identical request has opened meanwhile."""
-        if self._is_leaving:
-            raise _leaving()
         given_up: set[str] = set()
         try:
-            with Until(self._waiting, None):
+            with self._waiting.here():
                 return await self._claimed_or_joined(opening, environment, open_s, given_up)
-        except BaseException as error:  # a cancellation too: the trainer hung up
+        except BaseException:  # a cancellation too: the trainer hung up
             if given_up:
                 self._closer.go_on(opening.id, self._end_given_up(opening.id, environment, given_up))
-            if isinstance(error, BrokenOff):
-                raise _leaving() from None
             raise
 
     async def _claimed_or_joined(
@@ -384,10 +377,6 @@ def _may_be_there(error: BaseException) -> bool:
     if isinstance(error, SessionNotFound | SessionClosed | StoreUnavailable | UpstreamTimeout):
         return True
     return not isinstance(error, GatewayError)  # its time was over, or its trainer hung up
-
-
-def _leaving() -> PoolExhausted:
-    return PoolExhausted("this replica of the gateway ends: ask again, another one may take it", retry_after_s=1.0)
 
 
 def _opening(

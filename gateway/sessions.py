@@ -44,7 +44,7 @@ from gateway.core.model import (
     session_id,
 )
 from gateway.core.ports import Exchange, Headers, Store, Upstream
-from gateway.ends import BrokenOff, Ended, Until
+from gateway.ends import BrokenOff, Ended, Until, Waiting
 from gateway.exchanges import BusyExchange, ReadExchange
 from gateway.inquiries import Inquiries
 from gateway.observe.metrics import Metrics
@@ -90,7 +90,8 @@ class Sessions:
         self._catalog = catalog
         self._closer = closer
         self._metrics = metrics
-        self._inquiries = Inquiries(store=store, upstreams=upstreams, closer=closer)
+        waiting = Waiting()
+        self._inquiries = Inquiries(store=store, upstreams=upstreams, closer=closer, waiting=waiting)
         # The state of this replica: what it serves.
         self._remembered = Remembered(store)
         self._openings = Openings(
@@ -101,10 +102,11 @@ class Sessions:
             remembered=self._remembered,
             metrics=metrics,
             patience_s=patience_s,
+            waiting=waiting,
         )
         self.open = self._openings.open
         self.reset = self._openings.reset
-        self.leave = self._openings.leave
+        self.leave = waiting.end
 
     # -- close --------------------------------------------------------------------------------------------------
 

@@ -178,6 +178,18 @@ async def test_while_a_worker_starts(gateway: ServerProcess) -> None:
     assert "ends" in refused.json()["detail"]
 
 
+async def test_while_a_question_waits_for_a_worker(gateway: ServerProcess) -> None:
+    async with client(gateway) as http:
+        asked = asyncio.create_task(http.get("/dull/tools"))
+        await waiting(http, "dull")
+
+        await ended_well(gateway)
+        refused = await asked
+
+    assert (refused.status_code, refused.json()["code"]) == (429, "pool_exhausted"), refused.text
+    assert "ends" in refused.json()["detail"]
+
+
 async def test_while_a_call_runs(gateway: ServerProcess, tmp_path: Path) -> None:
     mark = tmp_path / "began"
     async with client(gateway) as http:

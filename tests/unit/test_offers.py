@@ -25,6 +25,7 @@ from gateway.core.model import (
     Worker,
     WorkerId,
 )
+from gateway.ends import Waiting
 from gateway.inquiries import FRESH_S, Inquiries
 from gateway.observe.metrics import Metrics
 from gateway.offers import LISTED_MAX, Offers, Refreshing
@@ -235,7 +236,7 @@ async def test_only_a_server_that_somebody_else_runs_is_asked_again(server: Serv
     one, store = image(server=server), MemoryStore()
     upstreams = {Wire.ORS: upstream}
     closer = Closer(store=store, upstreams=upstreams, metrics=Metrics())
-    inquiries = Inquiries(store=store, upstreams=upstreams, closer=closer, clock=clock)
+    inquiries = Inquiries(store=store, upstreams=upstreams, closer=closer, waiting=Waiting(), clock=clock)
     await store.add_worker(
         Worker(id=WorkerId("w"), environment=one.name, digest=one.digest(), slots=1, address="tcp:127.0.0.1:1")
     )

@@ -162,15 +162,15 @@ class Sessions:
         entry = await self._mind_the_edge(await self._entry(session_id(owner, name)))
         entry.stir()
 
-    async def forward(self, owner: Owner, name: str, operation: str, *, body: bytes, headers: Headers) -> BusyExchange:
-        """Pass an ORS operation to the session's worker; the session is busy until the exchange is closed.
+    async def forward(self, id: SessionId, operation: str, *, body: bytes, headers: Headers) -> BusyExchange:
+        """Pass an ORS operation to the worker of a session that was found; it is busy until the exchange is closed.
 
         Raises:
             SessionNotFound, SessionClosed: as `find`; also if the worker itself does not know the session any more.
             UpstreamGone, UpstreamTimeout: the worker failed. Only ``UpstreamGone`` with ``sent`` False is sure not to
                 have run.
         """
-        entry = await self._mind_the_edge(await self._entry(session_id(owner, name)))
+        entry = await self._mind_the_edge(await self._entry(id))
         try:
             return await self._forward(entry, operation, body, headers)
         except _Moved as moved:  # the worker said that it has not run: asking the new one is no second run

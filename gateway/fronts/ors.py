@@ -37,7 +37,7 @@ from gateway.core.errors import (
     UpstreamError,
     UpstreamTimeout,
 )
-from gateway.core.model import Environment, Owner, Setup
+from gateway.core.model import Environment, Owner, SessionId, Setup
 from gateway.core.ports import Exchange
 from gateway.environment_files import OPERATIONS, ROOT_ROUTES
 from gateway.exchanges import BusyExchange
@@ -341,25 +341,23 @@ class OrsFront:
             try:
                 if self._pending is not None:
                     await self._bind(owner, sid, self._catalog.offered(segment) or self._meant(scope))
-                if segment and self._strict_paths:
-                    await self._refuse_other_environment(owner, sid, segment)
-                await self._pass_on(owner, sid, name, scope, body, send)
+                session, environment = await self._sessions.find(owner, sid)
+                if segment and self._strict_paths and environment.name != segment.lower():
+                    asked = f"the session is one of environment {environment.name!r}, not of {segment!r}"
+                    raise Answer(409, asked)
+                await self._pass_on(session.id, environment, name, scope, body, send)
             except SessionNotFound:
                 _refuse_malformed(scope, body)
                 raise Answer(404, _NO_SESSION) from None
 
-    async def _refuse_other_environment(self, owner: Owner, sid: str, segment: str) -> None:
-        _, environment = await self._sessions.find(owner, sid)
-        if environment.name != segment.lower():
-            raise Answer(409, f"the session is one of environment {environment.name!r}, not of {segment!r}")
-
-    async def _pass_on(self, owner: Owner, sid: str, name: str, scope: Scope, body: bytes, send: Send) -> None:
+    async def _pass_on(
+        self, id: SessionId, environment: Environment, name: str, scope: Scope, body: bytes, send: Send
+    ) -> None:
         loop = asyncio.get_running_loop()
-        _, environment = await self._sessions.find(owner, sid)
         deadline = loop.time() + environment.timeouts.call_s
         while True:
             try:
-                exchange = await self._sessions.forward(owner, sid, name, body=body, headers=scope["headers"])
+                exchange = await self._sessions.forward(id, name, body=body, headers=scope["headers"])
             except UpstreamError as error:
                 raise as_order(error, name) from error
             try:

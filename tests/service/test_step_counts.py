@@ -17,7 +17,7 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, cast
@@ -34,8 +34,9 @@ from gateway.settings import Settings
 from tests.wire.gateways import short_folder
 
 KEY = "a-key-of-alice"
-STEPS = 300
+STEPS = 200
 WARM_UP = 50
+ROUNDS = 3
 SERVER = """
 from envserver import Environment, StepResult, serve, tool
 
@@ -243,9 +244,10 @@ async def counted(make: Callable[[int], Ors | OpenEnv], folder: Path) -> Counts:
                 client.step(number)
 
         await asyncio.to_thread(steps, WARM_UP)
-        found = await meter.during(lambda: asyncio.to_thread(steps, STEPS))
+        rounds = [await meter.during(lambda: asyncio.to_thread(steps, STEPS)) for _ in range(ROUNDS)]
         await asyncio.to_thread(client.close)
-    return found
+    # What a step leaves behind is left in every round; what the loops keep meanwhile, and caches that grow, is not.
+    return replace(rounds[-1], blocks=min(one.blocks for one in rounds))
 
 
 REQUEST = "RequestResponseCycle.run_asgi"
@@ -254,8 +256,8 @@ REQUEST = "RequestResponseCycle.run_asgi"
 @pytest.mark.parametrize(
     ("make", "began", "calls"),
     [
-        pytest.param(lambda port: Ors(port, "application/json"), {REQUEST: STEPS}, 184, id="ORS, JSON"),
-        pytest.param(lambda port: Ors(port, "text/event-stream"), {REQUEST: STEPS}, 187, id="ORS, event stream"),
+        pytest.param(lambda port: Ors(port, "application/json"), {REQUEST: STEPS}, 179, id="ORS, JSON"),
+        pytest.param(lambda port: Ors(port, "text/event-stream"), {REQUEST: STEPS}, 182, id="ORS, event stream"),
         pytest.param(Areal, {REQUEST: STEPS}, 240, id="AReaL"),
         pytest.param(OpenEnv, {}, 206, id="OpenEnv"),
     ],
@@ -276,4 +278,4 @@ def test_a_step_costs_no_more_than_it_did(
     assert {name: found.tasks[name] for name in began} == began, "uvicorn begins a task for each request"
     assert loops < STEPS / 10, f"a step begins no task of its own: {found.tasks}"
     assert found.blocks < STEPS, "a step leaves nothing behind"
-    assert found.calls / STEPS < calls * 1.2
+    assert found.calls / STEPS < calls * 1.2, found.calls / STEPS

@@ -308,9 +308,9 @@ async def test_what_the_shell_said_counts_though_this_process_could_not_look_in_
 
 
 async def test_a_shell_that_has_had_no_processor_is_waited_for_and_not_replaced(sandbox: Any) -> None:
-    shell = shells.Shell(sandbox, command_timeout_s=AMPLE_S, grace_s=0.01)
+    shell = shells.Shell(sandbox, command_timeout_s=AMPLE_S, grace_s=0.1)
     await shell.open()
-    await shell.run("kept=here; trap 'for ((i = 0; i < 50000; i++)); do :; done' DEBUG")  # works before it answers
+    await shell.run("kept=here; trap 'for ((i = 0; i < 150000; i++)); do :; done' DEBUG")  # works before it answers
 
     output = await shell.run("echo $kept")
 

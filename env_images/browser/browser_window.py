@@ -2,13 +2,22 @@
 
 What it does around an action is BrowserGym's way (`browsergym.core.env`), without its chat window and its seconds of
 waiting: follow which tab is active, let pages settle, extract DOM and accessibility tree.
+
+A task is judged by what is there after `Window.settle`. So that waits for what an action began for as long as it takes,
+within bounds: on a busy machine a fixed time is too short, and the reward would be of the page before.
 """
 
 from __future__ import annotations
 
+import asyncio
+import math
+import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -19,8 +28,9 @@ MAX_TABS = 8
 """What a page opens beyond is closed again."""
 ACTION_TIMEOUT_MS = 5_000
 LOAD_TIMEOUT_MS = 10_000
-LOADED_MS = 1_500
-"""A page or frame that has not its document by then is looked at as it is."""
+BEGUN_S = 8.0
+"""For all that an action began: what has not come by then, pages without their documents too, is looked at as it is."""
+PAUSE_S = 0.02
 MAX_AXTREE_CHARS, MAX_HTML_CHARS = 20_000, 40_000
 MAX_URL_CHARS, MAX_TITLE_CHARS, MAX_ERROR_CHARS, MAX_MESSAGE_CHARS = 2_000, 200, 1_000, 4_000
 MAX_MESSAGES = 50
@@ -36,6 +46,21 @@ _PASSING = (
     "Cannot read properties of undefined",
 )
 """Of pages that change while they are looked at (`browsergym.core.env`)."""
+_HANDLED = """
+Promise.race([new Promise(done => requestAnimationFrame(() => setTimeout(done))),
+              new Promise(done => setTimeout(done, 100))])
+"""
+"""Ends after the page's next frame; soon as well in a tab that draws none, as it is in the background."""
+_ATTEMPT = re.compile(r"(?:attempting|retrying) [a-z ]+ action")
+_INPUT = re.compile(r"performing [a-z ]+ action(?!.*intercepts pointer events)", re.DOTALL)
+"""In what Playwright's log has of the last attempt of a call that timed out: the browser was given its input."""
+_ENDS = {
+    "Page.frameStoppedLoading": "frameId",
+    "Page.frameDetached": "frameId",
+    "Network.responseReceived": "requestId",  # what is in it follows at once, and its end may wait for who reads it
+    "Network.loadingFailed": "requestId",
+}
+"""Events, and where they have the id of what has ended."""
 _FOLLOW = """
 (() => {
   const tell = () => { window.browsergym_page_activated(); };
@@ -79,6 +104,63 @@ class Look:
     """A PNG, as base64."""
 
 
+class Tab:
+    """What goes on in a tab, as the browser's own events tell."""
+
+    def __init__(self, session: Any) -> None:
+        """*session*: of the DevTools protocol, with the tab's page."""
+        self.under_way: set[str] = set()
+        """Frames that navigate, and requests of scripts that an action began; by their ids."""
+        self.is_acted_on = False
+        """Whether a request that begins now counts. Later ones do not: a page may ask for something all the time."""
+        self.has_begun = False
+        """Whether something was under way since it was last settled."""
+        self._session = session
+        session.on("Page.frameRequestedNavigation", self._requested)
+        session.on("Page.frameStartedNavigating", self._started)
+        session.on("Page.frameNavigated", self._navigated)
+        session.on("Network.requestWillBeSent", self._sent)
+        for event, key in _ENDS.items():
+            session.on(event, partial(self._ended, key))
+        info = session.send("Target.getTargetInfo")["targetInfo"]
+        self.target: str = info["targetId"]
+        """Also the main frame's id."""
+        self.context: str = info["browserContextId"]
+        session.send("Page.enable")
+        session.send("Network.enable")
+
+    async def handled(self) -> None:
+        """Wait until the page has handled what it was told, in a world where no script of it has changed anything."""
+        session = self._session._impl_obj  # Playwright's asynchronous one: see Window._run_until
+        world = await session.send("Page.createIsolatedWorld", {"frameId": self.target, "worldName": "settle"})
+        asked = {"contextId": world["executionContextId"], "expression": _HANDLED, "awaitPromise": True}
+        await session.send("Runtime.evaluate", asked)
+
+    def _requested(self, event: Any) -> None:
+        if event["disposition"] == "currentTab":
+            self._begin(event["frameId"])
+
+    def _started(self, event: Any) -> None:
+        if not event["navigationType"].lower().endswith("samedocument"):
+            self._begin(event["frameId"])
+
+    def _navigated(self, event: Any) -> None:
+        if event["frame"]["id"] == self.target:
+            self.under_way.clear()  # with its document go its frames and requests
+        self.under_way.discard(event["frame"]["id"])
+
+    def _sent(self, event: Any) -> None:
+        if self.is_acted_on and event.get("type") in ("Fetch", "XHR"):
+            self._begin(event["requestId"])
+
+    def _begin(self, what: str) -> None:
+        self.has_begun = True
+        self.under_way.add(what)
+
+    def _ended(self, key: str, event: Any) -> None:
+        self.under_way.discard(event[key])
+
+
 class Window:
     """A browser context of its own: no cookie, storage or cache is shared with any other."""
 
@@ -94,6 +176,14 @@ class Window:
         self._view = view
         self._actions = actions
         self._history: dict[Any, None] = {}
+        self._browser: Any = browser.new_browser_cdp_session()
+        self._tabs: dict[Any, Tab] = {}
+        """By their pages."""
+        self._given_up: set[str] = set()
+        """Targets of tabs that did not come."""
+        self._unloaded: set[Any] = set()
+        """Frames that were given up, until they have another document."""
+        self._deadline = math.inf
         self.context: Any = browser.new_context(
             viewport={"width": view.width, "height": view.height},
             accept_downloads=False,
@@ -110,28 +200,38 @@ class Window:
         self.context.route("**/*", self.site.answer)
         self.page: Any = self.context.new_page()
         """The active tab."""
+        self._acting: Any = self.page
+        """The tab that the last action was for."""
 
     def close(self) -> None:
         self.context.close()
+        self._browser.detach()
 
-    def act(self, text: str) -> str:
-        """Carry an action out and let the pages settle; gives what is wrong with it, or an empty text."""
-        self.last_error = ""
+    def act(self, text: str, *, within_s: float = math.inf) -> str:
+        """Carry an action out and let the pages settle; gives what is wrong with it, or an empty text.
+
+        *within_s*: as long as this and the look at what came of it wait for pages, at most.
+        """
+        self._deadline = time.monotonic() + within_s
+        self._acting = self.page
+        for tab in self._tabs.values():
+            tab.is_acted_on = True
+        self.last_error = code = ""
         try:
             code = self._actions.code_of(text, may_open=self.site.may_open, bid_of=self._bid_of)
             self._actions.execute(code, self.page, tell=self._tell, give_up=self._give_up)
         except ActionError as error:
             self.last_error = str(error)
         except Exception as error:  # noqa: BLE001  # Playwright's and the functions' own: the agent reads it
-            self.last_error = f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS]
+            if not _was_carried_out(error, code):
+                self.last_error = f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS]
         self.settle()
         return self.last_error
 
     def _bid_of(self, selector: str) -> str:
-        api: Any = import_module("playwright.sync_api")
         try:
             found = self.page.query_selector(f"css={selector}")
-        except api.Error as error:
+        except _playwright_error() as error:
             raise ActionError(f"{selector!r:.100} is no CSS selector: {str(error)[:200]}") from None
         bid = found.get_attribute("bid") if found is not None else None
         if bid is None or not (bid.isascii() and bid.isalnum()):  # a page's script may have written another one
@@ -139,19 +239,87 @@ class Window:
         return str(bid)
 
     def settle(self) -> None:
-        """Let what was begun come to rest, within bounds, and see which tab is active now."""
-        deadline = time.monotonic() + self._view.settle_ms / 1000
-        while (left := deadline - time.monotonic()) > 0:
-            time.sleep(min(left, 0.05))
-            self.context.cookies()  # a call, so that Playwright handles what came in: routes, new tabs
-        for page in list(self.context.pages):
-            for frame in list(page.frames):
-                _wait_loaded(frame)
+        """Let what was begun come to rest, within bounds, and see which tab is active now.
+
+        It takes the view's ``settle_ms``, for what comes by itself. It takes up to `BEGUN_S` more while something is
+        under way: input that the page has not handled, a tab that is not there yet, a page without its document, a
+        script's request without its response.
+        """
+        now = time.monotonic()
+        deadline = min(now + self._view.settle_ms / 1000 + BEGUN_S, self._deadline)
+        rests_at = min(now + self._view.settle_ms / 1000, deadline)
+        self._follow_tabs()
+        self._let_handle(deadline)  # first of all: then the browser knows what the input began
+        while (left := rests_at - time.monotonic()) > 0:
+            self._run_until(deadline, asyncio.sleep(min(left, PAUSE_S)))
+        for tab in self._tabs.values():
+            tab.is_acted_on = False
+        while self._has_more(deadline):
+            if time.monotonic() >= deadline:
+                self._give_up_waiting()
+                break
+            self._run_until(deadline, asyncio.sleep(PAUSE_S))
+        for page in self.context.pages:
+            for frame in page.frames:
                 if frame.parent_frame is not None and not frame.is_detached() and is_refused(frame.url):
                     frame.frame_element().evaluate("frame => { frame.src = 'about:blank'; }")
+        self._find_active()
+
+    def _let_handle(self, deadline: float) -> None:
+        """Wait until the tab that was acted on has handled what came to it."""
+        if (tab := self._tabs.get(self._acting)) is not None:
+            self._run_until(deadline, tab.handled())
+
+    def _has_more(self, deadline: float) -> bool:
+        """Say whether to wait on; where something was begun and has come, the tab has handled that as well."""
+        if self._is_under_way(deadline):
+            return True
+        if not any(tab.has_begun for tab in self._tabs.values()):
+            return False
+        for tab in self._tabs.values():
+            tab.has_begun = False
+        self._let_handle(deadline)
+        return self._is_under_way(deadline)
+
+    def _is_under_way(self, deadline: float) -> bool:
+        """Say whether something is still to come, once the pages that are there have their documents."""
         for page in self.context.pages[MAX_TABS:]:
             page.close()
-        self._find_active()
+        self._follow_tabs()
+        for page in self.context.pages:
+            for frame in page.frames:
+                if frame not in self._unloaded and not _is_loaded(frame, deadline):
+                    self._unloaded.add(frame)
+        return bool(self._missing()) or any(tab.under_way for tab in self._tabs.values())
+
+    def _missing(self) -> set[str]:
+        """Name the targets of tabs that the browser has begun and Playwright has not told of."""
+        infos = self._browser.send("Target.getTargets")["targetInfos"]
+        contexts = {tab.context for tab in self._tabs.values()}
+        begun = {info["targetId"] for info in infos if info["type"] == "page" and info["browserContextId"] in contexts}
+        return begun - {tab.target for tab in self._tabs.values()} - self._given_up
+
+    def _give_up_waiting(self) -> None:
+        """Forget what is late: a tab for an address that no page has may never come, and no later look waits for it."""
+        self._given_up |= self._missing()
+        for tab in self._tabs.values():
+            tab.under_way.clear()
+            tab.has_begun = False
+
+    def _follow_tabs(self) -> None:
+        pages = self.context.pages
+        self._tabs = {page: tab for page, tab in self._tabs.items() if page in pages}
+        for page in pages:
+            if page not in self._tabs:
+                with suppress(_playwright_error()):  # it was closed meanwhile
+                    self._tabs[page] = Tab(self.context.new_cdp_session(page))
+
+    def _run_until(self, deadline: float, work: Coroutine[Any, Any, object]) -> None:
+        """Run *work* on Playwright's loop, which also handles what comes in: routes, dialogs, new tabs.
+
+        Playwright's own calls have no deadline where a page never answers. What is not done by *deadline* is left.
+        """
+        self.context._sync(_bounded(work, deadline - time.monotonic()))
 
     def look(self) -> Look:
         """Extract what the agent is shown of the active tab."""
@@ -214,6 +382,7 @@ class Window:
     def _opened(self, page: Any) -> None:
         page.on("crash", lambda _: self._crashed())
         page.on("dialog", self._answer)
+        page.on("framenavigated", lambda frame: self._unloaded.discard(frame))  # Playwright marks its handlers
 
     def _answer(self, dialog: Any) -> None:
         finish: Callable[[], None] = dialog.accept if self._view.accept_dialogs else dialog.dismiss
@@ -247,12 +416,37 @@ def clipped(text: str, most: int) -> str:
     return text[: most - len(note)] + note
 
 
-def _wait_loaded(frame: Any) -> None:
+def _playwright_error() -> type[Exception]:
     api: Any = import_module("playwright.sync_api")
+    error: type[Exception] = api.Error
+    return error
+
+
+def _is_loaded(frame: Any, deadline: float) -> bool:
+    """Wait for a frame's document; one that is gone, or whose first navigation failed, has none to wait for."""
+    if is_refused(frame.url) or frame.url == ":":
+        return True
     try:
-        frame.wait_for_load_state("domcontentloaded", timeout=LOADED_MS)
-    except api.Error:
-        return  # looked at as it is
+        frame.wait_for_load_state("domcontentloaded", timeout=max(1, (deadline - time.monotonic()) * 1000))
+    except _playwright_error():
+        return bool(frame.is_detached())
+    return True
+
+
+async def _bounded(work: Coroutine[Any, Any, object], seconds: float) -> None:
+    """Run *work* for *seconds* at most, whatever comes of it."""
+    task = asyncio.ensure_future(work)
+    await asyncio.wait({task}, timeout=max(0, seconds))
+    if not task.cancel() and not task.cancelled():
+        task.exception()  # of a page that is gone, or has another document already: all was handled
+
+
+def _was_carried_out(error: Exception, code: str) -> bool:
+    """Say whether *error* is only of the wait for what the last call of *code* began: settling waits for that."""
+    if type(error).__name__ != "TimeoutError":
+        return False
+    lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_name == "<module>"]
+    return lines == [len(code.rstrip().splitlines())] and _INPUT.search(_ATTEMPT.split(str(error))[-1]) is not None
 
 
 def _storage(view: View) -> dict[str, Any]:

@@ -103,7 +103,7 @@ class Browser(Environment):
         window = self._window
         assert window is not None  # opened
         self._steps += 1
-        error = window.act(action)
+        error = window.act(action, within_s=self._spec.step_s / 2)  # the rest is for the verdict and the look
         try:
             verdict = self._play.judge(window, action, error)
             if not verdict.is_done and self._steps >= self._play.max_steps:

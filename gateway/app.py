@@ -485,6 +485,7 @@ async def serve(settings: Settings) -> None:
         access_log=False,
         log_config=None,
         server_header=False,
+        proxy_headers=False,  # nothing here asks for a client's address, and each step would be asked for it
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=max(1, round(settings.drain_s)),
         backlog=BACKLOG,

@@ -147,6 +147,11 @@ class Connection(asyncio.Protocol):
         """Whether the answer was read whole, and the worker keeps the connection."""
         return self.is_usable and not self._chunks and self._is_kept and self._bounded
 
+    @property
+    def has_more(self) -> bool:
+        """Whether something of the body has come that was not taken."""
+        return bool(self._chunks)
+
     async def ask(self, request: Request, place: Place, silence_s: float) -> None:
         """Write *request* and wait for the head of its answer."""
         self._parser = httptools.HttpResponseParser(self)

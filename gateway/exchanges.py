@@ -9,21 +9,6 @@ from gateway.core.ports import Exchange, Headers
 from gateway.observe.outcomes import call_outcome
 
 
-async def read_whole(chunks: AsyncIterator[bytes], limit_bytes: int) -> bytes:
-    """Join *chunks*.
-
-    Raises:
-        UpstreamError: they exceed *limit_bytes*.
-    """
-    parts, size = [], 0
-    async for chunk in chunks:
-        size += len(chunk)
-        if size > limit_bytes:
-            raise UpstreamError(f"the worker's answer exceeds {limit_bytes} bytes")
-        parts.append(chunk)
-    return b"".join(parts)
-
-
 class BusyExchange:
     """An exchange during which its session is busy."""
 
@@ -43,25 +28,29 @@ class BusyExchange:
         self._exchange = exchange
         self._explain = explain
         self._ended = ended
+        self._chunks: AsyncIterator[bytes] | None = None
         self._outcome = "left"
         self._is_closed = False
         self.status = exchange.status
         self.headers = exchange.headers
 
-    async def chunks(self) -> AsyncIterator[bytes]:
+    def chunks(self) -> AsyncIterator[bytes]:
         """Yield the body as it comes; if the session was ended meanwhile, the break says so."""
+        return self
+
+    def __aiter__(self) -> BusyExchange:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._chunks is None:
+            self._chunks = self._exchange.chunks()
         try:
-            async for chunk in self._exchange.chunks():
-                yield chunk
+            return await anext(self._chunks)
+        except StopAsyncIteration:
             self._outcome = "ok"
+            raise
         except UpstreamError as error:
-            self._outcome = call_outcome(error)
-            try:
-                if isinstance(error, UpstreamGone):
-                    await self._explain(error)
-            except SessionClosed as better:
-                self._outcome = call_outcome(better)
-                raise
+            await self._broken(error)
             raise
 
     def overran(self) -> None:
@@ -69,8 +58,24 @@ class BusyExchange:
         self._outcome = call_outcome(UpstreamTimeout())
 
     async def read(self, limit_bytes: int) -> bytes:
-        """Read the whole body."""
-        return await read_whole(self.chunks(), limit_bytes)
+        """Read the whole body; a break is told as by `chunks`."""
+        try:
+            body = await self._exchange.read(limit_bytes)
+        except UpstreamError as error:
+            await self._broken(error)
+            raise
+        self._outcome = "ok"
+        return body
+
+    async def _broken(self, error: UpstreamError) -> None:
+        """Note how it ended; raises what explains it better."""
+        self._outcome = call_outcome(error)
+        try:
+            if isinstance(error, UpstreamGone):
+                await self._explain(error)
+        except SessionClosed as better:
+            self._outcome = call_outcome(better)
+            raise
 
     async def aclose(self) -> None:
         """End the exchange and the busy time. A worker goes on with a call whose trainer hung up; it is asked

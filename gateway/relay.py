@@ -12,12 +12,13 @@ from collections.abc import AsyncIterator
 from functools import cache
 from typing import Final
 
+import anyio
+
 from gateway.connection import Connection, Place
 from gateway.core.addresses import parse_address
-from gateway.core.errors import ReplicaLeft, UpstreamGone, UpstreamTimeout
+from gateway.core.errors import ReplicaLeft, UpstreamError, UpstreamGone, UpstreamTimeout
 from gateway.core.model import WorkerId
 from gateway.core.ports import Headers, Request
-from gateway.exchanges import read_whole
 
 CONNECT_S: Final = 5.0
 """A local worker accepts within microseconds; one that does not is gone or stopped."""
@@ -40,15 +41,34 @@ class RelayExchange:
         self.status = connection.status
         self.headers: Headers = connection.headers
 
-    async def chunks(self) -> AsyncIterator[bytes]:
+    def chunks(self) -> AsyncIterator[bytes]:
         """Yield the body as it comes."""
-        connection = self._connection
-        while connection is not None and (chunk := await connection.next_chunk()):
-            yield chunk
+        return self  # no generator: each would be registered with the loop, and cost a step as much as its parsing
+
+    def __aiter__(self) -> RelayExchange:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._connection is None or not (chunk := await self._connection.next_chunk()):
+            raise StopAsyncIteration
+        return chunk
 
     async def read(self, limit_bytes: int) -> bytes:
         """Read the whole body, at most *limit_bytes*."""
-        return await read_whole(self.chunks(), limit_bytes)
+        connection = self._connection
+        if connection is None:
+            return b""
+        # Most answers are there at once, in one piece.
+        body = await connection.next_chunk()
+        if not connection.is_complete or connection.has_more:
+            parts, size = [body], len(body)
+            while size <= limit_bytes and (chunk := await connection.next_chunk()):
+                parts.append(chunk)
+                size += len(chunk)
+            body = b"".join(parts)
+        if len(body) > limit_bytes:
+            raise UpstreamError(f"the worker's answer exceeds {limit_bytes} bytes")
+        return body
 
     async def aclose(self) -> None:
         """Give the connection back, or drop it if the body was not read to its end."""
@@ -65,7 +85,7 @@ class _WorkerConnections:
         self.place = Place(parse_address(address))
         self._idle: list[Connection] = []
         self._busy: set[Connection] = set()
-        self._room = asyncio.Semaphore(MAX_CONNECTIONS)
+        self._room = anyio.Semaphore(MAX_CONNECTIONS)
         self._takers = 0
         self._is_closed = False
         self._trim: asyncio.TimerHandle | None = None
@@ -84,11 +104,11 @@ class _WorkerConnections:
 
     async def _take(self, deadline: float) -> Connection:
         loop = asyncio.get_running_loop()
-        if self._room.locked():
+        try:
+            self._room.acquire_nowait()  # nearly always; a deadline for each request would cost more than this
+        except anyio.WouldBlock:
             async with asyncio.timeout_at(deadline):
                 await self._room.acquire()
-        else:
-            await self._room.acquire()  # at once; a deadline for each request would cost more than this
         try:
             connection = self._reuse(loop.time()) or await self._connect(loop)
         except BaseException:

@@ -16,10 +16,9 @@ import httpx
 import gateway.app
 from gateway.cli import app
 from gateway.core.addresses import Address, parse_address
-from gateway.core.errors import UpstreamGone, UpstreamTimeout
+from gateway.core.errors import UpstreamError, UpstreamGone, UpstreamTimeout
 from gateway.core.model import WorkerId
 from gateway.core.ports import Headers, Request
-from gateway.exchanges import read_whole
 
 CONNECT_S = 5.0
 HOP_BY_HOP = frozenset((b"connection", b"keep-alive", b"transfer-encoding", b"content-length"))
@@ -48,7 +47,13 @@ class HttpxExchange:
 
     async def read(self, limit_bytes: int) -> bytes:
         """Read the whole body."""
-        return await read_whole(self.chunks(), limit_bytes)
+        parts, size = [], 0
+        async for chunk in self.chunks():
+            size += len(chunk)
+            if size > limit_bytes:
+                raise UpstreamError(f"the worker's answer exceeds {limit_bytes} bytes")
+            parts.append(chunk)
+        return b"".join(parts)
 
     async def aclose(self) -> None:
         """Give the connection back, or drop it if the body was not read to its end."""

@@ -448,11 +448,14 @@ def _fingerprint(wish: CreateSession, secrets: dict[str, str]) -> str:
 
 
 def _without_slash(scope: Scope) -> bytes:
-    """The address without its slash: absolute, as the reference servers say it; relative below a key in the path."""
-    if scope.get("gateway.keyed"):
+    """The address without its slash: absolute, as the reference servers say it.
+
+    Relative below a key in the path, and behind a proxy, which alone knows what the client calls it.
+    """
+    query = b"?" + scope["query_string"] if scope.get("query_string") else b""
+    if scope.get("gateway.keyed") or header(scope, b"x-forwarded-proto") is not None:
         last = scope["path"].rstrip("/").rpartition("/")[2]
-        return b"../" + quote(last).encode()
+        return b"../" + quote(last).encode() + query
     host = header(scope, b"host") or "localhost"
     path: bytes = (scope.get("raw_path") or scope["path"].encode()).rstrip(b"/")
-    query = b"?" + scope["query_string"] if scope.get("query_string") else b""
     return f"{scope.get('scheme', 'http')}://{host}".encode("latin-1") + path + query

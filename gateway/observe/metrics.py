@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from gateway.core.model import CloseReason, EnvironmentLoad, EnvironmentName, Summary, WorkerState
-from gateway.observe.outcomes import CALLS, CLAIMS, DEATHS, STARTS, bounded
+from gateway.observe.calls import Calls
+from gateway.observe.outcomes import CLAIMS, DEATHS, STARTS, bounded
 
 _CALL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
@@ -37,7 +38,10 @@ class Metrics:
         self._opened = self._counter("sessions_opened", "Sessions opened.", "environment")
         self._closed = self._counter("sessions_closed", "Sessions closed, by reason.", "environment", "reason")
         self._refused = self._counter("sessions_refused", "Openings that failed, by error code.", "environment", "code")
-        self._calls = self._counter("calls", "Calls passed to workers, by outcome.", "environment", "outcome")
+        calls = Calls(_CALL_BUCKETS)
+        self._registry.register(calls)
+        self.call_ended = calls.ended
+        """Counts a call: its environment, one of `outcomes.CALLS` as `outcomes.call_outcome` finds it, its seconds."""
         self._starts = self._counter(
             "worker_starts", "Workers asked of the backend, by outcome.", "environment", "outcome"
         )
@@ -46,9 +50,7 @@ class Metrics:
         self._orphans = self._counter(
             "workers_orphaned", "Workers removed that the backend had and the store did not.", "environment"
         )
-        self._of_calls: dict[tuple[EnvironmentName, str], tuple[Counter, Histogram]] = {}
         self._tally: collections.Counter[tuple[EnvironmentName, str]] = collections.Counter()
-        self._call_s = self._histogram("call_seconds", "From a call's arrival to its end.", _CALL_BUCKETS)
         self._open_s = self._histogram("open_seconds", "From a create's arrival to an open session.", _CALL_BUCKETS)
         self._start_s = self._histogram(
             "worker_start_seconds", "From asking for a worker to its readiness.", _CALL_BUCKETS
@@ -107,16 +109,6 @@ class Metrics:
             self._tally[environment, "expired"] += 1
         if summary is not None:
             self._reward.labels(environment).observe(summary.reward)
-
-    def call_ended(self, environment: EnvironmentName, outcome: str, seconds: float) -> None:
-        """Count a call; *outcome* is one of `outcomes.CALLS`, as `outcomes.call_outcome` finds it."""
-        found = self._of_calls.get((environment, outcome))
-        if found is None:  # looked up once: each step counts one
-            label = bounded(outcome, CALLS, "failed")
-            found = self._calls.labels(environment, label), self._call_s.labels(environment)
-            self._of_calls[environment, outcome] = found
-        found[0].inc()
-        found[1].observe(seconds)
 
     def worker_started(self, environment: EnvironmentName, outcome: str, seconds: float) -> None:
         """Count a start; *outcome* is one of `outcomes.STARTS`."""

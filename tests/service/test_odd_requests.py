@@ -163,6 +163,13 @@ async def test_a_trailing_slash_is_answered_with_the_path_without_it(path: str) 
         assert answer.headers["location"] == str(client.base_url).rstrip("/") + path.replace("/?", "?").rstrip("/")
 
 
+async def test_behind_a_proxy_that_path_is_relative_as_the_proxy_alone_knows_the_rest() -> None:
+    async with running() as (_, _gateway, client):
+        answer = await client.post("/math/prompt/?a=b", headers={"X-Forwarded-Proto": "https"})
+
+        assert (answer.status_code, answer.headers["location"]) == (307, "../prompt?a=b")
+
+
 async def test_a_doubled_slash_is_the_same_path() -> None:
     async with running() as (_, _gateway, client):
         await create(client)

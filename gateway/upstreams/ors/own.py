@@ -295,7 +295,7 @@ class OrsUpstream:
     ) -> Exchange:
         """Pass an operation on, bytes for bytes."""
         method = b"POST" if operation in ("call", "score_group") else b"GET"
-        passed = [*_session(session), *((name, value) for name, value in headers if name in _PASSED_ON)]
+        passed = [*_session(session), *[pair for pair in headers if pair[0] in _PASSED_ON]]
         silence_s = min(SILENCE_S, environment.timeouts.call_s + MARGIN_S)
         return await self._send(
             session.worker, session.address, method, _path(environment, operation), passed, body, silence_s=silence_s

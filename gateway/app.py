@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.audit import Audit
@@ -48,7 +47,7 @@ from gateway.peers import HttpPeers, default_peer_url
 from gateway.pool import LEAD_S, Pool
 from gateway.relay import Relay
 from gateway.rollover import Rollover
-from gateway.serving import BACKLOG, FRAME_MAX_BYTES, PING_S, BoundedHttp, BoundedSocket, Server, listen
+from gateway.serving import Server, configured, listen
 from gateway.sessions import Sessions
 from gateway.settings import Settings, inherited_environ, parse_keys
 from gateway.stores.memory import MemoryStore
@@ -68,8 +67,6 @@ from gateway.upstreams.ors.stock import StockOrsUpstream
 
 logger = logging.getLogger(__name__)
 
-KEEP_ALIVE_S = 75
-"""Of idle client connections: the reference servers keep theirs 60 s, the SDKs drop theirs after 15."""
 STORE_WAIT_S = 30.0
 """How long a start waits for a store that is still coming up."""
 GC_THRESHOLD = 20_000
@@ -473,24 +470,7 @@ async def serve(settings: Settings) -> None:
     catalog, tasks = await read_all(settings.checked())
     listener = listen(settings.host, settings.port)
     gateway = Gateway(settings, catalog=catalog, tasks=tasks, port=listener.getsockname()[1])
-    config = uvicorn.Config(
-        gateway.app,
-        http=BoundedHttp,
-        ws=BoundedSocket,
-        ws_max_size=FRAME_MAX_BYTES,
-        ws_ping_interval=PING_S,
-        ws_ping_timeout=None,
-        ws_per_message_deflate=False,
-        lifespan="off",
-        access_log=False,
-        log_config=None,
-        server_header=False,
-        proxy_headers=False,  # nothing here asks for a client's address, and each step would be asked for it
-        timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=max(1, round(settings.drain_s)),
-        backlog=BACKLOG,
-    )
-    server = Server(config)
+    server = Server(configured(gateway.app, end_s=settings.drain_s))
     loop = asyncio.get_running_loop()
 
     def end() -> None:

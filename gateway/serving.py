@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, cast
 
 import uvicorn
+from starlette.types import ASGIApp
 from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.utils import ClientDisconnected
@@ -26,6 +27,8 @@ HEAD_MAX_BYTES: Final = 128 * 1024
 """Request line and headers; secrets in a header may take 64 KiB. Told to within one read of the socket (256 KiB)."""
 HEAD_S: Final = 60.0
 """From a connection's, or a request's, first byte to the end of its headers."""
+KEEP_ALIVE_S: Final = 75
+"""Of idle client connections: the reference servers keep theirs 60 s, the SDKs drop theirs after 15."""
 BACKLOG: Final = 4096
 """Hundreds of episodes start in the same second, each over a connection of its own."""
 
@@ -265,6 +268,27 @@ class Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Leave signals to whoever serves."""
         yield
+
+
+def configured(app: ASGIApp, *, end_s: float) -> uvicorn.Config:
+    """What a gateway's server is made of; calls under way have *end_s* seconds when it ends."""
+    return uvicorn.Config(
+        app,
+        http=BoundedHttp,
+        ws=BoundedSocket,
+        ws_max_size=FRAME_MAX_BYTES,
+        ws_ping_interval=PING_S,
+        ws_ping_timeout=None,
+        ws_per_message_deflate=False,
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        proxy_headers=False,  # nothing here asks for a client's address, and each step would be asked for it
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=max(1, round(end_s)),
+        backlog=BACKLOG,
+    )
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -11,13 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
-import uvicorn
 from websockets.asyncio.client import ClientConnection, connect
 
 from gateway.core.model import Environment
 from gateway.fronts.door import Door
 from gateway.fronts.openenv import OpenEnvFront
-from gateway.serving import FRAME_MAX_BYTES, PING_S, BoundedHttp, BoundedSocket, Server
+from gateway.serving import Server, configured
 from gateway.tasks.registry import TaskRegistry
 from tests.service.stack import TASKS, Replica, Stack, environment, stack
 
@@ -141,19 +140,7 @@ async def serving(
         tasks=registry,
         **{"secret": SECRET, "max_body_bytes": 2**20, **front},
     )
-    config = uvicorn.Config(
-        Door(openenv, trainers=trainers, operators={}),
-        http=BoundedHttp,
-        ws=BoundedSocket,
-        ws_max_size=FRAME_MAX_BYTES,
-        ws_ping_interval=PING_S,
-        ws_ping_timeout=None,
-        ws_per_message_deflate=False,
-        lifespan="off",
-        access_log=False,
-        log_config=None,
-        timeout_graceful_shutdown=2,
-    )
+    config = configured(Door(openenv, trainers=trainers, operators={}), end_s=2)
     server = Server(config)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

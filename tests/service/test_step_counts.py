@@ -23,13 +23,12 @@ from types import FrameType
 from typing import Any, cast
 
 import pytest
-import uvicorn
 import uvloop
 from websockets.sync.client import connect
 
 from gateway.app import Gateway, read_all
 from gateway.core.ports import Store
-from gateway.serving import BoundedHttp, BoundedSocket, Server, listen
+from gateway.serving import Server, configured, listen
 from gateway.settings import Settings
 from tests.wire.gateways import short_folder
 
@@ -161,16 +160,7 @@ async def serving(folder: Path) -> AsyncIterator[tuple[Meter, int]]:
     listener = listen(settings.host, settings.port)
     port = listener.getsockname()[1]
     gateway = Gateway(settings, catalog=catalog, tasks=tasks, port=port)
-    config = uvicorn.Config(
-        gateway.app,
-        http=BoundedHttp,
-        ws=BoundedSocket,
-        lifespan="off",
-        access_log=False,
-        log_config=None,
-        proxy_headers=False,
-    )
-    server = Server(config)
+    server = Server(configured(gateway.app, end_s=settings.drain_s))
     meter = Meter(gateway)
     async with gateway.running():
         running = asyncio.create_task(server.serve(sockets=[listener]))

@@ -48,20 +48,30 @@ registry.register("custom/login-test", "readerlike", {"start_url": "http://local
 registry.register("custom/other", "chat", {"goal": "talk"})
 """
 ASKED = {"task_spec": {"id": "custom/login-test"}}
+PACKAGES = ("custom_tasks", "openenv")
+"""What the modules of these tests import, or are part of."""
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """What is mounted at /opt/openenv; the registry, the import path and the modules are put back at the end."""
-    tasks, rewards, modules, path = registry.snapshot(), dict(REWARDS), set(sys.modules), list(sys.path)
+    """What is mounted at /opt/openenv; the registry, the import path and the modules are put back at the end.
+
+    The browser's environment has a package of the same name, which its tests may have imported in this process: it is
+    out of the way meanwhile, and so is the folder that it comes from.
+    """
+    tasks, rewards, path = registry.snapshot(), dict(REWARDS), list(sys.path)
+    modules = {name: module for name, module in sys.modules.items() if name.split(".")[0] in PACKAGES}
+    for name in modules:
+        del sys.modules[name]
+    sys.path[:] = [entry for entry in path if not (Path(entry) / "custom_tasks").exists()]
     (tmp_path / "custom_tasks").mkdir()
     yield tmp_path
     registry.restore(tasks)
     REWARDS.clear()
     REWARDS.update(rewards)
-    for name in set(sys.modules) - modules:
-        if name.split(".")[0] in ("custom_tasks", "openenv"):
-            del sys.modules[name]
+    for name in [name for name in sys.modules if name.split(".")[0] in PACKAGES]:
+        del sys.modules[name]
+    sys.modules.update(modules)
     sys.path[:] = path
 
 

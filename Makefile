@@ -45,7 +45,7 @@ bench: ## the benchmarks
 	scripts/bench-peers --chp
 	.venv/bin/python -m bench.run $(ARGS)
 
-bench-quick: ## the same in some four minutes
+bench-quick: ## the same in some three minutes
 	@$(MAKE) --no-print-directory bench ARGS="--quick $(ARGS)"
 
 MINUTES ?= 20

@@ -37,7 +37,7 @@ class Plan:
     cold_opens: int = 10
 
 
-QUICK = Plan(opens=300, bursts=3, cold_opens=4)
+QUICK = Plan(opens=200, bursts=2, cold_opens=3)
 
 
 @dataclass(slots=True)

@@ -138,7 +138,7 @@ class Plans:
 
 
 def main(
-    quick: Annotated[bool, typer.Option("--quick", help="Shorter: some four minutes.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Shorter: some three minutes.")] = False,
     only: Annotated[list[Part] | None, typer.Option(help="Run these parts only; may stand several times.")] = None,
     docker: Annotated[bool, typer.Option("--docker", help="Measure on a Docker engine, too.")] = False,
     engine: Annotated[str, typer.Option(help="That engine.")] = cold.ENGINE,

@@ -69,8 +69,9 @@ logger = logging.getLogger(__name__)
 
 STORE_WAIT_S = 30.0
 """How long a start waits for a store that is still coming up."""
-GC_THRESHOLD = 20_000
-"""New containers between two collections of the youngest; Python's own is 700, some ten calls."""
+GC_THRESHOLD = 100_000
+"""Containers that came and did not go yet, between two collections of the youngest; Python's own is 700, some ten
+calls. Below what a thousand calls under way hold, each of their waves would be collected, and nothing found."""
 STATIC_WAIT_S = 30.0
 """How long a start waits for servers that somebody else runs."""
 LEAVE_S = 1.0

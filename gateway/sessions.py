@@ -63,8 +63,8 @@ OWING_S = 2.0
 """How long a store that did not count a turn is spared, and its session's steps with it."""
 DRAIN_PAUSE_S = 0.02
 VERDICT_S = 3.0
-"""How long a call whose connection broke waits for word of why: an engine tells of a death within some 100 ms, of twenty
-at once on a busy machine within 600, and beside three other tests on two CPUs it took more than a second once."""
+"""How long a call whose connection broke waits for word of why: an engine tells of a death within some 100 ms, of
+twenty at once on a busy machine within 600; beside three other tests on two CPUs it took more than a second once."""
 MAX_REFUSAL_BYTES = 64 * 1024
 GONE = b"Active environment not found"
 """How an ORS worker says that it does not know a session."""

@@ -1,0 +1,87 @@
+"""What draws are made from: tables of tasks, and the parts of them that a curriculum's components stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from gateway.core.curricula import Component, Curriculum, TaskRecord
+from gateway.core.errors import InvalidRequest
+from gateway.core.model import EnvironmentName
+
+Records = Mapping[EnvironmentName, Mapping[str, TaskRecord]]
+"""By environment and by `TaskRecord.task`; what is missing was never tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRow:
+    """One task of a split, with what it can be chosen by."""
+
+    index: int
+    """In its split, as trainers ask for it."""
+    task: str
+    """As in `TaskRecord.task`."""
+    tags: Sequence[str] = ()
+    difficulty: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskTable:
+    """The tasks that a split has, by index; an index whose task was removed is not in it. Shared, and never changed."""
+
+    environment: EnvironmentName
+    split: str
+    rows: tuple[TaskRow, ...]
+
+
+Tables = Mapping[tuple[EnvironmentName, str], TaskTable]
+"""By environment and split."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a component stands for: of its split, the tasks that have one of its tags."""
+
+    component: Component
+    rows: tuple[TaskRow, ...]
+
+
+def tabulate(environment: EnvironmentName, split: str, rows: Iterable[TaskRow]) -> TaskTable:
+    """The table of *rows*, which may come in any order."""
+    return TaskTable(environment, split, tuple(sorted(rows, key=lambda row: row.index)))
+
+
+def has_any(row: TaskRow, tags: Sequence[str]) -> bool:
+    """Whether the task has one of *tags*; where there are none, every task has."""
+    return not tags or any(tag in tags for tag in row.tags)
+
+
+def parts_of(curriculum: Curriculum, tables: Tables) -> tuple[Part, ...]:
+    """The tasks of each component, in the order of the components.
+
+    Raises:
+        InvalidRequest: a component has none; the message names it.
+    """
+    parts = []
+    for position, component in enumerate(curriculum.components):
+        table = tables.get((component.environment, component.split))
+        rows = table.rows if table else ()
+        if component.tags:
+            rows = tuple(row for row in rows if has_any(row, component.tags))
+        if not rows:
+            tagged = f" tagged {' or '.join(component.tags)}" if component.tags else ""
+            raise InvalidRequest(
+                f"curriculum {curriculum.name}: components[{position}]: "
+                f"{component.environment} has no task{tagged} in split {component.split!r}"
+            )
+        parts.append(Part(component, rows))
+    return tuple(parts)
+
+
+def count_tasks(curriculum: Curriculum, tables: Tables) -> int:
+    """How many tasks the components have together, whatever the stage: the handles of a curriculum that says none.
+
+    Raises:
+        InvalidRequest: a component has none.
+    """
+    return sum(len(part.rows) for part in parts_of(curriculum, tables))

@@ -1,0 +1,246 @@
+"""Staged samplers: which tasks each stage has, which stage is drawn from, and when it is another one.
+
+What is remembered is small and changes only when a stage is entered: its name, and how many attempts its tasks had by
+then. Everything since is told from the records, so no outcome has to be counted twice, by two counters that may differ.
+
+The outcomes since a stage was entered are, of each of its tasks, as many of its newest rewards as it had attempts
+since. Records keep no order among tasks but that of their last attempts: so the newest outcomes of a stage are the
+newest reward of each task, the one tried last first, then the second newest of each, and so on. Where groups are large
+a stage is so told from all tasks that were tried, not from the last group alone. An attempt counts whatever trainer or
+curriculum it came by.
+
+At most `MARKED` tasks are remembered with their attempts, those tried last. In a stage with more, each other task that
+was tried since counts with its newest reward only: fewer outcomes than there were, never older ones.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from zlib import crc32
+
+from gateway.core.curricula import Curriculum, SamplerKind, Stage, TaskRecord
+from gateway.core.errors import InvalidRequest
+from gateway.core.model import EnvironmentName
+from gateway.core.sampling_tables import Part, Records, Tables, TaskRow, has_any, parts_of
+
+MARKED = 2_000
+"""So that a state stays well below what a store takes of one, with some 20 bytes for each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """How a staged curriculum stands."""
+
+    stage: str
+    position: int
+    """From 0 on."""
+    outcomes: int
+    """Since the stage was entered."""
+    counted: int
+    """The newest of them, at most ``window``, which the rate is told from."""
+    rate: float | None
+    """Of successes; None: there is no outcome yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Entry:
+    """What the state says: a stage, and what was known of its tasks when it was entered."""
+
+    stage: str
+    at: float = 0.0
+    """Unix time: of the newest attempt in the stage by then."""
+    is_whole: bool = True
+    """All tasks that had been attempted are among `marks`."""
+    marks: Mapping[str, int] = field(default_factory=dict)
+    """Attempts by a task's print."""
+
+    def since(self, environment: EnvironmentName, record: TaskRecord) -> int:
+        """Attempts of the task since."""
+        before = self.marks.get(_print(environment, record.task), 0)
+        if not before and not self.is_whole:
+            return int(record.seen_at > self.at)
+        if record.attempts < before:
+            # Forgotten meanwhile, and begun anew; or as it was once, at a replica that is behind the one that entered.
+            return record.attempts if record.seen_at > self.at else 0
+        return record.attempts - before
+
+
+def is_in(stage: Stage, row: TaskRow) -> bool:
+    """Whether *row* is in *stage*."""
+    if not has_any(row, stage.tags):
+        return False
+    least, most, difficulty = stage.min_difficulty, stage.max_difficulty, row.difficulty
+    if least is None and most is None:
+        return True
+    return difficulty is not None and (least is None or least <= difficulty) and (most is None or difficulty <= most)
+
+
+def rows_of(stage: Stage, rows: Sequence[TaskRow]) -> tuple[TaskRow, ...]:
+    """Of *rows*, those that are in *stage*."""
+    return tuple(row for row in rows if is_in(stage, row))
+
+
+def check_stages(curriculum: Curriculum, parts: Sequence[Part]) -> None:
+    """See that every component is in a stage.
+
+    Raises:
+        InvalidRequest: the message names the one that is in none.
+    """
+    if not curriculum.sampler.stages:
+        raise InvalidRequest(f"curriculum {curriculum.name}: sampler.stages: a staged sampler needs at least one")
+    for position, part in enumerate(parts):
+        if not any(_has_task(stage, [part]) for stage in curriculum.sampler.stages):
+            raise InvalidRequest(
+                f"curriculum {curriculum.name}: components[{position}]: no task of "
+                f"{part.component.environment}/{part.component.split} is in any stage"
+            )
+
+
+def empty_stages(curriculum: Curriculum, tables: Tables) -> list[Stage]:
+    """Stages without a task, which are passed over: mostly slips of a definition.
+
+    Raises:
+        InvalidRequest: a component has no task.
+    """
+    parts = parts_of(curriculum, tables)
+    return [stage for stage in curriculum.sampler.stages if not _has_task(stage, parts)]
+
+
+def position_of(curriculum: Curriculum, parts: Sequence[Part], state: bytes) -> int:
+    """The stage that is drawn from in *state*, from 0 on."""
+    return _position(curriculum, parts, _entry(curriculum, state))
+
+
+def standing(curriculum: Curriculum, tables: Tables, records: Records, state: bytes) -> Standing:
+    """How *curriculum*, a staged one, stands in *state*.
+
+    Raises:
+        InvalidRequest: a component has no task, or none that is in a stage.
+    """
+    parts = parts_of(curriculum, tables)
+    check_stages(curriculum, parts)
+    return _standing(curriculum, parts, records, _entry(curriculum, state))
+
+
+def advance(curriculum: Curriculum, tables: Tables, records: Records, state: bytes) -> bytes:
+    """The state that follows from *records*: *state* itself, unless the stage is left, or entered for the first time.
+
+    A stage is left after ``min_attempts`` outcomes at least: for the next one at a success rate of ``promote_at`` or
+    more over its newest ``window`` outcomes, for the one before below ``demote_at``. Between the two rates nothing
+    moves, and outcomes count anew from each entry on, so that a rate at a bound does not make it go to and fro with
+    every group. One call moves by one stage at most; those without a task do not count. Other kinds than ``staged``
+    keep their state, which is empty.
+
+    Raises:
+        InvalidRequest: a component has no task, or none that is in a stage.
+    """
+    sampler = curriculum.sampler
+    if sampler.kind is not SamplerKind.STAGED:
+        return state
+    parts = parts_of(curriculum, tables)
+    check_stages(curriculum, parts)
+    entry = _entry(curriculum, state)
+    position = _position(curriculum, parts, entry)
+    if entry is None or entry.stage != sampler.stages[position].name:
+        return _entered(sampler.stages[position], parts, records)
+    now = _standing(curriculum, parts, records, entry)
+    if now.rate is None or now.outcomes < sampler.min_attempts:
+        return state
+    to: int | None = None
+    if now.rate >= sampler.promote_at:
+        to = _next_filled(curriculum, parts, range(position + 1, len(sampler.stages)))
+    elif now.rate < sampler.demote_at:
+        to = _next_filled(curriculum, parts, range(position - 1, -1, -1))
+    return state if to is None else _entered(sampler.stages[to], parts, records)
+
+
+def _has_task(stage: Stage, parts: Sequence[Part]) -> bool:
+    return any(is_in(stage, row) for part in parts for row in part.rows)
+
+
+def _next_filled(curriculum: Curriculum, parts: Sequence[Part], positions: Iterable[int]) -> int | None:
+    """The first of *positions* whose stage has a task."""
+    return next((one for one in positions if _has_task(curriculum.sampler.stages[one], parts)), None)
+
+
+def _position(curriculum: Curriculum, parts: Sequence[Part], entry: _Entry | None) -> int:
+    """The stage that was entered, or else the first one; if it lost its tasks, the one that is next to it."""
+    count = len(curriculum.sampler.stages)
+    said = [stage.name for stage in curriculum.sampler.stages].index(entry.stage) if entry else 0
+    found = _next_filled(curriculum, parts, [*range(said, count), *range(said - 1, -1, -1)])
+    return said if found is None else found
+
+
+def _standing(curriculum: Curriculum, parts: Sequence[Part], records: Records, entry: _Entry | None) -> Standing:
+    sampler = curriculum.sampler
+    position = _position(curriculum, parts, entry)
+    stage = sampler.stages[position]
+    tried = _tried(stage, parts, records)
+    since = []
+    if entry is not None and entry.stage == stage.name:  # before its entry is written, nothing counts
+        since = [(name, record, new) for name, record in tried if (new := entry.since(name, record))]
+    newest = list(islice(_newest(since), sampler.window))
+    return Standing(
+        stage=stage.name,
+        position=position,
+        outcomes=sum(new for _, _, new in since),
+        counted=len(newest),
+        rate=sum(reward >= curriculum.success_at for reward in newest) / len(newest) if newest else None,
+    )
+
+
+def _tried(stage: Stage, parts: Sequence[Part], records: Records) -> list[tuple[EnvironmentName, TaskRecord]]:
+    """Records of the stage's tasks."""
+    found: dict[tuple[EnvironmentName, str], TaskRecord] = {}  # two splits may have the same task
+    for part in parts:
+        environment = part.component.environment
+        known = records.get(environment)
+        for row in part.rows if known else ():
+            if known and (record := known.get(row.task)) and record.attempts and is_in(stage, row):
+                found[environment, row.task] = record
+    return [(environment, record) for (environment, _), record in found.items()]
+
+
+def _last_first(tried: tuple[EnvironmentName, TaskRecord]) -> tuple[float, EnvironmentName, str]:
+    """What sorts the task that was tried last before the others."""
+    environment, record = tried
+    return -record.seen_at, environment, record.task
+
+
+def _newest(since: Sequence[tuple[EnvironmentName, TaskRecord, int]]) -> Iterator[float]:
+    left = sorted(since, key=lambda one: _last_first(one[:2]))
+    depth = 1
+    while left := [one for one in left if one[2] >= depth and len(one[1].recent) >= depth]:
+        yield from (record.recent[-depth] for _, record, _ in left)
+        depth += 1
+
+
+def _entered(stage: Stage, parts: Sequence[Part], records: Records) -> bytes:
+    tried = sorted(_tried(stage, parts, records), key=_last_first)
+    marks = {_print(environment, record.task): record.attempts for environment, record in tried[:MARKED]}
+    document = {
+        "at": max((record.seen_at for _, record in tried), default=0.0),
+        "is_whole": len(tried) <= MARKED,
+        "marks": marks,
+        "stage": stage.name,
+    }
+    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _print(environment: EnvironmentName, task: str) -> str:
+    """A task's name in few bytes; two with the same one count each other's attempts, which harms little."""
+    return f"{crc32(f'{environment}/{task}'.encode()):08x}"
+
+
+def _entry(curriculum: Curriculum, state: bytes) -> _Entry | None:
+    """None: no stage was entered yet, or one that the definition does not have any more."""
+    try:
+        said = json.loads(state)
+        marks = {str(name): int(attempts) for name, attempts in said["marks"].items()}
+        entry = _Entry(stage=str(said["stage"]), at=float(said["at"]), is_whole=bool(said["is_whole"]), marks=marks)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None  # an empty one, or of another version: a stage can be told anew, and draws must go on
+    return entry if entry.stage in (stage.name for stage in curriculum.sampler.stages) else None

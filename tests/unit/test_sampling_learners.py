@@ -1,0 +1,86 @@
+"""A learner that is simulated: what a sampler gives it to learn from, counted.
+
+Its skill is a number, a task's difficulty another one, and it succeeds as often as a logistic curve of the two says. It
+learns as a trainer that centres rewards on their group's mean does: from groups in which some succeed and some fail,
+and the more the more evenly. All chance has a seed, so each count is always the same.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass, replace
+
+import pytest
+
+from gateway.core.curricula import Component, Curriculum, Outcome, Sampler, SamplerKind, Stage, TaskRecord
+from gateway.core.model import EnvironmentName
+from gateway.core.sampling import prepare
+from gateway.core.sampling_tables import TaskRow, tabulate
+from gateway.core.stages import advance
+
+MATH = EnvironmentName("math")
+TASKS, LEVELS = 48, 12
+GROUP, DRAWS, ROUNDS = 8, 8, 40
+SEEDS = range(5)
+LEVEL_STAGES = tuple(
+    Stage(name=f"level-{level}", min_difficulty=level, max_difficulty=level + 1) for level in range(LEVELS - 1)
+)
+SAMPLERS = {
+    SamplerKind.UNIFORM: Sampler(),
+    SamplerKind.TARGET_SUCCESS: Sampler(kind=SamplerKind.TARGET_SUCCESS),
+    SamplerKind.LEARNING_PROGRESS: Sampler(kind=SamplerKind.LEARNING_PROGRESS),
+    SamplerKind.STAGED: Sampler(
+        kind=SamplerKind.STAGED, stages=LEVEL_STAGES, promote_at=0.7, window=32, min_attempts=64
+    ),
+}
+
+
+@dataclass
+class Lesson:
+    """What came of it."""
+
+    skill: float = 0.0
+    learnable: int = 0
+    """Draws of tasks at which it succeeded with a chance between 0.2 and 0.8."""
+
+    def chance(self, difficulty: float) -> float:
+        return 1 / (1 + math.exp(2 * (difficulty - self.skill)))
+
+
+def taught(kind: SamplerKind, seed: int) -> Lesson:
+    """Let a learner train on a curriculum that is drawn anew from the records in each round."""
+    rows = [TaskRow(at, f"math-{at}", (), float(at % LEVELS)) for at in range(TASKS)]
+    tables = {(MATH, "train"): tabulate(MATH, "train", rows)}
+    curriculum = Curriculum(
+        name="lesson", components=(Component(environment=MATH),), sampler=SAMPLERS[kind], seed=seed, group_size=GROUP
+    )
+    records: dict[EnvironmentName, dict[str, TaskRecord]] = {MATH: {}}
+    state, lesson, luck = b"", Lesson(), random.Random(seed)
+    for round_ in range(ROUNDS):
+        state = advance(curriculum, tables, records, state)
+        prepared = prepare(curriculum, tables, records, state)
+        signal = 0.0
+        for number in range(round_ * DRAWS, (round_ + 1) * DRAWS):
+            place = prepared.draw(number)
+            chance = lesson.chance(rows[place.index].difficulty or 0.0)
+            lesson.learnable += 0.2 < chance < 0.8
+            rewards = [float(luck.random() < chance) for _ in range(GROUP)]
+            rate = sum(rewards) / GROUP
+            signal += rate * (1 - rate)
+            record = records[MATH].get(place.task, TaskRecord(environment=MATH, task=place.task))
+            for reward in rewards:
+                outcome = Outcome(environment=MATH, task=place.task, reward=reward, finished=True, steps=1, seconds=1.0)
+                record = record.after(outcome, float(number))
+            records[MATH][place.task] = record
+        lesson = replace(lesson, skill=lesson.skill + 0.2 * signal)
+    return lesson
+
+
+@pytest.mark.parametrize("kind", [kind for kind in SAMPLERS if kind is not SamplerKind.UNIFORM])
+def test_more_draws_go_to_what_can_be_learnt_and_more_is_learnt(kind: SamplerKind) -> None:
+    for seed in SEEDS:
+        plain, chosen = taught(SamplerKind.UNIFORM, seed), taught(kind, seed)
+
+        assert chosen.learnable > 1.5 * plain.learnable
+        assert chosen.skill > 1.5 * plain.skill

@@ -1,0 +1,385 @@
+"""Staged samplers: which tasks are drawn in which stage, and when it is another one."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.core.curricula import RECENT, Component, Curriculum, Outcome, Sampler, SamplerKind, Stage, TaskRecord
+from gateway.core.curriculum_ports import MAX_STATE_BYTES
+from gateway.core.errors import InvalidRequest
+from gateway.core.model import EnvironmentName
+from gateway.core.sampling import prepare
+from gateway.core.sampling_tables import Tables, TaskRow, tabulate
+from gateway.core.stages import MARKED, Standing, advance, empty_stages, standing
+
+MATH, GAME = EnvironmentName("math"), EnvironmentName("game")
+EASY, MIDDLE, HARD = Stage(name="easy", max_difficulty=1), Stage(name="middle", tags=("mid",)), Stage(name="hard")
+HARD = replace(HARD, min_difficulty=3)
+MIN, WINDOW = 8, 4
+
+
+class World:
+    """One environment of twelve tasks, four in each of three stages, and records as a store would keep them."""
+
+    def __init__(self, *, seen: Mapping[str, int] | None = None) -> None:
+        rows = [
+            TaskRow(at, f"math-{at}", ("mid",) if 4 <= at < 8 else (), (0.0, 2.0, 3.0)[at // 4]) for at in range(12)
+        ]
+        self.tables: Tables = {(MATH, "train"): tabulate(MATH, "train", rows)}
+        self.records: dict[EnvironmentName, dict[str, TaskRecord]] = {MATH: {}}
+        self.curriculum = staged(EASY, MIDDLE, HARD)
+        self.state = b""
+        self.now = 0.0
+
+    def told(self, index: int, *rewards: float) -> World:
+        """Sessions on a task end with *rewards*."""
+        task = f"math-{index}"
+        for reward in rewards:
+            self.now += 1.0
+            outcome = Outcome(environment=MATH, task=task, reward=reward, finished=True, steps=1, seconds=1.0)
+            before = self.records[MATH].get(task, TaskRecord(environment=MATH, task=task))
+            self.records[MATH][task] = before.after(outcome, self.now)
+        return self
+
+    def moved(self) -> str:
+        """The stage after an advance."""
+        self.state = advance(self.curriculum, self.tables, self.records, self.state)
+        return self.standing.stage
+
+    @property
+    def standing(self) -> Standing:
+        return standing(self.curriculum, self.tables, self.records, self.state)
+
+    def drawn(self, count: int = 400) -> Counter[int]:
+        prepared = prepare(self.curriculum, self.tables, self.records, self.state)
+        assert prepared.stage == self.standing.stage
+        return Counter(prepared.draw(number).index for number in range(count))
+
+
+def staged(*stages: Stage, components: Sequence[Component] = (Component(environment=MATH),)) -> Curriculum:
+    sampler = Sampler(
+        kind=SamplerKind.STAGED, stages=stages, min_attempts=MIN, window=WINDOW, promote_at=0.75, demote_at=0.25
+    )
+    return Curriculum(name="steps", components=tuple(components), sampler=sampler)
+
+
+def at_stage(name: str) -> World:
+    """A world whose curriculum came to the stage of *name* by successes."""
+    world = World()
+    for index, stage in enumerate(("easy", "middle", "hard")):
+        if world.moved() == name:
+            return world
+        assert world.standing.stage == stage
+        world.told(4 * index, *[1.0] * MIN)
+    raise AssertionError(name)
+
+
+# -- which tasks ----------------------------------------------------------------------------------------------------
+
+
+def test_the_first_stage_is_drawn_from_at_first_and_alone() -> None:
+    world = World()
+
+    drawn = world.drawn()
+
+    assert sorted(drawn) == [0, 1, 2, 3]
+    assert all(abs(times - 100) < 30 for times in drawn.values())
+
+
+def test_a_share_of_draws_reviews_all_stages_that_were_passed() -> None:
+    world = at_stage("hard")
+
+    drawn = world.drawn(4000)
+
+    assert sorted(drawn) == list(range(12))
+    assert abs(sum(drawn[index] for index in range(8)) / 4000 - world.curriculum.sampler.review) < 0.015
+    prepared = prepare(world.curriculum, world.tables, world.records, world.state)
+    assert prepared.weight_of(MATH, "train", 0) == pytest.approx(0.1 / 8)
+    assert prepared.weight_of(MATH, "train", 9) == pytest.approx(0.9 / 4)
+    assert [place.index for place, _ in prepared.heaviest(4)] == [8, 9, 10, 11]
+
+
+def test_without_review_only_the_present_stage_is_drawn_from() -> None:
+    world = at_stage("middle")
+    world.curriculum = replace(world.curriculum, sampler=replace(world.curriculum.sampler, review=0.0))
+
+    assert sorted(world.drawn()) == [4, 5, 6, 7]
+
+
+def test_a_task_that_is_in_two_stages_is_drawn_by_both_shares() -> None:
+    world = at_stage("middle")
+    world.curriculum = staged(EASY, Stage(name="middle", max_difficulty=2))
+
+    prepared = prepare(world.curriculum, world.tables, world.records, world.state)
+
+    assert prepared.weight_of(MATH, "train", 0) == pytest.approx(0.9 / 8 + 0.1 / 4)
+    assert prepared.weight_of(MATH, "train", 5) == pytest.approx(0.9 / 8)
+
+
+def test_bounds_leave_out_tasks_without_a_difficulty_and_are_inclusive() -> None:
+    world = World()
+    rows = [TaskRow(0, "a", (), None), TaskRow(1, "b", (), 1.0), TaskRow(2, "c", (), 2.0), TaskRow(3, "d", (), 2.5)]
+    world.tables = {(MATH, "train"): tabulate(MATH, "train", rows)}
+    world.curriculum = staged(Stage(name="some", min_difficulty=1, max_difficulty=2), Stage(name="all"))
+
+    assert sorted(world.drawn()) == [1, 2]
+
+
+# -- when it moves --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("start", "rewards", "stage"),
+    [
+        pytest.param("easy", [1.0] * MIN, "middle", id="promoted"),
+        pytest.param("easy", [1.0] * (MIN - 1), "easy", id="not before there were outcomes enough"),
+        pytest.param("easy", [0.0] * 30, "easy", id="there is nothing before the first"),
+        pytest.param("middle", [0.0] * MIN, "easy", id="demoted"),
+        pytest.param("middle", [0.0] * (MIN - 1), "middle", id="not demoted before there were outcomes enough"),
+        pytest.param("middle", [0.0, 1.0] * 10, "middle", id="between the two rates nothing moves"),
+        pytest.param("middle", [0.0] * 20 + [1.0, 0.0, 1.0, 1.0], "hard", id="only the newest outcomes count"),
+        pytest.param("middle", [1.0] * 20 + [0.0, 0.0, 1.0, 0.0], "middle", id="the rate below which is exclusive"),
+        pytest.param("hard", [1.0] * 30, "hard", id="there is nothing after the last"),
+        pytest.param("middle", [0.999] * MIN, "easy", id="a success is a reward of 1 or more"),
+    ],
+)
+def test_a_stage_is_left_by_the_success_rate_of_its_newest_outcomes(
+    start: str, rewards: list[float], stage: str
+) -> None:
+    world = at_stage(start)
+    index = {"easy": 0, "middle": 4, "hard": 8}[start]
+
+    world.told(index, *rewards)
+
+    assert world.moved() == stage
+
+
+def test_one_call_moves_by_one_stage_and_the_next_one_by_none() -> None:
+    world = at_stage("easy").told(0, *[1.0] * 30).told(4, *[1.0] * 30)
+
+    assert world.moved() == "middle"
+    entered = world.state
+    assert world.moved() == "middle"
+    assert world.state is entered
+
+
+def test_what_was_known_before_the_first_call_does_not_count() -> None:
+    world = World().told(0, *[1.0] * 30)
+
+    assert world.standing == Standing(stage="easy", position=0, outcomes=0, counted=0, rate=None)
+    assert world.moved() == "easy"
+    assert world.told(0, *[1.0] * (MIN - 1)).moved() == "easy"
+    assert world.told(1, 1.0).moved() == "middle"
+
+
+def test_outcomes_count_anew_each_time_that_a_stage_is_entered() -> None:
+    world = at_stage("middle").told(4, *[0.0] * MIN)
+    assert world.moved() == "easy"
+
+    assert world.standing == Standing(stage="easy", position=0, outcomes=0, counted=0, rate=None)
+    assert world.told(0, *[1.0] * (MIN - 1)).moved() == "easy"  # the successes before it was left are not these
+    assert world.told(1, 1.0).moved() == "middle"
+
+
+def test_rewards_from_before_the_entry_are_not_taken_for_newer_ones() -> None:
+    """Of a task with few attempts since, older rewards would be the next ones."""
+    world = at_stage("middle").told(4, *[0.0] * MIN)
+    world.moved()
+    world.told(0, 0.0).told(1, *[1.0] * 20)
+
+    # One of task 0, which had eight successes before, and three of task 1.
+    assert world.standing == Standing(stage="easy", position=0, outcomes=21, counted=4, rate=0.75)
+
+
+def test_the_rate_is_told_from_all_tasks_that_were_tried_and_not_from_the_last_group() -> None:
+    world = at_stage("easy").told(0, *[0.0] * 8).told(1, *[0.0] * 8).told(2, *[0.0] * 8).told(3, *[1.0] * 8)
+
+    assert world.standing.rate == 0.25
+
+
+def test_outcomes_of_other_stages_do_not_count() -> None:
+    world = at_stage("easy").told(5, *[1.0] * 30).told(9, *[1.0] * 30)
+
+    assert world.standing.outcomes == 0
+    assert world.moved() == "easy"
+
+
+def test_outcomes_beyond_the_rewards_that_are_kept_count_too() -> None:
+    world = at_stage("easy").told(0, *[0.0, 1.0] * RECENT)
+
+    assert (world.standing.outcomes, world.standing.counted) == (2 * RECENT, WINDOW)
+
+
+def test_a_record_that_was_forgotten_and_began_anew_counts_from_its_beginning() -> None:
+    world = at_stage("middle").told(4, *[0.0] * MIN)
+    world.moved()
+    del world.records[MATH]["math-0"]
+
+    world.told(0, 1.0, 1.0, 1.0)
+
+    assert world.standing.outcomes == 3
+
+
+def test_a_replica_that_is_behind_does_not_count_old_attempts_as_new_ones() -> None:
+    world = at_stage("easy").told(0, *[1.0] * (MIN - 1))
+    behind = {MATH: dict(world.records[MATH])}
+    world.told(0, 1.0)
+    assert world.moved() == "middle"
+    world.told(4, *[0.0] * MIN)
+    assert world.moved() == "easy"
+
+    assert advance(world.curriculum, world.tables, behind, world.state) is world.state
+    assert standing(world.curriculum, world.tables, behind, world.state).outcomes == 0
+
+
+def test_a_task_that_two_splits_have_counts_once() -> None:
+    world = World()
+    world.tables = {**world.tables, (MATH, "more"): replace(world.tables[MATH, "train"], split="more")}
+    both = (Component(environment=MATH), Component(environment=MATH, split="more"))
+    world.curriculum = staged(EASY, components=both)
+    world.moved()
+
+    world.told(0, 1.0, 0.0)
+
+    assert (world.standing.outcomes, world.standing.counted) == (2, 2)
+
+
+@given(st.lists(st.tuples(st.integers(0, 11), st.sampled_from([0.0, 1.0])), max_size=150))
+def test_outcomes_are_counted_as_a_book_of_all_of_them_counts(outcomes: list[tuple[int, float]]) -> None:
+    world = World()
+    stage, book = world.moved(), list[tuple[int, float]]()
+
+    for index, reward in outcomes:
+        world.told(index, reward)
+        book += [(index, reward)] if index // 4 == world.standing.position else []
+
+        now = world.standing
+        newest: dict[int, list[float]] = {}
+        for tried, told in reversed(book):
+            newest.setdefault(tried, []).append(told)
+        told_by_depth = [told[depth] for depth in range(150) for told in newest.values() if depth < len(told)][:WINDOW]
+        assert (now.outcomes, now.counted) == (len(book), len(told_by_depth))
+        assert now.rate == (sum(told_by_depth) / len(told_by_depth) if book else None)
+        if world.moved() != stage:
+            stage, book = world.standing.stage, []
+
+
+# -- stages and components without tasks ----------------------------------------------------------------------------
+
+
+def mixture(*stages: Stage) -> tuple[Curriculum, Tables]:
+    """Math is easy and hard, games are hard only."""
+    maths = [TaskRow(at, f"math-{at}", (), float(3 * (at % 2))) for at in range(8)]
+    games = [TaskRow(at, f"game-{at}", (), 3.0) for at in range(4)]
+    some = {(MATH, "train"): tabulate(MATH, "train", maths), (GAME, "train"): tabulate(GAME, "train", games)}
+    return staged(*stages, components=(Component(environment=MATH), Component(environment=GAME, weight=3))), some
+
+
+def test_a_stage_without_tasks_in_one_component_draws_from_the_others() -> None:
+    curriculum, some = mixture(EASY, HARD)
+    late = json.dumps({"stage": "hard", "at": 0, "is_whole": True, "marks": {}}).encode()
+
+    assert prepare(curriculum, some, {}).shares() == {MATH: 1.0, GAME: 0.0}
+    # Of the tenth that is review all is math, of the rest a quarter.
+    assert prepare(curriculum, some, {}, late).shares() == pytest.approx({MATH: 0.1 + 0.9 / 4, GAME: 0.9 * 3 / 4})
+
+
+def test_a_stage_without_any_task_is_passed_over_both_ways() -> None:
+    nothing = Stage(name="nothing", tags=("misspelt",))
+    world = World()
+    world.curriculum = staged(nothing, EASY, nothing, HARD, nothing)
+
+    assert world.moved() == "easy"
+    assert sorted(world.drawn()) == [0, 1, 2, 3]
+    assert world.told(0, *[1.0] * MIN).moved() == "hard"
+    assert world.told(8, *[1.0] * MIN).moved() == "hard"
+    assert world.told(8, *[0.0] * MIN).moved() == "easy"
+    assert world.told(0, *[0.0] * MIN).moved() == "easy"
+    assert empty_stages(world.curriculum, world.tables) == [nothing] * 3
+
+
+def test_a_component_that_is_in_no_stage_is_refused_by_name() -> None:
+    curriculum, some = mixture(EASY)
+
+    for refused in (
+        lambda: prepare(curriculum, some, {}),
+        lambda: advance(curriculum, some, {}, b""),
+        lambda: standing(curriculum, some, {}, b""),
+    ):
+        with pytest.raises(InvalidRequest, match=r"components\[1\]: no task of game/train is in any stage"):
+            refused()
+
+
+def test_a_staged_sampler_without_stages_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match=r"sampler.stages: a staged sampler needs at least one"):
+        prepare(staged(), World().tables, {})
+
+
+# -- the state ------------------------------------------------------------------------------------------------------
+
+
+def test_other_samplers_have_no_state() -> None:
+    world = World()
+
+    for kind in set(SamplerKind) - {SamplerKind.STAGED}:
+        other = replace(world.curriculum, sampler=Sampler(kind=kind))
+        assert advance(other, world.tables, world.records, b"") == b""
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        b"",
+        b"\xff",
+        b"[]",
+        b'{"stage":"middle"}',
+        b'{"stage":"middle","at":0,"is_whole":true,"marks":[]}',
+        b'{"stage":"gone","at":0,"is_whole":true,"marks":{}}',
+    ],
+)
+def test_a_state_of_no_use_is_the_beginning(state: bytes) -> None:
+    world = World()
+    world.state = state
+
+    assert sorted(world.drawn()) == [0, 1, 2, 3]
+    assert world.moved() == "easy"
+    assert world.state != state
+
+
+def test_a_stage_that_lost_its_tasks_gives_way_to_the_next_one() -> None:
+    world = at_stage("middle")
+    rows = world.tables[MATH, "train"].rows
+    world.tables = {(MATH, "train"): tabulate(MATH, "train", [row for row in rows if not row.tags])}
+
+    assert sorted(index for index in world.drawn() if index > 3) == [8, 9, 10, 11]
+    assert world.standing.outcomes == 0
+    assert world.moved() == "hard"
+
+
+def test_the_state_of_a_stage_with_many_tasks_fits_and_counts_what_is_certainly_new() -> None:
+    count = 3 * MARKED
+    world = World()
+    rows = [TaskRow(at, f"math-{at}", (), float(at // count)) for at in range(2 * count)]
+    world.tables = {(MATH, "train"): tabulate(MATH, "train", rows)}
+    world.curriculum = staged(Stage(name="easy", max_difficulty=0), Stage(name="hard", min_difficulty=1))
+    for index in range(count):
+        made = TaskRecord(
+            environment=MATH, task=f"math-{index}", attempts=10**6, seen_at=1.0 + index, recent=(1.0,) * 9
+        )
+        world.records[MATH][made.task] = made
+    world.now = 1.0 + count
+    world.moved()
+    # As a string within another JSON document, which doubles what quotes take.
+    assert len(json.dumps({"sampler": world.state.decode()})) < MAX_STATE_BYTES
+
+    world.told(0, 0.0, 0.0, 0.0).told(count - 1, 0.0, 0.0, 0.0)
+
+    # Of the task that was tried last all three, of the other one, which is not remembered, the newest.
+    assert world.standing == Standing(stage="easy", position=0, outcomes=4, counted=4, rate=0.0)

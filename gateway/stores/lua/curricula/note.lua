@@ -1,0 +1,80 @@
+-- Bring outcomes into their tasks' records.
+-- ARGV: how long a lease is remembered (s), the most records of an environment, how many rewards a record keeps, how many
+--   removed records are remembered, an epoch for environments that have none, then environment, task, reward, whether
+--   it finished (1 or 0), steps, seconds, policy and lease ('' for none) of each
+-- Returns how many counted.
+
+local told_ms = whole(math.ceil(tonumber(ARGV[1]) * 1000))
+local max_records, recent_kept, gone_kept = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local seen_at, counted, books = exact(now / 1000), 0, {}
+
+local function read(environment, task)
+  local kept = redis.call('HGET', key('curriculum_records', environment), task)
+  if not kept then
+    return {attempts = 0, finished = 0, mean = 0, spread = 0, steps = 0, seconds = 0, recent = '', is_new = true}
+  end
+  local attempts, finished, mean, spread, steps, seconds, recent =
+    string.match(kept, '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+) %S+\n([^\n]*)\n')
+  return {attempts = tonumber(attempts), finished = tonumber(finished), mean = tonumber(mean),
+    spread = tonumber(spread), steps = tonumber(steps), seconds = tonumber(seconds), recent = recent}
+end
+
+local function add(record, reward, finished, steps, seconds, policy)
+  -- As TaskRecord.after in core/curricula.py has it, in the same order: so every digit is the same.
+  local attempts = record.attempts + 1
+  local delta = tonumber(reward) - record.mean
+  local mean = record.mean + delta / attempts
+  record.attempts = attempts
+  record.finished = record.finished + tonumber(finished)
+  record.mean = mean
+  record.spread = record.spread + delta * (tonumber(reward) - mean)
+  record.steps = record.steps + (tonumber(steps) - record.steps) / attempts
+  record.seconds = record.seconds + (tonumber(seconds) - record.seconds) / attempts
+  record.policy = policy
+  record.recent = record.recent == '' and reward or record.recent .. ' ' .. reward
+  local _, gaps = string.gsub(record.recent, ' ', ' ')
+  for _ = recent_kept, gaps do
+    record.recent = string.match(record.recent, ' (.*)$')
+  end
+end
+
+local function write(environment, task, record)
+  local head = {whole(record.attempts), whole(record.finished), exact(record.mean), exact(record.spread),
+    exact(record.steps), exact(record.seconds), seen_at}
+  redis.call('HSET', key('curriculum_records', environment), task,
+    table.concat(head, ' ') .. '\n' .. record.recent .. '\n' .. record.policy)
+  redis.call('ZADD', key('curriculum_changed', environment), whole(record.number), task)
+  if record.is_new then
+    redis.call('ZREM', key('curriculum_gone', environment), task)
+  end
+end
+
+for i = 6, #ARGV, 8 do
+  local environment, task, lease = ARGV[i], ARGV[i + 1], ARGV[i + 7]
+  if lease == '' or redis.call('SET', key('curriculum_told', lease), '1', 'PX', told_ms, 'NX') then
+    local book = books[environment]
+    if not book then
+      book = {number = changes_begin(environment, ARGV[5]), records = {}}
+      books[environment] = book
+    end
+    local record = book.records[task] or read(environment, task)
+    add(record, ARGV[i + 2], ARGV[i + 3], ARGV[i + 4], ARGV[i + 5], ARGV[i + 6])
+    book.number = book.number + 1
+    record.number = book.number
+    book.records[task] = record
+    counted = counted + 1
+  end
+end
+
+for environment, book in pairs(books) do
+  for task, record in pairs(book.records) do
+    write(environment, task, record)
+  end
+  local changed = key('curriculum_changed', environment)
+  local over = redis.call('ZCARD', changed) - max_records
+  if over > 0 then
+    book.number = remove_records(environment, redis.call('ZRANGE', changed, 0, over - 1), book.number, gone_kept)
+  end
+  changes_end(environment, book.number)
+end
+return counted

@@ -1,0 +1,306 @@
+"""Curricula of a gateway that is one process: in dictionaries, gone with it.
+
+No method awaits between reading and writing, so each is atomic on the event loop.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from heapq import merge
+from itertools import islice, takewhile
+
+from gateway.core.curricula import Outcome, TaskRecord
+from gateway.core.curriculum_ports import (
+    MAX_DEFINITION_BYTES,
+    MAX_DEFINITIONS,
+    MAX_DRAWN_BYTES,
+    MAX_HANDLES,
+    MAX_OUTCOMES,
+    MAX_RECORDS,
+    MAX_STATE_BYTES,
+    TOLD_S,
+    Drawn,
+    RecordPage,
+    Turn,
+)
+from gateway.core.errors import InvalidRequest
+from gateway.core.model import EnvironmentName
+from gateway.stores.deadlines import Deadlines
+from gateway.stores.memory_handles import Draws
+
+PAGE_RECORDS = 2_000
+"""Changes in one page, at most."""
+GONE_KEPT = 10_000
+"""Names of an environment's removed records that are remembered; who missed more than these begins anew."""
+MAX_GROUP_S = 10 * 365 * 86_400.0
+"""A group's time is cut to this."""
+
+_VERSION = re.compile(r"(?P<epoch>[0-9a-f]+):(?P<known>[0-9]{1,15}):(?P<base>[0-9]{1,15})")
+
+
+class _Book:
+    """The records of one environment, with the number of the last change of each."""
+
+    def __init__(self) -> None:
+        self.epoch = uuid.uuid4().hex
+        self.number = 0
+        self.floor = 0
+        """The number of the last removal that is no longer remembered."""
+        self.records: dict[str, TaskRecord] = {}
+        self.changed: dict[str, int] = {}
+        """In the order of the numbers, as is `gone`."""
+        self.gone: dict[str, int] = {}
+
+    def keep(self, record: TaskRecord) -> None:
+        self.gone.pop(record.task, None)
+        self.changed.pop(record.task, None)
+        self.number += 1
+        self.changed[record.task] = self.number
+        self.records[record.task] = record
+
+    def remove(self, task: str, *, gone_kept: int) -> bool:
+        if self.records.pop(task, None) is None:
+            return False
+        del self.changed[task]
+        self.number += 1
+        self.gone[task] = self.number
+        while len(self.gone) > gone_kept:
+            self.floor = self.gone.pop(next(iter(self.gone)))
+        return True
+
+    def since(self, version: str, limit: int) -> RecordPage:
+        reached = self._reached(version)
+        known, base = reached or (0, self.number)
+        live = [(number, task) for task, number in _after(self.changed, known)]
+        gone = [(number, task) for task, number in _after(self.gone, max(known, base))]
+        listed = list(islice(merge(live, gone), limit))
+        is_last = len(listed) == len(live) + len(gone)
+        known = self.number if is_last else listed[-1][0]
+        return RecordPage(
+            version=f"{self.epoch}:{known}:{max(known, base)}",
+            is_whole=reached is None,
+            is_last=is_last,
+            records=[self.records[task] for _, task in listed if task in self.records],
+            removed=[task for _, task in listed if task not in self.records],
+        )
+
+    def _reached(self, version: str) -> tuple[int, int] | None:
+        """Up to which change everything is known, and after which one removals are to be told; None: begin anew."""
+        found = _VERSION.fullmatch(version)
+        if found is None or found["epoch"] != self.epoch or int(found["base"]) < self.floor:
+            return None
+        return int(found["known"]), int(found["base"])
+
+
+class MemoryCurriculumStore:
+    """Curricula of one process; the seam is ``core.curriculum_ports.CurriculumStore``."""
+
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float] | None = None,
+        max_records: int = MAX_RECORDS,
+        max_handles: int = MAX_HANDLES,
+        max_definitions: int = MAX_DEFINITIONS,
+        page_records: int = PAGE_RECORDS,
+        gone_kept: int = GONE_KEPT,
+    ) -> None:
+        """*clock*: Unix time (s) that never goes back; by default that of now, and steady from here on.
+
+        The limits are those above and of the seam; tests have smaller ones.
+        """
+        self._clock = steady_clock() if clock is None else clock
+        self._max_records = max_records
+        self._max_handles = max_handles
+        self._max_definitions = max_definitions
+        self._page_records = page_records
+        self._gone_kept = gone_kept
+        self._books: dict[EnvironmentName, _Book] = {}
+        self._told: Deadlines[str] = Deadlines()
+        self._draws: dict[str, Draws] = {}
+        self._states: dict[str, tuple[int, bytes]] = {}
+        self._definitions: dict[str, bytes] = {}
+        self._definitions_version = ""
+
+    # -- records --------------------------------------------------------------------------------------------------
+
+    async def note(self, outcomes: Sequence[Outcome]) -> int:
+        check_outcomes(outcomes)
+        now = self._clock()
+        while self._told.pop(now) is not None:
+            pass
+        counted = 0
+        books: set[EnvironmentName] = set()
+        for outcome in outcomes:
+            if outcome.lease in self._told:
+                continue
+            if outcome.lease:
+                self._told.set(outcome.lease, now + TOLD_S)
+            book = self._books.setdefault(outcome.environment, _Book())
+            before = book.records.get(outcome.task)
+            if before is None:
+                before = TaskRecord(environment=outcome.environment, task=outcome.task)
+            book.keep(before.after(outcome, now))
+            books.add(outcome.environment)
+            counted += 1
+        for environment in books:
+            book = self._books[environment]
+            for task in list(islice(book.changed, max(0, len(book.records) - self._max_records))):
+                book.remove(task, gone_kept=self._gone_kept)
+        return counted
+
+    async def records(self, environment: EnvironmentName, since: str = "") -> RecordPage:
+        book = self._books.get(environment)
+        if book is None:
+            return RecordPage(version="", is_whole=True, is_last=True, records=[], removed=[])
+        return book.since(since, self._page_records)
+
+    async def forget(self, environment: EnvironmentName, task: str = "") -> int:
+        book = self._books.get(environment)
+        if book is None:
+            return 0
+        if task:
+            return int(book.remove(task, gone_kept=self._gone_kept))
+        del self._books[environment]
+        return len(book.records)
+
+    # -- draws ----------------------------------------------------------------------------------------------------
+
+    async def join(self, curriculum: str, handle: int, *, member: str, group_size: int, group_s: float) -> Drawn | Turn:
+        check_handle(curriculum, handle, self._max_handles)
+        group_s = check_group(group_size, group_s)
+        draws = self._draws.setdefault(curriculum, Draws())
+        return draws.join(handle, member, group_size=group_size, group_s=group_s, now=self._clock())
+
+    async def propose(self, curriculum: str, handle: int, turn: Turn, place: bytes, *, member: str) -> Drawn | None:
+        check_handle(curriculum, handle, self._max_handles)
+        check_place(place)
+        draws = self._draws.get(curriculum)
+        return None if draws is None else draws.propose(handle, turn.number, place, member, now=self._clock())
+
+    async def leave(self, curriculum: str, handle: int, *, member: str) -> None:
+        if (draws := self._draws.get(curriculum)) is not None:
+            draws.leave(handle, member, now=self._clock())
+
+    async def numbers(self, curriculum: str, count: int) -> int:
+        check_count(count)
+        return self._draws.setdefault(curriculum, Draws()).numbers(count)
+
+    # -- state ----------------------------------------------------------------------------------------------------
+
+    async def state(self, curriculum: str) -> tuple[int, bytes]:
+        return self._states.get(curriculum, (0, b""))
+
+    async def set_state(self, curriculum: str, version: int, state: bytes) -> bool:
+        check_state(state)
+        if self._states.get(curriculum, (0, b""))[0] != version:
+            return False
+        self._states[curriculum] = (version + 1, state)
+        return True
+
+    async def reset(self, curriculum: str) -> None:
+        self._forget(curriculum)
+
+    # -- definitions that came by the API -------------------------------------------------------------------------
+
+    async def define(self, curriculum: str, body: bytes) -> None:
+        check_definition(curriculum, body)
+        if curriculum not in self._definitions and len(self._definitions) >= self._max_definitions:
+            raise full_of_definitions(self._max_definitions)
+        self._definitions[curriculum] = body
+        self._definitions_version = uuid.uuid4().hex
+
+    async def undefine(self, curriculum: str) -> bool:
+        if self._definitions.pop(curriculum, None) is None:
+            return False
+        self._definitions_version = uuid.uuid4().hex
+        self._forget(curriculum)
+        return True
+
+    async def definitions(self) -> tuple[str, dict[str, bytes]]:
+        return self._definitions_version, dict(self._definitions)
+
+    async def definitions_version(self) -> str:
+        return self._definitions_version
+
+    async def aclose(self) -> None:
+        """Do nothing; the Redis store lets go of its connections here."""
+
+    def _forget(self, curriculum: str) -> None:
+        self._draws.pop(curriculum, None)
+        self._states.pop(curriculum, None)
+
+
+def steady_clock() -> Callable[[], float]:
+    """Make a clock of Unix time that does not jump with the machine's."""
+    ahead_s = time.time() - time.monotonic()
+    return lambda: time.monotonic() + ahead_s
+
+
+def _after(changes: dict[str, int], known: int) -> list[tuple[str, int]]:
+    """Those with a number above *known*, lowest first; *changes* are in the order of their numbers."""
+    newest_first = takewhile(lambda change: change[1] > known, reversed(changes.items()))
+    return list(newest_first)[::-1]
+
+
+def check_outcomes(outcomes: Sequence[Outcome]) -> None:
+    """Raise ``InvalidRequest`` for what no store takes, whatever it holds."""
+    if len(outcomes) > MAX_OUTCOMES:
+        raise InvalidRequest(f"{len(outcomes)} outcomes at once; at most {MAX_OUTCOMES} are taken")
+    for outcome in outcomes:
+        if not outcome.environment or not outcome.task:
+            raise InvalidRequest(f"the outcome of lease {outcome.lease!r} names no environment, or no task")
+        for name in ("reward", "steps", "seconds"):
+            if not _is_finite(getattr(outcome, name)):
+                raise InvalidRequest(f"the outcome of {outcome.task!r}: {name} is not a finite number")
+
+
+def _is_finite(number: float) -> bool:
+    try:
+        return math.isfinite(number)
+    except OverflowError:  # a whole number with hundreds of digits
+        return False
+
+
+def check_handle(curriculum: str, handle: int, limit: int) -> None:
+    if not 0 <= handle < limit:
+        raise InvalidRequest(f"the curriculum {curriculum!r} has no handle {handle}: they are 0 to {limit - 1} at most")
+
+
+def check_group(group_size: int, group_s: float) -> float:
+    """Raise ``InvalidRequest`` for a group that nobody could join; its time (s), cut to `MAX_GROUP_S`."""
+    if group_size < 1:
+        raise InvalidRequest(f"a group of {group_size}; it has at least 1 member")
+    if not group_s > 0:
+        raise InvalidRequest(f"a group of {group_s} seconds; its time is positive")
+    return min(group_s, MAX_GROUP_S)
+
+
+def check_place(place: bytes) -> None:
+    if len(place) > MAX_DRAWN_BYTES:
+        raise InvalidRequest(f"a draw of {len(place)} bytes; at most {MAX_DRAWN_BYTES} are taken")
+
+
+def check_count(count: int) -> None:
+    if count < 0:
+        raise InvalidRequest(f"{count} draw numbers; it is 0 or more")
+
+
+def check_state(state: bytes) -> None:
+    if len(state) > MAX_STATE_BYTES:
+        raise InvalidRequest(f"a sampler's state of {len(state)} bytes; at most {MAX_STATE_BYTES} are taken")
+
+
+def check_definition(curriculum: str, body: bytes) -> None:
+    if len(body) > MAX_DEFINITION_BYTES:
+        raise InvalidRequest(
+            f"the definition of {curriculum!r} has {len(body)} bytes; at most {MAX_DEFINITION_BYTES} are taken"
+        )
+
+
+def full_of_definitions(limit: int) -> InvalidRequest:
+    return InvalidRequest(f"there would be more than {limit} curricula that came by the API")

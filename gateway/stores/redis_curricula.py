@@ -1,0 +1,269 @@
+"""Curricula in Redis: each operation is one Lua script (``lua/curricula/``), as in `stores.redis`, or one command.
+
+Nothing is published: a replica asks for what changed since the version that it knows.
+
+Keys (all begin with ``{prefix}:``; an era is a random name that a curriculum's draws get with the first of them)
+
+=========================================  ======  =====================================  ============================
+key                                        type    holds                                  lives until
+=========================================  ======  =====================================  ============================
+curriculum_records:<environment>           hash    task → attempts, finished, mean,       all are forgotten; beyond
+                                                   spread, steps, seconds, when it was    the most of them the ones
+                                                   seen; the newest rewards; policy       that were unseen for longest
+curriculum_changed:<environment>           zset    tasks with a record, by the number of  its last record goes
+                                                   their last change
+curriculum_gone:<environment>              zset    tasks whose record went, by the        pruned to the last 10,000
+                                                   number of that change
+curriculum_changes:<environment>           hash    epoch and number of the last change,   all are forgotten
+                                                   number of the last pruned one
+curriculum_told:<digest>                   string  an outcome of this lease was counted   600 s
+curriculum:<name>                          hash    era and next number of its draws;      it is reset or undefined
+                                                   a sampler's state and its version
+curriculum_turns:<name>                    hash    handle → number of the draw that is    each is drawn; the
+                                                   due, size and time of its group        curriculum is reset
+curriculum_group:<era>:<handle>            hash    the newest group of a handle: number   `group_s` after its draw
+                                                   and place of its draw, size, places
+                                                   that are held
+curriculum_member:<era>:<handle>:<digest>  string  an opening's place in a group: number  its group's time is over
+                                                   and place of the draw
+curriculum_definitions                     hash    name → definition                      its last one goes
+curriculum_version                         string  the version of the definitions         for ever
+=========================================  ======  =====================================  ============================
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import uuid
+from collections.abc import Sequence
+from importlib import resources
+from typing import Any
+
+from gateway.core.curricula import RECENT, Outcome, TaskRecord
+from gateway.core.curriculum_ports import (
+    MAX_DEFINITIONS,
+    MAX_HANDLES,
+    MAX_RECORDS,
+    TOLD_S,
+    Drawn,
+    RecordPage,
+    Turn,
+)
+from gateway.core.errors import StoreUnavailable
+from gateway.core.model import EnvironmentName
+from gateway.stores.memory_curricula import (
+    GONE_KEPT,
+    PAGE_RECORDS,
+    check_count,
+    check_definition,
+    check_group,
+    check_handle,
+    check_outcomes,
+    check_place,
+    check_state,
+    full_of_definitions,
+)
+from gateway.stores.redis_link import Link, Script
+from gateway.stores.redis_records import packed, text
+
+PAGE_BYTES = 2**20
+"""The most in one page, but for its last record: some milliseconds of Redis' time."""
+
+
+def scripts() -> dict[str, Script]:
+    """Read the operations, each with both preludes before it, by their names."""
+    folder = resources.files("gateway.stores") / "lua"
+    texts = {
+        entry.name.removesuffix(".lua"): entry.read_bytes()
+        for entry in (folder / "curricula").iterdir()
+        if entry.name.endswith(".lua")
+    }
+    prelude = (folder / "prelude.lua").read_bytes() + b"\n" + texts.pop("prelude")
+    whole = {name: prelude + b"\n" + text for name, text in texts.items()}
+    return {name: Script(text, hashlib.sha1(text, usedforsecurity=False).hexdigest()) for name, text in whole.items()}
+
+
+class _CurriculumLink(Link):
+    """A link whose operations are those on curricula, and which takes bytes, too."""
+
+    def __init__(self, url: str, *, root: str) -> None:
+        super().__init__(url, root=root)
+        self._scripts = scripts()
+
+    def begin(self, name: str, *arguments: str | float | bytes, urgent: bool = False) -> asyncio.Task[Any]:
+        given = [value if isinstance(value, bytes) else packed(value) for value in arguments]
+        return self.detach(self._evaluate(self._scripts[name], given, urgent=urgent))
+
+    async def run(self, name: str, *arguments: str | float | bytes, urgent: bool = False) -> Any:
+        return await asyncio.shield(self.begin(name, *arguments, urgent=urgent))
+
+
+class RedisCurriculumStore:
+    """Curricula of all replicas; the seam is ``core.curriculum_ports.CurriculumStore``."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        prefix: str = "gateway",
+        max_records: int = MAX_RECORDS,
+        max_handles: int = MAX_HANDLES,
+        max_definitions: int = MAX_DEFINITIONS,
+        page_records: int = PAGE_RECORDS,
+        page_bytes: int = PAGE_BYTES,
+        gone_kept: int = GONE_KEPT,
+    ) -> None:
+        """Connect to nothing yet: connections are made as they are needed.
+
+        Args:
+            url: as `stores.redis.RedisStore`; never logged.
+            prefix: of every key; the same as the other store's, which keeps the clock right.
+            max_records, max_handles, max_definitions: the limits of the seam; tests have smaller ones.
+            page_records, page_bytes: the most in one page of records.
+            gone_kept: names of an environment's removed records that are remembered.
+        """
+        self._root = f"{{{prefix}}}"
+        self._max_records = max_records
+        self._max_handles = max_handles
+        self._max_definitions = max_definitions
+        self._page = page_records, page_bytes
+        self._gone_kept = gone_kept
+        self._link = _CurriculumLink(url, root=self._root)
+
+    # -- records --------------------------------------------------------------------------------------------------
+
+    async def note(self, outcomes: Sequence[Outcome]) -> int:
+        check_outcomes(outcomes)
+        if not outcomes:
+            return 0
+        limits = TOLD_S, self._max_records, RECENT, self._gone_kept
+        values = [value for outcome in outcomes for value in _values(outcome)]
+        return int(await self._link.run("note", *limits, _random(), *values))
+
+    async def records(self, environment: EnvironmentName, since: str = "") -> RecordPage:
+        version, is_whole, is_last, flat = await self._link.run("records", environment, since, *self._page)
+        listed = list(zip(flat[::2], flat[1::2], strict=True))
+        return RecordPage(
+            version=text(version),
+            is_whole=bool(is_whole),
+            is_last=bool(is_last),
+            records=[_record(environment, text(task), kept) for task, kept in listed if kept],
+            removed=[text(task) for task, kept in listed if not kept],
+        )
+
+    async def forget(self, environment: EnvironmentName, task: str = "") -> int:
+        return int(await self._link.run("forget", environment, task, self._gone_kept))
+
+    # -- draws ----------------------------------------------------------------------------------------------------
+
+    async def join(self, curriculum: str, handle: int, *, member: str, group_size: int, group_s: float) -> Drawn | Turn:
+        check_handle(curriculum, handle, self._max_handles)
+        group_s = check_group(group_size, group_s)
+        who, call = _hashed(member), _random()
+        work = self._link.begin("join", curriculum, handle, who, call, group_size, group_s, _random())
+        kind, *rest = await self._taken(work, curriculum, handle, who, call)
+        return Drawn(int(rest[0]), rest[1]) if kind == b"drawn" else Turn(int(rest[0]))
+
+    async def propose(self, curriculum: str, handle: int, turn: Turn, place: bytes, *, member: str) -> Drawn | None:
+        check_handle(curriculum, handle, self._max_handles)
+        check_place(place)
+        who, call = _hashed(member), _random()
+        work = self._link.begin("propose", curriculum, handle, turn.number, place, who, call)
+        answer = await self._taken(work, curriculum, handle, who, call)
+        return Drawn(int(answer[0]), answer[1]) if answer else None
+
+    async def leave(self, curriculum: str, handle: int, *, member: str) -> None:
+        await self._link.run("leave", curriculum, handle, _hashed(member), "")
+
+    async def numbers(self, curriculum: str, count: int) -> int:
+        check_count(count)
+        key = packed(f"{self._root}:curriculum:{curriculum}")
+        return int(await self._link.ask("HINCRBY", key, b"number", packed(count))) - count
+
+    async def _taken(self, work: asyncio.Task[Any], curriculum: str, handle: int, who: str, call: str) -> Any:
+        """Wait for a call that may take a place; one whose caller does not learn of it gives it back.
+
+        Not if the opening asked again meanwhile, from wherever: then the place is that of its later call, too.
+        """
+        try:
+            return await asyncio.shield(work)
+        except BaseException as exc:  # hung up, or the answer was lost: whatever Redis did is undone
+            undone = self._link.detach(self._undo(work, curriculum, handle, who, call))
+            if not isinstance(exc, StoreUnavailable):
+                await asyncio.shield(undone)
+            raise
+
+    async def _undo(self, work: asyncio.Task[Any], curriculum: str, handle: int, who: str, call: str) -> None:
+        await asyncio.wait({work})
+        with contextlib.suppress(StoreUnavailable):  # then its group's time ends it
+            await self._link.run("leave", curriculum, handle, who, call)
+
+    # -- state ----------------------------------------------------------------------------------------------------
+
+    async def state(self, curriculum: str) -> tuple[int, bytes]:
+        key = packed(f"{self._root}:curriculum:{curriculum}")
+        version, state = await self._link.ask("HMGET", key, b"version", b"state")
+        return int(version or 0), state or b""
+
+    async def set_state(self, curriculum: str, version: int, state: bytes) -> bool:
+        check_state(state)
+        return bool(await self._link.run("set_state", curriculum, version, state))
+
+    async def reset(self, curriculum: str) -> None:
+        keys = [packed(f"{self._root}:{kind}:{curriculum}") for kind in ("curriculum", "curriculum_turns")]
+        await self._link.ask("UNLINK", *keys)
+
+    # -- definitions that came by the API -------------------------------------------------------------------------
+
+    async def define(self, curriculum: str, body: bytes) -> None:
+        check_definition(curriculum, body)
+        if not await self._link.run("define", curriculum, body, self._max_definitions, _random()):
+            raise full_of_definitions(self._max_definitions)
+
+    async def undefine(self, curriculum: str) -> bool:
+        return bool(await self._link.run("undefine", curriculum, _random()))
+
+    async def definitions(self) -> tuple[str, dict[str, bytes]]:
+        version, flat = await self._link.run("definitions")
+        return text(version), {text(name): body for name, body in zip(flat[::2], flat[1::2], strict=True)}
+
+    async def definitions_version(self) -> str:
+        return text(await self._link.ask("GET", packed(f"{self._root}:curriculum_version")) or b"")
+
+    async def aclose(self) -> None:
+        await self._link.aclose()
+
+
+def _random() -> str:
+    return uuid.uuid4().hex
+
+
+def _hashed(name: str) -> str:
+    """What stands for a name in a key, whatever its length."""
+    return hashlib.sha256(packed(name)).hexdigest()[:32]
+
+
+def _values(outcome: Outcome) -> tuple[str | float, ...]:
+    numbers = float(outcome.reward), int(outcome.finished), int(outcome.steps), float(outcome.seconds)
+    return outcome.environment, outcome.task, *numbers, outcome.policy, outcome.lease and _hashed(outcome.lease)
+
+
+def _record(environment: EnvironmentName, task: str, kept: bytes) -> TaskRecord:
+    """Read what note.lua wrote."""
+    head, recent, policy = text(kept).split("\n", 2)
+    attempts, finished, mean, spread, steps, seconds, seen_at = head.split(" ")
+    return TaskRecord(
+        environment=environment,
+        task=task,
+        attempts=int(attempts),
+        finished=int(finished),
+        mean=float(mean),
+        spread=float(spread),
+        steps=float(steps),
+        seconds=float(seconds),
+        seen_at=float(seen_at),
+        policy=policy,
+        recent=tuple(float(reward) for reward in recent.split(" "))[-RECENT:],
+    )

@@ -235,6 +235,21 @@ async def test_many_changes_come_in_pages_that_leave_none_out(tasks: TaskStore) 
     assert {one.id for one in (await everything(tasks)).tasks} == {one.id for one in many}
 
 
+async def test_pages_come_to_an_end_though_removals_were_forgotten(make: Make) -> None:
+    store = make(gone_kept=3)
+    many = [f"t{number}" for number in range(module.CHANGES * 2 + 10)]
+    await store.put([task(name) for name in many], replace=False)
+    for name in many[:9]:
+        await store.remove(MATH, name)
+
+    async with asyncio.timeout(30):
+        changes = await everything(store)
+
+    assert changes.is_whole
+    assert {one.id for one in changes.tasks} == set(many[9:])
+    assert changes.version == await store.version()
+
+
 async def test_large_tasks_come_in_pages_that_leave_none_out(tasks: TaskStore) -> None:
     body = b'"' + b"x" * (MAX_TASK_BYTES - 2) + b'"'
     await tasks.put([task(f"t{number}", body=body) for number in range(10)], replace=False)

@@ -8,18 +8,28 @@ if not version then
   return {'', 1, 1, {}}
 end
 local epoch, number = string.match(version, '^(.*):(%d+)$')
-local known_epoch, known = string.match(ARGV[1], '^(.*):(%d+)$')
-local floor = tonumber(redis.call('HGET', key('task_sums'), 'floor') or '0')
-local from_beginning = known_epoch ~= epoch or tonumber(known) > tonumber(number) or tonumber(known) < floor
-if from_beginning then
-  known = '0'
+-- Who reads from the beginning is told in pages; it need not know of what went before it began, which is *base*.
+local known_epoch, known, base = string.match(ARGV[1], '^(.-):(%d+):(%d+)$')
+if not base then
+  known_epoch, known = string.match(ARGV[1], '^(.*):(%d+)$')
 end
+local floor = tonumber(redis.call('HGET', key('task_sums'), 'floor') or '0')
+local from_beginning = known_epoch ~= epoch or tonumber(known) > tonumber(number) or tonumber(base or known) < floor
+if from_beginning then
+  known, base = '0', number
+end
+
+-- What a page leads to that is not the last one.
+local function version_at(reached)
+  return epoch .. ':' .. reached .. (base and ':' .. base or '')
+end
+
 local limit, bytes, left = tonumber(ARGV[2]), 0, tonumber(ARGV[3])
 local changes = redis.call('ZRANGEBYSCORE', key('task_changes'), '(' .. known, '+inf', 'WITHSCORES', 'LIMIT', 0, limit)
 local listed, reached = {}, known
 for i = 1, #changes, 2 do
   if bytes > left then
-    return {epoch .. ':' .. reached, from_beginning and 1 or 0, 0, listed}
+    return {version_at(reached), from_beginning and 1 or 0, 0, listed}
   end
   local kept = redis.call('HGET', key('tasks'), changes[i])
   bytes = bytes + (kept and string.len(kept) or 0)
@@ -30,4 +40,4 @@ end
 if #changes < 2 * limit then
   return {version, from_beginning and 1 or 0, 1, listed}
 end
-return {epoch .. ':' .. reached, from_beginning and 1 or 0, 0, listed}
+return {version_at(reached), from_beginning and 1 or 0, 0, listed}

@@ -13,7 +13,8 @@ import os
 import secrets
 import signal
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +23,33 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.audit import Audit
 from gateway.backends.docker import DockerBackend
+from gateway.backends.folders import Folders
 from gateway.backends.process import ProcessBackend
 from gateway.backends.routed import RoutedBackend
-from gateway.backends.static import StaticBackend, none_known
+from gateway.backends.static import Known, StaticBackend, none_known
+from gateway.backends.swarm.backend import SwarmBackend
+from gateway.backends.swarm.dialing import NodeDialer
+from gateway.backends.swarm.hosts import parse_hosts
+from gateway.backends.swarm.nodes import Nodes
 from gateway.catalog import Catalog, load_catalog
 from gateway.closing import Closer
+from gateway.cluster_tls import NODE_NAME, client_context
 from gateway.core.call_ports import CallStore
+from gateway.core.curriculum_ports import CurriculumStore
 from gateway.core.errors import ConfigError, StoreUnavailable
-from gateway.core.model import CloseReason, Environment, Owner, Session, Setup, Wire, Worker
+from gateway.core.model import CloseReason, Environment, EnvironmentName, Owner, Session, Setup, Wire, Worker
+from gateway.core.nodes import NodeId
 from gateway.core.ports import Backend, Upstream
 from gateway.core.task_ports import TaskStore
+from gateway.curricula import Curricula
+from gateway.curriculum_files import read_curricula
 from gateway.custom_tasks import CustomTaskFolders, offering
 from gateway.fronts.areal import ArealFront
 from gateway.fronts.door import Door
 from gateway.fronts.openenv import OpenEnvFront
 from gateway.fronts.ops import OpsFront
+from gateway.fronts.ops_curricula import CurriculumRoutes
+from gateway.fronts.ops_nodes import NodeRoutes
 from gateway.fronts.ops_tasks import TaskRoutes
 from gateway.fronts.ors import OrsFront
 from gateway.fronts.peers import PeersFront
@@ -52,10 +65,14 @@ from gateway.sessions import Sessions
 from gateway.settings import Settings, inherited_environ, parse_keys
 from gateway.stores.memory import MemoryStore
 from gateway.stores.memory_calls import MemoryCallStore
+from gateway.stores.memory_curricula import MemoryCurriculumStore
 from gateway.stores.memory_tasks import MemoryTaskStore
 from gateway.stores.redis import RedisStore
 from gateway.stores.redis_calls import RedisCallStore
+from gateway.stores.redis_curricula import RedisCurriculumStore
 from gateway.stores.redis_tasks import RedisTaskStore
+from gateway.task_records import TaskRecords
+from gateway.task_tables import TaskTables
 from gateway.tasks.registry import TaskRegistry, load_tasks, read_splits
 from gateway.tasks.run_time import RunTimeTasks
 from gateway.tasks.signing import read_trusted
@@ -105,15 +122,21 @@ class Gateway:
         """The server has ended. Until then a socket may be closed, but none is refused a reset."""
         self.replica = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self.metrics = Metrics()
-        self.relay = Relay()
+        nodes = make_nodes(settings)
+        dialer = NodeDialer(nodes) if nodes is not None else None
+        self.relay = Relay(dial=dialer.dial if dialer is not None else None)
         self.store = make_store(settings, self.replica)
         self.task_store = make_task_store(settings)
+        self.curriculum_store = make_curriculum_store(settings)
+        self.records = TaskRecords(self.curriculum_store, registry=tasks)
         self.run_time = RunTimeTasks(registry=tasks, store=self.task_store, environments=catalog)
-        self.backend = RoutedBackend(
-            make_backend(settings, catalog),
-            StaticBackend(self._known_workers if settings.store != "memory" else none_known),
-            list(catalog),
+        known = self._known_workers if settings.store != "memory" else none_known
+        self.swarm = (
+            make_swarm(settings, catalog, nodes, known=known, is_leading=lambda: self.pool.is_leading)
+            if nodes is not None
+            else None
         )
+        self.backend = RoutedBackend(self.swarm or make_backend(settings, catalog), StaticBackend(known), list(catalog))
         secret = settings.read_secret()
         shared = settings.store != "memory"  # else there are no other replicas
         me = settings.peer_url or default_peer_url(settings.host, port or settings.port)
@@ -123,7 +146,12 @@ class Gateway:
         self._stock = StockOrsUpstream(self.relay, recorder=self.recorder)
         self._areal = ArealUpstream(self.relay, recorder=self.recorder)
         self._openenv = OpenEnvUpstream(
-            self.relay, self.peers, rebind=self._rebind, find=self.store.find, recorder=self.recorder
+            self.relay,
+            self.peers,
+            rebind=self._rebind,
+            find=self.store.find,
+            recorder=self.recorder,
+            dial_socket=dialer.dial_socket if dialer is not None else None,
         )
         upstreams: dict[Wire, Upstream] = {
             Wire.OWN: OrsUpstream(self.relay, secret=secret),
@@ -138,13 +166,25 @@ class Gateway:
             image_of=self.backend.prepare,
             directory=None if settings.static_servers() and not settings.environments else settings.catalog_dir,
             names=settings.environments,
-            local_only=settings.backend != "docker",
+            local_only=not settings.uses_containers,
             complete=self._completed,
         )
         self.rollover.changed(lambda: self.custom_tasks.follow(catalog))
-        closer = Closer(store=self.store, upstreams=upstreams, metrics=self.metrics)
+        closer = Closer(store=self.store, upstreams=upstreams, metrics=self.metrics, played=self.records.note)
         self.sessions = Sessions(
-            store=self.store, upstreams=upstreams, catalog=catalog, closer=closer, metrics=self.metrics
+            store=self.store,
+            upstreams=upstreams,
+            catalog=catalog,
+            closer=closer,
+            metrics=self.metrics,
+            unused=lambda ticket: self.curricula.unused(ticket),
+        )
+        self.curricula = Curricula(
+            store=self.curriculum_store,
+            records=self.records,
+            tables=TaskTables(tasks, catalog=catalog, asked=self.sessions),
+            files=read_curricula(settings.curricula_dir),
+            runs_in=partial(_runs_in, catalog),
         )
         self.pool = Pool(
             store=self.store,
@@ -158,7 +198,9 @@ class Gateway:
             remembered=self.sessions.remembered,
             is_settled=self.rollover.is_settled,
             may_start=self.rollover.may_start,
-            leads=self.rollover.ask_again,
+            leads=self._leads,
+            expected=self.curricula.expected,
+            max_workers=settings.max_workers,
         )
         self.audit = Audit(
             store=self.store,
@@ -194,6 +236,8 @@ class Gateway:
                     self.custom_tasks.run,
                     self.rollover.run,
                     self.run_time.run,
+                    self.records.run,
+                    self.curricula.run,
                     self._watch_the_loop,
                 )
                 for loop in loops:
@@ -214,12 +258,15 @@ class Gateway:
                         await self.pool.stop_all(spare=static)
                 for upstream in (self._openenv, self._stock, self._areal):
                     await upstream.aclose()
+                await self.records.flush()
+                await self.curricula.aclose()
                 await self.recorder.aclose()
                 await self.call_store.aclose()
                 await self.peers.aclose()
                 await self.relay.aclose()
                 await self.backend.aclose()
                 await self.task_store.aclose()
+                await self.curriculum_store.aclose()
                 await self.store.aclose()
 
     def leave(self) -> None:
@@ -229,7 +276,7 @@ class Gateway:
 
     @property
     def _workers_are_found_again(self) -> bool:
-        return self.settings.store != "memory" and self.settings.backend == "docker"
+        return self.settings.store != "memory" and self.settings.uses_containers
 
     async def _start_store(self) -> None:
         loop = asyncio.get_running_loop()
@@ -265,6 +312,11 @@ class Gateway:
             await asyncio.sleep(LAG_EVERY_S)
             self.metrics.lag(max(0.0, loop.time() - began_at - LAG_EVERY_S))
 
+    def _leads(self) -> None:
+        self.rollover.ask_again()
+        if self.swarm is not None:
+            self.swarm.leads()
+
     async def _known_workers(self) -> list[Worker]:
         loads = await self.store.load()
         return [entry.worker for load in loads.values() for entry in load.workers]
@@ -290,6 +342,36 @@ class Gateway:
             with anyio.move_on_after(PROBE_END_S, shield=True):
                 await self.sessions.end(_PROBER, name, CloseReason.DELETED, wait_s=PROBE_END_S)
 
+    def _node_rows(self) -> list[dict[str, Any]]:
+        """The machines, for operators; none where there is but this one."""
+        rows = []
+        for view in self.swarm.nodes() if self.swarm is not None else []:
+            report = view.report
+            row: dict[str, Any] = {
+                "id": view.id,
+                "name": view.name,
+                "state": view.state.value,
+                "silent_s": view.silent_s,
+            }
+            row["address"] = "{}:{}".format(*view.endpoint) if view.endpoint is not None else ""
+            if report is not None:
+                row |= {
+                    "draining": report.is_draining,
+                    "workers": len(report.workers),
+                    "containers": report.containers,
+                    "max_containers": report.max_containers,
+                    "cpus": report.cpus,
+                    "memory_bytes": report.memory_bytes,
+                    "available_bytes": report.available_bytes,
+                    "images": dict(report.images),
+                }
+            rows.append(row)
+        return rows
+
+    async def _drain_node(self, id: str, is_draining: bool) -> None:
+        if self.swarm is not None:
+            await self.swarm.drain(NodeId(id), is_draining)
+
     def _door(self) -> ASGIApp:
         settings = self.settings
         task_routes = TaskRoutes(
@@ -303,12 +385,17 @@ class Gateway:
             store=self.store,
             metrics=self.metrics,
             is_draining=lambda: self.is_draining,
-            routes=task_routes.routes(),
+            routes=[
+                *task_routes.routes(),
+                *NodeRoutes(rows=self._node_rows, drain=self._drain_node).routes(),
+                *CurriculumRoutes(curricula=self.curricula, records=self.records).routes(),
+            ],
         ).app()
         ors = OrsFront(
             sessions=self.sessions,
             catalog=self.catalog,
             tasks=self.run_time,
+            curricula=self.curricula,
             max_body_bytes=settings.max_body_bytes,
             lazy_binding=settings.lazy_binding,
             strict_paths=settings.strict_paths,
@@ -319,6 +406,7 @@ class Gateway:
             store=self.store,
             catalog=self.catalog,
             tasks=self.run_time,
+            curricula=self.curricula,
             max_body_bytes=settings.max_body_bytes,
             tally=self.metrics.tally,
             is_draining=lambda: self.is_draining,
@@ -328,6 +416,7 @@ class Gateway:
             store=self.store,
             catalog=self.catalog,
             tasks=self.tasks,
+            curricula=self.curricula,
             secret=settings.read_secret(),
             max_body_bytes=settings.max_body_bytes,
             admit=lambda environment, task: self.run_time.admit(task, environment.name),
@@ -380,6 +469,19 @@ def make_task_store(settings: Settings) -> TaskStore:
     return RedisTaskStore(url=settings.store, prefix=settings.store_prefix)
 
 
+def _runs_in(catalog: Catalog, name: EnvironmentName, split: str) -> EnvironmentName | None:
+    """The environment that sessions of a split run in; None where it is not on offer."""
+    environment = catalog.offered(name)
+    return environment.for_split(split).name if environment is not None else None
+
+
+def make_curriculum_store(settings: Settings) -> CurriculumStore:
+    """Where task records and draws are kept: beside the sessions."""
+    if settings.store == "memory":
+        return MemoryCurriculumStore()
+    return RedisCurriculumStore(url=settings.store, prefix=settings.store_prefix)
+
+
 def make_call_store(settings: Settings, replica: str) -> CallStore:
     """Where calls to foreign servers are recorded: beside the sessions."""
     if settings.store == "memory":
@@ -396,11 +498,53 @@ def make_backend(settings: Settings, catalog: Catalog) -> Backend:
             custom_tasks_dir=settings.custom_tasks_dir,
             environ=inherited_environ(),
         )
+    return _docker_backend(settings, catalog, url=settings.docker_url)
+
+
+def make_nodes(settings: Settings) -> Nodes | None:
+    """The machines of the cluster; None where the settings name another backend.
+
+    Raises:
+        ConfigError: the hosts, or the files of the cluster, are wrong.
+    """
+    if settings.backend != "swarm":
+        return None
+    tls = client_context(*settings.cluster_files())
+    return Nodes(parse_hosts(settings.nodes), tls=tls, tls_name=NODE_NAME, lost_s=settings.nodes_lost_s)
+
+
+def make_swarm(
+    settings: Settings,
+    catalog: Catalog,
+    nodes: Nodes,
+    *,
+    known: Known = none_known,
+    is_leading: Callable[[], bool] = lambda: True,
+) -> SwarmBackend:
+    """The backend of many machines; for the last two see there."""
+
+    def engine(url: str, folders: Folders) -> DockerBackend:
+        return _docker_backend(settings, catalog, url=url, folders=folders)
+
+    return SwarmBackend(
+        nodes=nodes,
+        engine=engine,
+        gates_dir=settings.socket_dir,
+        workers_dir=settings.socket_dir,
+        environments=[environment for environment in catalog if not environment.server.url],
+        forwarder_image=settings.forwarder_image,
+        known=known,
+        is_leading=is_leading,
+    )
+
+
+def _docker_backend(settings: Settings, catalog: Catalog, *, url: str, folders: Folders | None = None) -> DockerBackend:
     return DockerBackend(
-        url=settings.docker_url,
+        url=url,
         instance=settings.instance,
         socket_dir=settings.socket_dir,
         socket_volume=settings.socket_volume,
+        folders=folders,
         custom_tasks_dir=settings.custom_tasks_dir,
         custom_tasks_volume=settings.custom_tasks_volume,
         threads=settings.docker_threads,
@@ -449,7 +593,7 @@ def read_files(
         return catalog, load_tasks(catalog)
     directory = Path(settings.catalog_dir)
     catalog = load_catalog(directory, names=settings.environments, default=settings.default_environment)
-    if not (settings.backend == "docker" if on_engine is None else on_engine):
+    if not (settings.uses_containers if on_engine is None else on_engine):
         images_only = [environment.name for environment in catalog if environment.needs_an_engine]
         named = [name for name in images_only if name in settings.environments]
         if named:

@@ -15,7 +15,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from gateway import __version__, cli_tasks
+from gateway import __version__, cli_cluster, cli_tasks
 from gateway.app import read_all, read_files, serve
 from gateway.catalog import describe, load_catalog
 from gateway.cli_env import env_app
@@ -35,6 +35,7 @@ tasks_app.add_typer(import_app, name="import")
 cli_tasks.mount(tasks_app)
 app.add_typer(tasks_app, name="tasks")
 app.add_typer(env_app, name="env")
+cli_cluster.mount(app)
 EXIT_CONFIG = 2
 
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="Write to this file, not to standard output.")]
@@ -75,7 +76,7 @@ def node() -> None:
     settings = load()
     logs.configure(settings.log_level)
     catalog, _ = read_files(settings, on_engine=True)
-    asyncio.run(run_node(settings, catalog, makes_folders=settings.node_makes_folders))
+    uvloop.run(run_node(settings, catalog, makes_folders=settings.node_makes_folders))
 
 
 @app.command()
@@ -118,15 +119,18 @@ def ps(
     url: Annotated[str, typer.Option(help="Of the gateway.", envvar="GATEWAY_URL")] = "http://127.0.0.1:8080",
     key: Annotated[str, typer.Option(help="An operator's key.", envvar="GATEWAY_KEY")] = "",
 ) -> None:
-    """Show a running gateway's workers and sessions."""
+    """Show a running gateway's workers and sessions, and its machines if it has several."""
     headers = {"X-API-Key": key} if key else {}
     try:
         with httpx.Client(base_url=url, headers=headers, timeout=10) as client:
             workers = client.get("/admin/v1/workers").raise_for_status().json()["workers"]
             sessions = client.get("/admin/v1/sessions").raise_for_status().json()["sessions"]
+            nodes = client.get("/admin/v1/nodes").raise_for_status().json()["nodes"]
     except httpx.HTTPError as error:
         typer.echo(f"{url}: {error}", err=True)
         raise typer.Exit(1) from None
+    if nodes:
+        _print_rows("nodes", nodes, ("id", "name", "state", "draining", "workers", "containers", "max_containers"))
     _print_rows("workers", workers, ("id", "environment", "state", "used", "slots", "age_s"))
     _print_rows("sessions", sessions, ("id", "name", "environment", "owner", "state", "worker", "task"))
 

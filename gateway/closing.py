@@ -45,12 +45,18 @@ class Closer:
         upstreams: Mapping[Wire, Upstream],
         metrics: Metrics,
         patience_s: float = STORE_PATIENCE_S,
+        played: Callable[[Session, Environment, Summary], None] = lambda session, environment, summary: None,
     ) -> None:
-        """*patience_s* is how long a store that does not answer is asked again, in each step of an end."""
+        """
+        Args:
+            patience_s: How long a store that does not answer is asked again, in each step of an end.
+            played: Hears of each session of a trainer's that ended with its worker's summary; must not wait.
+        """
         self._store = store
         self._upstreams = upstreams
         self._metrics = metrics
         self._patience_s = patience_s
+        self._played = played
         # The state: what goes on behind requests.
         self._cleanups: set[asyncio.Task[Any]] = set()
 
@@ -237,6 +243,8 @@ class Closer:
     def _count(self, session: Session, environment: Environment, summary: Summary | None) -> None:
         reason = session.reason.value if session.reason else ""
         self._metrics.session_closed(environment.name, reason, summary)
+        if summary is not None:
+            self._played(session, environment, summary)
         logger.info(
             "session_closed session=%s name=%r environment=%s worker=%s reason=%s reward=%s steps=%s",
             session.id,

@@ -1,4 +1,4 @@
-"""The tasks on offer, whoever has them: files, the store, or the image itself.
+"""The tasks on offer, whoever has them: files, the store, the image itself, or a curriculum that draws from these.
 
 Tasks of our own environments, and of foreign ones with a ``tasks`` folder, are the registry's, and looking them up asks
 nobody. A foreign environment without such a folder offers what was registered at run time, and then what its image has
@@ -7,6 +7,8 @@ answered stays what it is.
 
 Ids: the registry's. Of a foreign image's own tasks those that look like a place (``train/3``); of an AReaL server every
 other one too, as only the server itself knows its samples. Nobody searches an image's tasks for an id.
+
+Splits of curricula are `handles`': they come last, and what their indices stand for is found by `drawn`.
 """
 
 from __future__ import annotations
@@ -14,22 +16,20 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 from gateway.core import model
-from gateway.core.errors import InvalidRequest, UnknownTask
-from gateway.core.model import Environment, EnvironmentName, Registered, Setup, Split, TaskSpec, Wire
+from gateway.core.errors import UnknownTask
+from gateway.core.model import Environment, EnvironmentName, Registered, Setup, Split, SplitType, TaskSpec, Wire
+from gateway.curricula import PREFIX, Curricula
+from gateway.handles import Handles, Offer, is_index, places_of, spec_of
 from gateway.task_places import Place, TaskPlaces
 from gateway.tasks.registry import TaskRegistry
 
 T = TypeVar("T")
 
-LISTED_MAX: Final = 100_000
-"""Tasks of an image's own in one answer; who wants more asks for ranges."""
 SEARCHED_AT_ONCE: Final = 256
-MAX_DIGITS: Final = 18
-"""An index has no more; Python refuses to convert some thousands."""
 
 
 class Followed(Protocol):
@@ -64,38 +64,14 @@ class Asked(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
-    """One task, and where it stands."""
-
-    spec: Mapping[str, Any]
-    split: str = ""
-    """Empty: nobody knows where, as only the image has it."""
-    index: int | None = None
-    is_images: bool = False
-    """The image has it by itself: split and index are its own words, and nothing of it is the gateway's."""
-
-    @property
-    def place(self) -> str:
-        """Its name for people: ``split/index``."""
-        return f"{self.split}/{self.index}" if self.split else str(self.spec.get("id", ""))[:200]
-
-    @property
-    def worker_split(self) -> str:
-        """Its split in the words of its worker; empty: it has none there."""
-        return self.split if self.is_images else ""
-
-    @property
-    def worker_index(self) -> int | None:
-        """Its index there."""
-        return self.index if self.is_images else None
-
-
 class Offers:
     """Finds tasks for the fronts."""
 
-    def __init__(self, registry: TaskRegistry, *, followed: Followed, asked: Asked) -> None:
+    def __init__(
+        self, registry: TaskRegistry, *, followed: Followed, asked: Asked, curricula: Curricula | None = None
+    ) -> None:
         self.registry = registry
+        self.handles = Handles(curricula)
         self._followed = followed
         self._asked = asked
         self._counts: dict[EnvironmentName, dict[str, int]] = {}
@@ -126,13 +102,15 @@ class Offers:
     async def splits(self, environment: Environment) -> list[Split]:
         """The environment's splits: the registry's, then the image's own."""
         known = self.registry.splits(environment.name)
-        if not self.asks(environment):
-            return known
-        names = {split.name for split in known}
-        return [*known, *(split for split in await self._asked.splits(environment) if split.name not in names)]
+        if self.asks(environment):
+            names = {split.name for split in known}
+            known = [*known, *(split for split in await self._asked.splits(environment) if split.name not in names)]
+        return [*known, *(Split(name, SplitType.TRAIN) for name in self.handles.splits(environment))]
 
     async def count(self, environment: Environment, split: str) -> int:
         """How many indices *split* has. Raises ``UnknownSplit``."""
+        if await self.handles.has(environment, split):
+            return await self.handles.count(environment, split)
         if await self._is_registrys(environment, split):
             return await self.sure(lambda: self.registry.count(environment.name, split))
         count = await self._asked.count(environment, split)
@@ -141,12 +119,16 @@ class Offers:
 
     async def raw(self, environment: Environment, split: str, index: int) -> bytes:
         """One task as compact JSON; -1 is the last one. Raises ``UnknownSplit``, ``UnknownTask``."""
+        if await self.handles.has(environment, split):
+            return _compact((await self.handles.at(environment, split, index)).spec)
         if await self._is_registrys(environment, split):
             return await self.sure(lambda: self.registry.raw(environment.name, split, index))
         return _compact(await self._own(environment, split, index))
 
     async def at(self, environment: Environment, split: str, index: int) -> Offer:
         """One task, parsed; -1 is the last one. Raises ``UnknownSplit``, ``UnknownTask``."""
+        if await self.handles.has(environment, split):
+            return await self.handles.at(environment, split, index)
         if await self._is_registrys(environment, split):
             return await self.sure(lambda: self._registered_at(environment, split, index))
         count = await self.count(environment, split)
@@ -160,15 +142,18 @@ class Offers:
             UnknownSplit: there is no such split.
             InvalidRequest: an image has too many to be listed at once.
         """
+        if await self.handles.has(environment, split):
+            places = places_of(split, start, stop, await self.count(environment, split))
+            return [_compact(spec_of(split, index)) for index in places]
         if await self._is_registrys(environment, split):
             return await self.sure(lambda: self.registry.range(environment.name, split, start, stop))
-        first, last, _ = slice(start, stop).indices(await self.count(environment, split))
-        if last - first > LISTED_MAX:
-            raise InvalidRequest(f"split {split!r} has too many tasks for one answer: at most {LISTED_MAX} of a range")
-        return [_compact(task) for task in await self._asked.tasks_of(environment, split, first, max(first, last))]
+        places = places_of(split, start, stop, await self.count(environment, split))
+        return [_compact(task) for task in await self._asked.tasks_of(environment, split, places.start, places.stop)]
 
     def why_not(self, environment: Environment, split: str, index: int) -> UnknownTask | None:
         """Why there is surely no such task, as far as that is known without asking anybody; None: there may be."""
+        if split.startswith(PREFIX):
+            return None
         try:
             self.registry.raw(environment.name, split, index)
         except UnknownTask as error:
@@ -186,10 +171,15 @@ class Offers:
         Raises:
             UnknownTask: there is none.
         """
+        for id in ids:
+            if (handle := await self.handles.named(environment, id)) is not None:
+                return handle
         return await self.sure(lambda: self._found(environment, ids, prefer))
 
     async def get(self, environment: Environment, id: str) -> Offer:
         """The registry's task of this id or alias. Raises as `TaskRegistry.get`."""
+        if (handle := await self.handles.named(environment, id)) is not None:
+            return handle
 
         def look_up() -> Offer:
             spec, split, index = self.registry.get(environment.name, id)
@@ -249,6 +239,14 @@ class Offers:
         """The split that is meant where a request names none: *wanted*, or the first where an image has no such one."""
         return wanted if wanted in splits or not splits else splits[0]
 
+    async def drawn(self, environment: Environment, offer: Offer) -> Offer:
+        """The task that *offer* stands for; its ticket is to be given back by `Handles.held` if nothing is opened.
+
+        Raises:
+            InvalidRequest, UnknownTask, StoreUnavailable: as `Handles.drawn`.
+        """
+        return await self.handles.drawn(offer, partial(self.at, environment))
+
     # -- inside ---------------------------------------------------------------------------------------------------
 
     async def _is_registrys(self, environment: Environment, split: str) -> bool:
@@ -303,11 +301,6 @@ class Refreshing:
                 raise
             await self._fetch()
             return look_up()
-
-
-def is_index(text: str) -> bool:
-    """Whether *text* is a number that can be an index."""
-    return text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS
 
 
 def _compact(task: TaskSpec) -> bytes:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import json
 import logging
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -39,6 +41,7 @@ from gateway.core.model import (
     SessionId,
     SessionState,
     Setup,
+    Ticket,
     Wire,
     session_id,
 )
@@ -94,11 +97,13 @@ class Openings:
         metrics: Metrics,
         patience_s: float = STORE_PATIENCE_S,
         waiting: Waiting,
+        unused: Callable[[Ticket], None],
     ) -> None:
         """
         Args:
             patience_s: How long a store that does not answer, or is being rebuilt, is waited for.
             waiting: Who waits for a slot here.
+            unused: Hears of a drawn task's ticket with which nothing was opened.
         """
         self._store = store
         self._upstreams = upstreams
@@ -108,6 +113,7 @@ class Openings:
         self._metrics = metrics
         self._patience_s = patience_s
         self._waiting = waiting
+        self._unused = unused
 
     async def open(
         self,
@@ -139,12 +145,9 @@ class Openings:
                 first: nobody has seen anything of the episode yet.
         """
         wish = _Wish(environment.for_split(setup.of_split), setup, time.monotonic(), within_s)
-        opening = _opening(owner, name, wish.environment, fingerprint, task=task)
-        try:
+        opening = _opening(owner, name, wish, fingerprint, task=task)
+        with self._counted(wish):
             return await self._claimed_and_begun(opening, wish)
-        except GatewayError as error:
-            self._metrics.session_refused(wish.environment.name, error.code)
-            raise
 
     async def reset(
         self,
@@ -168,14 +171,23 @@ class Openings:
         The others, and what is raised: as `open`.
         """
         wish = _Wish(environment.for_split(setup.of_split), setup, time.monotonic(), within_s)
-        opening = _opening(owner, name, wish.environment, fingerprint, task=task, episode=episode)
-        try:
+        opening = _opening(owner, name, wish, fingerprint, task=task, episode=episode)
+        with self._counted(wish):
             session = await self._succeed(opening, wish)
             if session is None:
                 return await self._claimed_and_begun(opening, wish)
             return await self._begun(session, opening, wish)
-        except GatewayError as error:
-            self._metrics.session_refused(wish.environment.name, error.code)
+
+    @contextlib.contextmanager
+    def _counted(self, wish: _Wish) -> Iterator[None]:
+        """Count what is refused inside, and let a drawn task's place in its group go if nothing is opened."""
+        try:
+            yield
+        except BaseException as error:  # a cancellation too: the trainer hung up
+            if wish.setup.ticket is not None:
+                self._unused(wish.setup.ticket)
+            if isinstance(error, GatewayError):
+                self._metrics.session_refused(wish.environment.name, error.code)
             raise
 
     async def _claimed_and_begun(self, opening: Opening, wish: _Wish) -> Session:
@@ -294,6 +306,8 @@ class Openings:
         """Set a session up that was granted a slot, tell that it is open, and remember it."""
         if session.state is SessionState.OPENING:
             session = await self._set_up_somewhere(session, opening, wish)
+        elif wish.setup.ticket is not None:  # an identical request has opened it, with a place of its own
+            self._unused(wish.setup.ticket)
         self._remembered.add(session, wish.environment, noted=True)
         return session
 
@@ -318,8 +332,10 @@ class Openings:
                     await asyncio.sleep(min(FULL_PAUSE_S, left_s))
             opening = replace(opening, lease=uuid.uuid4().hex)
             session = await self._claim_or_join(opening, environment, max(0.0, left_s))
-            if session.state is not SessionState.OPENING:
-                return session  # an identical request has opened it meanwhile
+            if session.state is not SessionState.OPENING:  # an identical request has opened it meanwhile
+                if wish.setup.ticket is not None:
+                    self._unused(wish.setup.ticket)
+                return session
         self._tell_open(session, time.monotonic() - wish.began_at)
         return session
 
@@ -379,9 +395,8 @@ def _may_be_there(error: BaseException) -> bool:
     return not isinstance(error, GatewayError)  # its time was over, or its trainer hung up
 
 
-def _opening(
-    owner: Owner, name: str, environment: Environment, fingerprint: str, *, task: str, episode: str = ""
-) -> Opening:
+def _opening(owner: Owner, name: str, wish: _Wish, fingerprint: str, *, task: str, episode: str = "") -> Opening:
+    environment = wish.environment
     return Opening(
         id=session_id(owner, name),
         name=name,
@@ -391,6 +406,15 @@ def _opening(
         fingerprint=fingerprint,
         idle_s=environment.timeouts.idle_s,
         setup_s=environment.timeouts.setup_s + environment.timeouts.close_s,
-        task=task,
+        task=task or _digest(wish.setup),
         episode=episode,
+        policy=wish.setup.policy,
     )
+
+
+def _digest(setup: Setup) -> str:
+    """Name a task that was given whole and without an id; empty where there is none."""
+    if not setup.spec:
+        return ""
+    text = json.dumps(setup.spec, sort_keys=True, separators=(",", ":"), default=str)
+    return "sha256:" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]

@@ -19,6 +19,7 @@ import anyio
 
 from gateway.catalog import Catalog
 from gateway.closing import Closer
+from gateway.core.capacity import Expected, Wish, shared
 from gateway.core.errors import BackendError, GatewayError, NotLeading, StoreUnavailable
 from gateway.core.model import (
     CapacityWanted,
@@ -34,7 +35,7 @@ from gateway.core.model import (
     WorkerId,
     WorkerState,
 )
-from gateway.core.plan import Demand, plan
+from gateway.core.plan import Demand, Plan, plan
 from gateway.core.ports import Backend, Store, Transport, Upstream
 from gateway.expiry import Expiry
 from gateway.observe.metrics import Metrics
@@ -60,6 +61,11 @@ def nothing_remembered() -> Iterable[Session]:
     return ()
 
 
+def nothing_expected() -> Mapping[EnvironmentName, Expected]:
+    """Foresee no openings."""
+    return {}
+
+
 class Pool:
     """Keeps each environment's workers as its policy, the waiting openings and those to come want them."""
 
@@ -78,6 +84,8 @@ class Pool:
         is_settled: Callable[[EnvironmentName], bool] = lambda name: True,
         may_start: Callable[[EnvironmentName], bool] = lambda name: True,
         leads: Callable[[], None] = lambda: None,
+        expected: Callable[[], Mapping[EnvironmentName, Expected]] = nothing_expected,
+        max_workers: int = 0,
     ) -> None:
         """
         Args:
@@ -85,7 +93,11 @@ class Pool:
             is_settled: Whether it is known what an environment is now; workers of another make stay until then.
             may_start: Whether it is known so far as it is asked for: a worker begun before might be of another make.
             leads: Called when this replica begins to lead: what it knows of images may be older than its forerunner's.
+            expected: Openings that are foreseen, by environment.
+            max_workers: Of all environments at once; 0: as many as each may have by itself.
         """
+        self._expected = expected
+        self._max_workers = max_workers
         self._store = store
         self._backend = backend
         self._transport = transport
@@ -133,6 +145,11 @@ class Pool:
         self._looked_at: float | None = None
         self._woken = asyncio.Event()
         self._at_engine = asyncio.Semaphore(STOPS_AT_ONCE)
+
+    @property
+    def is_leading(self) -> bool:
+        """Whether this replica runs the control loop, as far as it knows."""
+        return bool(self._lead.fence)
 
     # -- the loop -------------------------------------------------------------------------------------------------
 
@@ -190,8 +207,9 @@ class Pool:
         loads = await self._store.load()
         self._metrics.loaded(loads)
         self._look(loads)
-        for environment in self._catalog.all():
-            await self._apply(environment, loads.get(environment.name, EnvironmentLoad()), own)
+        await self._drain_leaving(loads)
+        for environment, load, wanted in self._planned(loads):
+            await self._apply(environment, load, wanted, own)
         await self._drop_strangers(loads)
         return True
 
@@ -281,15 +299,43 @@ class Pool:
 
     # -- workers --------------------------------------------------------------------------------------------------
 
-    async def _apply(self, environment: Environment, load: EnvironmentLoad, own: Container[WorkerId]) -> None:
+    async def _drain_leaving(self, loads: Mapping[EnvironmentName, EnvironmentLoad]) -> None:
+        """Give workers whose machine drains no more sessions; others take their place at the next turn."""
+        leaving = self._backend.leaving()
+        for name, load in loads.items() if leaving else ():
+            for entry in load.workers:
+                id = entry.worker.id
+                if id in leaving and entry.worker.state in (WorkerState.READY, WorkerState.PAUSED):
+                    logger.info("worker_leaving environment=%s worker=%s", name, id)
+                    await self._store.drain_worker(id, fence=self._lead.fence)
+                    self._woken.set()
+
+    def _planned(
+        self, loads: Mapping[EnvironmentName, EnvironmentLoad]
+    ) -> list[tuple[Environment, EnvironmentLoad, Plan]]:
+        """What is to be done for each environment, within what all of them may have together."""
+        expected = self._expected()
+        wishes: dict[EnvironmentName, Wish] = {}
+        environments = list(self._catalog.all())
+        for environment in environments:
+            name = environment.name
+            load, demand = loads.get(name, EnvironmentLoad()), self._demands.get(name, Demand())
+            wanted = plan(
+                environment.pool,
+                load,
+                digest=environment.digest(),
+                demand=demand,
+                expected=expected.get(name, Expected()).slots(demand.start_s),
+                is_trial=self._starts.is_trial(name),
+            )
+            wishes[name] = Wish(plan=wanted, policy=environment.pool, load=load)
+        plans = shared(wishes, most=self._max_workers)
+        return [(one, wishes[one.name].load, plans[one.name]) for one in environments]
+
+    async def _apply(
+        self, environment: Environment, load: EnvironmentLoad, wanted: Plan, own: Container[WorkerId]
+    ) -> None:
         name, fence = environment.name, self._lead.fence
-        wanted = plan(
-            environment.pool,
-            load,
-            digest=environment.digest(),
-            demand=self._demands.get(name, Demand()),
-            is_trial=self._starts.is_trial(name),
-        )
         for id in wanted.drain if self._is_settled(name) else ():
             logger.info("worker_outdated environment=%s worker=%s", name, id)
             await self._store.drain_worker(id, fence=fence)

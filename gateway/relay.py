@@ -18,10 +18,12 @@ from gateway.connection import Connection, Place
 from gateway.core.addresses import parse_address
 from gateway.core.errors import ReplicaLeft, UpstreamError, UpstreamGone, UpstreamTimeout
 from gateway.core.model import WorkerId
-from gateway.core.ports import Headers, Request
+from gateway.core.ports import Dial, Headers, Request
 
 CONNECT_S: Final = 5.0
 """A local worker accepts within microseconds; one that does not is gone or stopped."""
+NODE_CONNECT_S: Final = 65.0
+"""Of a worker on another machine: who dials waits for its node for as long as that is not lost."""
 KEEP_FOREIGN_S: Final = 2.0
 """Of somebody else's servers: below the 5 s after which uvicorn, which most of them run, closes an idle connection."""
 MAX_CONNECTIONS: Final = 2048
@@ -80,8 +82,9 @@ class RelayExchange:
 class _WorkerConnections:
     """The connections of one worker's life; the newest idle one is used first."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, dial: Dial | None) -> None:
         self.address = address
+        self._dial = dial
         self.place = Place(parse_address(address))
         self._idle: list[Connection] = []
         self._busy: set[Connection] = set()
@@ -163,7 +166,7 @@ class _WorkerConnections:
 
     async def _connect(self, loop: asyncio.AbstractEventLoop) -> Connection:
         try:
-            async with asyncio.timeout(CONNECT_S):
+            async with asyncio.timeout(NODE_CONNECT_S if self.place.address.is_on_node else CONNECT_S):
                 while True:
                     try:
                         return await self._connected(loop)
@@ -176,6 +179,11 @@ class _WorkerConnections:
         address = self.place.address
         if address.is_unix:
             _, connection = await loop.create_unix_connection(lambda: Connection(loop), address.path)
+            return connection
+        if address.is_on_node:
+            if self._dial is None:
+                raise OSError("this gateway has no nodes")
+            _, connection = await self._dial(address, lambda: Connection(loop))
             return connection
         tls = await asyncio.to_thread(_tls) if address.tls else None
         host, port = address.host, address.port
@@ -194,7 +202,9 @@ def _tls() -> ssl.SSLContext:
 class Relay:
     """The transport to all workers."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, dial: Dial | None = None) -> None:
+        """*dial* leads to workers on other machines."""
+        self._dial = dial
         self._workers: dict[WorkerId, _WorkerConnections] = {}
 
     async def send(self, worker: WorkerId, address: str, request: Request, *, silence_s: float) -> RelayExchange:
@@ -222,7 +232,7 @@ class Relay:
     def _moved(self, worker: WorkerId, address: str) -> _WorkerConnections:
         """Begin with a worker at its address; connections to another one that it had are of no use any more."""
         try:
-            connections = _WorkerConnections(address)
+            connections = _WorkerConnections(address, self._dial)
         except ValueError as error:
             raise UpstreamGone(f"the worker can't be reached: {error}", sent=False) from error
         self.forget(worker)

@@ -40,6 +40,7 @@ from gateway.core.model import (
     StepResult,
     Summary,
     TaskSpec,
+    Ticket,
     Wire,
     session_id,
 )
@@ -82,8 +83,13 @@ class Sessions:
         closer: Closer,
         metrics: Metrics,
         patience_s: float = STORE_PATIENCE_S,
+        unused: Callable[[Ticket], None] = lambda ticket: None,
     ) -> None:
-        """*patience_s* is how long a store that does not answer, or is being rebuilt, is waited for."""
+        """
+        Args:
+            patience_s: How long a store that does not answer, or is being rebuilt, is waited for.
+            unused: Hears of a drawn task's ticket with which nothing was opened.
+        """
         self._store = store
         self._patience_s = patience_s
         self._upstreams = upstreams
@@ -103,6 +109,7 @@ class Sessions:
             metrics=metrics,
             patience_s=patience_s,
             waiting=waiting,
+            unused=unused,
         )
         self.open = self._openings.open
         self.reset = self._openings.reset

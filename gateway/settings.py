@@ -58,12 +58,18 @@ class Settings(BaseSettings):
     """``memory``, or a Redis URL (``redis://``, ``rediss://``, ``unix://``)."""
     store_prefix: str = "gateway"
     """First part of every key in Redis: gateways that share a Redis need different ones."""
-    backend: Literal["process", "docker"] = "process"
-    """``process`` runs environments as local processes, ``docker`` as containers."""
+    backend: Literal["process", "docker", "swarm"] = "process"
+    """``process`` runs environments as local processes, ``docker`` as containers, ``swarm`` as containers on the
+    machines of ``nodes``."""
     docker_url: str = "unix:///var/run/docker.sock"
     """The Docker engine, or better the engine gate in front of it."""
     docker_threads: int = Field(default=8, ge=1, le=64)
     """Engine requests under way at once; an engine starts 5 to 7 containers a second whatever the parallelism."""
+    nodes: Annotated[tuple[str, ...], NoDecode] = ()
+    """Of the swarm backend: where ``gateway node`` is served on each machine, ``HOST[:PORT]``, comma-separated (port
+    7443). A name with several addresses stands for all of them, as ``tasks.node`` does in a Swarm stack."""
+    nodes_lost_s: float = Field(default=8.0, ge=2, le=3600)
+    """A machine that did not answer for so long is lost: its sessions end, and others take its workers' places."""
     socket_dir: Path = Field(default_factory=_socket_dir)
     """Where the workers' Unix sockets are, as this process sees it."""
     socket_volume: str | None = None
@@ -72,9 +78,12 @@ class Settings(BaseSettings):
     """Of the process backend: where sandboxes have their root filesystem (100 MB, made when first needed) and are
     mounted. Where the gateway is root, every user must be able to pass through it."""
     state_dir: Path = Field(default_factory=_state_dir)
-    """Where the gateway's own secret is kept (``secret``, mode 0600)."""
+    """Where the gateway's own secret is kept (``secret``, mode 0600); of a node in a cluster, that it drains."""
     secret: SecretStr | None = None
     """Replaces the secret file; replicas on several machines need the same one."""
+    secrets_dir: Path | None = None
+    """Folder of settings in files, as Swarm and compose give secrets: ``gateway_secret``, ``gateway_trainer_keys`` and
+    the like. A variable that is set wins."""
     instance: str = Field(default="env-gateway", pattern=r"^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}$")
     """Label of everything that this gateway makes on an engine; gateways that share one need different labels."""
 
@@ -84,6 +93,8 @@ class Settings(BaseSettings):
     """Folder of operators' task modules, a sub-folder for each environment that names a module in its ``[tasks]``."""
     custom_tasks_volume: str | None = None
     """The Docker volume that is mounted at ``custom_tasks_dir``; unset where the engine sees that very path."""
+    curricula_dir: Path = Path("curricula")
+    """Folder of ``<name>.toml``, each a curriculum; there need be none."""
     task_keys: Path | None = None
     """Folder of the public keys whose signatures on task bundles are trusted."""
     task_signatures: Literal["optional", "required"] = "optional"
@@ -107,6 +118,9 @@ class Settings(BaseSettings):
 
     max_body_bytes: int = Field(default=32 * 2**20, ge=1024)
     """The largest request body; beyond it 413."""
+    max_workers: int = Field(default=0, ge=0)
+    """Workers of all environments at once, below what each may have by its own ``max_workers``; idle ones make room for
+    those that are wanted. 0: no limit of its own."""
     queue_max: int = Field(default=10_000, ge=1)
     """Openings that may wait for a slot of one environment."""
     closed_kept_s: float = Field(default=600.0, ge=0)
@@ -135,8 +149,21 @@ class Settings(BaseSettings):
     is taken over could otherwise put a link in a folder's place and have anything of the machine mounted."""
     node_max_containers: int = Field(default=500, ge=1)
     """Containers that the gate lets this instance have at once."""
+    node_listen: str = ""
+    """``HOST:PORT`` where ``gateway node`` serves the gateways of a cluster over TLS: the engine gate on this port, the
+    workers' sockets on the next one. Needs the ``cluster_`` files and ``node_makes_folders``; empty: not served."""
+    node_drain_s: float = Field(default=30.0, ge=0, le=3600)
+    """How long requests to workers that go through this node may finish after SIGTERM."""
+    node_image_max_bytes: int = Field(default=20 * 2**30, ge=1)
+    """The largest image that gateways may bring to a node; its tar is kept in ``state_dir`` while it is checked."""
+    cluster_ca: Path | None = None
+    """The CA whose certificates the gateways and nodes of a cluster show each other (PEM; ``gateway certs``)."""
+    cluster_cert: Path | None = None
+    """This process' own certificate: a node's or a gateway's."""
+    cluster_key: Path | None = None
+    """Its key."""
 
-    @field_validator("environments", "static", mode="before")
+    @field_validator("environments", "static", "nodes", mode="before")
     @classmethod
     def _split_names(cls, value: object) -> object:
         return tuple(name.strip() for name in value.split(",") if name.strip()) if isinstance(value, str) else value
@@ -178,7 +205,25 @@ class Settings(BaseSettings):
                 f"refusing to listen on {self.host} without keys: set GATEWAY_TRAINER_KEYS, listen on 127.0.0.1, "
                 "or say --insecure"
             )
+        if self.backend == "swarm":
+            self.cluster_files()
+            if not self.nodes:
+                raise ConfigError("GATEWAY_BACKEND=swarm needs GATEWAY_NODES: where gateway node is served")
         return self
+
+    def cluster_files(self) -> tuple[Path, Path, Path]:
+        """CA, certificate and key of this process. Raises ``ConfigError`` if one is not set."""
+        if self.cluster_ca is None or self.cluster_cert is None or self.cluster_key is None:
+            raise ConfigError(
+                "GATEWAY_CLUSTER_CA, GATEWAY_CLUSTER_CERT and GATEWAY_CLUSTER_KEY are needed: nodes talk to nobody "
+                "without a certificate (gateway certs makes some)"
+            )
+        return self.cluster_ca, self.cluster_cert, self.cluster_key
+
+    @property
+    def uses_containers(self) -> bool:
+        """Whether workers are containers, which outlive the gateway and run in images."""
+        return self.backend != "process"
 
     def static_servers(self) -> dict[str, str]:
         """The servers that somebody else runs: URL by name."""
@@ -229,7 +274,7 @@ def load(**overrides: object) -> Settings:
         raise ConfigError(f"unknown settings: {', '.join(unknown)}")
     try:
         given = {key: value for key, value in overrides.items() if value is not None}
-        return Settings(**given)  # type: ignore[arg-type]  # the names are fields
+        return Settings(_secrets_dir=_secrets_dir(), **given)  # type: ignore[arg-type, call-arg]  # names are fields
     except ValidationError as error:
         lines = [
             f"{PREFIX}{'_'.join(map(str, e['loc'])).upper()}: {e['msg']}" for e in error.errors(include_input=False)
@@ -241,6 +286,29 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     """Names that start like settings and are none."""
     known = {PREFIX + name.upper() for name in Settings.model_fields} | COMMAND_LINE
     return sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
+
+
+def _secrets_dir() -> Path | None:
+    """The folder of settings in files, if there is one; files with other names are somebody else's.
+
+    Raises:
+        ConfigError: it or a file in it can't be read, or a file is empty, or is named like a setting and is none.
+    """
+    directory = os.environ.get(f"{PREFIX}SECRETS_DIR")
+    if not directory:
+        return None
+    try:
+        files = [entry for entry in Path(directory).iterdir() if entry.name.upper().startswith(PREFIX)]
+        # An empty secret would be one that anybody can guess.
+        empty = [entry.name for entry in files if not entry.read_text().strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{PREFIX}SECRETS_DIR={directory}: {error}") from error
+    if empty:
+        raise ConfigError(f"{PREFIX}SECRETS_DIR={directory}: empty: {', '.join(empty)}")
+    unknown = unknown_variables({entry.name.upper(): "" for entry in files})
+    if unknown:
+        raise ConfigError(f"{PREFIX}SECRETS_DIR={directory}: unknown settings: {', '.join(unknown).lower()}")
+    return Path(directory)
 
 
 def parse_keys(value: SecretStr) -> dict[str, str]:

@@ -39,7 +39,7 @@ from gateway.backends.container import (
 )
 from gateway.backends.endings import REASON_S, Endings
 from gateway.backends.engine import LOOK_S, TIMEOUT_S, Engine, EngineError
-from gateway.backends.folders import SOCKET_NAME, SocketFolders
+from gateway.backends.folders import SOCKET_NAME, Folders, SocketFolders
 from gateway.backends.foreign import FORWARDER_IMAGE, forwarder_body, forwarder_name, server_body
 from gateway.backends.images import Images
 from gateway.backends.launches import Launches, Wanted
@@ -82,6 +82,7 @@ class DockerBackend:
         instance: str,
         socket_dir: Path,
         socket_volume: str | None = None,
+        folders: Folders | None = None,
         custom_tasks_dir: Path | None = None,
         custom_tasks_volume: str | None = None,
         threads: int = 8,
@@ -98,6 +99,7 @@ class DockerBackend:
             instance: Label of everything made here; gateways that share an engine need different ones.
             socket_dir: Where the workers' folders are, as this process sees it; absolute.
             socket_volume: The volume that is mounted there; None where the engine sees that very path.
+            folders: The workers' folders, where they are not in ``socket_dir`` of this machine.
             custom_tasks_dir: Where the folders of operators' task modules are; None mounts none.
             custom_tasks_volume: The volume that holds them; None where the engine sees ``custom_tasks_dir`` itself.
             threads: Calls on the engine at once. It starts 5 to 7 containers a second whatever the parallelism.
@@ -112,7 +114,7 @@ class DockerBackend:
         self._grace_s = stop_grace_s
         self._environments = tuple(environments)
         self._forwarder_image = forwarder_image
-        self._folders = SocketFolders(socket_dir.absolute(), mode=0o777)
+        self._folders = folders or SocketFolders(socket_dir.absolute(), mode=0o777)
         self._engine = Engine(url, threads=threads, silence_s=silence_s)
         self._sources = Sources(
             self._engine,
@@ -195,6 +197,10 @@ class DockerBackend:
     def deaths(self) -> AsyncIterator[Death]:
         """Follow the engine's ``oom`` and ``die`` events; see ``Backend.deaths``."""
         return self._endings.follow()
+
+    def leaving(self) -> frozenset[WorkerId]:
+        """None: its machine is the only one: where that drains, the gateway does."""
+        return frozenset()
 
     async def check(self) -> None:
         """Ask whether the engine answers, has enough for one worker each, and sees the socket folder.

@@ -14,7 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
+from typing import Protocol
 
+from gateway.core.addresses import node_address
 from gateway.core.errors import BackendError, StartFailed
 from gateway.core.model import WorkerId
 
@@ -30,6 +32,67 @@ _SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
 def is_safe_id(text: str) -> bool:
     """Whether *text* may be a worker's id: one path segment, a label value and a part of a container's name."""
     return _SAFE_ID.fullmatch(text) is not None
+
+
+class Folders(Protocol):
+    """The workers' socket folders, here or on another machine."""
+
+    @property
+    def root(self) -> Path:
+        """Where they are, as their machine sees it."""
+        ...
+
+    def folder(self, id: WorkerId) -> Path:
+        """Where the worker's folder is there."""
+        ...
+
+    def address(self, id: WorkerId, name: str = SOCKET_NAME) -> str:
+        """The worker's address; *name* is that of the socket."""
+        ...
+
+    def make(self, id: WorkerId) -> None:
+        """Make the folder of a new worker. Raises ``StartFailed``."""
+        ...
+
+    def check(self, id_length: int) -> None:
+        """Raise ``BackendError`` if sockets of workers with ids of *id_length* characters cannot be kept there."""
+        ...
+
+    def remove(self, id: WorkerId) -> None:
+        """Remove the worker's folder. Raises ``BackendError``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFolders:
+    """Folders on another machine, whose engine gate makes and removes them as it makes and removes containers."""
+
+    root: Path
+    node: str
+    """The machine's id."""
+
+    def folder(self, id: WorkerId) -> Path:
+        """Where the worker's folder is on its machine."""
+        return self.root / id
+
+    def address(self, id: WorkerId, name: str = SOCKET_NAME) -> str:
+        """The worker's address, by which any gateway finds it through its node."""
+        return node_address(self.node, id, name)
+
+    def make(self, id: WorkerId) -> None:
+        """Nothing is made here. Raises ``StartFailed`` for an id that is not safe."""
+        _expect_safe(id)
+
+    def check(self, id_length: int) -> None:
+        """The gate over there has checked them."""
+
+    def remove(self, id: WorkerId) -> None:
+        """Nothing is removed here."""
+
+
+def _expect_safe(id: WorkerId) -> None:
+    if not is_safe_id(id):
+        raise StartFailed(f"{id!r} cannot be a worker's id: letters, digits and _.- only, at most 64")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +121,7 @@ class SocketFolders:
         Raises:
             StartFailed: the id is not safe or taken, the path is too long for a socket, or *root* can't be written.
         """
-        if not is_safe_id(id):
-            raise StartFailed(f"{id!r} cannot be a worker's id: letters, digits and _.- only, at most 64")
+        _expect_safe(id)
         self.check_length(len(id))
         folder = self.folder(id)
         try:

@@ -167,6 +167,10 @@ class ProcessBackend:
         """
         return self._deaths.follow()
 
+    def leaving(self) -> frozenset[WorkerId]:
+        """None: its machine is the gateway's own."""
+        return frozenset()
+
     async def check(self) -> None:
         """Check socket folder and interpreter."""
         await asyncio.to_thread(self._folders.check, _ID_LENGTH)

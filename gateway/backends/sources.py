@@ -10,7 +10,7 @@ from docker import APIClient
 from gateway.backends import calls
 from gateway.backends.container import custom_tasks
 from gateway.backends.engine import Engine, EngineError
-from gateway.backends.folders import SocketFolders
+from gateway.backends.folders import Folders
 from gateway.core.errors import StartFailed
 from gateway.core.model import Environment, WorkerId
 
@@ -21,7 +21,7 @@ class Sources:
     def __init__(
         self,
         engine: Engine,
-        folders: SocketFolders,
+        folders: Folders,
         *,
         volume: str | None,
         custom_tasks_dir: Path | None,

@@ -94,6 +94,10 @@ class StaticBackend:
         """Nobody tells of any."""
         return self._deaths.follow()
 
+    def leaving(self) -> frozenset[WorkerId]:
+        """None: their machines are nobody's business here."""
+        return frozenset()
+
     async def check(self) -> None:
         """There is nothing that could be missing here."""
 

@@ -475,6 +475,8 @@ class Opening:
     """``split/index`` or a task's id, for people; never the task itself."""
     episode: str = ""
     """The trainer's own name for the episode, where its protocol has one that the session's name is not."""
+    policy: str = ""
+    """The trainer's tag of the policy that plays it; empty: none was given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -493,6 +495,7 @@ class Session:
     state: SessionState
     task: str = ""
     episode: str = ""
+    policy: str = ""
     reason: CloseReason | None = None
     handle: str = ""
     """What its upstream needs to find the episode again, from any replica; the upstream's own text."""
@@ -525,6 +528,15 @@ class CapacityWanted:
 Notice = SessionEnded | CapacityWanted
 
 
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """An opening's place in the group of a curriculum's handle."""
+
+    curriculum: str
+    handle: int
+    member: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
     """What a worker needs to set a session up; secrets are neither stored nor shown."""
@@ -541,6 +553,10 @@ class Setup:
     """The trainer's own name for the episode, where its protocol has one."""
     of_split: str = ""
     """The split that the task is of, whoever has it; it decides what resources the session gets. Empty: not known."""
+    policy: str = ""
+    """The trainer's tag of the policy that plays the episode; empty: none was given."""
+    ticket: Ticket | None = None
+    """Of a task that was drawn from a curriculum: the place in its group, to be given back if nothing is opened."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,16 +1,26 @@
-"""Pure decisions of the control loop: how many workers to start, wake, pause and stop. Tested as tables of numbers."""
+"""Pure decisions of the control loop: how many workers to start, wake, pause and stop, and on which machine.
+
+Tested as tables of numbers.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
-from gateway.core.model import EnvironmentLoad, PoolPolicy, WorkerId, WorkerLoad, WorkerState
+from gateway.core.model import EnvironmentLoad, EnvironmentName, PoolPolicy, WorkerId, WorkerLoad, WorkerState
+from gateway.core.nodes import Need, NodeId, NodeReport
 
 WINDOW_S = 30.0
 """Over about this long arrivals are averaged: longer than most starts take, shorter than a training step."""
 START_WEIGHT = 0.3
 """Of the latest start in the mean of all; an image that was cached meanwhile is noticed after a few."""
+MEMORY_OVERCOMMIT = 4.0
+"""Sum of workers' limits that a machine takes, in parts of its memory: most hold a tenth of their limit, and what the
+kernel says is available bounds them besides."""
+_GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,18 +74,25 @@ class Plan:
 
 
 def plan(
-    policy: PoolPolicy, load: EnvironmentLoad, *, digest: str, demand: Demand = Demand(), is_trial: bool = False
+    policy: PoolPolicy,
+    load: EnvironmentLoad,
+    *,
+    digest: str,
+    demand: Demand = Demand(),
+    expected: int = 0,
+    is_trial: bool = False,
 ) -> Plan:
     """Decide what to do with the workers of one environment.
 
     *digest* is the make that is wanted. Workers of another are drained and are no capacity; as long as they live, they
-    may be as many again as ``max_workers``. *is_trial*: the last start failed, so one at a time is tried.
+    may be as many again as ``max_workers``. *expected*: free slots that are wanted for openings
+    that are foreseen otherwise. *is_trial*: the last start failed, so one at a time is tried.
     """
     current = [entry for entry in load.workers if entry.worker.digest == digest]
     ready = _of(current, WorkerState.READY)
     paused = _of(current, WorkerState.PAUSED)
     starting = len(_of(current, WorkerState.STARTING))
-    target = max(policy.warm, demand.ahead)
+    target = max(policy.warm, demand.ahead, expected)
     slots = _slots_to_come(policy, ready)
     missing = load.waiting + target - _free(ready) - starting * slots
     wake = _to_wake(policy, ready, paused, missing)
@@ -171,3 +188,121 @@ def _to_pause(policy: PoolPolicy, ready: list[WorkerLoad], *, target: int) -> li
 def backoff_s(failures: int) -> float:
     """How long to wait before the next start after *failures* failed ones in a row: 0, 0.5, 1, 2 … 30 s."""
     return 0.0 if failures == 0 else min(30.0, 0.5 * 2.0 ** min(failures - 1, 6))
+
+
+def place(
+    reports: Sequence[NodeReport],
+    need: Need,
+    *,
+    starting: Mapping[NodeId, Sequence[Need]] = MappingProxyType({}),
+    takes: Mapping[EnvironmentName, Need] = MappingProxyType({}),
+    overcommit: float = MEMORY_OVERCOMMIT,
+) -> NodeId | None:
+    """Choose the machine that gets the next worker; None if none has room (`why_not` says why).
+
+    Of those with room: one that has the images, then the one with the fewest workers of that environment (a machine
+    that is lost takes few of each), then the one with the largest part of memory and CPUs left.
+
+    Args:
+        reports: Of the machines that answer.
+        need: What the worker takes.
+        starting: Workers that are begun on a machine and are not in its report yet.
+        takes: What a worker of each environment takes; one that is not in it counts for nothing.
+        overcommit: Sum of workers' limits that a machine takes, in parts of its memory.
+    """
+    rooms = [_Room.of(report, starting.get(report.id, ()), takes, overcommit) for report in reports]
+    fitting = [room for room in rooms if not any(room.lacks(need))]
+    if not fitting:
+        return None
+    return min(fitting, key=lambda room: room.rank(need)).report.id
+
+
+def why_not(
+    reports: Sequence[NodeReport],
+    need: Need,
+    *,
+    starting: Mapping[NodeId, Sequence[Need]] = MappingProxyType({}),
+    takes: Mapping[EnvironmentName, Need] = MappingProxyType({}),
+    overcommit: float = MEMORY_OVERCOMMIT,
+) -> str:
+    """Say why no machine takes the worker, and of each what it lacks; empty if one does. Arguments as for `place`."""
+    if not reports:
+        return f"no node takes a worker of {need.environment}: none answers"
+    reasons = []
+    for report in reports:
+        lacks = [*_Room.of(report, starting.get(report.id, ()), takes, overcommit).lacks(need)]
+        if not lacks:
+            return ""
+        reasons.append(f"{report.name}: {', '.join(lacks)}")
+    return f"no node takes a worker of {need.environment}: {'; '.join(reasons)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Room:
+    """A machine, and what is promised of it."""
+
+    report: NodeReport
+    starting: Sequence[Need]
+    reserved_bytes: int
+    """Limits of the workers that are there, and of those that start."""
+    reserved_cpus: float
+    most_bytes: float
+
+    @classmethod
+    def of(
+        cls,
+        report: NodeReport,
+        starting: Sequence[Need],
+        takes: Mapping[EnvironmentName, Need],
+        overcommit: float,
+    ) -> _Room:
+        there = [takes[environment] for environment in report.workers.values() if environment in takes]
+        return cls(
+            report=report,
+            starting=starting,
+            reserved_bytes=sum(need.memory_bytes for need in (*there, *starting)),
+            reserved_cpus=sum(need.cpus for need in (*there, *starting)),
+            most_bytes=report.memory_bytes * overcommit,
+        )
+
+    def lacks(self, need: Need) -> Iterator[str]:
+        """Say what is missing for *need*; nothing if there is room."""
+        report = self.report
+        if report.is_draining:
+            yield "it drains"
+        containers = report.containers + sum(one.containers for one in self.starting)
+        if containers + need.containers > report.max_containers:
+            yield f"{containers} of {report.max_containers} containers, and {need.containers} more are needed"
+        if need.memory_bytes > report.memory_bytes:
+            yield f"{_gib(report.memory_bytes)} of memory, and {_gib(need.memory_bytes)} are needed"
+        elif self.reserved_bytes + need.memory_bytes > self.most_bytes:
+            yield (
+                f"{_gib(self.reserved_bytes)} of memory promised to workers of at most {_gib(self.most_bytes)}, and "
+                f"{_gib(need.memory_bytes)} are needed"
+            )
+        if report.available_bytes:
+            free = report.available_bytes - sum(one.memory_bytes for one in self.starting)
+            if need.memory_bytes > free:
+                yield f"{_gib(max(0, free))} of memory available, and {_gib(need.memory_bytes)} are needed"
+        if need.cpus > report.cpus:
+            yield f"{report.cpus:g} CPUs, and {need.cpus:g} are needed"
+
+    def rank(self, need: Need) -> tuple[bool, int, float, NodeId]:
+        """Order machines with room, the best first."""
+        has_images = all(
+            self.report.images.get(reference) == id if id else reference in self.report.images
+            for reference, id in need.images.items()
+        )
+        of_it = sum(environment == need.environment for environment in self.report.workers.values())
+        of_it += sum(one.environment == need.environment for one in self.starting)
+        return not has_images, of_it, -self._left(), self.report.id
+
+    def _left(self) -> float:
+        """The part of the scarcer of memory and CPUs that is promised to nobody; negative where more is than there."""
+        memory = 1 - self.reserved_bytes / self.report.memory_bytes if self.report.memory_bytes else 0.0
+        cpus = 1 - self.reserved_cpus / self.report.cpus if self.report.cpus else 0.0
+        return min(memory, cpus)
+
+
+def _gib(size_bytes: float) -> str:
+    return f"{size_bytes / _GIB:.1f} GiB"

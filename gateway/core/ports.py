@@ -6,10 +6,13 @@ implementation (``tests/contract``).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
+from gateway.core.addresses import Address
 from gateway.core.model import (
     Action,
     Block,
@@ -37,6 +40,7 @@ from gateway.core.model import (
 )
 
 Headers = Sequence[tuple[bytes, bytes]]
+P = TypeVar("P", bound=asyncio.Protocol)
 
 
 class Store(Protocol):
@@ -350,6 +354,13 @@ class Backend(Protocol):
         """Follow workers that die, whoever ended them. May lose some: `found` is the truth."""
         ...
 
+    def leaving(self) -> frozenset[WorkerId]:
+        """Workers that are to get no more sessions, as their machine drains; from what is known by now, without asking.
+
+        What runs in them goes on. Ids that nobody knows any more may be among them.
+        """
+        ...
+
     async def check(self) -> None:
         """Raise ``BackendError`` with what to do when workers can't be started here.
 
@@ -390,6 +401,26 @@ class Exchange(Protocol):
 
     async def aclose(self) -> None:
         """Give the connection back, or drop it if the body was not read to its end."""
+        ...
+
+
+class Dial(Protocol):
+    """Opens connections to workers on other machines: to ``node:`` addresses."""
+
+    async def __call__(self, address: Address, factory: Callable[[], P]) -> tuple[asyncio.BaseTransport, P]:
+        """Connect to *address*; the protocol that *factory* makes gets all that comes, and nothing stands between.
+
+        Raises:
+            OSError: no connection, with the reason; nothing reached the worker. ``TimeoutError`` is one.
+        """
+        ...
+
+
+class DialSocket(Protocol):
+    """As `Dial`, for clients that want a socket."""
+
+    async def __call__(self, address: Address) -> socket.socket:
+        """A connected Unix socket, which belongs to the caller. Raises ``OSError``."""
         ...
 
 

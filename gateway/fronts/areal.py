@@ -47,16 +47,27 @@ from gateway.core.model import (
     WorkerState,
 )
 from gateway.core.ports import Store
+from gateway.curricula import Curricula
 from gateway.fronts.areal_bodies import Object, Start, read_action, read_episode_id, read_object, read_start
 from gateway.fronts.areal_errors import error_reply
 from gateway.fronts.areal_replies import Json, is_conversation, start_reply, step_reply
 from gateway.fronts.areal_samples import find_sample, split_of
 from gateway.fronts.areal_shown import shown_of
 from gateway.fronts.areal_turns import Turns
-from gateway.fronts.asgi import Attended, BodyTooLarge, HungUp, drop_body, header, read_body, respond_json
+from gateway.fronts.asgi import (
+    Attended,
+    BodyTooLarge,
+    HungUp,
+    drop_body,
+    header,
+    policy_tag,
+    read_body,
+    respond_json,
+)
 from gateway.fronts.errors import LOSSES, WorkerDied, retry_after, why_ended
+from gateway.handles import Offer
 from gateway.observe.metrics import Tally
-from gateway.offers import Offer, Offers
+from gateway.offers import Offers
 from gateway.sessions import Sessions
 from gateway.tasks.run_time import RunTimeTasks
 
@@ -99,6 +110,7 @@ class ArealFront:
         catalog: Catalog,
         tasks: RunTimeTasks,
         max_body_bytes: int,
+        curricula: Curricula | None = None,
         tally: Callable[[EnvironmentName], Tally],
         is_draining: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -106,7 +118,7 @@ class ArealFront:
         self._store = store
         self._catalog = catalog
         self._run_time = tasks
-        self._offers = Offers(tasks.registry, followed=tasks, asked=sessions)
+        self._offers = Offers(tasks.registry, followed=tasks, asked=sessions, curricula=curricula)
         self._max_body_bytes = max_body_bytes
         self._tally = tally
         self._is_draining = is_draining
@@ -222,17 +234,20 @@ class ArealFront:
         async with Attended(asked.scope, asked.receive) as trainer:
             loop = asyncio.get_running_loop()
             deadline = loop.time() + asked.environment.areal.start_s
-            offer = await self._sample(_patient(asked.environment), wish.sample)
-            setup = _setup(asked.environment, wish, offer)
-            if self._offers.is_limited(asked.environment, setup):
-                await self._run_time.admit(setup.spec, asked.environment.name)
-            shown = await shown_of(self._sessions, asked.environment)
-            blocks = await self._opened(asked, episode, offer, setup, deadline)
+            environment = _patient(asked.environment)
+            offer = await self._offers.drawn(environment, await self._sample(environment, wish.sample))
+            with self._offers.handles.held(offer.ticket):
+                setup = _setup(asked.environment, wish, offer, policy_tag(asked.scope))
+                if self._offers.is_limited(asked.environment, setup):
+                    await self._run_time.admit(setup.spec, asked.environment.name)
+                shown = await shown_of(self._sessions, asked.environment)
+                blocks = await self._opened(asked, episode, offer, setup, deadline)
+                if trainer.left:
+                    await self._undo(asked.owner, episode)
+                    raise HungUp
             if asked.environment.wire is Wire.AREAL and is_conversation(blocks):  # its ``task/info`` has no word for it
                 shown = replace(shown, observation_type=ObservationType.MESSAGES)
-            if not trainer.left:
-                return start_reply(shown, episode, blocks, sample=wish.as_sent, task=offer.spec)
-            await self._undo(asked.owner, episode)
+            return start_reply(shown, episode, blocks, sample=wish.as_sent, task=offer.spec)
         raise HungUp
 
     async def _sample(self, environment: Environment, sample: str) -> Offer:
@@ -347,7 +362,7 @@ def _lost_at_start(error: SessionError) -> WorkerDied:
     return WorkerDied(message, reason=reason if reason in LOSSES else CloseReason.WORKER_LOST.value)
 
 
-def _setup(environment: Environment, wish: Start, offer: Offer) -> Setup:
+def _setup(environment: Environment, wish: Start, offer: Offer, policy: str) -> Setup:
     seed: int | None = wish.seed
     if offer.is_images and "seed" in offer.spec and "seed" not in wish.config:
         seed = None  # the task is told apart by its own
@@ -358,6 +373,8 @@ def _setup(environment: Environment, wish: Start, offer: Offer) -> Setup:
         split=offer.worker_split,
         index=offer.worker_index,
         of_split=offer.split,
+        policy=policy or offer.policy,
+        ticket=offer.ticket,
     )
 
 

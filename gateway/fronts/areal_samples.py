@@ -6,7 +6,8 @@ import hashlib
 
 from gateway.core.errors import UnknownSplit, UnknownTask
 from gateway.core.model import Environment
-from gateway.offers import Offer, Offers, is_index
+from gateway.handles import Offer, is_index
+from gateway.offers import Offers
 
 
 async def find_sample(offers: Offers, environment: Environment, sample: str) -> Offer:

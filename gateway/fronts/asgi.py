@@ -12,10 +12,13 @@ from typing import Any, Protocol
 
 from starlette.types import Message, Receive, Scope, Send
 
+from gateway.core.errors import InvalidRequest
+
 DROP_BYTES = 256 * 2**20
 DROP_S = 10.0
 """How much of a body that is too large is read, and for how long, before its sender is told."""
 JSON_TYPE = (b"content-type", b"application/json")
+POLICY_MAX_CHARS = 200
 
 
 class BodyTooLarge(Exception):
@@ -37,6 +40,18 @@ def header(scope: Scope, name: bytes) -> str | None:
 def headers(scope: Scope, name: bytes) -> list[str]:
     """All values of a request header that may stand more than once."""
     return [bytes(value).decode("latin-1") for key, value in scope["headers"] if key == name]
+
+
+def policy_tag(scope: Scope) -> str:
+    """The trainer's tag of the policy that is to play, ``X-Policy-Tag``; empty where none is sent.
+
+    Raises:
+        InvalidRequest: it is too long, or has control characters.
+    """
+    tag = (header(scope, b"x-policy-tag") or "").strip()
+    if len(tag) > POLICY_MAX_CHARS or not tag.isprintable():
+        raise InvalidRequest(f"X-Policy-Tag: at most {POLICY_MAX_CHARS} printable characters are wanted")
+    return tag
 
 
 async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:

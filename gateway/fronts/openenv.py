@@ -25,6 +25,7 @@ from gateway.catalog import Catalog
 from gateway.core.errors import GatewayError
 from gateway.core.model import Environment, Owner
 from gateway.core.ports import Store
+from gateway.curricula import Curricula
 from gateway.fronts.asgi import BodyTooLarge, HungUp, drop_body, respond_json
 from gateway.fronts.errors import marks, retry_after, status_of
 from gateway.fronts.openenv_episodes import Admit, Episodes
@@ -56,6 +57,7 @@ class OpenEnvFront:
         tasks: TaskRegistry,
         secret: bytes,
         max_body_bytes: int,
+        curricula: Curricula | None = None,
         admit: Admit | None = None,
         refresh: Callable[[], Awaitable[object]] | None = None,
         is_draining: Callable[[], bool] = lambda: False,
@@ -71,7 +73,7 @@ class OpenEnvFront:
         self._catalog = catalog
         self._max_body_bytes = max_body_bytes
         ids, attachments = SessionIds(secret), Attachments()
-        offers = Offers(tasks, followed=Refreshing(refresh), asked=sessions)
+        offers = Offers(tasks, followed=Refreshing(refresh), asked=sessions, curricula=curricula)
         chooser = TaskChooser(offers=offers, asked=sessions, catalog=catalog)
         episodes = Episodes(sessions=sessions, store=store, chooser=chooser, admit=admit, is_draining=is_draining)
         relayed = Relayed(sessions=sessions, episodes=episodes)

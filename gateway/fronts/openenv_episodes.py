@@ -110,9 +110,24 @@ class Episodes:
         deadline = asyncio.get_running_loop().time() + environment.openenv.reset_s
         async with self.refusing(environment, closes=False):
             chosen = await self._chooser.choose(patient(environment), wish)
+        with self._chooser.held(chosen):
             setup = self._setup(environment, wish, chosen)
-            if self._admit is not None and Offers.is_limited(environment, setup):
-                await self._admit(environment, setup.spec)
+            async with self.refusing(environment, closes=False):
+                if self._admit is not None and Offers.is_limited(environment, setup):
+                    await self._admit(environment, setup.spec)
+            return chosen, await self._begun(owner, name, environment, wish, chosen, setup, first, deadline)
+
+    async def _begun(
+        self,
+        owner: Owner,
+        name: str,
+        environment: Environment,
+        wish: ResetWish,
+        chosen: Chosen,
+        setup: Setup,
+        first: Callable[[float], Awaitable[T]],
+        deadline: float,
+    ) -> T:
         async with self.refusing(environment):
             await self._sessions.reset(
                 owner=owner,
@@ -125,7 +140,7 @@ class Episodes:
                 within_s=_left(deadline),
             )
             try:
-                return chosen, await first(_left(deadline))
+                return await first(_left(deadline))
             except UpstreamError:
                 await self._lose(owner, name, CloseReason.OPEN_FAILED)
                 raise
@@ -143,6 +158,8 @@ class Episodes:
             index=chosen.index if chosen.is_images else None,
             episode=wish.episode_id or "",
             of_split=chosen.split or "",
+            policy=chosen.policy,
+            ticket=chosen.ticket,
         )
 
     async def step(self, owner: Owner, name: str, environment: Environment, data: Json) -> Json:

@@ -16,9 +16,11 @@ from typing import Any, Final
 
 from gateway.catalog import Catalog
 from gateway.core.errors import EnvironmentUnavailable, GatewayError, UnknownTask, WrongEnvironment
-from gateway.core.model import Environment, Registered, Wire
+from gateway.core.model import Environment, Registered, Ticket, Wire
+from gateway.curricula import PREFIX
 from gateway.fronts.openenv_frames import Json, ResetWish
-from gateway.offers import Asked, Offer, Offers
+from gateway.handles import Offer
+from gateway.offers import Asked, Offers
 from gateway.tasks.schema import parse
 
 NAME_MAX: Final = 200
@@ -40,6 +42,10 @@ class Chosen:
     index: int | None = None
     is_images: bool = False
     """The image has it by itself: split and index are its own words."""
+    ticket: Ticket | None = None
+    """Of a task that was drawn from a curriculum: to be given back, unless an episode is opened with it."""
+    policy: str = ""
+    """The tag of the policy that the curriculum's trainer plays now."""
 
     @property
     def place(self) -> str:
@@ -70,6 +76,28 @@ class TaskChooser:
         Raises:
             UnknownTask, WrongEnvironment, TaskInvalid: there is none; it is another environment's; it is malformed.
         """
+        chosen = await self._drawn(environment, wish)
+        return chosen if chosen is not None else await self._choose(environment, wish)
+
+    async def _drawn(self, environment: Environment, wish: ResetWish) -> Chosen | None:
+        """What a curriculum draws for *wish*; None if it means none of a curriculum's."""
+        task: object = wish.task
+        if isinstance(task, dict):
+            task = task["id"] if task.keys() == {"id"} else None
+        offer: Offer | None = None
+        if isinstance(task, str) and task.startswith(PREFIX):
+            offer = await self._offers.find(environment, task, prefer="")
+        elif wish.task is None and (split := wish.split or environment.openenv.split).startswith(PREFIX):
+            if wish.index is None and wish.seed is None:
+                offer = await self._offers.handles.next_of(environment, split)
+            elif (count := await self._offers.count(environment, split)) > 0:
+                index = wish.index if wish.index is not None else (wish.seed or 0) % count
+                offer = await self._offers.at(environment, split, index)
+        if offer is None or offer.handle is None:
+            return None
+        return _chosen(await self._offers.drawn(environment, offer))
+
+    async def _choose(self, environment: Environment, wish: ResetWish) -> Chosen:
         task = wish.task
         if isinstance(task, dict):
             if task.keys() != {"id"} or not isinstance(task["id"], str):
@@ -80,6 +108,10 @@ class TaskChooser:
         if self._offers.asks(environment):
             return await self._by_place_of_image(environment, wish)
         return await self._offers.sure(lambda: self._by_place(environment, wish))
+
+    def held(self, chosen: Chosen) -> contextlib.AbstractContextManager[None]:
+        """Give a drawn task's place in its group back if what is inside fails."""
+        return self._offers.handles.held(chosen.ticket)
 
     def passes_place(self, environment: Environment, wish: ResetWish) -> bool:
         """Whether *wish* names no task but in words that the image's own reset understands, or leaves it to the image.
@@ -210,6 +242,8 @@ def _chosen(offer: Offer) -> Chosen:
         split=offer.split or None,
         index=offer.index,
         is_images=offer.is_images,
+        ticket=offer.ticket,
+        policy=offer.policy,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,16 +13,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.core.errors import GatewayError, InvalidRequest, TaskInvalid, UnknownTask
+from gateway.core.errors import GatewayError, InvalidRequest
 from gateway.core.model import EnvironmentName
 from gateway.core.task_ports import MAX_AT_ONCE, MAX_TASK_BYTES, Probe
 from gateway.fronts.asgi import Attended, BodyTooLarge, HungUp, drop_body, dump, read_body
-from gateway.fronts.errors import retry_after, status_of
+from gateway.fronts.ops_answers import answering, as_json, flagged, operator_of, queried
 from gateway.tasks.documents import listed, read_json, read_json_lines, read_yaml
 from gateway.tasks.registry import TaskEntry
 from gateway.tasks.run_time import Checked, RunTimeTasks
 from gateway.tasks.schema import NAME_PATTERN
-from gateway.tasks.signing import BadSignature, NotSigned, TrustedKeys, is_bundle
+from gateway.tasks.signing import NotSigned, TrustedKeys, is_bundle
 
 MAX_LISTED = 1_000
 MAX_PROBED = 100
@@ -39,8 +39,6 @@ LOGGED = 10
 """Tasks of one upload that are logged by name."""
 
 logger = logging.getLogger(__name__)
-
-_Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +80,15 @@ class TaskRoutes:
         """The routes, for an application below the door."""
         one = "/admin/v1/tasks/{environment}/{id:path}"
         return [
-            Route("/admin/v1/tasks", _answering(self._list), methods=["GET"]),
-            Route("/admin/v1/tasks", _answering(self._add), methods=["POST"]),
-            Route("/admin/v1/tasks/validate", _answering(self._validate), methods=["POST"]),
-            Route(one, _answering(self._get), methods=["GET"]),
-            Route(one, _answering(self._remove), methods=["DELETE"]),
+            Route("/admin/v1/tasks", answering(self._list), methods=["GET"]),
+            Route("/admin/v1/tasks", answering(self._add), methods=["POST"]),
+            Route("/admin/v1/tasks/validate", answering(self._validate), methods=["POST"]),
+            Route(one, answering(self._get), methods=["GET"]),
+            Route(one, answering(self._remove), methods=["DELETE"]),
         ]
 
     async def _list(self, request: Request) -> Response:
-        query = _query(request, "environment", "tag", "split", "after", "limit")
+        query = queried(request, "environment", "tag", "split", "after", "limit")
         await self._tasks.refresh()
         environment = query.get("environment")
         entries, after = self._tasks.registry.listing(
@@ -100,41 +98,43 @@ class TaskRoutes:
             after=query.get("after", ""),
             limit=_limit(query.get("limit")),
         )
-        return _json({"tasks": [_row(entry) for entry in entries], "next": after or None})
+        return as_json({"tasks": [_row(entry) for entry in entries], "next": after or None})
 
     async def _get(self, request: Request) -> Response:
         environment, id = self._named(request.path_params["environment"]), request.path_params["id"]
         entry = await self._tasks.sure(lambda: self._tasks.registry.entry(environment, id))
-        return _json({**_row(entry), "task": entry.task})
+        return as_json({**_row(entry), "task": entry.task})
 
     async def _add(self, request: Request) -> Response:
-        query = _query(request, "environment", "split", "replace", "validate")
-        split, replace = query.get("split", ""), _flag(query, "replace")
+        query = queried(request, "environment", "split", "replace", "validate")
+        split, replace = query.get("split", ""), flagged(query, "replace")
         if split and not re.fullmatch(NAME_PATTERN, split):
             raise InvalidRequest("split: letters, digits, dots, dashes and underscores are taken")
         upload = await self._upload(request, environment=query.get("environment", ""))
-        if _flag(query, "validate"):
+        if flagged(query, "validate"):
             refusals = [result for result in await self._tried(request, upload) if not result["ok"]]
             if refusals:
-                return _json({"detail": "tasks cannot be played", "code": "task_refused", "results": refusals}, 400)
+                return as_json({"detail": "tasks cannot be played", "code": "task_refused", "results": refusals}, 400)
         registered = await self._tasks.register(upload.tasks, split=split, replace=replace, signed_by=upload.signed_by)
         rows = [
             {"environment": r.environment, "id": r.id, "split": r.split, "index": r.index, "replaced": not r.is_new}
             for r in registered
         ]
-        logger.info("tasks_added tasks=%s by=%s signed_by=%s", _named_tasks(rows), _operator(request), upload.signed_by)
+        logger.info(
+            "tasks_added tasks=%s by=%s signed_by=%s", _named_tasks(rows), operator_of(request), upload.signed_by
+        )
         status = 201 if any(r.is_new for r in registered) else 200
-        return _json({"tasks": rows, "signed_by": upload.signed_by or None}, status)
+        return as_json({"tasks": rows, "signed_by": upload.signed_by or None}, status)
 
     async def _validate(self, request: Request) -> Response:
-        query = _query(request, "environment")
+        query = queried(request, "environment")
         upload = await self._upload(request, environment=query.get("environment", ""))
-        return _json({"results": await self._tried(request, upload)})
+        return as_json({"results": await self._tried(request, upload)})
 
     async def _remove(self, request: Request) -> Response:
         environment, id = self._named(request.path_params["environment"]), request.path_params["id"]
         await self._tasks.unregister(environment, id)
-        logger.info("task_removed environment=%s id=%s by=%s", environment, id, _operator(request))
+        logger.info("task_removed environment=%s id=%s by=%s", environment, id, operator_of(request))
         return Response(status_code=204)
 
     def _named(self, environment: str) -> EnvironmentName:
@@ -218,53 +218,10 @@ async def _outcome(one: Checked, probe: Probe) -> dict[str, Any]:
     return {"ok": True}
 
 
-def _answering(endpoint: _Endpoint) -> _Endpoint:
-    """What a route answers, its errors included: all problems of a task, each with its path."""
-
-    async def answer(request: Request) -> Response:
-        try:
-            return await endpoint(request)
-        except TaskInvalid as error:
-            problems = [{"path": path, "message": message} for path, message in error.problems]
-            return _json({"detail": error.detail, "code": error.code, "problems": problems}, status_of(error))
-        except (NotSigned, BadSignature) as error:
-            code = "not_signed" if isinstance(error, NotSigned) else "bad_signature"
-            return _json({"detail": error.detail, "code": code}, 403)
-        except BodyTooLarge:
-            return _json({"detail": "the upload, or one of its tasks, is too large", "code": "too_large"}, 413)
-        except HungUp:
-            return Response(status_code=400)  # nobody reads it
-        except GatewayError as error:
-            status = 404 if isinstance(error, UnknownTask) else status_of(error)
-            headers = {name.decode(): value.decode() for name, value in retry_after(error)}
-            return _json({"detail": error.detail, "code": error.code}, status, headers)
-
-    return answer
-
-
-def _query(request: Request, *known: str) -> dict[str, str]:
-    unknown = sorted(set(request.query_params) - set(known))
-    if unknown:
-        raise InvalidRequest(f"{unknown[0]}: no such parameter; there are {', '.join(known)}")
-    return dict(request.query_params)
-
-
 def _named_tasks(rows: Sequence[Mapping[str, Any]]) -> str:
     """Tasks for the log: the first few by name, the others by their number."""
     names = ",".join(f"{row['environment']}/{row['id']}" for row in rows[:LOGGED])
     return names if len(rows) <= LOGGED else f"{names}+{len(rows) - LOGGED}"
-
-
-def _operator(request: Request) -> str:
-    """The name of the operator's key; empty where there are no keys."""
-    return str(request.scope.get("gateway.owner", ""))
-
-
-def _flag(query: Mapping[str, str], name: str) -> bool:
-    value = query.get(name, "false").lower()
-    if value not in ("true", "false", "1", "0"):
-        raise InvalidRequest(f"{name}: true or false is wanted")
-    return value in ("true", "1")
 
 
 def _limit(value: str | None) -> int:
@@ -288,7 +245,3 @@ def _row(entry: TaskEntry) -> dict[str, Any]:
         "source": "run time" if entry.is_stored else "file",
         "signed_by": entry.signed_by or None,
     }
-
-
-def _json(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(dump(value), status, headers, media_type="application/json")

@@ -39,6 +39,7 @@ from gateway.core.errors import (
 )
 from gateway.core.model import Environment, Owner, SessionId, Setup
 from gateway.core.ports import Exchange
+from gateway.curricula import Curricula
 from gateway.environment_files import OPERATIONS, ROOT_ROUTES
 from gateway.exchanges import BusyExchange
 from gateway.fronts import sse
@@ -49,6 +50,7 @@ from gateway.fronts.asgi import (
     drop_body,
     header,
     headers,
+    policy_tag,
     read_body,
     respond,
     respond_json,
@@ -91,6 +93,7 @@ class OrsFront:
         catalog: Catalog,
         tasks: RunTimeTasks,
         max_body_bytes: int,
+        curricula: Curricula | None = None,
         lazy_binding: bool = True,
         strict_paths: bool = True,
         strip_platform_keys: bool = True,
@@ -98,7 +101,7 @@ class OrsFront:
         self._sessions = sessions
         self._catalog = catalog
         self._run_time = tasks
-        self._offers = Offers(tasks.registry, followed=tasks, asked=sessions)
+        self._offers = Offers(tasks.registry, followed=tasks, asked=sessions, curricula=curricula)
         self._tasks = OrsTasks(self._offers, catalog=catalog, strip_platform_keys=strip_platform_keys)
         self._max_body_bytes = max_body_bytes
         self._strict_paths = strict_paths
@@ -231,21 +234,22 @@ class OrsFront:
         except SessionExists:
             raise Answer(400, "Session already exists") from None
         async with Attended(scope, receive) as trainer:
-            await self._admit(setup, pending.environment)
-            try:
-                await self._sessions.open(
-                    owner=owner,
-                    name=sid,
-                    environment=pending.environment,
-                    setup=setup,
-                    fingerprint=pending.fingerprint,
-                    task=task,
-                )
-            except SessionExists:
-                raise Answer(400, "Session already exists") from None
-            if trainer.left:
-                await self._sessions.close(owner, sid)
-                raise HungUp
+            with self._offers.handles.held(setup.ticket):
+                await self._admit(setup, pending.environment)
+                try:
+                    await self._sessions.open(
+                        owner=owner,
+                        name=sid,
+                        environment=pending.environment,
+                        setup=setup,
+                        fingerprint=pending.fingerprint,
+                        task=task,
+                    )
+                except SessionExists:
+                    raise Answer(400, "Session already exists") from None
+                if trainer.left:
+                    await self._sessions.close(owner, sid)
+                    raise HungUp
             await respond_json(send, 200, {"sid": sid})
 
     def _wished(self, wish: CreateSession, scope: Scope, owner: Owner, sid: str) -> Pending:
@@ -265,7 +269,13 @@ class OrsFront:
         secrets = read_secrets(header(scope, b"x-secrets"), wish.secrets)
         if wish.toolset_name is not None:
             raise InvalidRequest(f"unknown toolset {wish.toolset_name!r}; valid options are []")
-        pending = Pending(environment=environment, wish=wish, secrets=secrets, fingerprint=_fingerprint(wish, secrets))
+        pending = Pending(
+            environment=environment,
+            wish=wish,
+            secrets=secrets,
+            fingerprint=_fingerprint(wish, secrets),
+            policy=policy_tag(scope),
+        )
         if environment is None:
             self._tasks.refuse_nowhere(wish)
         return pending
@@ -320,15 +330,16 @@ class OrsFront:
             if self._pending.get(owner, sid) is not pending:
                 return  # another request has bound it meanwhile
             setup, task = await self._tasks.setup(pending, environment)
-            await self._admit(setup, environment)
-            await self._sessions.open(
-                owner=owner,
-                name=sid,
-                environment=environment,
-                setup=setup,
-                fingerprint=pending.fingerprint,
-                task=task,
-            )
+            with self._offers.handles.held(setup.ticket):
+                await self._admit(setup, environment)
+                await self._sessions.open(
+                    owner=owner,
+                    name=sid,
+                    environment=environment,
+                    setup=setup,
+                    fingerprint=pending.fingerprint,
+                    task=task,
+                )
             self._pending.pop(owner, sid)
 
     # -- operations in a session ----------------------------------------------------------------------------------

@@ -28,6 +28,8 @@ class Pending:
     wish: CreateSession
     secrets: Mapping[str, str] = field(repr=False)
     fingerprint: str
+    policy: str = ""
+    """The trainer's tag of the policy that is to play."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     added_at: float = field(default_factory=time.monotonic)
 

@@ -10,7 +10,8 @@ from gateway.core.model import Environment, Setup, Wire
 from gateway.fronts.asgi import dump
 from gateway.fronts.ors_bodies import CreateSession, OfRange, OfSplit, OfTask, validate, without_platform_keys
 from gateway.fronts.ors_pending import Pending
-from gateway.offers import Offer, Offers
+from gateway.handles import Offer
+from gateway.offers import Offers
 
 
 class OrsTasks:
@@ -54,6 +55,8 @@ class OrsTasks:
     async def setup(self, pending: Pending, environment: Environment) -> tuple[Setup, str]:
         """Resolve the task; returns what the worker needs and the task's name for people.
 
+        Whoever gets a ticket in it gives that back, unless a session is opened with it.
+
         Raises:
             UnknownTask: no such split, or index in it.
         """
@@ -66,6 +69,9 @@ class OrsTasks:
             assert wish.index is not None
             offer = await self._offers.at(environment, wish.split, wish.index)
             task = f"{wish.split}/{wish.index}"
+        if offer.handle is not None:
+            offer = await self._offers.drawn(environment, offer)
+            task = offer.place
         # The fingerprint covers all secrets as they came; what is left out is the environment's matter.
         is_kept = environment.platform_keys or not self._strip_platform_keys
         secrets = pending.secrets if is_kept else without_platform_keys(pending.secrets)
@@ -77,6 +83,8 @@ class OrsTasks:
             split=offer.worker_split,
             index=offer.worker_index,
             of_split=offer.split,
+            policy=pending.policy or offer.policy,
+            ticket=offer.ticket,
         )
         return setup, task
 

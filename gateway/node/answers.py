@@ -45,15 +45,15 @@ async def refuse_body(receive: Receive) -> None:
         raise Refused("this request takes no body")
 
 
-def answer(status: int, content: object) -> Answer:
-    """Answer with JSON: *content*, or bytes that are JSON already (or nothing at all)."""
+def answer(status: int, content: object, *, closes: bool = False) -> Answer:
+    """Answer with JSON: *content*, or bytes that are JSON already (or nothing at all); *closes* the connection."""
     body = content if isinstance(content, bytes) else json.dumps(content).encode()
 
     async def send_it(receive: Receive, send: Send) -> None:
         headers = [(b"content-length", str(len(body)).encode())] if status != HTTPStatus.NO_CONTENT else []
         if body:
             headers.append((b"content-type", b"application/json"))
-        if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+        if closes or status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
             headers.append((b"connection", b"close"))  # else the rest would be read, to no end
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
+import ssl
+from contextlib import AsyncExitStack
 from http import HTTPStatus
 
 import httpx
 
 from gateway.catalog import Catalog
-from gateway.core.errors import BackendError
+from gateway.cluster_tls import server_context
+from gateway.core.errors import BackendError, ConfigError
+from gateway.node.cluster import Cluster
 from gateway.node.gate import Gate, engine_client
+from gateway.node.relay import Relay
 from gateway.node.rules import Rules
-from gateway.node.serve import serve_gate
+from gateway.node.serve import ending, serving_cluster, serving_gate
 from gateway.rollover import Rollover
 from gateway.settings import Settings
 
@@ -20,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 async def run_node(settings: Settings, catalog: Catalog, *, makes_folders: bool = False) -> None:
-    """Serve the engine gate until SIGTERM.
+    """Serve the engine gate until SIGTERM, and where ``node_listen`` is set a cluster's gateways too.
 
     Args:
         settings: The gateway's own: both must agree on instance, folders and volumes.
@@ -30,8 +36,10 @@ async def run_node(settings: Settings, catalog: Catalog, *, makes_folders: bool 
 
     Raises:
         BackendError: the engine does not answer, has no such volume, or the folder is not safe.
-        ConfigError: the gate's own socket can't be made.
+        ConfigError: the gate's own socket can't be made; or what a cluster needs is not there, or not as it should be.
     """
+    address = listen_address(settings.node_listen) if settings.node_listen else None
+    tls = _tls(settings, makes_folders=makes_folders) if address is not None else None
     socket_root = str(settings.socket_dir.absolute())
     if settings.socket_volume is not None:
         socket_root = await mountpoint(settings.node_engine, settings.socket_volume)
@@ -58,16 +66,69 @@ async def run_node(settings: Settings, catalog: Catalog, *, makes_folders: bool 
         custom_tasks_view=settings.custom_tasks_dir,
     )
     await gate.check()
-    logger.info("gate_ready socket=%s environments=%d socket_root=%s", settings.node_socket, len(catalog), socket_root)
     # Its own look at the files, not the gateway's word: one that is taken over must not widen its own rules.
     rollover = Rollover(catalog, directory=settings.catalog_dir, names=settings.environments)
     rollover.changed(lambda: gate.take(rules()))
-    watching = asyncio.ensure_future(rollover.run())
-    try:
-        await serve_gate(gate, settings.node_socket)
-    finally:
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
+    async with AsyncExitStack() as stack:
+        is_ending = await stack.enter_async_context(ending())
+        await stack.enter_async_context(serving_gate(gate, settings.node_socket))
+        if address is not None and tls is not None:
+            _raise_file_limit()
+            cluster = Cluster(
+                gate,
+                engine=settings.node_engine,
+                rules=rules(),
+                state=settings.state_dir / "node",
+                image_max_bytes=settings.node_image_max_bytes,
+            )
+            stack.push_async_callback(cluster.aclose)
+            await asyncio.to_thread(cluster.check)
+            rollover.changed(lambda: cluster.take(rules()))
+            relay = Relay(sockets=settings.socket_dir, tls=tls)
+            host, port = address
+            await stack.enter_async_context(
+                serving_cluster(cluster, relay, host=host, port=port, tls=tls, drain_s=settings.node_drain_s)
+            )
+            logger.info("node_ready listen=%s relay_port=%d", settings.node_listen, port + 1)
+        watching = asyncio.ensure_future(rollover.run())
+        stack.push_async_callback(_stopped, watching)
+        logger.info(
+            "gate_ready socket=%s environments=%d socket_root=%s", settings.node_socket, len(catalog), socket_root
+        )
+        await is_ending.wait()
+
+
+def listen_address(text: str) -> tuple[str, int]:
+    """Read ``HOST:PORT``, an IPv6 address in brackets; raises ``ConfigError`` if it is none, or has no next port."""
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65_535:
+        raise ConfigError(f"GATEWAY_NODE_LISTEN={text} is not HOST:PORT, with a port from 1 to 65534")
+    return host, int(port)
+
+
+def _tls(settings: Settings, *, makes_folders: bool) -> ssl.SSLContext:
+    ca, cert, key = settings.cluster_ca, settings.cluster_cert, settings.cluster_key
+    if ca is None or cert is None or key is None:
+        raise ConfigError(
+            "GATEWAY_NODE_LISTEN needs GATEWAY_CLUSTER_CA, GATEWAY_CLUSTER_CERT and GATEWAY_CLUSTER_KEY: make them "
+            "with gateway certs"
+        )
+    if not makes_folders:
+        raise ConfigError("GATEWAY_NODE_LISTEN needs GATEWAY_NODE_MAKES_FOLDERS=true: gateways elsewhere can't do it")
+    return server_context(ca, cert, key)
+
+
+def _raise_file_limit() -> None:
+    """Each connection through the relay is two files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+async def _stopped(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 async def mountpoint(engine: str, volume: str) -> str:

@@ -463,6 +463,7 @@ class MemoryStore(Rebuilding):
             state=SessionState.OPENING,
             task=opening.task,
             episode=opening.episode,
+            policy=opening.policy,
         )
         self._closed.pop(session.id, None)
         self._closed_deadlines.discard(session.id)

@@ -392,6 +392,7 @@ class RedisStore(Rebuilding):
             opening.task,
             self._replica,
             opening.episode,
+            opening.policy,
         )
 
     async def _asked(self, wait: _Wait, wait_s: float) -> list[Any]:

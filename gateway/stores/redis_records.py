@@ -57,6 +57,7 @@ def session_values(session: Session) -> tuple[str | float, ...]:
         session.idle_s,
         session.task,
         session.episode,
+        session.policy,
         session.handle,
         session.worker,
         session.address,
@@ -90,6 +91,7 @@ def as_session(found: Mapping[str, str]) -> Session:
         state=SessionState(found["state"]),
         task=found["task"],
         episode=found.get("episode", ""),
+        policy=found.get("policy", ""),
         reason=CloseReason(found["reason"]) if "reason" in found else None,
         handle=found.get("handle", ""),
     )

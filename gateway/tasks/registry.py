@@ -106,6 +106,13 @@ class TaskRegistry:
         task: dict[str, Any] = json.loads(self.raw(environment, split, index))
         return task
 
+    def all(self, environment: EnvironmentName, split: str) -> Sequence[bytes | None]:
+        """A whole split as it is now, by index; None where a task was removed. Raises ``UnknownSplit``.
+
+        Never changed: as long as the same object is returned, nothing is new.
+        """
+        return self._view(environment, split).tasks
+
     def range(self, environment: EnvironmentName, split: str, start: int | None, stop: int | None) -> Sequence[bytes]:
         """Tasks from *start* up to, not including, *stop*, as Python slices count. Raises ``UnknownSplit``."""
         view = self._view(environment, split)

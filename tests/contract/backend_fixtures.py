@@ -11,6 +11,7 @@ import secrets
 import signal
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import docker
@@ -20,6 +21,7 @@ from docker.errors import DockerException
 from gateway.backends.process import ProcessBackend
 from gateway.core.model import WorkerId
 from gateway.node import Gate, Rules, serving_gate
+from tests.contract.backend_swarm_world import swarm_at
 from tests.contract.backend_world import (
     BASE_IMAGES,
     ENGINE_URL,
@@ -109,6 +111,20 @@ async def gate_world(
 
 
 @pytest.fixture
+async def swarm_world(
+    docker_engine: docker.APIClient, worker_image: str, shared_dir: Path, tasks_dir: Path, instance: str
+) -> AsyncIterator[World]:
+    """Containers on a node of a cluster, over TLS."""
+    environment = fake_environment(worker_image)
+    rules = Rules.of([environment], instance=instance, socket_root=str(shared_dir), custom_tasks_root=str(tasks_dir))
+    async with (
+        docker_world_at(ENGINE_URL, docker_engine, worker_image, shared_dir, tasks_dir, instance) as world,
+        swarm_at(rules, environment, shared_dir, tasks_dir=tasks_dir) as machine,
+    ):
+        yield replace(world, backend=machine.backend, check_folders=machine.gate.check)
+
+
+@pytest.fixture
 async def process_world(shared_dir: Path, tasks_dir: Path) -> AsyncIterator[World]:
     def backend() -> ProcessBackend:
         made = ProcessBackend(
@@ -148,9 +164,10 @@ async def process_world(shared_dir: Path, tasks_dir: Path) -> AsyncIterator[Worl
         "process",
         pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.parallel]),
         pytest.param("gate", marks=[pytest.mark.docker, pytest.mark.parallel]),
+        pytest.param("swarm", marks=[pytest.mark.docker, pytest.mark.parallel]),
     ]
 )
 def world(request: pytest.FixtureRequest) -> World:
-    """Each backend in turn; the Docker one also through the engine gate."""
+    """Each backend in turn; the Docker one also through the engine gate, and on a node of a cluster."""
     found: World = request.getfixturevalue(f"{request.param}_world")
     return found

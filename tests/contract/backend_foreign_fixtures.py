@@ -30,6 +30,7 @@ from tests.contract.backend_foreign_world import (
     listening_port,
     run_inside,
 )
+from tests.contract.backend_swarm_world import swarm_at
 from tests.contract.backend_world import ENGINE_URL, FAKE_WORKER, eventually, processes_with
 
 pytest_plugins = ["tests.contract.backend_fixtures"]
@@ -101,6 +102,21 @@ async def foreign_gate_world(
 
 
 @pytest.fixture
+async def foreign_swarm_world(
+    docker_engine: docker.APIClient, foreign_image: str, forwarder_image: str, shared_dir: Path, instance: str
+) -> AsyncIterator[ForeignWorld]:
+    """Containers on a node of a cluster, over TLS."""
+    environment = foreign_environment(foreign_image)
+    rules = Rules.of([environment], instance=instance, socket_root=str(shared_dir), forwarder_image=forwarder_image)
+    images = (foreign_image, forwarder_image)
+    async with (
+        foreign_docker_at(ENGINE_URL, docker_engine, images, shared_dir, instance) as world,
+        swarm_at(rules, environment, shared_dir) as machine,
+    ):
+        yield replace(world, backend=machine.backend)
+
+
+@pytest.fixture
 async def foreign_process_world(shared_dir: Path) -> AsyncIterator[ForeignWorld]:
     backend = ProcessBackend(socket_dir=shared_dir, sandbox_dir=shared_dir / "sandboxes", stop_grace_s=1.0)
 
@@ -139,6 +155,7 @@ RUN = (
     "foreign_process",
     pytest.param("foreign_docker", marks=[pytest.mark.docker, pytest.mark.parallel]),
     pytest.param("foreign_gate", marks=[pytest.mark.docker, pytest.mark.parallel]),
+    pytest.param("foreign_swarm", marks=[pytest.mark.docker, pytest.mark.parallel]),
 )
 
 

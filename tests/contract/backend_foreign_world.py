@@ -16,10 +16,12 @@ from typing import Any
 import docker
 
 from gateway.backends.docker import DockerBackend
+from gateway.core.addresses import parse_address
 from gateway.core.errors import UpstreamGone
 from gateway.core.model import Environment, EnvironmentName, Limits, Server, WorkerId
 from gateway.core.ports import Backend, Request
 from gateway.relay import Relay
+from tests.contract.backend_swarm_world import DIALERS
 from tests.contract.backend_world import (
     BASE_IMAGES,
     FAKE_WORKER,
@@ -38,7 +40,8 @@ SILENCE_S = 5.0
 
 async def ask(address: str, request: Request, *, silence_s: float = SILENCE_S) -> str:
     """Send *request* to a worker, as the gateway does; the body of the answer."""
-    relay = Relay()
+    node = parse_address(address).node
+    relay = Relay(dial=DIALERS[node].dial if node else None)
     try:
         exchange = await relay.send(new_id(), address, request, silence_s=silence_s)
         try:

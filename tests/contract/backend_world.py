@@ -18,6 +18,7 @@ import docker
 import httpx
 
 from gateway.backends.docker import DockerBackend
+from gateway.core.addresses import parse_address
 from gateway.core.model import CustomTasks, Environment, EnvironmentName, Limits, Worker, WorkerId
 from gateway.core.ports import Backend
 
@@ -27,6 +28,8 @@ FAKE_WORKER = Path(__file__).parent.parent / "fakes" / "worker"
 BASE_IMAGES = ("env-gateway/debian-python:trixie", "env-gateway/python:with-ca", "python:3.13-slim")
 """What scripts/base-image chooses from; any that has Python will do."""
 ENGINE_URL = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+SOCKETS_ON_NODES: dict[str, Path] = {}
+"""Where this machine has the folders of the workers whose addresses name a node, by its id."""
 EVENTUALLY_S = 20.0
 """How long a test waits for what happens by itself; reached only by a test that fails."""
 
@@ -40,10 +43,16 @@ async def eventually(check: Callable[[], Awaitable[T]]) -> T:
             await asyncio.sleep(0.02)
 
 
+def socket_of(address: str) -> Path:
+    """The Unix socket of the worker at *address*, which may be on a node that is this machine."""
+    found = parse_address(address)
+    return Path(found.path) if found.is_unix else SOCKETS_ON_NODES[found.node] / found.path
+
+
 @asynccontextmanager
 async def door(address: str) -> AsyncIterator[httpx.AsyncClient]:
     """A client for the worker at *address*."""
-    transport = httpx.AsyncHTTPTransport(uds=address.removeprefix("unix:"))
+    transport = httpx.AsyncHTTPTransport(uds=str(socket_of(address)))
     async with httpx.AsyncClient(transport=transport, base_url="http://worker", trust_env=False) as client:
         yield client
 
@@ -107,6 +116,8 @@ class World:
 
     image_id: str = ""
     """What the engine says that the environment's image is."""
+    check_folders: Callable[[], Awaitable[None]] | None = None
+    """Where the folders are another process' business: what that one does as it starts."""
 
     async def kill(self, id: WorkerId, address: str) -> None:
         """Kill -9, from outside, the worker with this id and address."""

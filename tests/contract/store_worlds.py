@@ -245,6 +245,7 @@ def opening(
     name: str = "episode",
     task: str = "train/7",
     episode: str = "",
+    policy: str = "step-7",
 ) -> Opening:
     """A wish for session *id*, under a lease that no other has."""
     return Opening(
@@ -258,6 +259,7 @@ def opening(
         setup_s=setup_s,
         task=task,
         episode=episode,
+        policy=policy,
     )
 
 
@@ -333,6 +335,7 @@ def served(wish: Opening, id: str = "w1", *, handle: str = "") -> Session:
         address=f"unix:/run/{id}.sock",
         state=SessionState.OPEN,
         task=wish.task,
+        policy=wish.policy,
         handle=handle,
     )
 

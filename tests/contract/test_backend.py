@@ -13,7 +13,16 @@ import pytest
 from gateway.backends.folders import SOCKET_NAME
 from gateway.core.errors import BackendError, StartFailed
 from gateway.core.model import CloseReason, CustomTasks, Death, Environment, WorkerId
-from tests.contract.backend_world import World, answers, eventually, healthy, new_id, run_inside, worker_of
+from tests.contract.backend_world import (
+    World,
+    answers,
+    eventually,
+    healthy,
+    new_id,
+    run_inside,
+    socket_of,
+    worker_of,
+)
 
 pytest_plugins = ["tests.contract.backend_fixtures"]
 
@@ -397,7 +406,7 @@ async def test_what_a_hostile_worker_put_into_its_folder_is_removed_and_what_it_
     (victim / "precious").write_text("still here")
     id, address = await started(world)
     await healthy(address)
-    folder = Path(address.removeprefix("unix:")).parent
+    folder = socket_of(address).parent
     await run_inside(address, HOSTILE.format(folder="os.path.dirname(os.environ['ENVSERVER_SOCKET'])", victim=victim))
     assert (folder / SOCKET_NAME).is_symlink()
 
@@ -458,7 +467,7 @@ async def test_a_socket_folder_that_everybody_can_write_to_fails_the_check(world
     world.shared_dir.chmod(0o777)
 
     with pytest.raises(BackendError, match="chmod 0711"):
-        await world.backend.check()
+        await (world.check_folders or world.backend.check)()
 
 
 async def test_a_closed_backend_starts_nothing(world: World) -> None:

@@ -83,6 +83,7 @@ async def test_a_claim_answers_with_the_session_as_it_was_wished_and_where_it_is
         address="unix:/run/w1.sock",
         state=SessionState.OPENING,
         task="train/7",
+        policy="step-7",
     )
     assert await store.find(wish.id) == session
 
@@ -91,10 +92,10 @@ async def test_names_and_tasks_of_trainers_come_back_unchanged_whatever_they_hol
     await add_ready(store)
     name, task = 'a "b"\n\0 é 😀 \ud800 {} [] 12345678901234567', "train/007"
 
-    await store.claim(opening("s1", name=name, task=task), wait_s=0)
+    await store.claim(opening("s1", name=name, task=task, policy=name), wait_s=0)
 
     session = await store.find(SessionId("s1"))
-    assert (session.name, session.task) == (name, task)
+    assert (session.name, session.task, session.policy) == (name, task, name)
 
 
 async def test_the_least_used_worker_gets_the_session_and_of_two_alike_the_older_one(store: Store) -> None:
@@ -553,13 +554,13 @@ async def test_a_closing_session_hands_its_slot_to_its_successor_past_those_that
     session = await opened(store, opening("s1"))
     waits = await queued(store, opening("s2"))
     await store.begin_close(session.id, CloseReason.DELETED)
-    wish = opening("s1", task="test/3", episode="e-7")
+    wish = opening("s1", task="test/3", episode="e-7", policy="step-8")
 
     begun = await store.hand_over(session.id, session.lease, wish)
 
     assert begun is not None
     assert (begun.lease, begun.worker, begun.state) == (wish.lease, session.worker, SessionState.OPENING)
-    assert (begun.task, begun.episode) == ("test/3", "e-7")
+    assert (begun.task, begun.episode, begun.policy) == ("test/3", "e-7", "step-8")
     assert await store.find(session.id) == begun
     assert not waits.done()
     assert (await store.opened(begun.id, begun.lease)).episode == "e-7"

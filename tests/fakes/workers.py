@@ -302,6 +302,8 @@ class FakeBackend:
         """The engine does not answer."""
         self.unstoppable: set[WorkerId] = set()
         """Workers that the engine fails to stop."""
+        self.draining: set[WorkerId] = set()
+        """Workers whose machine drains."""
 
     # -- the seam -------------------------------------------------------------------------------------------------
 
@@ -376,6 +378,10 @@ class FakeBackend:
                 yield await mine.get()
         finally:
             self._followers.remove(mine)
+
+    def leaving(self) -> frozenset[WorkerId]:
+        """See ``Backend.leaving``."""
+        return frozenset(self.draining)
 
     async def check(self) -> None:
         """See ``Backend.check``."""

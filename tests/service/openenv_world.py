@@ -163,9 +163,11 @@ async def world(
     some = environments or (environment(),)
     registry = TaskRegistry({one.name: TASKS if tasks is None else tasks for one in some})
     timed = {"clock": clock} if clock is not None else {}
+    curricula = front.pop("curricula", {})
+    own = {f"tasks_{one.name}": tasks for one in some if tasks is not None}
     async with (
-        stack(*some, **timed) as built,
+        stack(*some, curricula=curricula, **own, **timed) as built,
         built.first.looping(),
-        serving(built.first, registry, **front) as (client, base, server),
+        serving(built.first, registry, curricula=built.first.curricula, **front) as (client, base, server),
     ):
         yield World(built, built.first, client, base, server)

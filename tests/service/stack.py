@@ -35,10 +35,12 @@ from gateway.core.model import (
     WorkerState,
 )
 from gateway.core.ports import Store, Upstream
+from gateway.curricula import Curricula
 from gateway.fronts.areal import ArealFront
 from gateway.fronts.door import Door
 from gateway.fronts.openenv import OpenEnvFront
 from gateway.fronts.ops import OpsFront
+from gateway.fronts.ops_curricula import CurriculumRoutes
 from gateway.fronts.ors import OrsFront
 from gateway.observe.metrics import Metrics
 from gateway.pool import LEAD_S, Pool
@@ -46,7 +48,10 @@ from gateway.relay import Relay
 from gateway.serving import BoundedSocket
 from gateway.sessions import Sessions
 from gateway.stores.memory import MemoryStore
+from gateway.stores.memory_curricula import MemoryCurriculumStore
 from gateway.stores.memory_tasks import MemoryTaskStore
+from gateway.task_records import TaskRecords
+from gateway.task_tables import TaskTables
 from gateway.tasks.registry import TaskRegistry
 from gateway.tasks.run_time import RunTimeTasks
 from gateway.upstreams.ors.own import OrsUpstream
@@ -98,7 +103,10 @@ class Replica:
         self.relay = Relay()
         upstreams: dict[Wire, Upstream] = {Wire.OWN: OrsUpstream(self.relay, secret=SECRET)}
         upstreams |= front.pop("upstreams", {})
-        closer = Closer(store=store, upstreams=upstreams, metrics=self.metrics)
+        registry = TaskRegistry({one.name: front.pop(f"tasks_{one.name}", TASKS) for one in environments})
+        self.curriculum_store = front.pop("curriculum_store", None) or MemoryCurriculumStore()
+        self.records = TaskRecords(self.curriculum_store, registry=registry)
+        closer = Closer(store=store, upstreams=upstreams, metrics=self.metrics, played=self.records.note)
         self.sessions = Sessions(
             store=store,
             upstreams=upstreams,
@@ -106,6 +114,14 @@ class Replica:
             closer=closer,
             metrics=self.metrics,
             patience_s=front.pop("store_patience_s", 0.0),
+            unused=lambda ticket: self.curricula.unused(ticket),
+        )
+        self.curricula = Curricula(
+            store=self.curriculum_store,
+            records=self.records,
+            tables=TaskTables(registry, catalog=self.catalog, asked=self.sessions),
+            files=front.pop("curricula", {}),
+            runs_in=lambda name, split: name if self.catalog.offered(name) is not None else None,
         )
         self.pool = Pool(
             store=store,
@@ -117,6 +133,8 @@ class Replica:
             metrics=self.metrics,
             replica=name,
             remembered=self.sessions.remembered,
+            expected=self.curricula.expected,
+            max_workers=front.pop("max_workers", 0),
         )
         self.audit = Audit(
             store=store,
@@ -130,13 +148,13 @@ class Replica:
         )
         trainers, operators = front.pop("trainers", {}), front.pop("operators", {})
         self.task_store = MemoryTaskStore()
-        registry = TaskRegistry({one.name: front.pop(f"tasks_{one.name}", TASKS) for one in environments})
         self.run_time = RunTimeTasks(registry=registry, store=self.task_store, environments=environments)
         max_body_bytes = front.get("max_body_bytes", 2**20)
         ors = OrsFront(
             sessions=self.sessions,
             catalog=self.catalog,
             tasks=self.run_time,
+            curricula=self.curricula,
             **{"max_body_bytes": max_body_bytes, **front},
         )
         self.areal = ArealFront(
@@ -144,15 +162,22 @@ class Replica:
             store=store,
             catalog=self.catalog,
             tasks=self.run_time,
+            curricula=self.curricula,
             max_body_bytes=max_body_bytes,
             tally=self.metrics.tally,
         )
-        ops = OpsFront(store=store, metrics=self.metrics, is_draining=lambda: False).app()
+        ops = OpsFront(
+            store=store,
+            metrics=self.metrics,
+            is_draining=lambda: False,
+            routes=CurriculumRoutes(curricula=self.curricula, records=self.records).routes(),
+        ).app()
         openenv = OpenEnvFront(
             sessions=self.sessions,
             store=store,
             catalog=self.catalog,
             tasks=registry,
+            curricula=self.curricula,
             secret=SECRET,
             max_body_bytes=max_body_bytes,
             admit=lambda environment, task: self.run_time.admit(task, environment.name),
@@ -164,7 +189,8 @@ class Replica:
     @contextlib.asynccontextmanager
     async def looping(self) -> AsyncIterator[None]:
         """Run the loops in the background; when they end, what they began has ended too."""
-        loops = [asyncio.ensure_future(self.sessions.run()), asyncio.ensure_future(self.pool.run())]
+        runs = (self.sessions.run, self.pool.run, self.records.run, self.curricula.run)
+        loops = [asyncio.ensure_future(run()) for run in runs]
         try:
             yield
         finally:

@@ -343,3 +343,31 @@ async def test_a_change_of_pool_sizes_alone_replaces_no_worker() -> None:
 
         assert built.backend.asked == 1
         assert len(built.backend.only.sessions) == 2
+
+
+async def test_workers_of_a_machine_that_drains_serve_their_sessions_and_take_no_new_ones() -> None:
+    async with running(environment(slots=4, max_workers=2)) as (stack, gateway, client):
+        await create(client, sid="old")
+        old = stack.backend.only
+
+        stack.backend.draining.add(old.worker.id)
+
+        await gateway.eventually_workers(1, state=WorkerState.DRAINING)
+        assert (await create(client, sid="new")).status_code == 200
+        assert (await call(client, sid="old")).status_code == 200
+        assert list(old.sessions) == [session_id(OWNER, "old")]
+        await delete(client, sid="old")
+        await until(lambda: old.worker.id in stack.backend.stopped)
+        assert (await call(client, sid="new")).status_code == 200
+
+
+async def test_an_idle_worker_of_a_machine_that_drains_is_stopped_and_replaced_elsewhere() -> None:
+    async with running(environment(min_workers=1, max_workers=2)) as (stack, gateway, _):
+        await gateway.eventually_workers(1, state=WorkerState.READY)
+        old = stack.backend.only
+
+        stack.backend.draining.add(old.worker.id)
+
+        await until(lambda: old.worker.id in stack.backend.stopped)
+        await gateway.eventually_workers(1, state=WorkerState.READY)
+        assert stack.backend.only.worker.id != old.worker.id

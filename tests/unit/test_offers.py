@@ -26,9 +26,10 @@ from gateway.core.model import (
     WorkerId,
 )
 from gateway.ends import Waiting
+from gateway.handles import LISTED_MAX
 from gateway.inquiries import FRESH_S, Inquiries
 from gateway.observe.metrics import Metrics
-from gateway.offers import LISTED_MAX, Offers, Refreshing
+from gateway.offers import Offers, Refreshing
 from gateway.stores.memory import MemoryStore
 from gateway.task_pages import PAGE, TaskPages
 from gateway.task_places import SEARCHED_S, TaskPlaces

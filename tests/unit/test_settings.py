@@ -286,6 +286,71 @@ def test_loopback_is_told_from_the_rest(host: str, only_here: bool) -> None:
     assert is_loopback(host) is only_here
 
 
+# -- settings in files ----------------------------------------------------------------------------------------------
+
+
+def test_settings_are_read_from_files_as_well_and_a_variable_wins(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "gateway_secret").write_text("from-a-file\n")
+    (tmp_path / "gateway_trainer_keys").write_text(f"alice:{KEY}\n")
+    (tmp_path / "gateway_store").write_text("redis://in-a-file/0")
+    (tmp_path / "cluster-ca.pem").write_text("of no concern here")
+    monkeypatch.setenv("GATEWAY_SECRETS_DIR", str(tmp_path))
+    monkeypatch.setenv("GATEWAY_STORE", "memory")
+
+    read = load()
+
+    assert read.read_secret() == b"from-a-file"
+    assert parse_keys(read.trainer_keys) == {"alice": KEY}
+    assert read.store == "memory"
+
+
+def test_without_a_folder_of_secrets_no_file_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "gateway_secret").write_text("from-a-file")
+    monkeypatch.chdir(tmp_path)
+
+    assert load().secret is None
+
+
+def test_a_file_that_is_named_like_a_setting_and_is_none_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "gateway_trainer_key").write_text(f"alice:{KEY}")
+    monkeypatch.setenv("GATEWAY_SECRETS_DIR", str(tmp_path))
+
+    with pytest.raises(ConfigError, match=r"GATEWAY_SECRETS_DIR.*unknown settings: gateway_trainer_key$"):
+        load()
+
+
+def test_a_wrong_value_in_a_file_is_refused_by_the_name_of_its_setting_without_the_value(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "gateway_trainer_keys").write_text("very-secret-key")
+    monkeypatch.setenv("GATEWAY_SECRETS_DIR", str(tmp_path))
+
+    with pytest.raises(ConfigError, match="GATEWAY_TRAINER_KEYS") as refusal:
+        load()
+
+    assert "very-secret" not in refusal.value.detail
+
+
+def test_a_folder_of_secrets_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("GATEWAY_SECRETS_DIR", str(tmp_path / "nowhere"))
+
+    with pytest.raises(ConfigError, match=r"GATEWAY_SECRETS_DIR.*nowhere"):
+        load()
+
+
+@pytest.mark.parametrize("content", [pytest.param(b"\n", id="empty"), pytest.param(b"\xff\xfe", id="no text")])
+def test_a_file_without_a_value_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "gateway_secret").write_bytes(content)
+    monkeypatch.setenv("GATEWAY_SECRETS_DIR", str(tmp_path))
+
+    with pytest.raises(ConfigError, match="GATEWAY_SECRETS_DIR"):
+        load()
+
+
 # -- the secret -----------------------------------------------------------------------------------------------------
 
 

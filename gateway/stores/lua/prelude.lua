@@ -92,7 +92,7 @@ end
 
 -- The fields of an opening, in the order in which claim.lua gets them and a ticket keeps them.
 local OPENING = {'id', 'name', 'owner', 'environment', 'lease', 'fingerprint', 'idle_s', 'setup_s', 'task', 'replica',
-  'episode'}
+  'episode', 'policy'}
 
 local function first(zset)
   return redis.call('ZRANGE', zset, 0, 0)[1]
@@ -292,8 +292,8 @@ local function grant(opening, rank)
   redis.call('DEL', key('session', id))
   redis.call('HSET', key('session', id), 'id', id, 'name', opening[2], 'owner', opening[3],
     'environment', environment, 'lease', opening[5], 'fingerprint', opening[6], 'idle_s', opening[7],
-    'task', opening[9], 'episode', opening[11], 'worker', worker, 'address', has[3], 'state', 'opening',
-    'replica', opening[10], 'setup_s', opening[8])
+    'task', opening[9], 'episode', opening[11], 'policy', opening[12] or '', 'worker', worker, 'address', has[3],
+    'state', 'opening', 'replica', opening[10], 'setup_s', opening[8])
   redis.call('HSET', key('openings', opening[10]), id, opening[5])
   redis.call('ZADD', key('deadlines'), after(opening[8]), id)
   redis.call('SADD', key('held', worker), id)
@@ -396,7 +396,8 @@ local function enlist(values)
 end
 
 -- The fields of a session as adopt.lua and restore.lua get them.
-local SESSION = {'id', 'name', 'owner', 'lease', 'fingerprint', 'idle_s', 'task', 'episode', 'handle', 'worker', 'address'}
+local SESSION = {'id', 'name', 'owner', 'lease', 'fingerprint', 'idle_s', 'task', 'episode', 'policy', 'handle',
+  'worker', 'address'}
 
 -- Read the sessions in ARGV from *at* on, *count* of them.
 local function read_sessions(at, count)
@@ -422,7 +423,7 @@ local function take_in(session)
   redis.call('DEL', key('session', id))
   redis.call('HSET', key('session', id), 'id', id, 'name', session.name, 'owner', session.owner, 'environment', has[1],
     'lease', session.lease, 'fingerprint', session.fingerprint, 'idle_s', session.idle_s, 'task', session.task,
-    'episode', session.episode, 'handle', session.handle, 'worker', worker,
+    'episode', session.episode, 'policy', session.policy, 'handle', session.handle, 'worker', worker,
     'address', has[2] ~= '' and has[2] or session.address, 'state', 'open')
   redis.call('ZADD', key('deadlines'), after(session.idle_s), id)
   if redis.call('SADD', key('held', worker), id) == 1 then

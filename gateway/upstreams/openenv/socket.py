@@ -20,6 +20,7 @@ from websockets.protocol import State
 
 from gateway.core.addresses import parse_address
 from gateway.core.errors import PoolExhausted, UpstreamError, UpstreamGone, UpstreamTimeout
+from gateway.core.ports import DialSocket
 from gateway.upstreams.openenv.wire import CLOSE
 
 logger = logging.getLogger(__name__)
@@ -47,7 +48,9 @@ class NotListening(UpstreamGone):
 class Sockets:
     """Opens WebSockets."""
 
-    def __init__(self) -> None:
+    def __init__(self, dial_socket: DialSocket | None = None) -> None:
+        """*dial_socket* leads to workers on other machines."""
+        self._dial_socket = dial_socket
         self._tls: ssl.SSLContext | None = None
 
     async def open(self, address: str, target: str, *, answer_s: float, within_s: float = CONNECT_S) -> Line:
@@ -84,6 +87,10 @@ class Sockets:
         more: dict[str, Any] = {}
         if place.is_unix:
             more = {"unix": True, "path": place.path}
+        elif place.is_on_node:
+            if self._dial_socket is None:
+                raise OSError("this gateway has no nodes")
+            more = {"unix": True, "sock": await self._dial_socket(place)}
         elif place.tls:
             if self._tls is None:
                 self._tls = ssl.create_default_context()  # once: it takes 20 ms

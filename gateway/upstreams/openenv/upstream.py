@@ -39,7 +39,7 @@ from gateway.core.model import (
     Worker,
     WorkerSession,
 )
-from gateway.core.ports import Exchange, Headers, Peers, Transport
+from gateway.core.ports import DialSocket, Exchange, Headers, Peers, Transport
 from gateway.upstreams.calling.recorder import Recorder
 from gateway.upstreams.calling.translated import Translated, spelled
 from gateway.upstreams.openenv.actions import Forms, step_frame
@@ -86,6 +86,7 @@ class OpenEnvUpstream(Translated):
         rebind: Rebind | None = None,
         find: Find | None = None,
         recorder: Recorder | None = None,
+        dial_socket: DialSocket | None = None,
     ) -> None:
         """Wire it.
 
@@ -94,10 +95,11 @@ class OpenEnvUpstream(Translated):
             rebind: Tells the store who holds a session from now on. None: nobody else wants to know.
             find: Looks a session up in the store: another replica may have taken it over.
             recorder: Tells other replicas of the calls of this one.
+            dial_socket: Leads to workers on other machines.
         """
         super().__init__(recorder=recorder)
         self._http = Http(transport)
-        self._sockets = Sockets()
+        self._sockets = Sockets(dial_socket)
         self._trials = Trials(self._http, self._sockets)
         self._forms = Forms(self._http)
         self._tasks = Tasks(self._http)

@@ -32,6 +32,7 @@ def written(session: Session, token: bytes) -> bytes:
         "idle_s": session.idle_s,
         "task": session.task[:_TASK_MAX],
         "episode": session.episode,
+        "policy": session.policy,
     }
     text = json.dumps(record, separators=(",", ":")).encode()  # escaped: names may hold anything
     note = _mac(text, token) + text
@@ -59,6 +60,7 @@ def read(note: object, worker: Worker, token: bytes) -> Session | None:
         state=SessionState.OPEN,
         task=record["task"],
         episode=record["episode"],
+        policy=record.get("policy", ""),  # one of a gateway before this key was
     )
 
 

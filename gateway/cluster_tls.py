@@ -1,0 +1,346 @@
+"""TLS between the gateways and the machines of a cluster: who may talk to whom, and the certificates that say so.
+
+Both sides show a certificate of one CA and look at the other's: its signature, its dates, its usage (a node's is for
+servers, a gateway's for clients) and its name. The names are the same on every machine: machines come and go, and are
+found by address. So what a certificate proves is a part in the cluster, and whoever has a gateway's key can have every
+node make containers that the catalog allows.
+
+The contexts look at the other's name themselves, in the handshake: Python's own check is for clients only, and would
+compare a node's with the address by which it was reached.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import ssl
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from gateway.core.errors import ConfigError
+
+NODE_NAME: Final = "node.env-gateway"
+"""What a node's certificate is for; a client may give it as the server's name, whatever address it connects to."""
+GATEWAY_NAME: Final = "gateway.env-gateway"
+"""What a gateway's certificate is for."""
+CA_FILE, GATEWAY_FILES, NODE_FILES = (
+    ("ca.pem", "ca-key.pem"),
+    ("gateway.pem", "gateway-key.pem"),
+    ("node.pem", "node-key.pem"),
+)
+"""Of `make_certificates`: certificate and key."""
+CLOCKS_DIFFER: Final = datetime.timedelta(hours=1)
+"""Certificates are good from so long before they were made: machines' clocks differ."""
+_FILE_MAX_BYTES: Final = 2**20
+_USAGES = {NODE_NAME: ExtendedKeyUsageOID.SERVER_AUTH, GATEWAY_NAME: ExtendedKeyUsageOID.CLIENT_AUTH}
+
+
+# -- contexts
+
+
+def server_context(ca: Path, cert: Path, key: Path) -> ssl.SSLContext:
+    """Make a node's context: it serves clients with a gateway's certificate and nobody else.
+
+    Raises:
+        ConfigError: a file is missing, not what it should be, out of date, or does not go with the others.
+    """
+    return _context(ssl.PROTOCOL_TLS_SERVER, NODE_NAME, ca, cert, key)
+
+
+def client_context(ca: Path, cert: Path, key: Path) -> ssl.SSLContext:
+    """Make a gateway's context: it talks to servers with a node's certificate, at any address, and to nobody else.
+
+    Raises:
+        ConfigError: as `server_context`.
+    """
+    return _context(ssl.PROTOCOL_TLS_CLIENT, GATEWAY_NAME, ca, cert, key)
+
+
+def _context(protocol: int, name: str, ca: Path, cert: Path, key: Path) -> ssl.SSLContext:
+    _check_files(name, ca, cert, key)
+    context = _Context(protocol)
+    context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_mode = ssl.CERT_REQUIRED
+    if protocol == ssl.PROTOCOL_TLS_SERVER:
+        context.num_tickets = 0  # nobody resumes: each connection shows its certificate
+    try:
+        context.load_verify_locations(cafile=ca)
+        context.load_cert_chain(cert, key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"{ca}, {cert}, {key}: {error.strerror or error}") from error
+    context.sslsocket_class, context.sslobject_class = (
+        (_NodesSocket, _NodesObject) if protocol == ssl.PROTOCOL_TLS_SERVER else (_GatewaysSocket, _GatewaysObject)
+    )
+    return context
+
+
+class _Context(ssl.SSLContext):
+    """Asks for a node by its name, by whatever address it is reached."""
+
+    def wrap_socket(self, *args: Any, **options: Any) -> ssl.SSLSocket:
+        """As the base class."""
+        if self.protocol == ssl.PROTOCOL_TLS_CLIENT:
+            options["server_hostname"] = NODE_NAME
+        return super().wrap_socket(*args, **options)
+
+    def wrap_bio(
+        self,
+        incoming: ssl.MemoryBIO,
+        outgoing: ssl.MemoryBIO,
+        server_side: bool = False,
+        server_hostname: str | bytes | None = None,
+        session: ssl.SSLSession | None = None,
+    ) -> ssl.SSLObject:
+        """As the base class."""
+        if self.protocol == ssl.PROTOCOL_TLS_CLIENT:
+            server_hostname = NODE_NAME
+        return super().wrap_bio(incoming, outgoing, server_side, server_hostname, session)
+
+
+class _NodesObject(ssl.SSLObject):
+    """A connection of a node's, over asyncio."""
+
+    def do_handshake(self) -> None:
+        """Look at the client's name too."""
+        super().do_handshake()
+        _require(self.getpeercert(), GATEWAY_NAME)
+
+
+class _GatewaysObject(ssl.SSLObject):
+    """A connection of a gateway's, over asyncio."""
+
+    def do_handshake(self) -> None:
+        """Look at the server's name, also where a library has turned Python's own look off."""
+        super().do_handshake()
+        _require(self.getpeercert(), NODE_NAME)
+
+
+class _NodesSocket(ssl.SSLSocket):
+    """A connection of a node's, over a plain socket."""
+
+    def do_handshake(self, block: bool = False) -> None:
+        """Look at the client's name too."""
+        super().do_handshake(block)
+        _require(self.getpeercert(), GATEWAY_NAME)
+
+
+class _GatewaysSocket(ssl.SSLSocket):
+    """A connection of a gateway's, over a plain socket."""
+
+    def do_handshake(self, block: bool = False) -> None:
+        """Look at the server's name too."""
+        super().do_handshake(block)
+        _require(self.getpeercert(), NODE_NAME)
+
+
+def _require(certificate: Any, name: str) -> None:
+    """Raise ``SSLCertVerificationError`` unless the verified *certificate* is for *name*."""
+    names = (certificate or {}).get("subjectAltName", ())
+    if ("DNS", name) not in names:
+        shown = ", ".join(str(value) for _, value in names) or "nobody"
+        raise ssl.SSLCertVerificationError(f"the other side's certificate is for {shown:.200}, and not for {name}")
+
+
+# -- what the files are
+
+
+def _check_files(name: str, ca: Path, cert: Path, key: Path) -> None:
+    """Say what is wrong with the files in words; OpenSSL's own are hard to read."""
+    authorities, chain = _certificates(ca), _certificates(cert)
+    own = chain[0]
+    private = _private_key(key)
+    if _public_bytes(own.public_key()) != _public_bytes(private.public_key()):
+        raise ConfigError(f"{key} is not the key of the certificate {cert}")
+    _check_dates(cert, own)
+    _check_part(cert, own, name)
+    # While a CA is replaced by another one its file holds both, and the old one may have expired.
+    issuers = [issuer for issuer in (*authorities, *chain[1:]) if _issued(issuer, own)]
+    if not issuers:
+        raise ConfigError(f"{cert} was not signed by the CA in {ca}")
+    _check_dates(ca, max(issuers, key=lambda issuer: issuer.not_valid_after_utc))
+
+
+def _check_dates(path: Path, certificate: x509.Certificate) -> None:
+    now = datetime.datetime.now(datetime.UTC)
+    if certificate.not_valid_after_utc < now:
+        raise ConfigError(f"{path} expired at {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC")
+    if certificate.not_valid_before_utc > now:
+        raise ConfigError(f"{path} is not valid before {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC")
+
+
+def _check_part(path: Path, certificate: x509.Certificate, name: str) -> None:
+    try:
+        extensions = certificate.extensions
+        names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value.get_values_for_type(x509.DNSName)
+        usages = list(extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
+    except (x509.ExtensionNotFound, ValueError) as error:
+        raise ConfigError(f"{path} does not say that it is for {name}: {error}") from error
+    if name not in names:
+        raise ConfigError(f"{path} is a certificate for {', '.join(names) or 'nobody'}, and not for {name}")
+    if _USAGES[name] not in usages:
+        raise ConfigError(f"{path} lacks the extended key usage {_usage_name(name)}")
+
+
+def _usage_name(name: str) -> str:
+    return "serverAuth" if name == NODE_NAME else "clientAuth"
+
+
+def _issued(issuer: x509.Certificate, certificate: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(issuer)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def _public_bytes(key: Any) -> bytes:
+    found: bytes = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return found
+
+
+def _certificates(path: Path) -> Sequence[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates(_read(path))
+    except ValueError as error:
+        raise ConfigError(f"{path}: a certificate in PEM is wanted: {error}") from error
+
+
+def _private_key(path: Path) -> Any:
+    try:
+        return serialization.load_pem_private_key(_read(path), password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise ConfigError(f"{path}: a private key in PEM, without a password, is wanted") from None
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(_FILE_MAX_BYTES)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+
+
+# -- making them
+
+
+def make_certificates(directory: Path, *, days: int) -> None:
+    """Write a new CA, and a certificate with its key for gateways and one for nodes, into *directory* (made if needed).
+
+    ``ca.pem``, ``gateway.pem``, ``node.pem`` and, mode 0600, ``ca-key.pem``, ``gateway-key.pem``, ``node-key.pem``. All
+    are good for *days* days. The CA's key is needed for further certificates only, and belongs on no machine.
+
+    Raises:
+        ConfigError: one of the files is there already, or can't be written; then none is left behind.
+    """
+    files = _new_files(days)
+    written: list[Path] = []
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        taken = [name for name in files if (directory / name).exists()]
+        if taken:
+            raise ConfigError(f"{directory} has {', '.join(taken)} already, and nothing is overwritten")
+        for name, content in files.items():
+            _write_new(directory / name, content, 0o600 if name.endswith("-key.pem") else 0o644)
+            written.append(directory / name)
+    except OSError as error:
+        for path in written:
+            path.unlink(missing_ok=True)
+        raise ConfigError(f"{error.filename or directory}: {error.strerror}") from error
+
+
+def _new_files(days: int) -> dict[str, bytes]:
+    begins = datetime.datetime.now(datetime.UTC) - CLOCKS_DIFFER
+    try:
+        ends = begins + CLOCKS_DIFFER + datetime.timedelta(days=days)
+    except OverflowError as error:
+        raise ConfigError(f"{days} days are more than a certificate can say") from error
+    authority_key = ec.generate_private_key(ec.SECP256R1())
+    subject = _subject("env-gateway cluster CA")
+    begun = _begun(subject, subject, authority_key.public_key(), begins, ends)
+    authority = (
+        begun.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(signs_certificates=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key()), critical=False)
+        .sign(authority_key, hashes.SHA256())
+    )
+    files = dict(zip(CA_FILE, (_pem(authority), _key_pem(authority_key)), strict=True))
+    for name, names in ((GATEWAY_NAME, GATEWAY_FILES), (NODE_NAME, NODE_FILES)):
+        key = ec.generate_private_key(ec.SECP256R1())
+        extensions: Iterable[tuple[x509.ExtensionType, bool]] = (
+            (x509.BasicConstraints(ca=False, path_length=None), True),
+            (_key_usage(signs_certificates=False), True),
+            (x509.ExtendedKeyUsage([_USAGES[name]]), False),
+            (x509.SubjectAlternativeName([x509.DNSName(name)]), False),
+            (x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False),
+            (x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), False),
+        )
+        builder = _begun(_subject(name), subject, key.public_key(), begins, ends)
+        for extension, is_critical in extensions:
+            builder = builder.add_extension(extension, critical=is_critical)
+        files |= zip(names, (_pem(builder.sign(authority_key, hashes.SHA256())), _key_pem(key)), strict=True)
+    return files
+
+
+def _begun(
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    begins: datetime.datetime,
+    ends: datetime.datetime,
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(begins)
+        .not_valid_after(ends)
+    )
+
+
+def _subject(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def _write_new(path: Path, data: bytes, mode: int) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+    except OSError:
+        with suppress(OSError):
+            path.unlink()
+        raise

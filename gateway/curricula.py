@@ -1,0 +1,451 @@
+"""Curricula on offer: what each handle stands for, and what a trainer that asks for more is told.
+
+A curriculum is one more split, ``train:<name>``, of each of its environments. Its index *i* is a **handle**, which
+stands for a draw: the first opening of it makes the draw, those that follow join its group, and once ``group_size``
+openings have, the handle stands for the next draw. What was drawn is kept in the store, so that all replicas, and the
+next gateway, agree.
+
+In an environment's own protocol all sessions are of that environment. So a curriculum of several ones is drawn from
+within each by the weights of that one's components (the *scope* ``<name>@<environment>``); `sample` draws from all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import math
+import operator
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from gateway.core.capacity import Expected
+from gateway.core.curricula import Curriculum, SamplerKind
+from gateway.core.curriculum_ports import CurriculumStore, Drawn, Turn
+from gateway.core.errors import GatewayError, InvalidRequest, StoreUnavailable, UnknownTask
+from gateway.core.model import EnvironmentName, Ticket
+from gateway.core.plan import WINDOW_S
+from gateway.core.sampling import Place, Prepared, prepare
+from gateway.core.sampling_tables import Tables, count_tasks
+from gateway.core.stages import advance, empty_stages
+from gateway.curriculum_files import from_document
+from gateway.task_records import TaskRecords
+from gateway.task_tables import TaskTables
+
+logger = logging.getLogger(__name__)
+
+PREFIX: Final = "train:"
+"""What the split of a curriculum begins with."""
+FRESH_S: Final = 1.0
+"""How long a weighing of all tasks holds: records that are newer change the next draws."""
+FOLLOW_S: Final = 1.0
+"""How often definitions that came by the API are looked for."""
+JOINS: Final = 16
+"""How often an opening tries to join a group whose turn others take meanwhile."""
+LEAST_RATE: Final = 0.01
+"""Draws a second below which nothing is kept ready for a curriculum: none for some minutes."""
+MAX_LEAVING: Final = 10_000
+"""Places in groups that are just being given back."""
+MAX_SAMPLE: Final = 10_000
+_LOOKS_AT_RECORDS = frozenset((SamplerKind.TARGET_SUCCESS, SamplerKind.LEARNING_PROGRESS, SamplerKind.STAGED))
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast a curriculum is drawn from."""
+
+    number: int
+    """Of the next draw, at the last look."""
+    at: float
+    rate: float = 0.0
+    """Draws a second, averaged over some `WINDOW_S`."""
+
+    def looked(self, number: int, now: float) -> Pace:
+        """The pace after another look; draws that were forgotten begin at 0 again."""
+        kept = math.exp(-(now - self.at) / WINDOW_S)
+        return Pace(number, now, self.rate * kept + max(0, number - self.number) / WINDOW_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """What a handle stands for, for one opening."""
+
+    place: Place
+    ticket: Ticket | None
+    """None: the draw was for this opening alone."""
+    policy: str
+    """That was last said for the curriculum; empty: none was."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What a weighing is made from. Tables and records are never changed: another state of them is another object."""
+
+    scope: Curriculum
+    sampler: bytes
+    parts: tuple[object, ...]
+
+    def is_as(self, other: _Source) -> bool:
+        """Whether another weighing would come to the same."""
+        same = len(self.parts) == len(other.parts) and all(map(operator.is_, self.parts, other.parts))
+        return same and (self.scope, self.sampler) == (other.scope, other.sampler)
+
+
+@dataclass(slots=True)
+class _Weighed:
+    """A weighing of all tasks."""
+
+    prepared: Prepared
+    source: _Source
+    at: float
+    policy: str
+
+
+class Curricula:
+    """Draws tasks by what is known of them."""
+
+    def __init__(
+        self,
+        *,
+        store: CurriculumStore,
+        records: TaskRecords,
+        tables: TaskTables,
+        files: Mapping[str, Curriculum],
+        runs_in: Callable[[EnvironmentName, str], EnvironmentName | None],
+    ) -> None:
+        """
+        Args:
+            files: Those of the folder of curricula; one that comes by the API can't take a name of theirs.
+            runs_in: The environment that sessions of a split run in; None where the environment is not on offer.
+        """
+        self._store = store
+        self._records = records
+        self._tables = tables
+        self._files = dict(files)
+        self._where = runs_in
+        # The state: what the API has defined, what was weighed, and what goes on behind requests.
+        self._defined: dict[str, Curriculum] = {}
+        self._version = ""
+        self._weighed: dict[str, _Weighed] = {}
+        self._weighing: dict[str, asyncio.Lock] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._paces: dict[str, Pace] = {}
+        self._expected: Mapping[EnvironmentName, Expected] = {}
+
+    # -- what there is --------------------------------------------------------------------------------------------
+
+    def all(self) -> list[Curriculum]:
+        """All curricula, by name."""
+        return [known for _, known in sorted({**self._defined, **self._files}.items())]
+
+    def named(self, name: str) -> Curriculum:
+        """One curriculum. Raises ``UnknownTask`` if there is none of that name."""
+        known = self._files.get(name) or self._defined.get(name)
+        if known is None:
+            raise UnknownTask(f"there is no curriculum {name[:64]!r}")
+        return known
+
+    def is_in_file(self, name: str) -> bool:
+        """Whether it stands in a file, and so can't be changed by the API."""
+        return name in self._files
+
+    def splits(self, environment: EnvironmentName) -> list[str]:
+        """The splits that curricula are in *environment*."""
+        return [PREFIX + known.name for known in self.all() if _is_of(known, environment)]
+
+    def of_split(self, environment: EnvironmentName, split: str) -> Curriculum | None:
+        """What of a curriculum is drawn in *environment*, if *split* is one's: its name is that of the scope."""
+        if not split.startswith(PREFIX):
+            return None
+        name = split.removeprefix(PREFIX)
+        known = self._files.get(name) or self._defined.get(name)
+        return scope_of(known, environment) if known is not None and _is_of(known, environment) else None
+
+    async def meant(self, environment: EnvironmentName, split: str) -> Curriculum | None:
+        """As `of_split`, also of one that another replica has just been told."""
+        found = self.of_split(environment, split)
+        if found is None and split.startswith(PREFIX):
+            with contextlib.suppress(StoreUnavailable):
+                await self.refresh()
+            found = self.of_split(environment, split)
+        return found
+
+    async def count(self, scope: Curriculum) -> int:
+        """How many handles there are. Raises ``InvalidRequest``: a component has no task."""
+        return scope.handles or count_tasks(scope, await self._tables_of(scope))
+
+    # -- draws ----------------------------------------------------------------------------------------------------
+
+    async def hand(self, scope: Curriculum, handle: int) -> Handed:
+        """Join the group that *handle* stands for, drawing for it if nobody has yet.
+
+        Raises:
+            InvalidRequest: a component or a stage has no task.
+            StoreUnavailable: the store does not answer.
+        """
+        ticket = Ticket(scope.name, handle, uuid.uuid4().hex)
+        try:
+            for _ in range(JOINS):
+                found: Drawn | Turn | None = await self._store.join(
+                    scope.name, handle, member=ticket.member, group_size=scope.group_size, group_s=scope.group_s
+                )
+                if isinstance(found, Turn):
+                    weighed = await self._weigh(scope)
+                    place = _written(weighed.prepared.draw(found.number))
+                    found = await self._store.propose(scope.name, handle, found, place, member=ticket.member)
+                if found is not None:
+                    return Handed(_read(found.place), ticket, await self._policy(scope))
+        except BaseException:  # a cancellation too: a command that was on its way may have joined
+            self.unused(ticket)
+            raise
+        self.unused(ticket)
+        raise StoreUnavailable(f"handle {handle} of curriculum {scope.name!r} changes faster than it can be joined")
+
+    async def hand_one(self, scope: Curriculum) -> Handed:
+        """Draw for one opening that names no handle. Raises as `hand`."""
+        weighed = await self._weigh(scope)
+        number = await self._store.numbers(scope.name, 1)
+        return Handed(weighed.prepared.draw(number), None, weighed.policy)
+
+    def unused(self, ticket: Ticket | None) -> None:
+        """Give an opening's place in its group back, behind whoever says so: nothing was opened with it."""
+        if ticket is None:
+            return
+        if len(self._leaving) >= MAX_LEAVING:
+            logger.warning("ticket_left curriculum=%s handle=%d", ticket.curriculum, ticket.handle)
+            return
+        task = asyncio.ensure_future(self._left(ticket))
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    async def sample(
+        self, name: str, count: int, *, environment: EnvironmentName | None = None, policy: str | None = None
+    ) -> list[tuple[int, Place]]:
+        """Draw *count* times, for the one who asks alone; *policy* is noted as `tag` does.
+
+        From all components, or from those of *environment*, one of the curriculum's.
+
+        Raises:
+            UnknownTask: there is no such curriculum.
+            InvalidRequest: *count* is too large or not positive; a component or a stage has no task.
+        """
+        curriculum = self.named(name)
+        if not 0 < count <= MAX_SAMPLE:
+            raise InvalidRequest(f"count: 1 to {MAX_SAMPLE} draws can be asked for at once, not {count}")
+        if policy is not None:
+            await self.tag(name, policy)
+        scope = curriculum if environment is None else scope_of(curriculum, environment)
+        weighed = await self._weigh(scope)
+        first = await self._store.numbers(scope.name, count)
+        return [(number, weighed.prepared.draw(number)) for number in range(first, first + count)]
+
+    async def prepared(self, scope: Curriculum) -> Prepared:
+        """All tasks of *scope*, weighed. Raises as `hand`."""
+        return (await self._weigh(scope)).prepared
+
+    async def tag(self, name: str, policy: str) -> None:
+        """Say which policy plays from now on: sessions that are opened by a handle are of it."""
+        for scope in scopes(self.named(name)):
+            await self._changed(scope.name, lambda state: {**state, "policy": policy})
+            self._weighed.pop(scope.name, None)
+
+    async def policy(self, name: str) -> str:
+        """The tag that was last said."""
+        _, state = await self._state(self.named(name).name)
+        return str(state.get("policy", ""))
+
+    async def reset(self, name: str) -> None:
+        """Begin anew: draws, groups and stages are forgotten, records are not."""
+        for scope in scopes(self.named(name)):
+            await self._store.reset(scope.name)
+            self._weighed.pop(scope.name, None)
+
+    # -- capacity ---------------------------------------------------------------------------------------------------
+
+    def expected(self) -> Mapping[EnvironmentName, Expected]:
+        """Openings that are foreseen: as many as are drawn of late, where the tasks are drawn from now.
+
+        By the environment that sessions run in: splits with resources of their own have one.
+        """
+        return self._expected
+
+    async def look_ahead(self, now: float) -> None:
+        """Work out what is expected, at *now* by this process's clock. Raises ``StoreUnavailable``."""
+        expected: dict[EnvironmentName, Expected] = {}
+        for curriculum in self.all():
+            for scope in scopes(curriculum):
+                number = await self._store.numbers(scope.name, 0)
+                pace = self._paces[scope.name] = self._paces.get(scope.name, Pace(number, now)).looked(number, now)
+                if pace.rate < LEAST_RATE:
+                    continue
+                with contextlib.suppress(GatewayError):  # its tasks are gone, or its workers can't be asked for them
+                    for (environment, split), share in (await self.prepared(scope)).split_shares().items():
+                        if share > 0:
+                            rate = pace.rate * share * scope.group_size
+                            name = self._runs_in(environment, split)
+                            expected[name] = expected.get(name, Expected()) + Expected(rate, scope.group_size)
+        self._expected = expected
+
+    # -- definitions by the API -----------------------------------------------------------------------------------
+
+    async def define(self, name: str, document: Mapping[str, Any]) -> Curriculum:
+        """Offer a curriculum, or another one of that name; its draws go on where its handles are.
+
+        Raises:
+            InvalidRequest: the document is wrong, an environment is not on offer, a component has no task, or the name
+                stands in a file.
+        """
+        if self.is_in_file(name):
+            raise InvalidRequest(f"curriculum {name!r} stands in a file: change it there")
+        curriculum = from_document(name, document)
+        for position, component in enumerate(curriculum.components):
+            if self._where(component.environment, component.split) is None:
+                raise InvalidRequest(
+                    f"components[{position}].environment: no environment {component.environment!r} is on offer"
+                )
+        if empty := empty_stages(curriculum, await self._tables_of(curriculum)):  # mostly a slip in a tag
+            raise InvalidRequest(f"sampler.stages: no task is in {', '.join(repr(stage.name) for stage in empty)}")
+        for scope in scopes(curriculum):
+            prepare(scope, await self._tables_of(scope), {})
+        await self._store.define(name, json.dumps(document, separators=(",", ":")).encode())
+        await self.refresh()
+        return curriculum
+
+    async def undefine(self, name: str) -> None:
+        """Forget a curriculum that came by the API, with its draws. Raises ``UnknownTask``, ``InvalidRequest``."""
+        if self.is_in_file(name):
+            raise InvalidRequest(f"curriculum {name!r} stands in a file: remove it there")
+        known = self.named(name)
+        await self._store.undefine(name)
+        for scope in scopes(known):
+            await self._store.reset(scope.name)
+        await self.refresh()
+
+    async def refresh(self) -> None:
+        """Take over what other replicas were told. Raises ``StoreUnavailable``."""
+        if await self._store.definitions_version() == self._version:
+            return
+        version, bodies = await self._store.definitions()
+        defined: dict[str, Curriculum] = {}
+        for name, body in bodies.items():
+            try:
+                defined[name] = from_document(name, json.loads(body))
+            except (InvalidRequest, ValueError) as error:  # of another version of the gateway
+                logger.warning("curriculum_left_out name=%s error=%s", name, error)
+        self._defined, self._version = defined, version
+        self._weighed.clear()
+
+    async def run(self) -> None:
+        """Follow definitions and let stages move on, until cancelled."""
+        while True:
+            await asyncio.sleep(FOLLOW_S)
+            try:
+                await self.refresh()
+                await self.look_ahead(time.monotonic())
+            except StoreUnavailable:
+                pass  # the link has logged it; what is known goes on being served
+            except Exception:
+                logger.exception("tick_failed loop=curricula")
+
+    async def aclose(self) -> None:
+        """Wait for places that are being given back."""
+        if self._leaving:
+            await asyncio.wait(self._leaving, timeout=5.0)
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _runs_in(self, environment: EnvironmentName, split: str) -> EnvironmentName:
+        return self._where(environment, split) or environment
+
+    async def _left(self, ticket: Ticket) -> None:
+        with contextlib.suppress(StoreUnavailable):  # then its group's time ends it
+            await self._store.leave(ticket.curriculum, ticket.handle, member=ticket.member)
+
+    async def _tables_of(self, curriculum: Curriculum) -> Tables:
+        keys = [(one.environment, one.split) for one in curriculum.components]
+        return {key: await self._tables.of(*key) for key in keys}
+
+    async def _policy(self, scope: Curriculum) -> str:
+        weighed = self._weighed.get(scope.name)
+        if weighed is not None and time.monotonic() - weighed.at < FRESH_S:
+            return weighed.policy
+        _, state = await self._state(scope.name)
+        return str(state.get("policy", ""))
+
+    async def _weigh(self, scope: Curriculum) -> _Weighed:
+        """Weigh all tasks by the newest records, once a second at most."""
+        async with self._weighing.setdefault(scope.name, asyncio.Lock()):
+            weighed = self._weighed.get(scope.name)
+            now = time.monotonic()
+            if weighed is not None and now - weighed.at < FRESH_S and weighed.source.scope == scope:
+                return weighed
+            tables = await self._tables_of(scope)
+            records = {}
+            if scope.sampler.kind in _LOOKS_AT_RECORDS:
+                names = {one.environment for one in scope.components}
+                records = {name: await self._records.of(name) for name in names}
+            version, state = await self._state(scope.name)
+            sampler = str(state.get("sampler", "")).encode()
+            moved = await asyncio.to_thread(advance, scope, tables, records, sampler)
+            if moved != sampler:
+                # Who comes second takes what the first one wrote: both moved from the same records.
+                await self._changed(scope.name, lambda known: {**known, "sampler": moved.decode()}, version=version)
+                version, state = await self._state(scope.name)
+                sampler = str(state.get("sampler", "")).encode()
+            source = _Source(scope, sampler, (*tables.values(), *records.values()))
+            if weighed is None or not weighed.source.is_as(source):
+                prepared = await asyncio.to_thread(prepare, scope, tables, records, sampler)
+                if weighed is not None and weighed.prepared.stage != prepared.stage:
+                    logger.info("curriculum_moved name=%s stage=%s", scope.name, prepared.stage)
+                weighed = _Weighed(prepared, source, now, "")
+            weighed.at, weighed.policy = now, str(state.get("policy", ""))
+            self._weighed[scope.name] = weighed
+            return weighed
+
+    async def _state(self, name: str) -> tuple[int, dict[str, Any]]:
+        version, body = await self._store.state(name)
+        state = json.loads(body) if body else {}
+        return version, state if isinstance(state, dict) else {}
+
+    async def _changed(
+        self, name: str, change: Callable[[dict[str, Any]], dict[str, Any]], *, version: int | None = None
+    ) -> None:
+        """Change the state, from *version* only if it is given: then nothing is done where there is another one."""
+        for _ in range(JOINS):
+            found, state = await self._state(name)
+            if version is not None and found != version:
+                return
+            if await self._store.set_state(name, found, json.dumps(change(state)).encode()):
+                return
+        raise StoreUnavailable(f"the state of curriculum {name!r} changes faster than it can be written")
+
+
+def scopes(curriculum: Curriculum) -> list[Curriculum]:
+    """The whole, and what of it is drawn within each of its environments where it has several."""
+    names = dict.fromkeys(one.environment for one in curriculum.components)
+    return [curriculum] if len(names) == 1 else [curriculum, *(scope_of(curriculum, name) for name in names)]
+
+
+def scope_of(curriculum: Curriculum, environment: EnvironmentName) -> Curriculum:
+    """What of *curriculum* is drawn within *environment*, one of its own."""
+    own = tuple(one for one in curriculum.components if one.environment == environment)
+    if len(own) == len(curriculum.components):
+        return curriculum
+    return replace(curriculum, name=f"{curriculum.name}@{environment}", components=own)
+
+
+def _is_of(curriculum: Curriculum, environment: EnvironmentName) -> bool:
+    return any(one.environment == environment for one in curriculum.components)
+
+
+def _written(place: Place) -> bytes:
+    return json.dumps([place.environment, place.split, place.index, place.task], separators=(",", ":")).encode()
+
+
+def _read(body: bytes) -> Place:
+    environment, split, index, task = json.loads(body)
+    return Place(environment, split, index, task)

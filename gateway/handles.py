@@ -1,0 +1,158 @@
+"""What is offered, and the part of it that curricula draw: tasks, and handles that stand for them.
+
+An index of a curriculum's split is a handle, ``{"id": "train:<name>/<index>"}``: what it stands for is found by
+`Handles.drawn`, when an episode is about to open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from gateway.core.curricula import Curriculum
+from gateway.core.errors import InvalidRequest, UnknownSplit, UnknownTask
+from gateway.core.model import Environment, TaskSpec, Ticket
+from gateway.curricula import PREFIX, Curricula
+
+LISTED_MAX: Final = 100_000
+"""Tasks of an image's own, or handles, in one answer; who wants more asks for ranges."""
+MAX_DIGITS: Final = 18
+"""An index has no more; Python refuses to convert some thousands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """An index of a curriculum's split; None: whatever is drawn next."""
+
+    scope: Curriculum
+    index: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """One task, and where it stands."""
+
+    spec: Mapping[str, Any]
+    split: str = ""
+    """Empty: nobody knows where, as only the image has it."""
+    index: int | None = None
+    is_images: bool = False
+    """The image has it by itself: split and index are its own words, and nothing of it is the gateway's."""
+    handle: Handle | None = None
+    """It stands for a task that is to be drawn."""
+    ticket: Ticket | None = None
+    """Of a task that was drawn: to be given back if nothing is opened with it."""
+    policy: str = ""
+    """The tag of the policy that a curriculum's trainer plays now."""
+
+    @property
+    def place(self) -> str:
+        """Its name for people: ``split/index``."""
+        return f"{self.split}/{self.index}" if self.split else str(self.spec.get("id", ""))[:200]
+
+    @property
+    def worker_split(self) -> str:
+        """Its split in the words of its worker; empty: it has none there."""
+        return self.split if self.is_images else ""
+
+    @property
+    def worker_index(self) -> int | None:
+        """Its index there."""
+        return self.index if self.is_images else None
+
+
+class Handles:
+    """The splits of curricula."""
+
+    def __init__(self, curricula: Curricula | None) -> None:
+        """None: there are no curricula."""
+        self._curricula = curricula
+
+    def splits(self, environment: Environment) -> list[str]:
+        """Those that are in *environment*."""
+        return self._curricula.splits(environment.name) if self._curricula is not None else []
+
+    async def has(self, environment: Environment, split: str) -> bool:
+        """Whether *split* is a curriculum's."""
+        return await self._scope(environment, split) is not None
+
+    async def count(self, environment: Environment, split: str) -> int:
+        """How many handles *split* has, one of a curriculum. Raises ``InvalidRequest``: a component has no task."""
+        scope = await self._scope(environment, split)
+        if scope is None or self._curricula is None:
+            raise UnknownSplit("Invalid split")  # it went meanwhile
+        return await self._curricula.count(scope)
+
+    async def at(self, environment: Environment, split: str, index: int) -> Offer:
+        """One handle; -1 is the last one. Raises ``UnknownTask``."""
+        scope = await self._scope(environment, split)
+        count = await self.count(environment, split)
+        if scope is None or not -count <= index < count:
+            raise UnknownTask("Invalid index")
+        index %= count
+        return Offer(spec=spec_of(split, index), split=split, index=index, handle=Handle(scope, index))
+
+    async def next_of(self, environment: Environment, split: str) -> Offer | None:
+        """What is drawn next, if *split* is a curriculum's, for an opening that names no index."""
+        scope = await self._scope(environment, split)
+        return None if scope is None else Offer(spec={"id": split}, split=split, handle=Handle(scope, None))
+
+    async def named(self, environment: Environment, id: str) -> Offer | None:
+        """The handle that *id* names, ``train:<name>/<index>``; None if it names none."""
+        split, slash, number = id.rpartition("/")
+        if not slash or not is_index(number) or await self._scope(environment, split) is None:
+            return None
+        return await self.at(environment, split, int(number))
+
+    async def drawn(self, offer: Offer, find: Callable[[str, int], Awaitable[Offer]]) -> Offer:
+        """The task that *offer* stands for, with its ticket: *offer* itself, unless it is a handle.
+
+        *find* looks a task up by split and index.
+
+        Raises:
+            InvalidRequest: the curriculum has no task to draw.
+            UnknownTask: what was drawn is not there any more.
+            StoreUnavailable: nobody can tell what was drawn.
+        """
+        if offer.handle is None or self._curricula is None:
+            return offer
+        scope, index = offer.handle.scope, offer.handle.index
+        handed = await (self._curricula.hand_one(scope) if index is None else self._curricula.hand(scope, index))
+        with self.held(handed.ticket):
+            task = await find(handed.place.split, handed.place.index)
+        return replace(task, ticket=handed.ticket, policy=handed.policy)
+
+    @contextlib.contextmanager
+    def held(self, ticket: Ticket | None) -> Iterator[None]:
+        """Give a drawn task's place in its group back if what is inside fails."""
+        try:
+            yield
+        except BaseException:  # a cancellation too: the trainer hung up
+            if self._curricula is not None:
+                self._curricula.unused(ticket)
+            raise
+
+    async def _scope(self, environment: Environment, split: str) -> Curriculum | None:
+        if self._curricula is None or not split.startswith(PREFIX):
+            return None
+        return await self._curricula.meant(environment.name, split)
+
+
+def is_index(text: str) -> bool:
+    """Whether *text* is a number that can be an index."""
+    return text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS
+
+
+def places_of(split: str, start: int | None, stop: int | None, count: int) -> range:
+    """The indices of a slice of a split's *count* tasks. Raises ``InvalidRequest``: there are too many."""
+    first, last, _ = slice(start, stop).indices(count)
+    if last - first > LISTED_MAX:
+        raise InvalidRequest(f"split {split!r} has too many tasks for one answer: at most {LISTED_MAX} of a range")
+    return range(first, max(first, last))
+
+
+def spec_of(split: str, index: int) -> TaskSpec:
+    """The task that a handle is shown as."""
+    return {"id": f"{split}/{index}"}

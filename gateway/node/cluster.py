@@ -1,0 +1,154 @@
+"""What a node serves to the gateways of its cluster besides the engine gate: its report, whether it drains, images.
+
+These are no routes of Docker's: they stand in front of the `Gate`, below ``/env-gateway/``, and only where TLS is.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Mapping
+from http import HTTPStatus
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote
+
+import httpx
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gateway.core.errors import BackendError
+from gateway.node.answers import Answer, answer, read_body, refuse_body
+from gateway.node.gate import engine_client
+from gateway.node.report import Draining, Reporter, shown
+from gateway.node.routes import Refused
+from gateway.node.rules import Rules
+from gateway.node.transfers import Transfers
+
+logger = logging.getLogger(__name__)
+
+PREFIX: Final = "/env-gateway/"
+IMAGES: Final = f"{PREFIX}images/"
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
+_CREDENTIALS_MAX_BYTES: Final = 8192
+
+
+class Cluster:
+    """An ASGI application; what is not below `PREFIX` goes to the gate."""
+
+    def __init__(self, gate: ASGIApp, *, engine: str, rules: Rules, state: Path, image_max_bytes: int) -> None:
+        """Make no connection yet.
+
+        Args:
+            gate: What serves everything else.
+            engine: The engine's socket, ``unix:///…``.
+            rules: The gate's.
+            state: A folder of this process' own that outlives it: that the machine drains is kept there, and images
+                while they are checked.
+            image_max_bytes: The largest tar that is taken.
+        """
+        self._gate = gate
+        self._rules = rules
+        self._engine = engine_client(engine)
+        self._draining = Draining(state / "draining")
+        self._reporter = Reporter(self._engine, rules=rules, draining=self._draining)
+        self._transfers = Transfers(
+            self._engine, reporter=self._reporter, spool=state / "images", max_bytes=image_max_bytes
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request; the ASGI interface."""
+        path = scope.get("raw_path", b"").decode("latin-1") if scope["type"] == "http" else ""
+        if not path.startswith(PREFIX):
+            await self._gate(scope, receive, send)
+            return
+        try:
+            found = await self._answered(scope, path, receive)
+        except Refused as refused:
+            logger.warning("node_refused method=%s path=%.200r reason=%s", scope["method"], path, refused)
+            # What is left of a body would be read to no end.
+            found = answer(refused.status, {"message": str(refused)}, closes=scope["method"] != "GET")
+        except BackendError as error:
+            found = answer(HTTPStatus.BAD_GATEWAY, {"message": str(error)})
+        except (httpx.TransportError, TimeoutError) as error:
+            logger.warning("gate_engine_silent error=%r", error)
+            found = answer(HTTPStatus.SERVICE_UNAVAILABLE, {"message": f"the engine does not answer: {error!r}"})
+        await found(receive, send)
+
+    def take(self, rules: Rules) -> None:
+        """Let the catalog be as in *rules* from now on."""
+        self._rules = rules
+        self._reporter.take(rules)
+
+    def check(self) -> None:
+        """Raise ``BackendError`` if what must be kept can't be."""
+        self._draining.check()
+        self._transfers.check()
+
+    async def aclose(self) -> None:
+        """Let go of the connections to the engine; the gate is the caller's."""
+        await self._engine.aclose()
+
+    async def _answered(self, scope: Scope, path: str, receive: Receive) -> Answer:
+        match scope["method"], path.removeprefix(PREFIX):
+            case "GET", "node":
+                await refuse_body(receive)
+                return await self._report()
+            case "PUT", "node/draining":
+                return await self._drain(await read_body(receive, 64))
+            case "GET", rest if rest.startswith("images/"):
+                await refuse_body(receive)
+                return await self._transfers.save(self._reference(rest.removeprefix("images/")))
+            case "PUT", rest if rest.startswith("images/"):
+                return await self._load(scope, self._reference(rest.removeprefix("images/")), receive)
+            case "POST", rest if rest.startswith("images/") and rest.endswith("/pull"):
+                await refuse_body(receive)
+                return await self._pull(scope, self._reference(rest.removeprefix("images/").removesuffix("/pull")))
+        raise Refused(f"{scope['method']} {path[:200]!r} is not served here", status=HTTPStatus.NOT_FOUND)
+
+    async def _report(self) -> Answer:
+        return answer(HTTPStatus.OK, shown(await self._reporter.report()))
+
+    async def _drain(self, body: bytes) -> Answer:
+        wanted = body.strip()
+        if wanted not in (b"true", b"false"):
+            raise Refused("the body must be true or false", status=HTTPStatus.BAD_REQUEST)
+        try:
+            self._draining.set(wanted == b"true")
+        except OSError as error:
+            said = f"this node cannot keep whether it drains: {error.strerror}"
+            raise Refused(said, status=HTTPStatus.INSUFFICIENT_STORAGE) from error
+        logger.info("node_draining is_draining=%s", json.loads(wanted))
+        return await self._report()
+
+    async def _load(self, scope: Scope, reference: str, receive: Receive) -> Answer:
+        id = _digest(scope, "id")
+        length = _headers(scope).get("content-length", "0")
+        announced = int(length) if length.isascii() and length.isdigit() else 0
+        found = await self._transfers.load(reference, id, receive, announced_bytes=announced)
+        return answer(HTTPStatus.OK, {"id": found})
+
+    async def _pull(self, scope: Scope, reference: str) -> Answer:
+        digest = _digest(scope, "digest")
+        credentials = _headers(scope).get("x-registry-auth", "")
+        if len(credentials) > _CREDENTIALS_MAX_BYTES:
+            raise Refused("X-Registry-Auth is too long", status=HTTPStatus.BAD_REQUEST)
+        return answer(HTTPStatus.OK, {"id": await self._transfers.pull(reference, digest, credentials=credentials)})
+
+    def _reference(self, quoted: str) -> str:
+        reference = unquote(quoted)
+        if reference not in self._rules.images:
+            raise Refused(f"image {reference[:200]!r} is not of the catalog")
+        return reference
+
+
+def _headers(scope: Scope) -> Mapping[str, str]:
+    return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+
+
+def _digest(scope: Scope, name: str) -> str:
+    """The one parameter of the query, *name*, which is ``sha256:…``."""
+    found, _, value = unquote(scope["query_string"].decode("latin-1")).partition("=")
+    if found != name or _DIGEST.fullmatch(value) is None:
+        raise Refused(f"the query must be {name}=sha256:… and nothing else", status=HTTPStatus.BAD_REQUEST)
+    return value

@@ -1,0 +1,344 @@
+"""The relay: gateways on other machines, over TLS, to the Unix sockets of this machine's workers.
+
+A connection begins with one line, ``EG1 WORKER/SOCKET``, and is answered with ``+``, or with ``-REASON`` and its end.
+From then on bytes pass, both ways, until either side closes. TLS has no half-close here: when one side has said all
+that it had to say, both are closed, with what is buffered written first.
+
+A worker is hostile, and its folder is its own: see `sockets`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from pathlib import Path
+from typing import Final, cast
+
+from gateway.backends.folders import SOCKET_NAME, is_safe_id
+from gateway.core.addresses import FOREIGN_SOCKET
+from gateway.node.sockets import Unreachable, connected
+from gateway.node.underway import UnderWay
+
+logger = logging.getLogger(__name__)
+
+GREETING: Final = b"EG1 "
+LINE_MAX_BYTES: Final = 200
+LINE_S: Final = 5.0
+"""From the end of the handshake to the end of the first line."""
+HANDSHAKE_S: Final = 10.0
+LINGER_S: Final = 30.0
+"""How long the last bytes may take to a side that reads slowly, after the other one has closed."""
+QUIET_S: Final = 1.0
+"""A connection that was silent for so long rests. On one that was used just now the next request may be on its way:
+that one is closed right behind the next answer, when its gateway cannot have sent another one."""
+CONNECTIONS_MAX: Final = 8192
+HIGH_WATER_BYTES: Final = 256 * 1024
+"""What is kept for a side that does not read; then the other one is not read any more."""
+READ_MAX_BYTES: Final = 256 * 1024
+"""At most so much is read at once, by either event loop."""
+_SOCKETS = frozenset((SOCKET_NAME, FOREIGN_SOCKET))
+
+
+class Relay:
+    """Serves one listening socket."""
+
+    def __init__(self, *, sockets: Path, tls: ssl.SSLContext, max_connections: int = CONNECTIONS_MAX) -> None:
+        """Take no connection yet.
+
+        Args:
+            sockets: The folder of the workers' folders.
+            tls: With this node's certificate; it lets gateways in and nobody else.
+            max_connections: At once; further ones are refused.
+        """
+        self.sockets = sockets
+        self.max_connections = max_connections
+        self._tls = tls
+        self._server: asyncio.Server | None = None
+        self._channels: set[_Channel] = set()
+        self._is_empty = asyncio.Event()
+        self.is_leaving = False
+
+    @property
+    def connections(self) -> int:
+        """How many there are."""
+        return len(self._channels)
+
+    async def start(self, listener: socket.socket) -> None:
+        """Serve *listener*, which is closed at the end, until `drain`."""
+        _keep_alive(listener)
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: _Near(_Channel(self)),
+            sock=listener,
+            ssl=self._tls,
+            ssl_handshake_timeout=HANDSHAKE_S,
+            ssl_shutdown_timeout=LINGER_S,
+        )
+
+    async def drain(self, within_s: float) -> None:
+        """Take no more connections, close those that rest, and let requests under way end, for *within_s* seconds."""
+        self.is_leaving = True
+        if self._server is not None:
+            self._server.close()
+        for channel in list(self._channels):
+            channel.leave()
+        if self._channels:
+            logger.info("relay_draining connections=%d", len(self._channels))
+            await self._emptied(within_s)
+        if self._channels:
+            logger.warning("relay_cut connections=%d", len(self._channels))
+            for channel in list(self._channels):
+                channel.abort()
+            await self._emptied(LINGER_S)
+
+    async def _emptied(self, within_s: float) -> None:
+        self._is_empty.clear()
+        waiting = asyncio.ensure_future(self._is_empty.wait())
+        try:
+            await asyncio.wait({waiting}, timeout=within_s)
+        finally:
+            waiting.cancel()
+
+    def admit(self, channel: _Channel) -> bool:
+        """Count *channel*; whether there is room for it."""
+        self._channels.add(channel)
+        return len(self._channels) <= self.max_connections
+
+    def forget(self, channel: _Channel) -> None:
+        """Both ends of *channel* are gone."""
+        self._channels.discard(channel)
+        if not self._channels:
+            self._is_empty.set()
+
+
+class _Channel:
+    """A gateway's connection, and the worker's that it is joined to."""
+
+    def __init__(self, relay: Relay) -> None:
+        self.relay = relay
+        self._under_way = UnderWay()
+        self.near: asyncio.Transport | None = None
+        self.far: asyncio.Transport | None = None
+        self._is_ending = False
+        self._answered_at = 0.0
+        self._early = bytearray()
+        """For the worker, and here before it is."""
+        self._joining: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, near: asyncio.Transport) -> None:
+        """A gateway is there."""
+        self.near = near
+        near.set_write_buffer_limits(high=HIGH_WATER_BYTES)
+        has_room = self.relay.admit(self)
+        if not has_room:
+            self.refuse(f"this node passes on {self.relay.max_connections} connections already")
+        elif self.relay.is_leaving:
+            self.refuse("this node's process ends")
+        else:
+            self._timer = asyncio.get_running_loop().call_later(LINE_S, self.refuse, "the first line took too long")
+
+    def join(self, line: bytes, rest: bytes) -> None:
+        """Connect to the worker that *line* names; *rest* is for it."""
+        self._stop_clock()
+        text = line.decode("ascii", "replace")
+        worker, slash, name = text.removeprefix(GREETING.decode()).partition("/")
+        if not line.startswith(GREETING) or not slash or not is_safe_id(worker) or name not in _SOCKETS:
+            self.refuse("the first line is not EG1 WORKER/SOCKET")
+            return
+        _pause(self.near)
+        self._early += rest
+        self._joining = asyncio.get_running_loop().create_task(self._join(worker, name))
+
+    async def _join(self, worker: str, name: str) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            connection = await connected(self.relay.sockets, worker, name)
+        except Unreachable as error:
+            self.refuse(str(error))
+            return
+        if self._is_ending:
+            connection.close()
+            return
+        try:
+            # Not to be cancelled: uvloop would never tell of the connection's end.
+            await loop.create_unix_connection(lambda: _Far(self), sock=connection)
+        except OSError as error:
+            connection.close()
+            self.refuse(f"worker {worker} hung up: {error.strerror}")
+
+    def joined(self, far: asyncio.Transport) -> None:
+        """The worker is there."""
+        self.far = far
+        if self._is_ending or self.near is None:
+            far.abort()
+            return
+        far.set_write_buffer_limits(high=HIGH_WATER_BYTES)
+        self.near.write(b"+\n")
+        self._answered_at = asyncio.get_running_loop().time()
+        _resume(self.near)
+        if self._early:
+            early, self._early = bytes(self._early), bytearray()
+            self.to_worker(early)
+
+    def to_worker(self, data: bytes) -> None:
+        """Pass on what the gateway says."""
+        if self.far is None:
+            self._early += data
+            if len(self._early) > HIGH_WATER_BYTES + READ_MAX_BYTES:
+                self.refuse("too much was sent before this node had answered")
+        elif not self.far.is_closing():
+            self._under_way.asked()
+            self.far.write(data)
+
+    def to_gateway(self, data: bytes) -> None:
+        """Pass on what the worker says."""
+        if self.near is None or self.near.is_closing():
+            return
+        self._under_way.answered(data)
+        self._answered_at = asyncio.get_running_loop().time()
+        self.near.write(data)
+        if self.relay.is_leaving and not self._under_way.is_under_way:
+            self.end()
+
+    def refuse(self, reason: str) -> None:
+        """Tell the gateway why there is no way to the worker, and hang up."""
+        if self.near is not None and not self.near.is_closing():
+            logger.debug("relay_refused reason=%s", reason)  # who waits for a start asks again and again
+            self.near.write(f"-{reason}\n".encode("ascii", "replace"))
+        self.end()
+
+    def leave(self) -> None:
+        """End as soon as no request is under way, and none can be expected on its way."""
+        if self._is_ending or self._under_way.is_under_way:
+            return
+        loop = asyncio.get_running_loop()
+        rests_at = self._answered_at + QUIET_S
+        if self.far is None or loop.time() >= rests_at:
+            self.end()
+        else:
+            self._stop_clock()
+            self._timer = loop.call_at(rests_at, self.leave)
+
+    def end(self) -> None:
+        """Close both sides, what is buffered first; a side that does not take it is cut off in the end."""
+        if self._is_ending:
+            return
+        self._is_ending = True
+        self._stop_clock()
+        for transport in (self.near, self.far):
+            if transport is not None:
+                transport.close()
+        if self.near is not None or self.far is not None:
+            self._timer = asyncio.get_running_loop().call_later(LINGER_S, self.abort)
+
+    def abort(self) -> None:
+        """Cut both sides off."""
+        self._is_ending = True
+        for transport in (self.near, self.far):
+            if transport is not None:
+                transport.abort()
+
+    def lost(self, *, near: bool, broken: bool) -> None:
+        """One side is gone; *broken*: not by a close of its own or ours."""
+        if near:
+            self.near = None
+        else:
+            self.far = None
+        if self.near is None and self.far is None:
+            self._is_ending = True
+            self._stop_clock()
+            self.relay.forget(self)
+        elif broken:
+            self.abort()
+        else:
+            self.end()
+
+    def _stop_clock(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class _Near(asyncio.Protocol):
+    """The gateway's side."""
+
+    def __init__(self, channel: _Channel) -> None:
+        self._channel = channel
+        self._line = b""
+        self._has_line = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._channel.begin(cast(asyncio.Transport, transport))  # uvloop's are no subclass
+
+    def data_received(self, data: bytes) -> None:
+        if self._has_line:
+            self._channel.to_worker(data)
+            return
+        self._line += data
+        line, newline, rest = self._line.partition(b"\n")
+        if len(line) >= LINE_MAX_BYTES:
+            self._channel.refuse(f"the first line has more than {LINE_MAX_BYTES} bytes")
+        elif newline:
+            self._has_line, self._line = True, b""
+            self._channel.join(line, rest)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._channel.lost(near=True, broken=exc is not None)
+
+    def pause_writing(self) -> None:
+        _pause(self._channel.far)
+
+    def resume_writing(self) -> None:
+        _resume(self._channel.far)
+
+
+class _Far(asyncio.Protocol):
+    """The worker's side."""
+
+    def __init__(self, channel: _Channel) -> None:
+        self._channel = channel
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._channel.joined(cast(asyncio.Transport, transport))  # uvloop's are no subclass
+
+    def data_received(self, data: bytes) -> None:
+        self._channel.to_gateway(data)
+
+    def eof_received(self) -> bool:
+        self._channel.end()
+        return True  # closed by us, when what is buffered is written
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        # A worker that was killed breaks its connection, but what it had said is for the gateway.
+        self._channel.lost(near=False, broken=False)
+
+    def pause_writing(self) -> None:
+        _pause(self._channel.near)
+
+    def resume_writing(self) -> None:
+        _resume(self._channel.near)
+
+
+def _pause(transport: asyncio.Transport | None) -> None:
+    if transport is not None and not transport.is_closing():
+        transport.pause_reading()
+
+
+def _resume(transport: asyncio.Transport | None) -> None:
+    if transport is not None and not transport.is_closing():
+        transport.resume_reading()
+
+
+def _keep_alive(listener: socket.socket) -> None:
+    """Let the kernel tell of gateways that are gone; connections inherit it from their listener."""
+    for level, option, value in (
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+        (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 60_000),
+        (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    ):
+        listener.setsockopt(level, option, value)

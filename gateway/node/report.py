@@ -1,0 +1,190 @@
+"""What this machine says of itself: `core.nodes.NodeReport`, from the engine's words and the kernel's.
+
+Each replica of the gateway asks once a second, so a report costs one list of containers; what changes slowly (the
+machine, its images) is looked up now and then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from datetime import datetime
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+import httpx
+
+from gateway.backends.container import LABEL_ENVIRONMENT, LABEL_ROLE, LABEL_WORKER, Role
+from gateway.core.errors import BackendError
+from gateway.core.model import EnvironmentName, WorkerId
+from gateway.core.nodes import NodeId, NodeReport
+from gateway.node.filters import own_containers
+from gateway.node.rules import Rules
+
+logger = logging.getLogger(__name__)
+
+IMAGES_S: Final = 5.0
+"""How old what is known of the images may be."""
+MACHINE_S: Final = 60.0
+LOOKS_MAX: Final = 8
+"""Images that are looked at at once."""
+_UP = frozenset(("running", "paused"))
+_BOTH = frozenset((Role.SERVER.value, Role.FORWARDER.value))
+_AVAILABLE = re.compile(r"^MemAvailable:\s+(\d+) kB", re.M)
+
+
+class Draining:
+    """Whether this machine takes no more workers, kept in a file."""
+
+    def __init__(self, path: Path) -> None:
+        """*path* is there if it drains, and not if it doesn't; nobody else can write to its folder."""
+        self._path = path
+
+    def check(self) -> None:
+        """Raise ``BackendError`` if it could not be kept."""
+        try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise BackendError(f"cannot make {self._path.parent}: {error.strerror}: set state_dir") from error
+        if not os.access(self._path.parent, os.W_OK | os.X_OK):
+            raise BackendError(f"cannot write to {self._path.parent}, where a node keeps that it drains")
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether it drains."""
+        return self._path.exists()
+
+    def set(self, is_draining: bool) -> None:
+        """Keep it. Raises ``OSError``."""
+        if is_draining:
+            self._path.touch(mode=0o600)
+        else:
+            self._path.unlink(missing_ok=True)
+
+
+class Reporter:
+    """Asks the engine, and puts the report together."""
+
+    def __init__(self, engine: httpx.AsyncClient, *, rules: Rules, draining: Draining) -> None:
+        """*engine* is the caller's to close."""
+        self._engine = engine
+        self._rules = rules
+        self._draining = draining
+        self._images: tuple[float, Mapping[str, dict[str, Any]]] | None = None
+        self._machine: tuple[float, Mapping[str, Any]] | None = None
+        self._looking = asyncio.Lock()
+
+    def take(self, rules: Rules) -> None:
+        """Report by these rules from now on."""
+        self._rules = rules
+        self.forget_images()
+
+    def forget_images(self) -> None:
+        """Look at the images anew before the next report: one was loaded."""
+        self._images = None
+
+    async def report(self) -> NodeReport:
+        """What there is now.
+
+        Raises:
+            BackendError: the engine answered with an error.
+            httpx.TransportError: it does not answer.
+        """
+        machine, images = await self._slow()
+        filters = json.dumps(own_containers("", self._rules.instance))
+        containers = await self.ask("/containers/json", {"all": "1", "filters": filters})
+        return NodeReport(
+            id=NodeId(hashlib.sha256(str(machine.get("ID", "")).encode()).hexdigest()[:16]),
+            name=str(machine.get("Name", "")),
+            cpus=float(machine.get("NCPU", 0)),
+            memory_bytes=int(machine.get("MemTotal", 0)),
+            available_bytes=available_bytes(),
+            max_containers=self._rules.max_containers,
+            containers=len(containers),
+            is_draining=self._draining.is_draining,
+            images={reference: str(image.get("Id", "")) for reference, image in images.items()},
+            built_at={reference: built_at(image.get("Created")) for reference, image in images.items()},
+            workers=running_workers(containers),
+        )
+
+    async def image(self, reference: str) -> dict[str, Any] | None:
+        """What the engine says of the image *reference*; None if it has none. Raises as `report`."""
+        response = await self._engine.get(f"/images/{quote(reference, safe='/:@')}/json")
+        if response.status_code == HTTPStatus.NOT_FOUND:
+            return None
+        found: dict[str, Any] = _content(response)
+        return found
+
+    async def ask(self, path: str, query: Mapping[str, str] | None = None) -> Any:
+        """The engine's JSON answer. Raises as `report`."""
+        return _content(await self._engine.get(path, params=dict(query or {})))
+
+    async def _slow(self) -> tuple[Mapping[str, Any], Mapping[str, dict[str, Any]]]:
+        now = asyncio.get_running_loop().time()
+        async with self._looking:  # of many that ask at once, one looks
+            if self._machine is None or now - self._machine[0] > MACHINE_S:
+                self._machine = now, await self.ask("/info")
+            if (known := self._images) is None or now - known[0] > IMAGES_S:
+                known = self._images = now, await self._look_at_images()
+            return self._machine[1], known[1]
+
+    async def _look_at_images(self) -> Mapping[str, dict[str, Any]]:
+        bound = asyncio.Semaphore(LOOKS_MAX)
+
+        async def look(reference: str) -> tuple[str, dict[str, Any] | None]:
+            async with bound:
+                return reference, await self.image(reference)
+
+        found = await asyncio.gather(*(look(reference) for reference in sorted(self._rules.images)))
+        return {reference: image for reference, image in found if image is not None}
+
+
+def shown(report: NodeReport) -> dict[str, Any]:
+    """The report as JSON has it."""
+    return asdict(report)
+
+
+def running_workers(containers: Iterable[Mapping[str, Any]]) -> dict[WorkerId, EnvironmentName]:
+    """The workers whose containers are up; of one that has two, both must be. *containers* as the engine lists them."""
+    up: dict[tuple[str, str], set[str]] = {}
+    for container in containers:
+        labels = container.get("Labels") or {}
+        if container.get("State") in _UP and labels.get(LABEL_WORKER):
+            found = up.setdefault((labels[LABEL_WORKER], labels.get(LABEL_ENVIRONMENT, "")), set())
+            found.add(labels.get(LABEL_ROLE, ""))
+    return {
+        WorkerId(worker): EnvironmentName(environment)
+        for (worker, environment), roles in up.items()
+        if "" in roles or roles >= _BOTH
+    }
+
+
+def built_at(created: object) -> float:
+    """An image's time as Unix time; 0 where it has none (engines write the year 1 then, or nothing)."""
+    try:
+        return max(0.0, datetime.fromisoformat(str(created)).timestamp())
+    except (ValueError, OverflowError):
+        return 0.0
+
+
+def available_bytes(path: Path = Path("/proc/meminfo")) -> int:
+    """Memory that programs could still take; 0: not known."""
+    try:
+        match = _AVAILABLE.search(path.read_text())
+    except OSError:
+        return 0
+    return int(match[1]) * 1024 if match is not None else 0
+
+
+def _content(response: httpx.Response) -> Any:
+    if response.status_code != HTTPStatus.OK:
+        raise BackendError(f"the engine answers {response.status_code}: {response.text[:200]}")
+    return response.json()

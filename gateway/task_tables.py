@@ -1,0 +1,98 @@
+"""The tasks of a split as draws see them: their keys, tags and difficulties. Built once for each state of a split.
+
+Of tasks that only a foreign image has, nothing but their number is asked: they have neither tags nor difficulties here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import time
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+from gateway.catalog import Catalog
+from gateway.core.errors import UnknownSplit
+from gateway.core.model import Environment, EnvironmentName
+from gateway.core.sampling_tables import TaskRow, TaskTable, tabulate
+from gateway.tasks.registry import TaskRegistry
+
+AT_ONCE: Final = 2_000
+"""Tasks that are read in one go; between two goes other requests are served."""
+COUNT_S: Final = 60.0
+"""How long an image's own word for the number of its tasks holds."""
+
+
+class Counts(Protocol):
+    """Who asks workers: `gateway.sessions.Sessions`."""
+
+    async def count(self, environment: Environment, split: str) -> int:
+        """How many tasks a split of theirs has. Raises ``UnknownSplit``."""
+        ...
+
+
+class TaskTables:
+    """Tables of the registry's splits."""
+
+    def __init__(self, registry: TaskRegistry, *, catalog: Catalog, asked: Counts) -> None:
+        self._registry = registry
+        self._catalog = catalog
+        self._asked = asked
+        self._tables: dict[tuple[EnvironmentName, str], tuple[object, TaskTable]] = {}
+        self._building = asyncio.Lock()
+
+    async def of(self, environment: EnvironmentName, split: str) -> TaskTable:
+        """The table of a split; empty where there is no such split.
+
+        Raises:
+            GatewayError: its workers can't be asked.
+        """
+        try:
+            tasks = self._registry.all(environment, split)
+        except UnknownSplit:
+            return await self._of_image(environment, split)
+        known = self._tables.get((environment, split))
+        if known is not None and known[0] is tasks:
+            return known[1]
+        async with self._building:  # one at a time: each has a good deal of the loop's time
+            rows = await _rows(split, tasks)
+        table = tabulate(environment, split, rows)
+        self._tables[environment, split] = tasks, table
+        return table
+
+    async def _of_image(self, name: EnvironmentName, split: str) -> TaskTable:
+        environment = self._catalog.offered(name)
+        if environment is None or not environment.server.is_foreign or environment.tasks is not None:
+            return tabulate(name, split, ())
+        known = self._tables.get((name, split))
+        if known is not None and isinstance(known[0], float) and time.monotonic() - known[0] < COUNT_S:
+            return known[1]
+        try:
+            count = await self._asked.count(environment, split)
+        except UnknownSplit:
+            return tabulate(name, split, ())
+        table = tabulate(name, split, (TaskRow(index, f"{split}/{index}") for index in range(count)))
+        self._tables[name, split] = time.monotonic(), table
+        return table
+
+
+async def _rows(split: str, tasks: Sequence[bytes | None]) -> list[TaskRow]:
+    rows: list[TaskRow] = []
+    for index, body in enumerate(tasks):
+        if body is not None:
+            rows.append(_row(split, index, json.loads(body)))
+        if index % AT_ONCE == AT_ONCE - 1:
+            await asyncio.sleep(0)
+    return rows
+
+
+def _row(split: str, index: int, task: dict[str, Any]) -> TaskRow:
+    id, tags, difficulty = task.get("id"), task.get("tags"), task.get("difficulty")
+    is_number = isinstance(difficulty, int | float) and not isinstance(difficulty, bool) and math.isfinite(difficulty)
+    return TaskRow(
+        index=index,
+        task=id if isinstance(id, str) and id else f"{split}/{index}",
+        tags=tuple(tag for tag in tags if isinstance(tag, str)) if isinstance(tags, list) else (),
+        difficulty=float(difficulty) if is_number and difficulty is not None else None,
+    )

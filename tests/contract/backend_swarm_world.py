@@ -1,0 +1,100 @@
+"""A cluster of one machine, this one: a real node over TLS on loopback, in front of the real engine."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from gateway.backends.docker import DockerBackend
+from gateway.backends.folders import Folders
+from gateway.backends.swarm.backend import SwarmBackend
+from gateway.backends.swarm.dialing import NodeDialer
+from gateway.backends.swarm.nodes import Nodes
+from gateway.cluster_tls import NODE_NAME, client_context, server_context
+from gateway.core.model import Environment
+from gateway.node import Gate, Rules
+from gateway.node.cluster import Cluster
+from gateway.node.relay import Relay as NodeRelay
+from gateway.node.serve import serving_cluster
+from tests.contract.backend_world import ENGINE_URL, SOCKETS_ON_NODES
+from tests.fakes.certificates import cluster
+from tests.fakes.nodes import HOST, free_pair
+
+DIALERS: dict[str, NodeDialer] = {}
+"""How the workers of each node of a test are reached, by its id."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the world sees of its node."""
+
+    backend: SwarmBackend
+    nodes: Nodes
+    gate: Gate
+    dialer: NodeDialer
+
+
+@asynccontextmanager
+async def swarm_at(
+    rules: Rules, environment: Environment, shared_dir: Path, *, tasks_dir: Path | None = None
+) -> AsyncIterator[Machine]:
+    """A backend over one node, whose gate has the *rules*; the workers' folders are in *shared_dir*."""
+    async with AsyncExitStack() as stack:
+        own = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm", prefix="eg-")))
+        gateways, nodes_own = cluster(own / "tls")
+        gate = Gate(engine=ENGINE_URL, rules=rules, socket_view=shared_dir, custom_tasks_view=tasks_dir)
+        stack.push_async_callback(gate.aclose)
+        node = Cluster(gate, engine=ENGINE_URL, rules=rules, state=own / "state", image_max_bytes=2**30)
+        stack.push_async_callback(node.aclose)
+        node.check()
+        tls = server_context(nodes_own.ca, nodes_own.cert, nodes_own.key)
+        relay, port = NodeRelay(sockets=shared_dir, tls=tls), free_port()
+        await stack.enter_async_context(serving_cluster(node, relay, host=HOST, port=port, tls=tls, drain_s=0.5))
+        nodes = Nodes(
+            [(HOST, port)],
+            tls=client_context(gateways.ca, gateways.cert, gateways.key),
+            tls_name=NODE_NAME,
+            every_s=0.2,
+        )
+        backend = SwarmBackend(
+            nodes=nodes,
+            engine=_engine(rules, environment, shared_dir, tasks_dir),
+            gates_dir=own / "gates",
+            workers_dir=shared_dir,
+            environments=[environment],
+            forwarder_image=rules.forwarder_image,
+        )
+        stack.push_async_callback(backend.aclose)
+        await nodes.settled()
+        (found,) = nodes.live()
+        SOCKETS_ON_NODES[found.id], DIALERS[found.id] = shared_dir, NodeDialer(nodes)
+        yield Machine(backend, nodes, gate, DIALERS[found.id])
+
+
+def _engine(
+    rules: Rules, environment: Environment, shared_dir: Path, tasks_dir: Path | None
+) -> Callable[[str, Folders], DockerBackend]:
+    def engine(url: str, folders: Folders) -> DockerBackend:
+        return DockerBackend(
+            url=url,
+            instance=rules.instance,
+            socket_dir=shared_dir,
+            folders=folders,
+            custom_tasks_dir=tasks_dir,
+            threads=4,
+            stop_grace_s=1.0,
+            environments=[environment],
+            forwarder_image=rules.forwarder_image,
+        )
+
+    return engine
+
+
+def free_port() -> int:
+    """A port that is free, and the next one with it."""
+    first, second = free_pair()
+    with closing(first), closing(second):
+        return int(first.getsockname()[1])

@@ -1,0 +1,248 @@
+"""A machine of a cluster that has no engine: what ``gateway node`` says over TLS, and can be told to say.
+
+It reports itself, gives and takes images, passes connections on to Unix sockets, and echoes whatever else is asked, as
+an engine gate would answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from hashlib import sha256
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from gateway.backends.swarm.nodes import Nodes
+from gateway.cluster_tls import NODE_NAME, client_context, server_context
+from tests.fakes.certificates import Files
+from tests.fakes.raw_http import Connection, Request
+
+HOST = "127.0.0.1"
+EVERY_S = 0.05
+"""How often a test's directory asks."""
+
+
+def image_id(content: bytes) -> str:
+    return f"sha256:{sha256(content).hexdigest()}"
+
+
+def free_pair() -> tuple[socket.socket, socket.socket]:
+    """Two listening sockets whose ports follow each other."""
+    while True:
+        first, second = socket.socket(), socket.socket()
+        for one in (first, second):
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a successor may want this port
+        first.bind((HOST, 0))
+        port = first.getsockname()[1]
+        try:
+            second.bind((HOST, port + 1))
+        except (OSError, OverflowError):
+            first.close()
+            second.close()
+            continue
+        for one in (first, second):
+            one.listen(128)
+        return first, second
+
+
+class FakeNode:
+    """Serves while the context is open."""
+
+    def __init__(self, files: Files, *, id: str = "n1", workers_dir: Path | None = None) -> None:
+        """*workers_dir*: where the folders of its workers' sockets are."""
+        self.id = id
+        self.port = 0
+        self.report: dict[str, Any] = {
+            "id": id,
+            "name": f"machine-{id}",
+            "cpus": 8.0,
+            "memory_bytes": 16 * 2**30,
+            "available_bytes": 12 * 2**30,
+            "max_containers": 100,
+            "containers": 0,
+            "is_draining": False,
+            "workers": {},
+        }
+        self.content: dict[str, bytes] = {}
+        """Its images: what is in them."""
+        self.built_at: dict[str, float] = {}
+        self.registry: dict[str, bytes] = {}
+        """What it can pull."""
+        self.hangs = False
+        """It takes connections, and answers nothing."""
+        self.refusal = ""
+        """Why it passes nothing on to its workers."""
+        self.requests: list[Request] = []
+        self.lines: list[bytes] = []
+        """First lines that its relay was told."""
+        self.may_load = asyncio.Event()
+        """Cleared: an image that is brought is not taken yet."""
+        self.may_load.set()
+        self._workers_dir = workers_dir
+        self._files = files
+        self._servers: list[asyncio.Server] = []
+        self._tasks: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+
+    @property
+    def images(self) -> dict[str, str]:
+        """Reference → id."""
+        return {reference: image_id(content) for reference, content in self.content.items()}
+
+    async def start(self, listeners: tuple[socket.socket, socket.socket] | None = None) -> None:
+        """Listen, at other ports than before."""
+        self.port, self._servers = 0, []
+        tls = server_context(self._files.ca, self._files.cert, self._files.key)
+        for listener, script in zip(listeners or free_pair(), (self._gate, self._relay), strict=True):
+            self.port = self.port or listener.getsockname()[1]
+            self._servers.append(await self._serving(listener, script, tls))
+
+    async def aclose(self) -> None:
+        """Be gone, as a process that is killed."""
+        for server in self._servers:
+            server.close()
+        tasks = list(self._tasks)
+        for task in tasks:
+            self._tasks[task].transport.abort()
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def __aenter__(self) -> FakeNode:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def _serving(
+        self,
+        listener: socket.socket,
+        script: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+        tls: ssl.SSLContext,
+    ) -> asyncio.Server:
+        async def run(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            self._tasks[task] = writer
+            try:
+                with contextlib.suppress(ConnectionError, EOFError, ssl.SSLError):
+                    await script(reader, writer)
+            except asyncio.CancelledError:
+                pass  # `aclose`: a cancelled task of a server's would be logged
+            finally:
+                del self._tasks[task]
+                writer.close()
+
+        return await asyncio.start_server(run, sock=listener, ssl=tls)
+
+    # -- the gate's port
+
+    async def _gate(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = Connection(reader, writer)
+        while True:
+            request = await self._request(connection)
+            self.requests.append(request)
+            if self.hangs:
+                await connection.left()
+                return
+            status, body = await self._answer(request)
+            await connection.answer(body, status=status)
+
+    async def _request(self, connection: Connection) -> Request:
+        request = await connection.request()
+        if request.headers.get("transfer-encoding") != "chunked":
+            return request
+        body = bytearray()
+        while size := int(await connection.reader.readuntil(b"\r\n"), 16):
+            body += await connection.reader.readexactly(size)
+            await connection.reader.readexactly(2)
+        await connection.reader.readexactly(2)
+        return Request(request.method, request.target, request.headers, bytes(body))
+
+    async def _answer(self, request: Request) -> tuple[int, bytes]:
+        parts = urlsplit(request.target)
+        query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+        path = unquote(parts.path)
+        if path == "/env-gateway/node":
+            told = {**self.report, "images": self.images, "built_at": self.built_at}
+            return 200, json.dumps(told).encode()
+        if path == "/env-gateway/node/draining":
+            self.report["is_draining"] = json.loads(request.body)
+            return 200, b"{}"
+        if path.startswith("/env-gateway/images/"):
+            return await self._image(request, path.removeprefix("/env-gateway/images/"), query)
+        return 200, f"{request.method} {request.target}".encode()
+
+    async def _image(self, request: Request, reference: str, query: dict[str, str]) -> tuple[int, bytes]:
+        if request.method != "POST" and "@" in reference:
+            return 403, b"no tag"
+        if request.method == "GET":
+            return (200, self.content[reference]) if reference in self.content else (404, b"no such image")
+        if request.method == "PUT":
+            await self.may_load.wait()
+            if query["id"] != image_id(request.body):
+                return 400, b"another image"
+            self.content[reference] = request.body
+        else:
+            reference = reference.removesuffix("/pull")
+            if reference not in self.registry:
+                return 502, b"the registry has none"
+            self.content[reference] = self.registry[reference]
+        self.built_at[reference] = 1.0
+        return 200, json.dumps({"id": self.images[reference]}).encode()
+
+    # -- the relay's port
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        line = await reader.readuntil(b"\n")
+        self.lines.append(line)
+        if self.hangs:
+            await reader.read()
+            return
+        if self.refusal:
+            writer.write(f"-{self.refusal}\n".encode())
+            await writer.drain()
+            return
+        worker, _, name = line.decode().strip().removeprefix("EG1 ").partition("/")
+        assert self._workers_dir is not None
+        try:
+            far_reader, far_writer = await asyncio.open_unix_connection(self._workers_dir / worker / name)
+        except OSError as error:
+            writer.write(f"-worker {worker} has no {name} here: {error.strerror}\n".encode())
+            await writer.drain()
+            return
+        writer.write(b"+\n")
+        try:
+            await asyncio.gather(_copy(reader, far_writer), _copy(far_reader, writer))
+        finally:
+            far_writer.close()
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(ConnectionError):
+        while data := await reader.read(2**16):
+            writer.write(data)
+            await writer.drain()
+    writer.close()
+
+
+@asynccontextmanager
+async def knowing(files: Files, *nodes: FakeNode, lost_s: float = 2.0) -> AsyncIterator[Nodes]:
+    """A directory of these nodes, with the gateway's *files*."""
+    tls = client_context(files.ca, files.cert, files.key)
+    directory = Nodes(
+        [(HOST, node.port) for node in nodes], tls=tls, tls_name=NODE_NAME, lost_s=lost_s, every_s=EVERY_S
+    )
+    try:
+        await directory.settled()
+        yield directory
+    finally:
+        await directory.aclose()

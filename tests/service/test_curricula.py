@@ -1,0 +1,394 @@
+"""Curricula as splits of their environments: the same draws in every protocol and at every replica."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from collections import Counter
+from typing import Any
+
+import httpx
+
+from gateway.core.curricula import Component, Curriculum, Sampler, SamplerKind, Stage
+from gateway.core.model import Areal, EnvironmentName, WorkerState
+from gateway.stores.memory_curricula import MemoryCurriculumStore
+from tests.fakes.eventually import eventually
+from tests.service.openenv_world import world
+from tests.service.stack import Stack, environment, running, stack, tasks
+from tests.service.wire import call, delete, detail
+
+MATH, GAME = EnvironmentName("math"), EnvironmentName("game")
+SPLIT = "train:mine"
+TASKS = tasks(
+    train=[{"id": f"t{n}", "question": f"question {n}", "difficulty": n // 10, "tags": ["all"]} for n in range(40)],
+    test=[{"question": "held out"}],
+)
+
+
+def curriculum(kind: SamplerKind = SamplerKind.UNIFORM, **more: Any) -> dict[str, Curriculum]:
+    sampler = more.pop("sampler", Sampler(kind=kind))
+    components = more.pop("components", (Component(environment=MATH),))
+    return {"mine": Curriculum(name="mine", components=components, sampler=sampler, **more)}
+
+
+async def open_one(client: httpx.AsyncClient, index: int, **headers: str) -> str:
+    """Open a session by a handle; returns its id."""
+    sid = uuid.uuid4().hex
+    body = {"env_name": "math", "split": SPLIT, "index": index}
+    answer = await client.post("/create", json=body, headers={"X-Session-ID": sid, **headers})
+    assert answer.status_code == 200, answer.text
+    return sid
+
+
+def played(stack: Stack) -> list[str]:
+    """The tasks that workers were told to set up, in turn."""
+    return [
+        json.loads(request.body)["task_spec"]["id"]
+        for worker in stack.backend.workers.values()
+        for request in worker.requests
+        if request.target == "/create"
+    ]
+
+
+async def test_a_curriculum_is_one_more_split_whose_tasks_are_handles() -> None:
+    async with running(tasks_math=TASKS, curricula=curriculum(handles=5)) as (_, _, client):
+        splits = (await client.get("/math/splits")).json()
+        count = (await client.post("/math/num_tasks", json={"split": SPLIT})).json()
+        one = (await client.post("/math/task", json={"split": SPLIT, "index": -1})).json()
+        some = (await client.post("/math/task_range", json={"split": SPLIT, "start": 1, "stop": 3})).json()
+        beyond = await client.post("/math/task", json={"split": SPLIT, "index": 5})
+
+        assert splits[-1] == {"name": SPLIT, "type": "train"}
+        assert count == {"num_tasks": 5}
+        assert one["task"] == {"id": f"{SPLIT}/4"}
+        assert some["tasks"] == [{"id": f"{SPLIT}/1"}, {"id": f"{SPLIT}/2"}]
+        assert beyond.status_code == 400
+
+
+async def test_as_many_handles_as_tasks_where_the_curriculum_says_no_number() -> None:
+    async with running(tasks_math=TASKS, curricula=curriculum()) as (_, _, client):
+        count = (await client.post("/math/num_tasks", json={"split": SPLIT})).json()
+
+        assert count == {"num_tasks": 40}
+
+
+async def test_a_group_plays_one_task_and_then_the_handle_stands_for_the_next_draw() -> None:
+    async with running(environment(slots=16), tasks_math=TASKS, curricula=curriculum(group_size=3)) as (
+        stack,
+        _,
+        client,
+    ):
+        for _ in range(12):
+            await open_one(client, 7)
+
+        groups = [played(stack)[at : at + 3] for at in range(0, 12, 3)]
+        assert [len(set(group)) for group in groups] == [1, 1, 1, 1]
+        assert len({group[0] for group in groups}) > 1
+
+
+async def test_a_group_that_opens_at_once_at_two_replicas_plays_one_task() -> None:
+    shared = MemoryCurriculumStore()
+    front: dict[str, Any] = {"tasks_math": TASKS, "curricula": curriculum(group_size=8), "curriculum_store": shared}
+    async with stack(environment(slots=32), **front) as built:
+        other = built.another()
+        async with (
+            built.first.looping(),
+            other.looping(),
+            built.first.serving() as one,
+            other.serving() as two,
+        ):
+            await asyncio.gather(*(open_one(client, handle) for handle in (0, 1) for client in (one, two) * 4))
+
+            assert sorted(Counter(played(built)).values()) in ([8, 8], [16])
+
+
+async def test_draws_do_not_depend_on_who_makes_them() -> None:
+    async def drawn() -> list[str]:
+        async with running(environment(slots=32), tasks_math=TASKS, curricula=curriculum(seed=3)) as (stack, _, client):
+            for handle in range(20):
+                await open_one(client, handle)
+            return played(stack)
+
+    first = await drawn()
+
+    assert await drawn() == first
+    assert len(set(first)) > 10
+
+
+async def test_a_handle_is_understood_as_a_task_too() -> None:
+    async with running(tasks_math=TASKS, curricula=curriculum(group_size=2)) as (stack, gateway, client):
+        body = {"env_name": "math", "task_spec": {"id": f"{SPLIT}/3"}}
+        answer = await client.post("/create", json=body, headers={"X-Session-ID": "by-spec"})
+        await open_one(client, 3)
+
+        assert answer.status_code == 200
+        first, second = played(stack)
+        assert first == second
+        assert (await gateway.found("by-spec")).task == f"train/{first[1:]}"
+
+
+async def test_an_opening_that_finds_no_slot_leaves_its_place_in_the_group() -> None:
+    tight = environment(slots=1, max_workers=1, open_s=0.2)
+    async with running(tight, tasks_math=TASKS, curricula=curriculum(group_size=2, seed=5)) as (stack, _, client):
+        held = await open_one(client, 0)
+        refused = await client.post(
+            "/create",
+            json={"env_name": "math", "split": SPLIT, "index": 0},
+            headers={"X-Session-ID": "late"},
+        )
+        await delete(client, held)
+        sid = await open_one(client, 0)
+        await delete(client, sid)
+        await open_one(client, 0)
+
+        assert refused.status_code == 429
+        first, second, third = played(stack)
+        assert first == second, "the place of the one that was refused"
+        assert third != first
+
+
+async def test_an_identical_retry_takes_one_place() -> None:
+    async with running(environment(slots=8), tasks_math=TASKS, curricula=curriculum(group_size=3, seed=1)) as (
+        stack,
+        _,
+        client,
+    ):
+        body, headers = {"env_name": "math", "split": SPLIT, "index": 0}, {"X-Session-ID": "again"}
+        answers = [await client.post("/create", json=body, headers=headers) for _ in range(4)]
+        for _ in range(3):
+            await open_one(client, 0)
+
+        assert {answer.status_code for answer in answers} == {200}
+        first, second, third, fourth = played(stack)
+        assert first == second == third != fourth
+
+
+async def test_what_came_of_a_session_is_in_its_task_s_record() -> None:
+    async with running(tasks_math=TASKS) as (_, gateway, client):
+        for sid, wish in (("a", {"split": "train", "index": 4}), ("b", {"task_spec": {"id": "t4"}})):
+            headers = {"X-Session-ID": sid, "X-Policy-Tag": f"step-{sid}"}
+            await client.post("/create", json={"env_name": "math", **wish}, headers=headers)
+            await call(client, sid=sid)
+            await delete(client, sid)
+        await client.post("/create", json={"env_name": "math", "split": "train", "index": 5})
+        await delete(client)
+        await gateway.records.write()
+
+        lines = (await client.get("/admin/v1/records", params={"environment": "math"})).text.splitlines()
+
+        (record,) = [json.loads(line) for line in lines]
+        assert record.pop("seen_at") > 0
+        assert record == {
+            "environment": "math",
+            "task": "t4",
+            "attempts": 2,
+            "finished": 2,
+            "mean": 1.0,
+            "deviation": 0.0,
+            "steps": 1.0,
+            "seconds": 0.5,
+            "policy": "step-b",
+            "recent": [1.0, 1.0],
+        }
+
+
+async def test_a_session_that_expired_or_lost_its_worker_is_no_attempt() -> None:
+    async with running(tasks_math=TASKS) as (stack, gateway, client):
+        await client.post("/create", json={"env_name": "math", "split": "train", "index": 4})
+        await call(client)
+        await stack.backend.only.die()
+        await gateway.eventually_used(0)
+        await gateway.records.write()
+
+        answer = await client.get("/admin/v1/records", params={"environment": "math"})
+
+        assert (answer.status_code, answer.text) == (200, "")
+
+
+async def test_inline_tasks_without_an_id_have_records_of_their_own() -> None:
+    async with running(tasks_math=TASKS) as (_, gateway, client):
+        for sid, question in (("a", "x"), ("b", "y"), ("c", "x")):
+            wish = {"env_name": "math", "task_spec": {"question": question}}
+            await client.post("/create", json=wish, headers={"X-Session-ID": sid})
+            await call(client, sid=sid)
+            await delete(client, sid)
+        await gateway.records.write()
+
+        records = await gateway.records.of(MATH)
+
+        assert sorted(record.attempts for record in records.values()) == [1, 2]
+        assert all(name.startswith("sha256:") for name in records)
+
+
+async def test_draws_follow_the_records() -> None:
+    """The fake worker's rewards are all 1: what was played is solved, and is not near the target any more."""
+    target = Sampler(kind=SamplerKind.TARGET_SUCCESS, explore=0.0, width=0.05, prior=1.0)
+    async with running(environment(slots=64), tasks_math=TASKS, curricula=curriculum(sampler=target)) as (
+        stack,
+        gateway,
+        client,
+    ):
+        for index in range(39):
+            for _ in range(2):
+                sid = uuid.uuid4().hex
+                wish = {"env_name": "math", "split": "train", "index": index}
+                await client.post("/create", json=wish, headers={"X-Session-ID": sid})
+                await call(client, sid=sid)
+                await delete(client, sid)
+        await gateway.records.write()
+        before = len(played(stack))
+
+        for handle in range(10):
+            await open_one(client, handle)
+
+        assert Counter(played(stack)[before:])["t39"] >= 9
+
+
+async def test_stages_move_on_and_the_state_says_so() -> None:
+    stages = tuple(Stage(name=f"level-{n}", min_difficulty=n, max_difficulty=n) for n in range(4))
+    staged = Sampler(kind=SamplerKind.STAGED, stages=stages, min_attempts=4, window=4, review=0.0)
+    async with running(environment(slots=64), tasks_math=TASKS, curricula=curriculum(sampler=staged)) as (
+        stack,
+        _,
+        client,
+    ):
+        for handle in range(4):
+            sid = await open_one(client, handle)
+            await call(client, sid=sid)
+            await delete(client, sid)
+        first = played(stack)
+
+        async def has_moved() -> None:
+            state = (await client.get("/admin/v1/curriculum/mine")).json()
+            assert state["stage"] == "level-1", state
+
+        await eventually(has_moved)
+        await open_one(client, 4)
+
+        assert {int(task[1:]) // 10 for task in first} == {0}
+        assert int(played(stack)[-1][1:]) // 10 == 1
+
+
+async def test_areal_plays_a_curriculum_by_numbers() -> None:
+    shown = environment(slots=16, areal=Areal(split=SPLIT))
+    async with running(shown, tasks_math=TASKS, curricula=curriculum(group_size=2)) as (stack, _, client):
+        info = (await client.get("/areal/math/api/task/info")).json()
+        answers = [
+            await client.post("/areal/math/api/episode/start", json={"sample_id": sample, "config": {}})
+            for sample in (0, "0", f"{SPLIT}/0", 0)
+        ]
+
+        assert info["num_samples"] == 40
+        assert {answer.status_code for answer in answers} == {200}
+        first, second, third, fourth = played(stack)
+        assert (first, third) == (second, fourth)
+
+
+async def test_openenv_plays_a_curriculum_by_index_by_seed_and_by_no_word() -> None:
+    async with world(tasks=TASKS, curricula=curriculum(group_size=2)) as gw, gw.client() as client:
+        told = [
+            (await client.reset(**wish))["metadata"]["task_id"]
+            for wish in (
+                {"split": SPLIT, "index": 1},
+                {"split": SPLIT, "seed": 41},
+                {"task": f"{SPLIT}/2"},
+                {"task": {"id": f"{SPLIT}/2"}},
+                {"split": SPLIT},
+            )
+        ]
+
+        assert told[0] == told[1]
+        assert told[2] == told[3]
+        assert all(task.startswith("t") for task in told)
+
+
+async def test_the_api_defines_samples_takes_feedback_and_forgets() -> None:
+    async with running(tasks_math=TASKS) as (_, gateway, client):
+        document = {"environment": "math", "seed": 9, "group_size": 4, "sampler": {"kind": "target_success"}}
+        url = "/admin/v1/curriculum/later"
+        defined = await client.put(url, json=document)
+        drawn = await client.post(f"{url}/sample", json={"count": 6, "policy": "step-1"})
+        outcome = {"environment": "math", "split": "train", "index": 3, "reward": 0.25, "key": "one"}
+        told = [
+            await client.post(f"{url}/feedback", json={"policy": "step-2", "outcomes": [outcome]}) for _ in range(2)
+        ]
+        state = (await client.get(url, params={"tasks": "40"})).json()
+        listed = (await client.get("/admin/v1/curriculum")).json()["curricula"]
+        removed = await client.delete(url)
+        gone = await client.get(url)
+
+        assert defined.status_code == 200, defined.text
+        assert drawn.json()["group_size"] == 4
+        assert [draw["number"] for draw in drawn.json()["draws"]] == list(range(6))
+        assert {draw["environment"] for draw in drawn.json()["draws"]} == {"math"}
+        assert [answer.status_code for answer in told] == [200, 200]
+        (record,) = (await gateway.records.of(MATH)).values()
+        assert (record.task, record.attempts, record.mean, record.policy) == ("t3", 1, 0.25, "step-2")
+        assert state["policy"] == "step-2"
+        assert (state["tasks"], state["shares"]) == (40, {"math": 1.0})
+        assert [one["name"] for one in listed] == ["later"]
+        assert (removed.status_code, gone.status_code) == (204, 404)
+
+
+async def test_what_is_wrong_is_named_and_leaves_nothing() -> None:
+    async with running(tasks_math=TASKS, curricula=curriculum()) as (_, _, client):
+        url = "/admin/v1/curriculum/later"
+        answers = {
+            "kind": await client.put(url, json={"environment": "math", "sampler": {"kind": "clever"}}),
+            "environment": await client.put(url, json={"environment": "chess"}),
+            "components[0]": await client.put(url, json={"environment": "math", "split": "none"}),
+            "in a file": await client.put("/admin/v1/curriculum/mine", json={"environment": "math"}),
+            "JSON": await client.put(url, content=b"{"),
+            "count": await client.post("/admin/v1/curriculum/mine/sample", json={"count": 0}),
+            "outcomes[0]": await client.post(
+                "/admin/v1/curriculum/mine/feedback", json={"outcomes": [{"environment": "math", "reward": 1.0}]}
+            ),
+            "reward": await client.post(
+                "/admin/v1/curriculum/mine/feedback",
+                json={"outcomes": [{"environment": "math", "task": "t1", "reward": "much"}]},
+            ),
+            "X-Policy-Tag": await client.post(
+                "/create",
+                json={"env_name": "math", "split": "train", "index": 0},
+                headers={"X-Policy-Tag": "x" * 201},
+            ),
+        }
+
+        for word, answer in answers.items():
+            assert answer.status_code in (400, 422), (word, answer.status_code, answer.text)
+            assert word in detail(answer), (word, answer.text)
+        assert (await client.get("/admin/v1/records", params={"environment": "math"})).text == ""
+        assert [one["name"] for one in (await client.get("/admin/v1/curriculum")).json()["curricula"]] == ["mine"]
+
+
+async def test_capacity_goes_where_tasks_are_drawn_before_anybody_opens_them() -> None:
+    """A curriculum over two environments is sampled: workers of both get ready though nobody asked for one."""
+    both = (Component(environment=MATH, weight=3.0), Component(environment=GAME))
+    environments = (environment(slots=4, max_workers=4), environment("game", slots=4, max_workers=4))
+    async with running(
+        *environments, tasks_math=TASKS, tasks_game=TASKS, curricula=curriculum(components=both, group_size=4)
+    ) as (_, gateway, client):
+        await gateway.curricula.look_ahead(time.monotonic())
+        answer = await client.post("/admin/v1/curriculum/mine/sample", json={"count": 120})
+
+        await gateway.eventually_workers(3, "math", WorkerState.READY)
+        await gateway.eventually_workers(1, "game", WorkerState.READY)
+        drawn = Counter(draw["environment"] for draw in answer.json()["draws"])
+        assert drawn == {"math": 90, "game": 30}
+
+
+async def test_idle_workers_make_room_for_those_of_another_environment() -> None:
+    environments = (
+        environment(slots=1, max_workers=3, warm=2, idle_worker_s=3600.0),
+        environment("game", slots=1, max_workers=3, idle_worker_s=3600.0),
+    )
+    async with running(*environments, max_workers=2) as (stack, gateway, client):
+        await gateway.eventually_workers(2, "math", WorkerState.READY)
+
+        opened = await client.post("/create", json={"env_name": "game", "task_spec": {"question": "x"}})
+
+        assert opened.status_code == 200
+        assert (stack.backend.asked, len(stack.backend.stopped)) == (3, 1)
+        assert len(await gateway.workers("math")) == len(await gateway.workers("game")) == 1

@@ -1,0 +1,752 @@
+"""What a node serves to the gateways of its cluster: its report, its images; over TLS, with an engine that has none."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import signal
+import socket
+import ssl
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.backends.container import LABEL_ENVIRONMENT, LABEL_INSTANCE, LABEL_ROLE, LABEL_WORKER
+from gateway.cluster_tls import client_context, server_context
+from gateway.core.errors import BackendError, ConfigError
+from gateway.core.model import Environment, EnvironmentName
+from gateway.core.nodes import NodeReport
+from gateway.node import transfers
+from gateway.node.cluster import Cluster
+from gateway.node.gate import Gate
+from gateway.node.relay import Relay
+from gateway.node.report import available_bytes, built_at
+from gateway.node.rules import Rules
+from gateway.node.run import listen_address, run_node
+from gateway.node.serve import serving_cluster
+from gateway.settings import Settings
+from tests.fakes import engine as fakes
+from tests.fakes.certificates import Files, cluster
+from tests.fakes.engine import FakeContainer, FakeEngine, Hold, Refusal
+from tests.fakes.eventually import eventually, until
+from tests.fakes.image_tars import ImageTar, loaded
+
+OURS, FAR, PINNED = "env-gateway/fake", "registry.example/far:1", f"registry.example/pinned@sha256:{'a' * 64}"
+DIGEST = f"sha256:{'d' * 64}"
+WITHIN_S = 20.0
+IMAGE_MAX_BYTES = 200_000
+
+
+class Engine(FakeEngine):
+    """An engine that loads, saves and tags images."""
+
+    def __init__(self, socket_path: Path) -> None:
+        super().__init__(socket_path)
+        self.info |= {"ID": "ABCD:EFGH", "Name": "machine-1"}
+        self.created = "2024-05-06T07:08:09.123456789Z"
+        self.loads: list[bytes] = []
+        self.tags: list[str] = []
+        self.auth: str | None = None
+        self.deaf = False
+        """Takes a tar and does nothing with it."""
+        self.ids: dict[str, str] = {}
+
+    def __enter__(self) -> Engine:
+        super().__enter__()
+        assert self._server is not None
+        self._server.RequestHandlerClass = _Handler
+        return self
+
+    def image_id(self, image: str) -> str:
+        return self.ids.get(image) or super().image_id(image)
+
+
+class _Handler(fakes._Handler):
+    ROUTES = (  # type: ignore[assignment]  # more rows than in the table above
+        ("POST", r"/images/load", "load"),
+        ("GET", r"/images/(?P<reference>.+)/get", "save"),
+        ("POST", r"/images/(?P<reference>.+)/tag", "tag"),
+        *fakes._Handler.ROUTES,
+    )
+
+    def _engine(self) -> Engine:
+        found = self.server.engine
+        assert isinstance(found, Engine)
+        return found
+
+    def _load(self) -> None:
+        engine = self._engine()
+        engine.loads.append(self.body)
+        if not engine.deaf:
+            tag, id, _ = loaded(self.body)
+            reference = tag.removesuffix(":latest")
+            engine.images.add(reference)
+            engine.ids[reference] = id
+        self._answer(200, raw=b'{"stream":"Loaded image"}\n')
+
+    def _save(self, reference: str) -> None:
+        self._answer(200, raw=f"tar of {reference}".encode() * 5000, type="application/x-tar")
+
+    def _tag(self, reference: str) -> None:
+        self._engine().tags.append(f"{reference} {self.query['repo']}:{self.query['tag']}")
+        self._engine().images.add(f"{self.query['repo']}:{self.query['tag']}")
+        self._answer(201)
+
+    def _image(self, reference: str) -> None:
+        if reference not in self._engine().images:
+            raise Refusal(404, f"No such image: {reference}")
+        self._answer(200, {"Id": self._engine().image_id(reference), "Created": self._engine().created})
+
+    def _pull(self) -> None:
+        self._engine().auth = self.headers.get("x-registry-auth")
+        super()._pull()
+
+
+def environment(name: str, image: str) -> Environment:
+    return Environment(
+        name=EnvironmentName(name), image=image, directory=Path("/nowhere"), command=("python3", "server.py")
+    )
+
+
+CATALOG = (environment("fake", OURS), environment("far", FAR), environment("pinned", PINNED))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Files, Files]:
+    return cluster(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="eg-") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def engine(folder: Path) -> Iterator[Engine]:
+    with Engine(folder / "engine.sock") as running:
+        assert isinstance(running, Engine)
+        yield running
+
+
+def port_and_next() -> int:
+    """A port that is free, as is the one behind it."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port: int = first.getsockname()[1]
+            try:
+                second.bind(("127.0.0.1", port + 1))
+            except (OSError, OverflowError):
+                continue
+            return port
+
+
+def client_of(files: tuple[Files, Files], port: int) -> httpx.AsyncClient:
+    gateway, _ = files
+    tls = client_context(gateway.ca, gateway.cert, gateway.key)
+    return httpx.AsyncClient(verify=tls, base_url=f"https://127.0.0.1:{port}", trust_env=False, timeout=WITHIN_S)
+
+
+@asynccontextmanager
+async def node(
+    folder: Path, engine: Engine, files: tuple[Files, Files], *, drain_s: float = 1.0
+) -> AsyncIterator[httpx.AsyncClient]:
+    _, own = files
+    rules = Rules.of(CATALOG, instance="ours", socket_root=str(folder / "sockets"), max_containers=7)
+    gate = Gate(engine=engine.url, rules=rules)
+    app = Cluster(gate, engine=engine.url, rules=rules, state=folder / "state", image_max_bytes=IMAGE_MAX_BYTES)
+    app.check()
+    port, tls = port_and_next(), server_context(own.ca, own.cert, own.key)
+    relay = Relay(sockets=folder / "sockets", tls=tls)
+    async with (
+        serving_cluster(app, relay, host="127.0.0.1", port=port, tls=tls, drain_s=drain_s),
+        client_of(files, port) as client,
+    ):
+        yield client
+    await gate.aclose()
+    await app.aclose()
+
+
+@pytest.fixture
+async def client(folder: Path, engine: Engine, files: tuple[Files, Files]) -> AsyncIterator[httpx.AsyncClient]:
+    async with node(folder, engine, files) as made:
+        yield made
+
+
+def container(engine: Engine, name: str, *, state: str = "running", **labels: str) -> None:
+    own = {LABEL_INSTANCE: "ours", LABEL_WORKER: name, LABEL_ENVIRONMENT: "fake"} | labels
+    id = hashlib.sha256(f"{name} {labels}".encode()).hexdigest()
+    engine.containers[id] = FakeContainer(id, id[:12], {"Labels": own, "Image": OURS}, state=state)
+
+
+async def reported(client: httpx.AsyncClient) -> dict[str, Any]:
+    response = await client.get("/env-gateway/node")
+    assert response.status_code == 200, response.text
+    found: dict[str, Any] = response.json()
+    return found
+
+
+# -- the report
+
+
+async def test_a_node_reports_its_machine_images_and_workers(client: httpx.AsyncClient, engine: Engine) -> None:
+    container(engine, "w1")
+    container(engine, "paused", state="paused")
+    container(engine, "dead", state="exited")
+    container(engine, "theirs", **{LABEL_INSTANCE: "theirs"})
+
+    found = await reported(client)
+
+    available = found.pop("available_bytes")
+    assert 0 < available < 2**50
+    assert found == {
+        "id": hashlib.sha256(b"ABCD:EFGH").hexdigest()[:16],
+        "name": "machine-1",
+        "cpus": 4.0,
+        "memory_bytes": 2**33,
+        "max_containers": 7,
+        "containers": 3,
+        "is_draining": False,
+        "images": {OURS: engine.image_id(OURS)},
+        "built_at": {OURS: pytest.approx(1714979289.123456)},
+        "workers": {"w1": "fake", "paused": "fake"},
+    }
+    assert NodeReport(**found, available_bytes=available).id == found["id"]
+
+
+async def test_a_worker_of_two_containers_runs_when_both_do(client: httpx.AsyncClient, engine: Engine) -> None:
+    for worker, roles in {"both": ("server", "forwarder"), "s": ("server",), "f": ("forwarder",)}.items():
+        for role in roles:
+            container(engine, worker, **{LABEL_ROLE: role, LABEL_ENVIRONMENT: "far"})
+    container(engine, "half", **{LABEL_ROLE: "server"})
+    container(engine, "half", state="exited", **{LABEL_ROLE: "forwarder"})
+
+    found = await reported(client)
+
+    assert found["workers"] == {"both": "far"}
+    assert found["containers"] == 6
+
+
+async def test_reports_cost_one_list_each(client: httpx.AsyncClient, engine: Engine) -> None:
+    await reported(client)
+    engine.requests.clear()
+
+    await asyncio.gather(*(reported(client) for _ in range(10)))
+
+    assert engine.requests == ["GET list"] * 10
+
+
+async def test_a_node_that_drains_says_so_and_still_does_after_a_restart(
+    folder: Path, engine: Engine, files: tuple[Files, Files]
+) -> None:
+    async with node(folder, engine, files) as client:
+        response = await client.put("/env-gateway/node/draining", content=b"true")
+        assert (response.status_code, response.json()["is_draining"]) == (200, True)
+    async with node(folder, engine, files) as client:
+        assert (await reported(client))["is_draining"] is True
+        response = await client.put("/env-gateway/node/draining", content=b" false\n")
+        assert response.json()["is_draining"] is False
+        assert (await client.put("/env-gateway/node/draining", content=b"false")).status_code == 200
+    async with node(folder, engine, files) as client:
+        assert (await reported(client))["is_draining"] is False
+
+
+@pytest.mark.parametrize("body", [b"", b"1", b'"true"', b"yes", b"true" * 100])
+async def test_anything_but_true_and_false_changes_nothing(client: httpx.AsyncClient, body: bytes) -> None:
+    response = await client.put("/env-gateway/node/draining", content=body)
+
+    assert response.status_code in (400, 413)
+    assert (await reported(client))["is_draining"] is False
+
+
+async def test_an_engine_that_refuses_is_no_report(client: httpx.AsyncClient, engine: Engine) -> None:
+    engine.refuse("GET list", 500, "out of order")
+
+    response = await client.get("/env-gateway/node")
+
+    assert response.status_code == 502
+    assert "out of order" in response.json()["message"]
+    await reported(client)
+
+
+async def test_an_engine_that_is_away_is_no_report(folder: Path, files: tuple[Files, Files]) -> None:
+    with Engine(folder / "engine.sock") as engine:
+        async with node(folder, engine, files) as client:
+            (folder / "engine.sock").rename(folder / "away.sock")
+            response = await client.get("/env-gateway/node")
+            assert response.status_code == 503
+            (folder / "away.sock").rename(folder / "engine.sock")
+            await reported(client)
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("1970-01-01T00:01:00Z", 60.0),
+        ("1970-01-01T01:01:00.5+01:00", 60.5),
+        ("0001-01-01T00:00:00Z", 0.0),
+        ("", 0.0),
+        (None, 0.0),
+        ("yesterday", 0.0),
+    ],
+)
+def test_an_images_time_is_read_as_engines_write_it(written: Any, expected: float) -> None:
+    assert built_at(written) == expected
+
+
+def test_memory_that_the_kernel_does_not_tell_is_none(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal: 5 kB\nMemAvailable:      3 kB\n")
+    (tmp_path / "odd").write_text("MemTotal: 5 kB\n")
+
+    assert available_bytes(tmp_path / "meminfo") == 3072
+    assert available_bytes(tmp_path / "odd") == available_bytes(tmp_path / "none") == 0
+
+
+# -- what is served, and to whom
+
+
+async def test_what_is_not_the_nodes_own_goes_to_the_gate(client: httpx.AsyncClient) -> None:
+    assert (await client.get("/_ping")).text == "OK"
+    assert (await client.get("/v1.41/info")).json()["Name"] == "machine-1"
+    assert (await client.get("/images/json")).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/env-gateway/"),
+        ("POST", "/env-gateway/node"),
+        ("DELETE", f"/env-gateway/images/{OURS}"),
+        ("POST", f"/env-gateway/images/{OURS}"),
+        ("GET", "/env-gateway/other"),
+    ],
+)
+async def test_other_routes_are_not_there(client: httpx.AsyncClient, method: str, path: str) -> None:
+    assert (await client.request(method, path)).status_code == 404
+
+
+async def test_who_has_no_gateways_certificate_is_not_served(
+    folder: Path, engine: Engine, files: tuple[Files, Files]
+) -> None:
+    async with node(folder, engine, files) as client:
+        port = client.base_url.port
+        stranger = ssl.create_default_context(cafile=files[0].ca)
+        stranger.check_hostname = False
+        async with httpx.AsyncClient(verify=stranger, trust_env=False) as other:
+            with pytest.raises(httpx.TransportError):
+                await other.get(f"https://127.0.0.1:{port}/env-gateway/node")
+
+    assert engine.requests == []
+
+
+# -- images that go
+
+
+async def test_an_image_is_saved_with_its_tag(client: httpx.AsyncClient) -> None:
+    response = await client.get(f"/env-gateway/images/{OURS}")
+
+    assert response.content == f"tar of {OURS}:latest".encode() * 5000
+
+
+async def test_an_image_that_is_not_there_or_not_of_the_catalog_is_not_saved(client: httpx.AsyncClient) -> None:
+    assert (await client.get(f"/env-gateway/images/{FAR}")).status_code == 404
+    assert (await client.get("/env-gateway/images/debian:latest")).status_code == 403
+    assert (await client.get(f"/env-gateway/images/{OURS}/../debian")).status_code in (403, 404)
+
+
+# -- images that come
+
+
+def leftovers(folder: Path) -> list[str]:
+    """What is in the folder, with and without a name: files of this process that were never given one."""
+    spool = folder / "state" / "images"
+    opened = [Path(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
+    links = [str(path.readlink()) for path in opened if path.is_symlink()]
+    return [path.name for path in spool.iterdir()] + [link for link in links if link.startswith(str(spool))]
+
+
+async def bring(client: httpx.AsyncClient, image: ImageTar, reference: str = OURS) -> httpx.Response:
+    return await client.put(f"/env-gateway/images/{reference}", params={"id": image.id}, content=image.written())
+
+
+async def test_an_image_is_loaded_and_reported_at_once(client: httpx.AsyncClient, engine: Engine, folder: Path) -> None:
+    image = ImageTar(f"{OURS}:latest")
+    await reported(client)
+
+    response = await bring(client, image)
+
+    assert (response.status_code, response.json()) == (200, {"id": image.id})
+    assert loaded(engine.loads[0]) == (f"{OURS}:latest", image.id, [b"one layer", b"another"])
+    assert (await reported(client))["images"] == {OURS: image.id}
+    assert leftovers(folder) == []
+
+
+async def test_an_image_may_come_without_its_length_told(client: httpx.AsyncClient) -> None:
+    image = ImageTar(f"{OURS}:latest")
+
+    async def pieces() -> AsyncIterator[bytes]:
+        whole = image.written()
+        for start in range(0, len(whole), 1000):
+            yield whole[start : start + 1000]
+
+    response = await client.put(f"/env-gateway/images/{OURS}", params={"id": image.id}, content=pieces())
+
+    assert response.json() == {"id": image.id}
+
+
+async def test_another_image_than_the_announced_one_never_reaches_the_engine(
+    client: httpx.AsyncClient, engine: Engine, folder: Path
+) -> None:
+    stranger = ImageTar("debian:latest")
+    other = ImageTar(f"{OURS}:latest", config=b'{"other": 1}')
+    device = ImageTar(f"{OURS}:latest")
+    device.add("../../etc/cron.d/x", b"x")
+
+    responses = [
+        await bring(client, stranger),
+        await client.put(f"/env-gateway/images/{OURS}", params={"id": ImageTar("x").id}, content=other.written()),
+        await bring(client, device),
+        await bring(client, stranger, "debian:latest"),
+        await bring(client, ImageTar(PINNED), PINNED),
+        await client.put(f"/env-gateway/images/{OURS}", params={"id": "sha256:1"}, content=b""),
+        await client.put(f"/env-gateway/images/{OURS}", content=b""),
+    ]
+
+    assert [response.status_code for response in responses] == [403, 403, 403, 403, 403, 400, 400]
+    assert all(response.json()["message"] for response in responses)
+    assert engine.loads == []
+    assert "POST load" not in engine.requests
+    assert leftovers(folder) == []
+
+
+async def test_an_image_that_is_too_large_is_refused_before_it_fills_the_disk(
+    client: httpx.AsyncClient, engine: Engine, folder: Path
+) -> None:
+    sent = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal sent
+        while sent < 500 * IMAGE_MAX_BYTES:
+            sent += 2**16
+            yield bytes(2**16)
+
+    query = {"id": ImageTar(OURS).id}
+    try:
+        response = await client.put(f"/env-gateway/images/{OURS}", params=query, content=endless())
+        assert response.status_code == 413
+    except httpx.TransportError:
+        pass  # it hung up while we were sending
+
+    assert sent < 500 * IMAGE_MAX_BYTES
+    assert engine.loads == []
+    await until(lambda: leftovers(folder) == [])
+
+
+async def test_an_image_whose_sender_hangs_up_leaves_nothing(
+    client: httpx.AsyncClient, engine: Engine, folder: Path
+) -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def halting() -> AsyncIterator[bytes]:
+        yield bytes(1000)
+        begun.set()
+        await go_on.wait()
+
+    query = {"id": ImageTar(OURS).id}
+    sending = asyncio.create_task(client.put(f"/env-gateway/images/{OURS}", params=query, content=halting()))
+    await begun.wait()
+    await until(lambda: len(leftovers(folder)) == 1)
+    sending.cancel()
+    await asyncio.wait({sending})
+
+    await until(lambda: leftovers(folder) == [])
+    assert engine.loads == []
+    assert (await bring(client, ImageTar(f"{OURS}:latest"))).status_code == 200
+
+
+async def test_a_sender_that_falls_silent_is_given_up(
+    client: httpx.AsyncClient, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfers, "SILENCE_S", 0.05)
+    go_on = asyncio.Event()
+
+    async def halting() -> AsyncIterator[bytes]:
+        yield bytes(1000)
+        await go_on.wait()
+
+    query = {"id": ImageTar(OURS).id}
+    sending = asyncio.create_task(client.put(f"/env-gateway/images/{OURS}", params=query, content=halting()))
+    await until(lambda: len(leftovers(folder)) == 1)
+    await until(lambda: leftovers(folder) == [])
+    sending.cancel()
+    await asyncio.wait({sending})
+
+
+async def reached(hold: Hold) -> None:
+    assert await asyncio.to_thread(hold.reached.wait, WITHIN_S)
+
+
+async def test_images_are_loaded_one_at_a_time_and_waiting_is_bounded(
+    client: httpx.AsyncClient, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfers, "WAITING_MAX", 1)
+    image, hold = ImageTar(f"{OURS}:latest"), engine.hold("POST load")
+    first = asyncio.create_task(bring(client, image))
+    await reached(hold)
+    others = [asyncio.create_task(bring(client, image)) for _ in range(2)]
+
+    done, waiting = await asyncio.wait(others, return_when=asyncio.FIRST_COMPLETED)
+    assert [task.result().status_code for task in done] == [503]
+    assert engine.count("POST load") == 1
+    hold.released.set()
+
+    assert (await first).status_code == 200
+    assert [(await task).status_code for task in waiting] == [200]
+
+
+async def test_an_image_that_does_not_come_to_its_turn_in_time_is_refused(
+    client: httpx.AsyncClient, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfers, "TURN_S", 0.05)
+    image, hold = ImageTar(f"{OURS}:latest"), engine.hold("POST load")
+    first = asyncio.create_task(bring(client, image))
+    await reached(hold)
+
+    assert (await bring(client, image)).status_code == 503
+    hold.released.set()
+    assert (await first).status_code == 200
+
+
+async def test_an_engine_that_refuses_a_tar_is_told_of(client: httpx.AsyncClient, engine: Engine, folder: Path) -> None:
+    engine.refuse("POST load", 500, "no space left on device")
+
+    response = await bring(client, ImageTar(f"{OURS}:latest"))
+
+    assert response.status_code == 502
+    assert "no space left" in response.json()["message"]
+    assert leftovers(folder) == []
+
+
+async def test_an_engine_that_has_another_image_afterwards_is_told_of(
+    client: httpx.AsyncClient, engine: Engine
+) -> None:
+    engine.deaf = True
+
+    response = await bring(client, ImageTar(f"{OURS}:latest"))
+
+    assert response.status_code == 502
+    assert "after all" in response.json()["message"]
+
+
+# -- images from registries
+
+
+async def test_an_image_is_pulled_by_its_digest_and_named_as_the_catalog_has_it(
+    client: httpx.AsyncClient, engine: Engine
+) -> None:
+    engine.registry.add(f"registry.example/far:{DIGEST}")
+
+    response = await client.post(
+        f"/env-gateway/images/{FAR}/pull", params={"digest": DIGEST}, headers={"X-Registry-Auth": "e30="}
+    )
+
+    assert (response.status_code, response.json()) == (200, {"id": engine.image_id(FAR)})
+    assert engine.tags == [f"registry.example/far@{DIGEST} {FAR}"]
+    assert engine.auth == "e30="
+
+
+async def test_an_image_that_the_registry_does_not_have_is_told_of(client: httpx.AsyncClient, engine: Engine) -> None:
+    response = await client.post(f"/env-gateway/images/{FAR}/pull", params={"digest": DIGEST})
+
+    assert response.status_code == 502
+    assert "not found" in response.json()["message"]
+    assert engine.tags == []
+
+
+@pytest.mark.parametrize(
+    ("reference", "digest", "status"),
+    [
+        pytest.param(OURS, DIGEST, 403, id="no registry"),
+        pytest.param("registry.example/other:1", DIGEST, 403, id="not of the catalog"),
+        pytest.param(PINNED, DIGEST, 403, id="pinned to another digest"),
+        pytest.param(FAR, "latest", 400, id="no digest"),
+        pytest.param(FAR, "", 400, id="an empty digest"),
+    ],
+)
+async def test_nothing_else_is_pulled(
+    client: httpx.AsyncClient, engine: Engine, reference: str, digest: str, status: int
+) -> None:
+    response = await client.post(f"/env-gateway/images/{reference}/pull", params={"digest": digest})
+
+    assert response.status_code == status
+    assert "POST pull" not in engine.requests
+
+
+# -- the whole process
+
+
+def settings_of(folder: Path, engine: FakeEngine, files: Files, **given: Any) -> Settings:
+    return Settings(
+        **{
+            "node_engine": engine.url,
+            "node_socket": folder / "gate.sock",
+            "socket_dir": folder / "workers",
+            "state_dir": folder / "state",
+            "instance": "ours",
+            "node_makes_folders": True,
+            "cluster_ca": files.ca,
+            "cluster_cert": files.cert,
+            "cluster_key": files.key,
+            **given,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"cluster_ca": None}, "GATEWAY_CLUSTER_CA"),
+        ({"cluster_key": None}, "GATEWAY_CLUSTER_KEY"),
+        ({"node_makes_folders": False}, "GATEWAY_NODE_MAKES_FOLDERS"),
+        ({"node_listen": "7443"}, "HOST:PORT"),
+        ({"node_listen": "127.0.0.1:65535"}, "65534"),
+    ],
+)
+async def test_a_node_of_a_cluster_says_at_its_start_what_it_lacks(
+    folder: Path, engine: Engine, files: tuple[Files, Files], given: dict[str, Any], said: str
+) -> None:
+    settings = settings_of(folder, engine, files[1], **{"node_listen": "127.0.0.1:7443", **given})
+
+    with pytest.raises(ConfigError, match=said):
+        await run_node(settings, [], makes_folders=settings.node_makes_folders)  # type: ignore[arg-type]  # not used
+
+    assert engine.requests == []
+
+
+def test_an_address_may_be_of_either_kind() -> None:
+    assert listen_address("0.0.0.0:7443") == ("0.0.0.0", 7443)
+    assert listen_address("[::]:7443") == ("::", 7443)
+
+
+async def test_a_state_folder_that_cannot_be_written_is_told_of_at_the_start(folder: Path, engine: Engine) -> None:
+    (folder / "file").touch()
+    rules = Rules.of([], instance="ours", socket_root=str(folder))
+    gate, state = Gate(engine=engine.url, rules=rules), folder / "file" / "below"
+    app = Cluster(gate, engine=engine.url, rules=rules, state=state, image_max_bytes=1)
+
+    with pytest.raises(BackendError, match="set state_dir"):
+        app.check()
+
+
+async def test_the_command_serves_both_ports_and_ends_at_sigterm(
+    folder: Path, engine: Engine, files: tuple[Files, Files]
+) -> None:
+    (folder / "catalog" / "fake").mkdir(parents=True)
+    (folder / "catalog" / "fake" / "environment.toml").write_text(
+        f'name = "fake"\nimage = "{OURS}"\ncommand = ["python3", "server.py"]\n'
+    )
+    port = port_and_next()
+    told = settings_of(folder, engine, files[1], node_listen=f"127.0.0.1:{port}", catalog_dir=folder / "catalog")
+    values = told.model_dump(exclude_unset=True)
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("GATEWAY_")}
+    environ |= {f"GATEWAY_{name.upper()}": str(value) for name, value in values.items()}
+    (folder / "workers").mkdir(mode=0o711)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", "from gateway.cli import main; main()", "node",
+        env=environ, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(3 * WITHIN_S):
+            said = b""
+            while b"gate_ready" not in said:
+                line = await process.stdout.readline()
+                assert line, said
+                said += line
+            (folder / "workers" / "w1").mkdir()
+            async with client_of(files, port) as client:
+                assert (await reported(client))["images"] == {OURS: engine.image_id(OURS)}
+            echo = await asyncio.start_unix_server(answer_once, str(folder / "workers" / "w1" / "worker.sock"))
+            tls = client_context(files[0].ca, files[0].cert, files[0].key)
+            reader, writer = await asyncio.open_connection("127.0.0.1", port + 1, ssl=tls)
+            writer.write(b"EG1 w1/worker.sock\nask")
+            assert await reader.readexactly(2) == b"+\n"
+            process.send_signal(signal.SIGTERM)
+            rest = await reader.read(-1)
+            assert rest == b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nask"
+            assert await process.wait() == 0
+            writer.close()
+            echo.close()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert not (folder / "gate.sock").exists()
+
+
+async def test_while_it_ends_a_node_reports_over_kept_connections_and_takes_no_new_ones(
+    folder: Path, engine: Engine, files: tuple[Files, Files]
+) -> None:
+    (folder / "sockets" / "w1").mkdir(parents=True)
+    go_on = asyncio.Event()
+
+    async def answer_late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(3)
+        await go_on.wait()
+        writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+        await reader.read()
+        writer.close()
+
+    async def ended() -> None:
+        async with node(folder, engine, files, drain_s=WITHIN_S) as client:
+            made.set_result(client)
+            await leave.wait()
+
+    made: asyncio.Future[httpx.AsyncClient] = asyncio.get_running_loop().create_future()
+    leave = asyncio.Event()
+    worker = await asyncio.start_unix_server(answer_late, str(folder / "sockets" / "w1" / "worker.sock"))
+    running = asyncio.create_task(ended())
+    port = (await made).base_url.port
+    assert port is not None
+    tls = client_context(files[0].ca, files[0].cert, files[0].key)
+    async with client_of(files, port) as kept:
+        await reported(kept)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port + 1, ssl=tls)
+        writer.write(b"EG1 w1/worker.sock\nask")
+        assert await reader.readexactly(2) == b"+\n"
+        leave.set()
+
+        async def are_closed() -> None:
+            for number in (port, port + 1):
+                try:
+                    _, opened = await asyncio.open_connection("127.0.0.1", number)
+                except ConnectionRefusedError:
+                    continue
+                except ConnectionResetError as error:  # it waited to be taken as the port was closed
+                    raise AssertionError(f"port {number} was open just now") from error
+                opened.close()
+                raise AssertionError(f"port {number} is still open")
+
+        await eventually(are_closed)
+        assert (await reported(kept))["is_draining"] is False
+        assert not running.done()
+        go_on.set()
+        assert await reader.read(-1) == b"HTTP/1.1 204 No Content\r\n\r\n"
+    await running
+    writer.close()
+    worker.close()
+
+
+async def answer_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    asked = await reader.readexactly(3)
+    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\n" + asked)
+    await reader.read()
+    writer.close()

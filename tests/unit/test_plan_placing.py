@@ -1,0 +1,150 @@
+"""Which machine gets the next worker, as tables of numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gateway.core.model import EnvironmentName, WorkerId
+from gateway.core.nodes import Need, NodeId, NodeReport
+from gateway.core.plan import place, why_not
+
+GIB = 2**30
+MATH, OS = EnvironmentName("math"), EnvironmentName("os")
+A, B = NodeId("a"), NodeId("b")
+IMAGE = {"env-gateway/math": "sha256:1"}
+NEED = Need(environment=MATH, memory_bytes=GIB, cpus=1.0, images=IMAGE)
+TAKES = {MATH: NEED, OS: Need(environment=OS, memory_bytes=4 * GIB, cpus=2.0)}
+
+
+def node(id: str = "a", *, math: int = 0, os: int = 0, **more: Any) -> NodeReport:
+    names = [*[MATH] * math, *[OS] * os]
+    given: dict[str, Any] = {
+        "cpus": 8.0,
+        "memory_bytes": 16 * GIB,
+        "available_bytes": 12 * GIB,
+        "max_containers": 100,
+        "containers": len(names),
+        "images": IMAGE,
+    }
+    workers = {WorkerId(f"{id}-{number}"): name for number, name in enumerate(names)}
+    return NodeReport(id=NodeId(id), name=f"machine-{id}", workers=workers, **(given | more))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "chosen"),
+    [
+        pytest.param(node("a"), node("b"), A, id="of equals the first by id"),
+        pytest.param(node("a", is_draining=True), node("b", math=9), B, id="one that drains takes none"),
+        pytest.param(node("a", images={}), node("b", math=9), B, id="one with the image comes first"),
+        pytest.param(
+            node("a", images={"env-gateway/math": "sha256:2"}),
+            node("b", math=9),
+            B,
+            id="an image of another id is none",
+        ),
+        pytest.param(node("a", math=2), node("b", math=1), B, id="the one with fewer of that environment"),
+        pytest.param(
+            node("a", os=3), node("b", math=1), A, id="workers of other environments count less than those of its own"
+        ),
+        pytest.param(node("a", os=1), node("b"), B, id="the one with more left"),
+        pytest.param(
+            node("a", memory_bytes=14 * GIB, os=1),
+            node("b", memory_bytes=64 * GIB, os=1),
+            B,
+            id="in parts of what it has",
+        ),
+        pytest.param(node("a", cpus=4, os=1), node("b", cpus=16, os=1), B, id="CPUs count as memory does"),
+        pytest.param(
+            node("a", containers=100), node("b", math=9), B, id="one that has as many containers as it may is full"
+        ),
+        pytest.param(node("a", available_bytes=GIB - 1), node("b", math=9), B, id="one whose memory is taken is full"),
+        pytest.param(
+            node("a", available_bytes=0), node("b", math=9), A, id="one that cannot tell its free memory is believed"
+        ),
+        pytest.param(node("a", os=16), node("b", math=9), B, id="promises end at four times the memory"),
+        pytest.param(node("a", cpus=0.5), node("b", math=9), B, id="a worker's CPUs have to be there"),
+    ],
+)
+def test_of_two_machines(one: NodeReport, other: NodeReport, chosen: NodeId) -> None:
+    assert place([one, other], NEED, takes=TAKES) == chosen
+    assert place([other, one], NEED, takes=TAKES) == chosen
+
+
+@pytest.mark.parametrize(
+    ("only", "says"),
+    [
+        pytest.param(node(is_draining=True), "machine-a: it drains", id="draining"),
+        pytest.param(
+            node(containers=99, max_containers=99), "99 of 99 containers, and 1 more are needed", id="containers"
+        ),
+        pytest.param(
+            node(available_bytes=GIB // 2), "0.5 GiB of memory available, and 1.0 GiB are needed", id="available memory"
+        ),
+        pytest.param(
+            node(os=16), "64.0 GiB of memory promised to workers of at most 64.0 GiB, and 1.0 GiB are", id="promises"
+        ),
+        pytest.param(
+            node(memory_bytes=GIB // 2), "0.5 GiB of memory, and 1.0 GiB are needed", id="more than it ever had"
+        ),
+        pytest.param(node(cpus=0.5), "0.5 CPUs, and 1 are needed", id="CPUs"),
+    ],
+)
+def test_a_machine_without_room_gets_nothing_and_it_is_said_why(only: NodeReport, says: str) -> None:
+    assert place([only], NEED, takes=TAKES) is None
+    assert says in why_not([only], NEED, takes=TAKES)
+
+
+def test_where_one_has_room_there_is_no_reason() -> None:
+    assert why_not([node("a", is_draining=True), node("b")], NEED) == ""
+
+
+def test_without_machines_nothing_is_placed() -> None:
+    assert place([], NEED) is None
+    assert why_not([], NEED) == "no node takes a worker of math: none answers"
+
+
+def test_each_machines_reason_is_told() -> None:
+    told = why_not([node("a", is_draining=True), node("b", available_bytes=1)], NEED)
+
+    assert told.startswith("no node takes a worker of math: machine-a: it drains; machine-b: ")
+
+
+def test_workers_that_are_being_started_count_as_those_that_are_there() -> None:
+    begun = {A: [NEED, NEED]}
+
+    assert place([node("a"), node("b", math=1)], NEED, starting=begun, takes=TAKES) == B
+    assert place([node("a", available_bytes=3 * GIB - 1)], NEED, starting=begun, takes=TAKES) is None
+    assert place([node("a", max_containers=2)], NEED, starting=begun, takes=TAKES) is None
+
+
+def test_a_burst_is_spread_evenly() -> None:
+    reports = [node("a"), node("b"), node("c")]
+    begun: dict[NodeId, list[Need]] = {}
+
+    for _ in range(30):
+        chosen = place(reports, NEED, starting=begun, takes=TAKES)
+        assert chosen is not None
+        begun.setdefault(chosen, []).append(NEED)
+
+    assert {id: len(needs) for id, needs in begun.items()} == {"a": 10, "b": 10, "c": 10}
+
+
+def test_a_worker_of_two_containers_needs_room_for_both() -> None:
+    pair = replace(NEED, containers=2)
+
+    assert place([node(containers=98)], pair) == A
+    assert place([node(containers=99)], pair) is None
+
+
+def test_an_image_whose_id_is_not_known_may_be_any_of_that_name() -> None:
+    anyone = replace(NEED, images={"env-gateway/math": ""})
+
+    assert place([node("a", images={}), node("b", math=5)], anyone) == B
+
+
+def test_the_overcommit_may_be_another() -> None:
+    assert place([node(os=4)], NEED, takes=TAKES, overcommit=1.0) is None
+    assert place([node(os=3)], NEED, takes=TAKES, overcommit=1.0) == A

@@ -1,0 +1,275 @@
+"""Workers on other machines: the relay and OpenEnv's sockets by way of their node, with real TLS on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import websockets
+
+from gateway.backends.swarm.dialing import NodeDialer
+from gateway.backends.swarm.nodes import Nodes, NodeState
+from gateway.connection import Connection as WorkerConnection
+from gateway.core.addresses import Address, Kind, node_address, parse_address
+from gateway.core.errors import UpstreamGone
+from gateway.core.model import WorkerId
+from gateway.core.nodes import NodeId
+from gateway.core.ports import Request
+from gateway.relay import Relay
+from gateway.upstreams.openenv.socket import NotListening, Sockets
+from tests.fakes.certificates import Files, cluster
+from tests.fakes.eventually import until
+from tests.fakes.nodes import FakeNode, knowing
+from tests.fakes.raw_http import Connection, RawServer
+
+ONE = WorkerId("w1")
+GET = Request(b"GET", b"/health")
+OWN = node_address("n1", "w1", "worker.sock")
+FOREIGN = node_address("n1", "w1", "server.sock")
+
+
+@pytest.fixture(scope="module")
+def files() -> Iterator[tuple[Files, Files]]:
+    with tempfile.TemporaryDirectory() as name:
+        yield cluster(Path(name) / "tls")
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="rn-") as name:
+        (Path(name) / "w1").mkdir()
+        yield Path(name)
+
+
+@pytest.fixture
+async def node(files: tuple[Files, Files], folder: Path) -> AsyncIterator[FakeNode]:
+    async with FakeNode(files[1], workers_dir=folder) as made:
+        yield made
+
+
+@pytest.fixture
+async def nodes(files: tuple[Files, Files], node: FakeNode) -> AsyncIterator[Nodes]:
+    async with knowing(files[0], node, lost_s=1.0) as made:
+        yield made
+
+
+@pytest.fixture
+async def relay(nodes: Nodes) -> AsyncIterator[Relay]:
+    made = Relay(dial=NodeDialer(nodes).dial)
+    yield made
+    await made.aclose()
+
+
+async def answers(connection: Connection) -> None:
+    while True:
+        await connection.request()
+        await connection.answer(b"ok")
+
+
+async def ask(relay: Relay, address: str = OWN, request: Request = GET) -> bytes:
+    exchange = await relay.send(ONE, address, request, silence_s=10.0)
+    try:
+        return await exchange.read(2**24)
+    finally:
+        await exchange.aclose()
+
+
+@pytest.mark.parametrize(
+    ("text", "address", "authority", "is_own"),
+    [
+        (OWN, Address(kind=Kind.NODE, node="n1", path="w1/worker.sock"), "worker", True),
+        (FOREIGN, Address(kind=Kind.NODE, node="n1", path="w1/server.sock"), "localhost", False),
+    ],
+)
+def test_an_address_on_a_node_names_node_worker_and_socket(
+    text: str, address: Address, authority: str, is_own: bool
+) -> None:
+    parsed = parse_address(text)
+
+    assert parsed == address
+    assert (parsed.authority, parsed.is_own, parsed.is_unix, parsed.is_on_node) == (authority, is_own, False, True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "node:",
+        "node:n1",
+        "node:n1/w1",
+        "node:n1/w1/",
+        "node:n1//worker.sock",
+        "node:n1/../worker.sock",
+        "node:n1/w1/worker.sock/more",
+        "node:n1/w1/worker.sock\n",
+        "node:n1/w1/wörker.sock",
+        "node:n 1/w1/worker.sock",
+    ],
+)
+def test_what_is_no_address_on_a_node_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is no address"):
+        parse_address(text)
+
+
+async def test_a_worker_on_a_node_is_asked_and_its_connection_kept(relay: Relay, node: FakeNode, folder: Path) -> None:
+    async with RawServer(answers, path=folder / "w1" / "worker.sock") as worker:
+        assert [await ask(relay) for _ in range(3)] == [b"ok"] * 3
+
+        assert [request.headers["host"] for request in worker.requests] == ["worker"] * 3
+    assert node.lines == [b"EG1 w1/worker.sock\n"]
+
+
+async def test_in_the_steady_state_nothing_stands_between_the_connection_and_its_transport(
+    nodes: Nodes, node: FakeNode, folder: Path
+) -> None:
+    async with RawServer(answers, path=folder / "w1" / "worker.sock"):
+        loop = asyncio.get_running_loop()
+
+        transport, made = await NodeDialer(nodes).dial(parse_address(OWN), lambda: WorkerConnection(loop))
+
+        assert transport.get_protocol() is made
+        made.abort()
+
+
+async def test_large_bodies_pass_whole(relay: Relay, folder: Path) -> None:
+    async def echo(connection: Connection) -> None:
+        request = await connection.request()
+        await connection.answer(request.body)
+
+    body = bytes(range(256)) * 2**14  # 4 MiB, more than all buffers on the way
+    async with RawServer(echo, path=folder / "w1" / "worker.sock"):
+        assert await ask(relay, request=Request(b"POST", b"/call", body=body)) == body
+
+
+async def test_many_calls_at_once_each_get_their_own_answer(relay: Relay, folder: Path) -> None:
+    async def echo(connection: Connection) -> None:
+        while True:
+            request = await connection.request()
+            await connection.answer(request.body)
+
+    async with RawServer(echo, path=folder / "w1" / "worker.sock"):
+        bodies = [str(number).encode() for number in range(40)]
+
+        assert await asyncio.gather(*(ask(relay, request=Request(b"POST", b"/", body=one)) for one in bodies)) == bodies
+
+
+async def test_a_worker_that_is_not_there_is_gone_and_nothing_was_sent(relay: Relay) -> None:
+    with pytest.raises(UpstreamGone, match=r"has no worker\.sock") as caught:
+        await ask(relay)
+
+    assert not caught.value.sent
+
+
+async def test_a_node_that_nobody_knows_is_gone_at_once(relay: Relay) -> None:
+    with pytest.raises(UpstreamGone, match="node n9 is not there") as caught:
+        await ask(relay, node_address("n9", "w1", "worker.sock"))
+
+    assert not caught.value.sent
+
+
+async def test_a_gateway_without_nodes_says_so() -> None:
+    relay = Relay()
+
+    with pytest.raises(UpstreamGone, match="has no nodes"):
+        await ask(relay)
+
+
+async def test_a_node_whose_process_is_replaced_is_waited_for(
+    relay: Relay, nodes: Nodes, node: FakeNode, folder: Path
+) -> None:
+    node.refusal = "this node's process ends"
+    async with RawServer(answers, path=folder / "w1" / "worker.sock"):
+        asked = asyncio.ensure_future(ask(relay))
+        await until(lambda: len(node.lines) > 2)
+        assert not asked.done()
+
+        node.refusal = ""
+
+        assert await asked == b"ok"
+
+
+async def test_a_call_to_a_node_that_is_lost_fails_and_was_not_sent(relay: Relay, nodes: Nodes, node: FakeNode) -> None:
+    await node.aclose()
+
+    with pytest.raises(UpstreamGone) as caught:
+        await ask(relay)
+
+    assert not caught.value.sent
+    view = nodes.view(NodeId("n1"))
+    assert view is not None
+    assert view.state is NodeState.LOST
+
+
+async def test_a_connection_that_breaks_in_mid_call_is_an_error_and_is_not_tried_again(
+    relay: Relay, node: FakeNode, folder: Path
+) -> None:
+    reached = asyncio.Event()
+
+    async def hang(connection: Connection) -> None:
+        await connection.request()
+        reached.set()
+        await connection.left()
+
+    async with RawServer(hang, path=folder / "w1" / "worker.sock") as worker:
+        asked = asyncio.ensure_future(ask(relay))
+        await reached.wait()
+
+        await node.aclose()
+
+        with pytest.raises(UpstreamGone) as caught:
+            await asked
+        assert caught.value.sent
+        assert len(worker.requests) == 1
+
+
+async def test_a_dial_that_is_cancelled_leaves_no_connection(nodes: Nodes, node: FakeNode, folder: Path) -> None:
+    node.hangs = True
+    loop = asyncio.get_running_loop()
+    dialed = asyncio.ensure_future(NodeDialer(nodes).dial(parse_address(OWN), lambda: WorkerConnection(loop)))
+    await until(lambda: node.lines)
+
+    dialed.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await dialed
+    node.hangs = False
+    async with RawServer(answers, path=folder / "w1" / "worker.sock") as worker:
+        assert worker.open_connections == 0
+
+
+# -- sockets
+
+
+async def test_an_openenv_socket_opens_on_a_node_and_closes(nodes: Nodes, folder: Path) -> None:
+    async def serve(socket: websockets.ServerConnection) -> None:
+        with contextlib.suppress(websockets.ConnectionClosed):
+            async for message in socket:
+                if json.loads(message) == {"type": "close"}:
+                    return
+                await socket.send(json.dumps({"heard": json.loads(message)}))
+
+    async with websockets.unix_serve(serve, str(folder / "w1" / "server.sock")) as server:
+        line = await Sockets(NodeDialer(nodes).dial_socket).open(FOREIGN, "/ws", answer_s=10.0)
+        big = "x" * 500_000
+
+        assert json.loads(await line.ask(json.dumps(big).encode())) == {"heard": big}
+        assert await line.close(10.0)
+        await until(lambda: not server.connections)
+
+
+async def test_where_nobody_listens_on_a_node_the_server_is_known_to_be_gone(nodes: Nodes) -> None:
+    with pytest.raises(NotListening):
+        await Sockets(NodeDialer(nodes).dial_socket).open(FOREIGN, "/ws", answer_s=10.0)
+
+
+async def test_a_node_that_is_away_does_not_mean_that_the_server_is_gone(nodes: Nodes, node: FakeNode) -> None:
+    await node.aclose()
+
+    with pytest.raises(UpstreamGone) as caught:
+        await Sockets(NodeDialer(nodes).dial_socket).open(FOREIGN, "/ws", answer_s=10.0)
+
+    assert not isinstance(caught.value, NotListening)

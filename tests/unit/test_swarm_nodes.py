@@ -1,0 +1,316 @@
+"""The directory of machines, and their engines' gates as local sockets, with real TLS on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import stat
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway.backends.swarm.gates import Gates
+from gateway.backends.swarm.hosts import parse_hosts
+from gateway.backends.swarm.nodes import Nodes, NodeState, NodeView
+from gateway.backends.swarm.reports import read_report
+from gateway.cluster_tls import NODE_NAME, client_context, make_certificates
+from gateway.core.errors import BackendError, ConfigError
+from gateway.core.nodes import NodeId
+from tests.fakes.certificates import Files, cluster, of
+from tests.fakes.eventually import until
+from tests.fakes.nodes import EVERY_S, HOST, FakeNode, knowing
+
+N1 = NodeId("n1")
+
+
+@pytest.fixture(scope="module")
+def files() -> Iterator[tuple[Files, Files]]:
+    with tempfile.TemporaryDirectory() as name:
+        yield cluster(Path(name) / "tls")
+
+
+@pytest.fixture
+async def node(files: tuple[Files, Files]) -> AsyncIterator[FakeNode]:
+    async with FakeNode(files[1]) as made:
+        yield made
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="sn-") as name:
+        yield Path(name)
+
+
+def state(nodes: Nodes, id: NodeId = N1) -> NodeState | None:
+    view = nodes.view(id)
+    return None if view is None else view.state
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("tasks.node", ("tasks.node", 7443)),
+        ("10.0.0.5:9000", ("10.0.0.5", 9000)),
+        ("[2001:db8::1]:9000", ("2001:db8::1", 9000)),
+        ("[2001:db8::1]", ("2001:db8::1", 7443)),
+        ("2001:db8::1", ("2001:db8::1", 7443)),
+    ],
+)
+def test_a_host_is_read_with_or_without_a_port(text: str, read: tuple[str, int]) -> None:
+    assert parse_hosts([text]) == [read]
+
+
+@pytest.mark.parametrize("text", ["", ":7443", "host:", "host:port", "host:0", "host:65535", "[::1]7443", "host:-1"])
+def test_what_is_no_host_is_refused_by_name(text: str) -> None:
+    with pytest.raises(ConfigError, match="GATEWAY_NODES"):
+        parse_hosts([text])
+
+
+def test_no_hosts_at_all_are_refused() -> None:
+    with pytest.raises(ConfigError, match="GATEWAY_NODES"):
+        parse_hosts([])
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"[]", "no object"),
+        (b"{", "Expecting property name"),
+        (b'{"id": 1}', "id"),
+        (b'{"id": "a/b"}', "no id"),
+        (b'{"id": "a", "name": "a", "cpus": "8"}', "cpus"),
+        (b'{"id": "a", "name": "a", "cpus": true}', "cpus"),
+        (b'{"id": "a", "name": "a", "cpus": -1}', "cpus"),
+        (
+            b'{"id":"a","name":"a","cpus":1,"memory_bytes":1,"available_bytes":1,"max_containers":1,"containers":0,'
+            b'"workers":[]}',
+            "workers",
+        ),
+    ],
+)
+def test_what_is_no_report_is_refused(body: bytes, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        read_report(body)
+
+
+async def test_a_node_is_known_by_what_it_reports(files: tuple[Files, Files], node: FakeNode) -> None:
+    node.report["workers"] = {"w1": "math"}
+    async with knowing(files[0], node) as nodes:
+        (view,) = nodes.views()
+
+        assert (view.id, view.name, view.state) == ("n1", "machine-n1", NodeState.LIVE)
+        assert view.report is not None
+        assert dict(view.report.workers) == {"w1": "math"}
+        assert nodes.endpoint(N1) == (HOST, node.port)
+
+
+async def test_what_a_node_reports_later_is_known_later(files: tuple[Files, Files], node: FakeNode) -> None:
+    async with knowing(files[0], node) as nodes:
+        node.report["is_draining"] = True
+
+        await until(lambda: nodes.live()[0].is_draining)
+
+
+async def test_a_node_that_goes_is_silent_and_then_lost(files: tuple[Files, Files], node: FakeNode) -> None:
+    heard: list[NodeView] = []
+    async with knowing(files[0], node, lost_s=1.0) as nodes:
+        nodes.changed(heard.append)
+        await node.aclose()
+
+        await until(lambda: state(nodes) is NodeState.SILENT)
+        assert nodes.live() == []
+        assert nodes.endpoint(N1) is not None
+        assert not heard
+
+        await until(lambda: state(nodes) is NodeState.LOST)
+        assert nodes.endpoint(N1) is None
+        assert [view.state for view in heard] == [NodeState.LOST]
+
+
+async def test_a_node_that_hangs_is_silent(files: tuple[Files, Files], node: FakeNode) -> None:
+    async with knowing(files[0], node, lost_s=60.0) as nodes:
+        node.hangs = True
+
+        await until(lambda: state(nodes) is NodeState.SILENT)
+
+
+async def test_a_node_that_comes_back_at_its_address_is_known_again(files: tuple[Files, Files], node: FakeNode) -> None:
+    heard: list[NodeView] = []
+    async with knowing(files[0], node, lost_s=1.0) as nodes:
+        nodes.changed(heard.append)
+        port = node.port
+        await node.aclose()
+        await until(lambda: state(nodes) is NodeState.LOST)
+
+        await node.start(listening(port))
+
+        await until(lambda: state(nodes) is NodeState.LIVE)
+        assert [view.state for view in heard] == [NodeState.LOST, NodeState.LIVE]
+
+
+def listening(port: int) -> tuple[socket.socket, socket.socket]:
+    first, second = socket.socket(), socket.socket()
+    for number, one in enumerate((first, second)):
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        one.bind((HOST, port + number))
+        one.listen(16)
+    return first, second
+
+
+async def test_of_two_processes_of_one_node_the_newer_one_holds(files: tuple[Files, Files]) -> None:
+    async with FakeNode(files[1]) as old, FakeNode(files[1]) as new:
+        second = new.port
+        await new.aclose()
+        async with knowing(files[0], old, new, lost_s=60.0) as nodes:
+            assert nodes.endpoint(N1) == (HOST, old.port)
+
+            await new.start(listening(second))
+
+            await until(lambda: nodes.endpoint(N1) == (HOST, second))
+            asked = len(old.requests)
+            await until(lambda: len(old.requests) > asked + 2)  # it answers still, and changes nothing
+            assert nodes.endpoint(N1) == (HOST, second)
+            assert len(nodes.views()) == 1
+
+
+async def test_a_node_that_is_expected_and_never_heard_is_lost_in_its_time(
+    files: tuple[Files, Files], node: FakeNode
+) -> None:
+    gone = NodeId("gone")
+    async with knowing(files[0], node, lost_s=1.0) as nodes:
+        nodes.expect(gone)
+
+        assert state(nodes, gone) is NodeState.SILENT
+        await until(lambda: state(nodes, gone) is NodeState.LOST)
+        assert state(nodes) is NodeState.LIVE
+
+
+async def test_who_has_no_certificate_of_the_cluster_is_no_node(files: tuple[Files, Files], folder: Path) -> None:
+    make_certificates(folder / "others", days=1)
+    async with FakeNode(of(folder / "others", "node")) as stranger, knowing(files[0], stranger) as nodes:
+        assert nodes.views() == []
+        assert "certificate" in nodes.problems().lower()
+
+
+async def test_where_nobody_listens_it_is_said(files: tuple[Files, Files], node: FakeNode) -> None:
+    await node.aclose()
+    async with knowing(files[0], node) as nodes:
+        assert nodes.views() == []
+        assert f"{HOST}:{node.port}" in nodes.problems()
+
+
+async def test_a_name_that_stands_for_nothing_is_said(files: tuple[Files, Files]) -> None:
+    tls = client_context(files[0].ca, files[0].cert, files[0].key)
+    nodes = Nodes([("no-such-host.invalid", 7443)], tls=tls, tls_name=NODE_NAME, lost_s=1.0, every_s=EVERY_S)
+    try:
+        await nodes.settled()
+
+        assert "no-such-host.invalid" in nodes.problems()
+    finally:
+        await nodes.aclose()
+
+
+async def test_what_a_node_refuses_is_told_with_its_words(files: tuple[Files, Files], node: FakeNode) -> None:
+    async with knowing(files[0], node) as nodes:
+        with pytest.raises(BackendError, match="machine-n1 answers 404: no such image"):
+            async with nodes.request(N1, "GET", "/env-gateway/images/none"):
+                pass
+
+
+# -- the gates
+
+
+@pytest.fixture
+async def nodes(files: tuple[Files, Files], node: FakeNode) -> AsyncIterator[Nodes]:
+    async with knowing(files[0], node, lost_s=1.0) as made:
+        yield made
+
+
+@pytest.fixture
+async def gates(folder: Path, nodes: Nodes) -> AsyncIterator[Gates]:
+    made = Gates(folder / "sockets", nodes)
+    yield made
+    await made.aclose()
+
+
+async def ask(url: str, path: str) -> bytes:
+    reader, writer = await asyncio.open_unix_connection(url.removeprefix("unix://"))
+    try:
+        writer.write(f"GET {path} HTTP/1.1\r\nhost: engine\r\n\r\n".encode())
+        async with asyncio.timeout(10):
+            head = await reader.readuntil(b"\r\n\r\n")
+            size = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
+            return await reader.readexactly(size)
+    finally:
+        writer.close()
+
+
+async def test_a_nodes_gate_answers_at_a_local_socket(gates: Gates) -> None:
+    url = await gates.open(N1)
+
+    assert await ask(url, "/v1.41/_ping") == b"GET /v1.41/_ping"
+    assert await gates.open(N1) == url
+
+
+async def test_the_socket_is_for_this_user_only_and_goes_with_the_gates(gates: Gates, folder: Path) -> None:
+    path = Path((await gates.open(N1)).removeprefix("unix://"))
+
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+    assert stat.S_IMODE(os.stat(path.parent).st_mode) == 0o700
+    await gates.aclose()
+    assert list((folder / "sockets").iterdir()) == []
+
+
+async def test_where_no_node_answers_the_connection_is_closed_at_once(gates: Gates, node: FakeNode) -> None:
+    url = await gates.open(N1)
+    await node.aclose()
+
+    with pytest.raises((ConnectionError, EOFError)):
+        await ask(url, "/_ping")
+
+
+async def test_a_look_whether_anybody_listens_costs_the_node_nothing(gates: Gates, node: FakeNode) -> None:
+    url = await gates.open(N1)
+
+    for _ in range(3):
+        _, writer = await asyncio.open_unix_connection(url.removeprefix("unix://"))
+        writer.close()
+        await writer.wait_closed()
+
+    assert await ask(url, "/first") == b"GET /first"
+    assert [one.target for one in node.requests if one.target != "/env-gateway/node"] == ["/first"]
+
+
+async def test_who_waits_for_a_node_that_is_given_up_hears_of_it(gates: Gates, node: FakeNode) -> None:
+    url = await gates.open(N1)
+    node.hangs = True
+    asked = asyncio.ensure_future(ask(url, "/events"))
+    await until(lambda: any(one.target == "/events" for one in node.requests))
+
+    gates.cut(N1)
+
+    with pytest.raises((ConnectionError, EOFError)):
+        await asked
+
+
+async def test_what_a_killed_process_left_is_removed_and_what_a_live_one_has_is_not(nodes: Nodes, folder: Path) -> None:
+    left, used = folder / "gates-left", folder / "gates-used"
+    for place in (left, used):
+        place.mkdir()
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(left / "n1.sock"))
+    with socket.socket(socket.AF_UNIX) as alive:
+        alive.bind(str(used / "n1.sock"))
+        alive.listen()
+        for place in (left, used):
+            os.utime(place, (0, 0))
+        gates = Gates(folder, nodes)
+
+        await gates.open(N1)
+
+        assert not left.exists()
+        assert (used / "n1.sock").exists()
+        await gates.aclose()

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from gateway.core.capacity import Expected
-from gateway.core.curricula import Curriculum, SamplerKind
+from gateway.core.curricula import PREFIX, Curriculum, SamplerKind
 from gateway.core.curriculum_ports import CurriculumStore, Drawn, Turn
 from gateway.core.errors import GatewayError, InvalidRequest, StoreUnavailable, UnknownTask
 from gateway.core.model import EnvironmentName, Ticket
@@ -38,8 +38,6 @@ from gateway.task_tables import TaskTables
 
 logger = logging.getLogger(__name__)
 
-PREFIX: Final = "train:"
-"""What the split of a curriculum begins with."""
 FRESH_S: Final = 1.0
 """How long a weighing of all tasks holds: records that are newer change the next draws."""
 FOLLOW_S: Final = 1.0
@@ -198,7 +196,11 @@ class Curricula:
                     place = _written(weighed.prepared.draw(found.number))
                     found = await self._store.propose(scope.name, handle, found, place, member=ticket.member)
                 if found is not None:
-                    return Handed(_read(found.place), ticket, await self._policy(scope))
+                    drawn = _read(found.place)
+                    if drawn.environment in _environments(scope):
+                        return Handed(drawn, ticket, await self._policy(scope))
+                    # Of another definition of that name, in a file that was changed.
+                    await self._store.reset(scope.name)
         except BaseException:  # a cancellation too: a command that was on its way may have joined
             self.unused(ticket)
             raise
@@ -311,6 +313,9 @@ class Curricula:
             raise InvalidRequest(f"sampler.stages: no task is in {', '.join(repr(stage.name) for stage in empty)}")
         for scope in scopes(curriculum):
             prepare(scope, await self._tables_of(scope), {})
+        if (known := self._defined.get(name)) is not None and _environments(known) != _environments(curriculum):
+            for scope in scopes(known):  # groups that are half open are of an environment that this one may not have
+                await self._store.reset(scope.name)
         await self._store.define(name, json.dumps(document, separators=(",", ":")).encode())
         await self.refresh()
         return curriculum
@@ -436,6 +441,10 @@ def scope_of(curriculum: Curriculum, environment: EnvironmentName) -> Curriculum
     if len(own) == len(curriculum.components):
         return curriculum
     return replace(curriculum, name=f"{curriculum.name}@{environment}", components=own)
+
+
+def _environments(curriculum: Curriculum) -> set[EnvironmentName]:
+    return {one.environment for one in curriculum.components}
 
 
 def _is_of(curriculum: Curriculum, environment: EnvironmentName) -> bool:

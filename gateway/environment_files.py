@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
+from gateway.core.curricula import PREFIX
 from gateway.core.errors import ConfigError
 from gateway.core.model import (
     ALL_GPUS,
@@ -234,7 +235,7 @@ def _refuse_contradictions(environment: Environment, path: Path, source: str, *,
         if name.startswith("ENVSERVER_") or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise complain("not a name for an environment's own variable", "variables", name)
     for front, name in (("areal", environment.areal.split), ("openenv", environment.openenv.split)):
-        if environment.tasks is not None and front in tables:
+        if environment.tasks is not None and front in tables and not name.startswith(PREFIX):
             split = environment.tasks / f"{name}.jsonl"
             if not split.is_file():
                 raise complain(f"{split}: no such file", front, "split")

@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from gateway.core.curricula import Curriculum
-from gateway.core.errors import InvalidRequest, UnknownSplit, UnknownTask
+from gateway.core.curricula import PREFIX, Curriculum
+from gateway.core.errors import InvalidRequest, StoreUnavailable, UnknownSplit, UnknownTask
 from gateway.core.model import Environment, TaskSpec, Ticket
-from gateway.curricula import PREFIX, Curricula
+from gateway.curricula import Curricula
 
 LISTED_MAX: Final = 100_000
 """Tasks of an image's own, or handles, in one answer; who wants more asks for ranges."""
@@ -70,6 +70,12 @@ class Handles:
         """None: there are no curricula."""
         self._curricula = curricula
 
+    async def refresh(self) -> None:
+        """Take over curricula that other replicas were told of, if the store answers."""
+        if self._curricula is not None:
+            with contextlib.suppress(StoreUnavailable):
+                await self._curricula.refresh()
+
     def splits(self, environment: Environment) -> list[str]:
         """Those that are in *environment*."""
         return self._curricula.splits(environment.name) if self._curricula is not None else []
@@ -121,8 +127,13 @@ class Handles:
         scope, index = offer.handle.scope, offer.handle.index
         handed = await (self._curricula.hand_one(scope) if index is None else self._curricula.hand(scope, index))
         with self.held(handed.ticket):
-            task = await find(handed.place.split, handed.place.index)
-        return replace(task, ticket=handed.ticket, policy=handed.policy)
+            try:
+                task = await find(handed.place.split, handed.place.index)
+            except UnknownTask as error:
+                gone = error
+            else:
+                return replace(task, ticket=handed.ticket, policy=handed.policy)
+        raise gone  # its place is kept: once the group is full, the handle stands for a new draw
 
     @contextlib.contextmanager
     def held(self, ticket: Ticket | None) -> Iterator[None]:

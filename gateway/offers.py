@@ -20,9 +20,10 @@ from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 from gateway.core import model
+from gateway.core.curricula import PREFIX
 from gateway.core.errors import UnknownTask
 from gateway.core.model import Environment, EnvironmentName, Registered, Setup, Split, SplitType, TaskSpec, Wire
-from gateway.curricula import PREFIX, Curricula
+from gateway.curricula import Curricula
 from gateway.handles import Handles, Offer, is_index, places_of, spec_of
 from gateway.task_places import Place, TaskPlaces
 from gateway.tasks.registry import TaskRegistry
@@ -92,6 +93,7 @@ class Offers:
     async def refresh(self) -> None:
         """Take over what other replicas were given, if the store answers: for listings."""
         await self._followed.refresh()
+        await self.handles.refresh()
 
     async def sure(self, look_up: Callable[[], T]) -> T:
         """What *look_up* finds in the registry as it is, or else once it is up to date. Raises as `Followed.sure`."""

@@ -51,7 +51,7 @@ LEAD_S: Final = 3.0
 WHOLE_S: Final = 30.0
 """The longest that a start waits for another replica to rebuild the store."""
 STOPS_AT_ONCE: Final = 16
-"""Each is several calls of the engine: where hundreds end at once more would only fill its queue."""
+"""Of one engine. Each is several calls of it: where hundreds end at once more would only fill its queue."""
 END_S: Final = 30.0
 """The longest that the end waits for what is under way; to undo a start takes that of its worker."""
 
@@ -144,7 +144,7 @@ class Pool:
         self._demands: dict[EnvironmentName, Demand] = {}
         self._looked_at: float | None = None
         self._woken = asyncio.Event()
-        self._at_engine = asyncio.Semaphore(STOPS_AT_ONCE)
+        self._at_engine = anyio.CapacityLimiter(STOPS_AT_ONCE)
 
     @property
     def is_leading(self) -> bool:
@@ -208,6 +208,7 @@ class Pool:
         self._metrics.loaded(loads)
         self._look(loads)
         await self._drain_leaving(loads)
+        self._at_engine.total_tokens = STOPS_AT_ONCE * self._backend.engines()
         for environment, load, wanted in self._planned(loads):
             await self._apply(environment, load, wanted, own)
         await self._drop_strangers(loads)

@@ -41,7 +41,7 @@ from gateway.patience import patiently
 logger = logging.getLogger(__name__)
 
 STARTS_AT_ONCE: Final = 8
-"""More than 8 starts under way only add latency: an engine manages 5 to 7 a second."""
+"""Of one engine; more than 8 starts under way only add latency: it manages 5 to 7 a second."""
 BREAKS: Final = 2
 """Failures in a row from which on openings fail at once while the next start is put off; one may be a fluke."""
 AWAY_PAUSE_S: Final = 1.0
@@ -65,7 +65,7 @@ class _Failures:
 
 
 class Starts:
-    """Starts workers, at most `STARTS_AT_ONCE` of them at the engine at one time."""
+    """Starts workers, at most `STARTS_AT_ONCE` of them at each engine at one time."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Starts:
         self._started = started
         self._under_way: dict[WorkerId, asyncio.Future[Death]] = {}
         self._failures: dict[EnvironmentName, _Failures] = {}
-        self._at_engine = asyncio.Semaphore(STARTS_AT_ONCE)
+        self._at_engine = anyio.CapacityLimiter(STARTS_AT_ONCE)
         self._is_ending = False
 
     def __contains__(self, id: object) -> bool:
@@ -148,6 +148,7 @@ class Starts:
         """Start *worker* and wait for its readiness; what fails is undone and counted."""
         began_at = time.monotonic()
         try:
+            self._at_engine.total_tokens = STARTS_AT_ONCE * self._backend.engines()
             async with self._at_engine:  # of the engine only: workers that never get ready must not hold up others
                 address = await self._backend.start(worker, environment)
             slots = await self._until_ready(replace(worker, address=address), environment)

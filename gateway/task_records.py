@@ -11,7 +11,7 @@ import contextlib
 import logging
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from gateway.core.curricula import Outcome, TaskRecord
@@ -117,10 +117,17 @@ class TaskRecords:
             lost = self._lost
             try:
                 await self._store.note(some)
-            except InvalidRequest as error:  # it would hold up all that come after it
-                logger.error("outcomes_refused number=%d error=%s", len(some), error)
+            except InvalidRequest:  # it would hold up all that come after it
+                await self._write_each(some)
             for _ in range(max(0, len(some) - (self._lost - lost))):  # those that were pushed out meanwhile are gone
                 self._waiting.popleft()
+
+    async def _write_each(self, outcomes: Sequence[Outcome]) -> None:
+        for outcome in outcomes:
+            try:
+                await self._store.note([outcome])
+            except InvalidRequest as error:
+                logger.error("outcome_refused environment=%s error=%s", outcome.environment, error)
 
     async def flush(self) -> None:
         """Tell the store what is left, as this replica ends; not longer than `FLUSH_S`."""
@@ -143,7 +150,7 @@ class TaskRecords:
             changed, is_copied = known, False
             while True:
                 page = await self._store.records(environment, version)
-                if page.is_whole:
+                if page.is_whole and (known or page.records):
                     changed, is_copied = {}, True
                 if (page.records or page.removed) and not is_copied:
                     changed, is_copied = dict(known), True  # who was given the old ones goes on with them

@@ -56,10 +56,12 @@ class TaskTables:
         if known is not None and known[0] is tasks:
             return known[1]
         async with self._building:  # one at a time: each has a good deal of the loop's time
-            rows = await _rows(split, tasks)
-        table = tabulate(environment, split, rows)
-        self._tables[environment, split] = tasks, table
-        return table
+            known = self._tables.get((environment, split))
+            if known is not None and known[0] is tasks:  # somebody else has built it meanwhile
+                return known[1]
+            table = tabulate(environment, split, await _rows(split, tasks))
+            self._tables[environment, split] = tasks, table
+            return table
 
     async def _of_image(self, name: EnvironmentName, split: str) -> TaskTable:
         environment = self._catalog.offered(name)

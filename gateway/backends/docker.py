@@ -198,6 +198,10 @@ class DockerBackend:
         """Follow the engine's ``oom`` and ``die`` events; see ``Backend.deaths``."""
         return self._endings.follow()
 
+    def engines(self) -> int:
+        """One."""
+        return 1
+
     def leaving(self) -> frozenset[WorkerId]:
         """None: its machine is the only one: where that drains, the gateway does."""
         return frozenset()

@@ -167,6 +167,10 @@ class ProcessBackend:
         """
         return self._deaths.follow()
 
+    def engines(self) -> int:
+        """One."""
+        return 1
+
     def leaving(self) -> frozenset[WorkerId]:
         """None: its machine is the gateway's own."""
         return frozenset()

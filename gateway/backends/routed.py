@@ -74,6 +74,10 @@ class RoutedBackend:
         """Follow the default backend's, as nobody tells of a static server's."""
         return self._default.deaths() if self._needs_default else self._static.deaths()
 
+    def engines(self) -> int:
+        """See ``Backend.engines``."""
+        return self._default.engines()
+
     def leaving(self) -> frozenset[WorkerId]:
         """See ``Backend.leaving``."""
         return self._default.leaving()

@@ -94,6 +94,10 @@ class StaticBackend:
         """Nobody tells of any."""
         return self._deaths.follow()
 
+    def engines(self) -> int:
+        """One."""
+        return 1
+
     def leaving(self) -> frozenset[WorkerId]:
         """None: their machines are nobody's business here."""
         return frozenset()

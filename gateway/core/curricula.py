@@ -8,6 +8,8 @@ from enum import StrEnum
 
 from gateway.core.model import EnvironmentName
 
+PREFIX = "train:"
+"""What the split of a curriculum begins with; its name follows."""
 RECENT = 32
 """Rewards of one task that are kept, the newest ones: what success rates and learning progress are told from."""
 

@@ -354,6 +354,10 @@ class Backend(Protocol):
         """Follow workers that die, whoever ended them. May lose some: `found` is the truth."""
         ...
 
+    def engines(self) -> int:
+        """How many engines start workers side by side, by what is known now: each takes its own number at once."""
+        ...
+
     def leaving(self) -> frozenset[WorkerId]:
         """Workers that are to get no more sessions, as their machine drains; from what is known by now, without asking.
 

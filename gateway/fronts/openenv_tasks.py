@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from gateway.catalog import Catalog
+from gateway.core.curricula import PREFIX
 from gateway.core.errors import EnvironmentUnavailable, GatewayError, UnknownTask, WrongEnvironment
 from gateway.core.model import Environment, Registered, Ticket, Wire
-from gateway.curricula import PREFIX
 from gateway.fronts.openenv_frames import Json, ResetWish
 from gateway.handles import Offer
 from gateway.offers import Asked, Offers

@@ -12,12 +12,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.core.curricula import Curriculum, Outcome, SamplerKind, TaskRecord
+from gateway.core.curricula import PREFIX, Curriculum, Outcome, SamplerKind, TaskRecord
 from gateway.core.curriculum_ports import MAX_OUTCOMES
 from gateway.core.errors import InvalidRequest
 from gateway.core.model import EnvironmentName
 from gateway.core.sampling import Place
-from gateway.curricula import PREFIX, Curricula, scope_of
+from gateway.curricula import Curricula, scope_of
 from gateway.curriculum_files import to_document
 from gateway.fronts.asgi import POLICY_MAX_CHARS, BodyTooLarge, drop_body, read_body
 from gateway.fronts.ops_answers import answering, as_json, operator_of, queried

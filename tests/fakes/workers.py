@@ -302,6 +302,7 @@ class FakeBackend:
         """The engine does not answer."""
         self.unstoppable: set[WorkerId] = set()
         """Workers that the engine fails to stop."""
+        self.machines = 1
         self.draining: set[WorkerId] = set()
         """Workers whose machine drains."""
 
@@ -378,6 +379,10 @@ class FakeBackend:
                 yield await mine.get()
         finally:
             self._followers.remove(mine)
+
+    def engines(self) -> int:
+        """See ``Backend.engines``."""
+        return self.machines
 
     def leaving(self) -> frozenset[WorkerId]:
         """See ``Backend.leaving``."""

@@ -164,7 +164,7 @@ async def world(
     registry = TaskRegistry({one.name: TASKS if tasks is None else tasks for one in some})
     timed = {"clock": clock} if clock is not None else {}
     curricula = front.pop("curricula", {})
-    own = {f"tasks_{one.name}": tasks for one in some if tasks is not None}
+    own: dict[str, Any] = {f"tasks_{one.name}": tasks for one in some if tasks is not None}
     async with (
         stack(*some, curricula=curricula, **own, **timed) as built,
         built.first.looping(),

@@ -220,6 +220,27 @@ async def test_an_engine_is_asked_for_so_many_workers_at_once_and_for_the_others
         assert stack.backend.asked == number
 
 
+async def test_each_of_several_engines_is_asked_for_so_many_workers_at_once() -> None:
+    number = 2 * STARTS_AT_ONCE + 3
+    async with stack(environment(slots=1, max_workers=number)) as built:
+        built.backend.machines = 2
+        built.backend.may_start.clear()
+        gateway = built.first
+        async with (
+            gateway.looping(),
+            gateway.serving() as client,
+            under_way(*(create(client, sid=f"s{n}") for n in range(number))) as creating,
+        ):
+            await gateway.eventually_workers(number, state=WorkerState.STARTING)
+            await until(lambda: built.backend.asked >= 2 * STARTS_AT_ONCE)
+            asked = built.backend.asked
+            built.backend.may_start.set()
+            answers = await asyncio.gather(*creating)
+
+        assert asked == 2 * STARTS_AT_ONCE
+        assert {answer.status_code for answer in answers} == {200}
+
+
 async def test_nobody_begins_a_trial_while_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.starts.backoff_s", lambda failures: 0.0)  # only the wish for it is wanting
     async with running(environment(slots=1, start_s=0.2, max_workers=1)) as (stack, gateway, client):

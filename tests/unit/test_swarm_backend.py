@@ -82,6 +82,10 @@ class Engine:
     def deaths(self) -> AsyncIterator[Death]:
         return self.deaths_told.follow()
 
+    def engines(self) -> int:
+        """One."""
+        return 1
+
     def leaving(self) -> frozenset[WorkerId]:
         return frozenset()
 

@@ -165,6 +165,10 @@ class SwarmBackend:
                 self._follow_soon(view.id)
         return self._deaths.follow()
 
+    def engines(self) -> int:
+        """One on each node that answers; nobody waits longer for a cluster that is silent."""
+        return max(1, len(self._nodes.live()))
+
     def leaving(self) -> frozenset[WorkerId]:
         """Those on nodes that drain."""
         draining = {

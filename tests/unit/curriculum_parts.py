@@ -1,0 +1,105 @@
+"""Parts for the tests of curricula and of task records: a store that can be made to fail, and registries of tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gateway.core.curricula import Outcome
+from gateway.core.curriculum_ports import Drawn, RecordPage, Turn
+from gateway.core.errors import StoreUnavailable
+from gateway.core.model import EnvironmentName
+from gateway.core.task_ports import StoredTask
+from gateway.stores.memory_curricula import MemoryCurriculumStore
+from gateway.stores.memory_tasks import MemoryTaskStore
+from gateway.tasks.registry import TaskRegistry
+
+MATH = EnvironmentName("math")
+GAME = EnvironmentName("game")
+
+
+def registry_of(**environments: Sequence[Mapping[str, Any]]) -> TaskRegistry:
+    """A registry with a split ``train`` of each environment."""
+    return TaskRegistry(
+        {
+            EnvironmentName(name): {"train": [json.dumps(task).encode() for task in tasks]}
+            for name, tasks in environments.items()
+        }
+    )
+
+
+async def add(registry: TaskRegistry, store: MemoryTaskStore, *tasks: Mapping[str, Any], split: str = "custom") -> None:
+    """Register tasks of math at run time."""
+    stored = [
+        StoredTask(environment=MATH, id=str(task["id"]), split=split, body=json.dumps(task).encode()) for task in tasks
+    ]
+    await store.put(stored, replace=True)
+    await registry.refresh(store)
+
+
+async def remove(registry: TaskRegistry, store: MemoryTaskStore, id: str) -> None:
+    """Remove a task of math that was registered at run time."""
+    assert await store.remove(MATH, id)
+    await registry.refresh(store)
+
+
+class Store(MemoryCurriculumStore):
+    """The memory store behind a network: each call takes two turns of the event loop, and may fail."""
+
+    def __init__(self, **limits: Any) -> None:
+        super().__init__(**limits)
+        self.is_away = False
+        self.forgets_to_answer = False
+        """Outcomes are noted, but the answer is lost."""
+        self.calls: Counter[str] = Counter()
+
+    async def _reach(self, name: str) -> None:
+        self.calls[name] += 1
+        await asyncio.sleep(0)
+        if self.is_away:
+            raise StoreUnavailable("the store does not answer")
+
+    async def note(self, outcomes: Sequence[Outcome]) -> int:
+        await self._reach("note")
+        counted = await super().note(outcomes)
+        if self.forgets_to_answer:
+            raise StoreUnavailable("the connection broke")
+        await asyncio.sleep(0)
+        return counted
+
+    async def records(self, environment: EnvironmentName, since: str = "") -> RecordPage:
+        await self._reach("records")
+        return await super().records(environment, since)
+
+    async def join(self, curriculum: str, handle: int, *, member: str, group_size: int, group_s: float) -> Drawn | Turn:
+        await self._reach("join")
+        found = await super().join(curriculum, handle, member=member, group_size=group_size, group_s=group_s)
+        await asyncio.sleep(0)
+        return found
+
+    async def propose(self, curriculum: str, handle: int, turn: Turn, place: bytes, *, member: str) -> Drawn | None:
+        await self._reach("propose")
+        found = await super().propose(curriculum, handle, turn, place, member=member)
+        await asyncio.sleep(0)
+        return found
+
+    async def leave(self, curriculum: str, handle: int, *, member: str) -> None:
+        await self._reach("leave")
+        await super().leave(curriculum, handle, member=member)
+
+    async def state(self, curriculum: str) -> tuple[int, bytes]:
+        await self._reach("state")
+        found = await super().state(curriculum)
+        await asyncio.sleep(0)
+        return found
+
+    async def definitions_version(self) -> str:
+        await self._reach("definitions_version")
+        return await super().definitions_version()
+
+    async def definitions(self) -> tuple[str, dict[str, bytes]]:
+        await self._reach("definitions")
+        return await super().definitions()

@@ -1,0 +1,387 @@
+"""Curricula between the store and the fronts: what is weighed when, who joins which group, and what is given back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gateway.catalog import Catalog
+from gateway.core.curricula import Component, Curriculum, Outcome, Sampler, SamplerKind
+from gateway.core.curriculum_ports import Drawn, Turn
+from gateway.core.errors import InvalidRequest, StoreUnavailable, UnknownTask
+from gateway.core.model import Environment, EnvironmentName, Registered, Split, TaskSpec
+from gateway.core.sampling import Place
+from gateway.curricula import JOINS, MAX_SAMPLE, Curricula, Handed, scope_of, scopes
+from gateway.handles import Offer
+from gateway.offers import Offers, Refreshing
+from gateway.stores.memory_tasks import MemoryTaskStore
+from gateway.task_records import TaskRecords
+from gateway.task_tables import TaskTables
+from gateway.tasks.registry import TaskRegistry
+from tests.fakes.eventually import eventually, until
+from tests.service.stack import environment
+from tests.unit.curriculum_parts import GAME, MATH, Store, add, registry_of, remove
+
+TASKS = [{"id": f"t{number}"} for number in range(20)]
+GAMES = [{"id": f"g{number}"} for number in range(3)]
+IN_TURN = Sampler(kind=SamplerKind.SEQUENTIAL)
+"""One task after the other, so that a test knows which one is drawn."""
+MINE = Curriculum(name="mine", components=(Component(environment=MATH),), sampler=IN_TURN, group_size=2)
+BOTH = replace(MINE, components=(Component(environment=MATH), Component(environment=GAME)))
+DOCUMENT: dict[str, Any] = {"environment": "math", "group_size": 2, "sampler": {"kind": "sequential"}}
+
+
+class Nobody:
+    """Has no worker to ask."""
+
+    async def registered(self, environment: Environment) -> Registered:
+        raise AssertionError("nobody is to be asked")
+
+    async def splits(self, environment: Environment) -> list[Split]:
+        raise AssertionError("nobody is to be asked")
+
+    async def count(self, environment: Environment, split: str) -> int:
+        raise AssertionError("nobody is to be asked")
+
+    async def tasks_of(self, environment: Environment, split: str, start: int, stop: int) -> list[TaskSpec]:
+        raise AssertionError("nobody is to be asked")
+
+
+class Replica:
+    """The parts of one gateway that draw."""
+
+    def __init__(self, store: Store, *files: Curriculum, registry: TaskRegistry | None = None) -> None:
+        self.registry = registry or registry_of(math=TASKS, game=GAMES)
+        self.records = TaskRecords(store, registry=self.registry)
+        self.curricula = Curricula(
+            store=store,
+            records=self.records,
+            tables=TaskTables(
+                self.registry, catalog=Catalog([environment("math"), environment("game")]), asked=Nobody()
+            ),
+            files={one.name: one for one in files},
+            runs_in=lambda name, split: name if name in (MATH, GAME) else None,
+        )
+        self.offers = Offers(self.registry, followed=Refreshing(None), asked=Nobody(), curricula=self.curricula)
+
+    async def opened(self, name: str, split: str, index: int) -> Offer:
+        """The task that an opening by a handle gets."""
+        there = environment(name)
+        return await self.offers.drawn(there, await self.offers.at(there, split, index))
+
+
+async def indices(curricula: Curricula, handle: int, count: int, scope: Curriculum = MINE) -> list[int]:
+    """The tasks that so many openings of a handle get."""
+    return [(await curricula.hand(scope, handle)).place.index for _ in range(count)]
+
+
+def outcome(index: int, reward: float) -> Outcome:
+    return Outcome(environment=MATH, task=f"t{index}", reward=reward, finished=True, steps=1, seconds=0.1)
+
+
+# -- groups -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_place_that_is_given_back_is_taken_by_another_opening() -> None:
+    curricula = Replica(Store(), MINE).curricula
+    first = await curricula.hand(MINE, 0)
+
+    curricula.unused(first.ticket)
+    await curricula.aclose()
+
+    assert await indices(curricula, 0, 3) == [0, 0, 1]
+
+
+async def test_a_draw_without_a_handle_has_no_place_to_give_back() -> None:
+    curricula = Replica(Store(), MINE).curricula
+
+    handed = [await curricula.hand_one(MINE) for _ in range(3)]
+    curricula.unused(handed[0].ticket)
+
+    assert handed == [Handed(Place(MATH, "train", index, f"t{index}"), None, "") for index in range(3)]
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["it draws", "it joins"])
+async def test_an_opening_that_is_cancelled_at_any_turn_leaves_its_place(is_first: bool) -> None:
+    ended = False
+    turns = 0
+    while not ended:
+        replica = Replica(Store(), MINE)
+        curricula = replica.curricula
+        await curricula.prepared(MINE)  # weighed in a thread, which takes any number of turns
+        if not is_first:
+            await curricula.hand(MINE, 0)
+        opening = asyncio.ensure_future(curricula.hand(MINE, 0))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        ended = opening.done()
+        opening.cancel()
+        await asyncio.wait({opening})
+        await curricula.aclose()
+
+        if not ended:
+            expected = [0, 0, 1] if is_first else [0, 1, 1]
+            assert await indices(curricula, 0, 3) == expected, f"cancelled after {turns} turns"
+        turns += 1
+
+    assert turns > 3, "the store takes some turns for each step"
+
+
+async def test_a_turn_that_others_take_again_and_again_ends_as_an_error_and_leaves_no_place() -> None:
+    class Contested(Store):
+        """Whoever proposes is told that others were faster, and have filled their group."""
+
+        async def propose(self, curriculum: str, handle: int, turn: Turn, place: bytes, *, member: str) -> Drawn | None:
+            await super().propose(curriculum, handle, turn, place, member=f"{member}-another")
+            found = await super().propose(curriculum, handle, turn, place, member=f"{member}-one-more")
+            assert found is not None
+            return None
+
+    store = Contested()
+    curricula = Replica(store, MINE).curricula
+
+    with pytest.raises(StoreUnavailable, match="handle 7 of curriculum 'mine'"):
+        await curricula.hand(MINE, 7)
+    await curricula.aclose()
+
+    assert store.calls["join"] == JOINS
+    assert store.calls["leave"] == 1
+
+
+async def test_of_many_that_open_one_handle_at_once_each_group_gets_one_task() -> None:
+    store = Store()
+    replicas = [Replica(store, MINE).curricula for _ in range(2)]
+
+    handed = await asyncio.gather(*(replicas[member % 2].hand(MINE, 0) for member in range(8)))
+
+    assert sorted(one.place.index for one in handed) == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+async def test_a_store_that_is_away_is_said_to_be_and_its_places_are_given_back_when_it_can_be() -> None:
+    store = Store()
+    curricula = Replica(store, MINE).curricula
+    store.is_away = True
+
+    with pytest.raises(StoreUnavailable):
+        await curricula.hand(MINE, 0)
+    await curricula.aclose()
+    store.is_away = False
+
+    assert store.calls["leave"] == 1
+    assert await indices(curricula, 0, 3) == [0, 0, 1]
+
+
+# -- weighing ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_weighing_is_kept_while_nothing_is_new_and_made_anew_when_records_are() -> None:
+    scope = replace(MINE, sampler=Sampler(kind=SamplerKind.TARGET_SUCCESS, explore=0.0, prior=1.0))
+    store = Store()
+    curricula = Replica(store, scope).curricula
+    await store.note([outcome(0, 1.0)])
+    first = await curricula.prepared(scope)
+    asked = store.calls["state"]
+
+    async def is_looked_at_again() -> None:
+        kept = await curricula.prepared(scope)
+        assert kept is first
+        assert store.calls["state"] > asked
+
+    await eventually(is_looked_at_again)
+    await store.note([outcome(3, 0.0)] * 8)
+
+    async def is_weighed_anew() -> None:
+        assert (await curricula.prepared(scope)).weight_of(MATH, "train", 3) < 1e-3
+
+    await eventually(is_weighed_anew)
+    assert first.weight_of(MATH, "train", 3) > 1 / len(TASKS)
+
+
+async def test_a_sampler_that_looks_at_no_records_asks_for_none() -> None:
+    store = Store()
+
+    await Replica(store, MINE).curricula.prepared(MINE)
+
+    assert store.calls["records"] == 0
+
+
+async def test_a_tag_is_of_all_openings_that_follow() -> None:
+    curricula = Replica(Store(), BOTH).curricula
+    within = scope_of(BOTH, GAME)
+    before = (await curricula.hand(within, 0)).policy
+
+    await curricula.tag("mine", "step-7")
+
+    assert before == ""
+    assert (await curricula.hand(within, 0)).policy == "step-7"
+    assert (await curricula.hand_one(BOTH)).policy == "step-7"
+    assert await curricula.policy("mine") == "step-7"
+
+
+# -- several environments ---------------------------------------------------------------------------------------------
+
+
+async def test_within_an_environment_only_its_own_tasks_are_drawn() -> None:
+    curricula = Replica(Store(), BOTH).curricula
+
+    places = [(await curricula.hand_one(scope_of(BOTH, GAME))).place for _ in range(4)]
+    sampled = await curricula.sample("mine", 4)
+
+    assert [place.task for place in places] == ["g0", "g1", "g2", "g0"]
+    assert [place.task for _, place in sampled] == ["t0", "g0", "t1", "g1"]
+    assert [scope.name for scope in scopes(BOTH)] == ["mine", "mine@math", "mine@game"]
+    assert scopes(MINE) == [MINE]
+    assert (curricula.splits(MATH), curricula.splits(EnvironmentName("os"))) == (["train:mine"], [])
+
+
+async def test_what_is_begun_anew_is_all_of_it_but_the_records() -> None:
+    store = Store()
+    curricula = Replica(store, BOTH).curricula
+    await store.note([outcome(0, 1.0)])
+    within = scope_of(BOTH, MATH)
+    await curricula.tag("mine", "step-7")
+    before = await indices(curricula, 0, 3, within)
+
+    await curricula.reset("mine")
+
+    assert await indices(curricula, 0, 3, within) == before == [0, 0, 1]
+    assert await curricula.policy("mine") == ""
+    assert len((await store.records(MATH)).records) == 1
+
+
+@pytest.mark.parametrize("count", [0, -1, MAX_SAMPLE + 1])
+async def test_as_many_draws_as_nobody_can_want_are_refused(count: int) -> None:
+    curricula = Replica(Store(), MINE).curricula
+
+    with pytest.raises(InvalidRequest, match="count"):
+        await curricula.sample("mine", count)
+
+    assert [number for number, _ in await curricula.sample("mine", 1)] == [0]
+
+
+# -- definitions ------------------------------------------------------------------------------------------------------
+
+
+async def test_what_another_replica_was_told_is_known_when_it_is_asked_for() -> None:
+    store = Store()
+    one, other = Replica(store).curricula, Replica(store).curricula
+    await one.define("later", DOCUMENT)
+
+    found = await other.meant(MATH, "train:later")
+    await one.undefine("later")
+    await other.refresh()
+
+    assert found is not None
+    assert found.group_size == 2
+    assert await other.meant(MATH, "train:later") is None
+    with pytest.raises(UnknownTask):
+        other.named("later")
+
+
+async def test_what_another_replica_was_told_is_listed_too() -> None:
+    store = Store()
+    one, other = Replica(store), Replica(store)
+    await one.curricula.define("later", DOCUMENT)
+
+    await other.offers.refresh()  # as the fronts do before a listing
+
+    assert [split.name for split in await other.offers.splits(environment("math"))] == ["train", "train:later"]
+
+
+async def test_definitions_are_followed_in_the_background_through_an_outage() -> None:
+    store = Store()
+    one, other = Replica(store).curricula, Replica(store).curricula
+    await one.define("later", DOCUMENT)
+    store.is_away = True
+    asked = store.calls["definitions_version"]
+    following = asyncio.ensure_future(other.run())
+    try:
+        await until(lambda: store.calls["definitions_version"] > asked)
+        store.is_away = False
+        await until(lambda: other.splits(MATH) == ["train:later"])
+    finally:
+        following.cancel()
+        await asyncio.wait({following})
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b'{"environment": "math", "sampler": {"kind": "of-tomorrow"}}', b"\xff"])
+async def test_a_definition_that_can_t_be_read_leaves_the_others(body: bytes) -> None:
+    store = Store()
+    curricula = Replica(store, MINE).curricula
+    await store.define("odd", body)
+    await store.define("later", json.dumps(DOCUMENT).encode())
+
+    await curricula.refresh()
+
+    assert [known.name for known in curricula.all()] == ["later", "mine"]
+
+
+async def test_a_name_of_a_file_is_the_file_s() -> None:
+    store = Store()
+    await store.define("mine", json.dumps({**DOCUMENT, "group_size": 9}).encode())
+    curricula = Replica(store, MINE).curricula
+    await curricula.refresh()
+
+    for change in (curricula.define("mine", DOCUMENT), curricula.undefine("mine")):
+        with pytest.raises(InvalidRequest, match="stands in a file"):
+            await change
+
+    assert curricula.named("mine") == MINE
+
+
+@pytest.mark.parametrize(
+    ("document", "word"),
+    [
+        ({"environment": "chess"}, "chess"),
+        ({"environment": "math", "split": "nosuch"}, "nosuch"),
+        ({"environment": "math", "tags": ["nosuch"]}, "nosuch"),
+        ({"environment": "math", "group_size": 0}, "group_size"),
+    ],
+)
+async def test_a_definition_that_is_refused_changes_nothing(document: Mapping[str, Any], word: str) -> None:
+    store = Store()
+    curricula = Replica(store).curricula
+    await curricula.define("later", DOCUMENT)
+
+    with pytest.raises(InvalidRequest, match=word):
+        await curricula.define("later", document)
+
+    await curricula.refresh()
+    assert curricula.named("later").group_size == 2
+    assert await indices(curricula, 0, 3, curricula.named("later")) == [0, 0, 1]
+
+
+async def test_a_curriculum_of_another_environment_by_the_same_name_joins_no_group_of_the_old_one() -> None:
+    store = Store()
+    replica = Replica(store)
+    await replica.curricula.define("later", {**DOCUMENT, "group_size": 8})
+    for index in (0, 1, 2, 3):
+        await replica.opened("math", "train:later", index)
+
+    await replica.curricula.define("later", {**DOCUMENT, "environment": "game", "handles": 4})
+    found = [(await replica.opened("game", "train:later", index)) for index in (0, 1, 2, 3)]
+
+    drawn = [one.spec["id"] for one in found]
+    assert len(set(drawn)) == len(GAMES), "each handle is drawn for, in the turn of the sampler"
+
+
+async def test_a_handle_whose_task_was_removed_is_drawn_for_again_once_its_group_has_asked() -> None:
+    store, tasks = Store(), MemoryTaskStore()
+    replica = Replica(store, replace(MINE, components=(Component(environment=MATH, split="custom"),)))
+    await add(replica.registry, tasks, {"id": "short-lived"}, {"id": "stays"})
+    assert (await replica.opened("math", "train:mine", 0)).spec["id"] == "short-lived"
+    await remove(replica.registry, tasks, "short-lived")
+
+    async def is_drawn_for() -> None:
+        try:
+            offer = await replica.opened("math", "train:mine", 0)
+        except UnknownTask as error:
+            raise AssertionError("the handle still stands for what is gone") from error
+        assert offer.spec["id"] == "stays"
+
+    await eventually(is_drawn_for, within_s=2.0)  # a weighing holds for a second

@@ -1,0 +1,370 @@
+"""Outcomes on their way to the store, and what a task's record is kept under."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gateway.core.curricula import Outcome
+from gateway.core.curriculum_ports import MAX_OUTCOMES
+from gateway.core.errors import InvalidRequest, StoreUnavailable
+from gateway.core.model import (
+    CloseReason,
+    EnvironmentName,
+    Owner,
+    Session,
+    SessionId,
+    SessionState,
+    Summary,
+    WorkerId,
+)
+from gateway.stores.memory_curricula import MemoryCurriculumStore
+from gateway.stores.memory_tasks import MemoryTaskStore
+from gateway.task_records import MAX_WAITING, TaskRecords
+from tests.fakes.eventually import eventually, until
+from tests.service.stack import environment
+from tests.unit.curriculum_parts import MATH, Store, add, registry_of, remove
+
+WON = Summary(reward=1.0, finished=True, steps=3, seconds=1.5)
+
+
+def outcome(task: str = "t", *, lease: str = "", reward: float = 1.0) -> Outcome:
+    return Outcome(environment=MATH, task=task, reward=reward, finished=True, steps=1, seconds=0.1, lease=lease)
+
+
+def session(**more: Any) -> Session:
+    return Session(
+        **{
+            "id": SessionId("s"),
+            "name": "one",
+            "owner": Owner(""),
+            "environment": MATH,
+            "lease": "lease",
+            "fingerprint": "f",
+            "idle_s": 300.0,
+            "worker": WorkerId("w"),
+            "address": "unix:/w",
+            "state": SessionState.CLOSING,
+            "task": "train/0",
+            "reason": CloseReason.DELETED,
+            **more,
+        }
+    )
+
+
+def records(store: MemoryCurriculumStore, *tasks: dict[str, Any]) -> TaskRecords:
+    usual: list[dict[str, Any]] = [{"id": "first", "aliases": ["one"]}, {"n": 1}]
+    return TaskRecords(store, registry=registry_of(math=tasks or usual))
+
+
+async def attempts(store: MemoryCurriculumStore) -> dict[str, int]:
+    page = await store.records(MATH)
+    return {record.task: record.attempts for record in page.records}
+
+
+class Taking(MemoryCurriculumStore):
+    """A store that keeps outcomes as they come, and lets others say something meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[Outcome] = []
+        self.meanwhile: list[Outcome] = []
+        self.teller: TaskRecords | None = None
+        """Who is told `meanwhile`."""
+
+    async def note(self, outcomes: Sequence[Outcome]) -> int:
+        self.told.extend(outcomes)
+        while self.meanwhile:
+            assert self.teller is not None
+            self.teller.add(self.meanwhile.pop(0))
+        return len(outcomes)
+
+
+# -- on their way -----------------------------------------------------------------------------------------------------
+
+
+async def test_outcomes_wait_while_the_store_is_away_and_are_told_once() -> None:
+    store = Store()
+    known = records(store)
+    store.is_away = True
+    for _ in range(3):
+        known.add(outcome())
+        with pytest.raises(StoreUnavailable):
+            await known.write()
+    store.is_away = False
+
+    await known.write()
+    await known.write()
+
+    assert await attempts(store) == {"t": 3}
+    assert store.calls["note"] == 4
+
+
+async def test_an_outcome_whose_answer_was_lost_is_told_again_and_counts_once() -> None:
+    store = Store()
+    known = records(store)
+    store.forgets_to_answer = True
+    for number in range(3):
+        known.add(outcome(lease=f"lease-{number}"))
+    with pytest.raises(StoreUnavailable):
+        await known.write()
+    store.forgets_to_answer = False
+
+    await known.write()
+
+    assert store.calls["note"] == 2
+    assert await attempts(store) == {"t": 3}
+
+
+async def test_two_that_write_at_once_tell_each_outcome_once() -> None:
+    store = Store()
+    known = records(store)
+    for _ in range(MAX_OUTCOMES + 5):
+        known.add(outcome())
+
+    await asyncio.gather(*(known.write() for _ in range(4)))
+
+    assert await attempts(store) == {"t": MAX_OUTCOMES + 5}
+
+
+async def test_of_more_than_can_wait_the_oldest_are_lost() -> None:
+    store = Taking()
+    known = records(store)
+    old, new = outcome("old"), outcome("new")
+    for _ in range(5):
+        known.add(old)
+    for _ in range(MAX_WAITING - 2):
+        known.add(new)
+
+    await known.write()
+
+    assert len(store.told) == MAX_WAITING
+    assert [one.task for one in store.told[:3]] == ["old", "old", "new"]
+
+
+async def test_those_that_are_pushed_out_while_they_are_told_take_no_other_with_them() -> None:
+    store = Taking()
+    known = store.teller = records(store)
+    for number in range(MAX_WAITING):
+        known.add(outcome(str(number)))
+    late = [outcome(f"late-{number}") for number in range(10)]
+    store.meanwhile = list(late)
+
+    await known.write()
+
+    assert [one.task for one in store.told] == [*map(str, range(MAX_WAITING)), *(one.task for one in late)]
+
+
+async def test_what_the_store_refuses_does_not_hold_up_what_comes_after_it() -> None:
+    store = Store()
+    known = records(store)
+    known.add(outcome(reward=math.inf))
+    await known.write()
+    known.add(outcome("later"))
+
+    await known.write()
+
+    assert await attempts(store) == {"later": 1}
+    with pytest.raises(InvalidRequest):  # that it was refused, and not just left out before
+        await store.note([outcome(reward=math.inf)])
+
+
+async def test_the_loop_goes_on_while_the_store_is_away_and_tells_what_waited() -> None:
+    store = Store()
+    known = records(store)
+    store.is_away = True
+    known.add(outcome())
+    loop = asyncio.ensure_future(known.run())
+    try:
+        await until(lambda: store.calls["note"] >= 1)
+        store.is_away = False
+
+        async def are_told() -> None:
+            assert await attempts(store) == {"t": 1}
+
+        await eventually(are_told)
+    finally:
+        loop.cancel()
+        await asyncio.wait({loop})
+
+
+async def test_the_last_outcomes_are_told_at_the_end_and_a_store_that_is_away_is_no_error_then() -> None:
+    store = Store()
+    known = records(store)
+    known.add(outcome())
+    store.is_away = True
+    await known.flush()
+    store.is_away = False
+
+    await known.flush()
+
+    assert await attempts(store) == {"t": 1}
+
+
+# -- what is an attempt -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("session", "summary"),
+    [
+        pytest.param(session(), WON, id="its trainer ended it"),
+        pytest.param(session(), replace(WON, finished=False), id="its trainer ended it before its end"),
+        pytest.param(session(reason=CloseReason.EXPIRED), WON, id="it was over, and then left behind"),
+    ],
+)
+async def test_an_attempt_is_noted(session: Session, summary: Summary) -> None:
+    store = Store()
+    known = records(store)
+
+    known.note(session, environment(), summary)
+    await known.write()
+
+    assert await attempts(store) == {"first": 1}
+
+
+@pytest.mark.parametrize(
+    ("session", "summary"),
+    [
+        pytest.param(session(task=""), WON, id="nobody knows its task"),
+        pytest.param(session(), replace(WON, steps=0), id="no step was made"),
+        pytest.param(session(reason=None), WON, id="it has no end yet"),
+        pytest.param(
+            session(reason=CloseReason.EXPIRED), replace(WON, finished=False), id="it was left behind in its middle"
+        ),
+        pytest.param(session(), replace(WON, reward=math.nan), id="its reward is no number"),
+        pytest.param(session(), replace(WON, reward=-math.inf), id="its reward is infinite"),
+        pytest.param(session(), replace(WON, reward=1e300), id="its reward's square is no number"),
+        pytest.param(session(), replace(WON, seconds=math.inf), id="its time is infinite"),
+        *(
+            pytest.param(session(reason=reason), WON, id=f"it ended as {reason}")
+            for reason in CloseReason
+            if reason not in (CloseReason.DELETED, CloseReason.EXPIRED)
+        ),
+    ],
+)
+async def test_what_says_nothing_about_the_task_is_no_attempt(session: Session, summary: Summary) -> None:
+    store = Store()
+    known = records(store)
+
+    known.note(session, environment(), summary)
+    await known.write()
+
+    assert await attempts(store) == {}
+
+
+async def test_an_environment_of_a_split_keeps_its_records_with_its_base() -> None:
+    store = Store()
+    known = records(store)
+    split = replace(environment("math.hard"), base=MATH)
+
+    known.note(session(environment=EnvironmentName("math.hard")), split, WON)
+    await known.write()
+
+    assert await attempts(store) == {"first": 1}
+
+
+async def test_an_end_that_is_told_twice_is_one_attempt() -> None:
+    store = Store()
+    known = records(store)
+
+    for _ in range(2):
+        known.note(session(policy="step-1"), environment(), WON)
+    await known.write()
+
+    assert await attempts(store) == {"first": 1}
+    assert (await known.of(MATH))["first"].policy == "step-1"
+
+
+# -- keys -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("task", "key"),
+    [
+        pytest.param("train/0", "first", id="a place"),
+        pytest.param("first", "first", id="an id"),
+        pytest.param("one", "first", id="an alias"),
+        pytest.param("train/1", "train/1", id="the place of a task without an id"),
+        pytest.param("train/9", "train/9", id="a place that is not there"),
+        pytest.param("nosuch/0", "nosuch/0", id="a split that is not there"),
+        pytest.param("train/x", "train/x", id="no place"),
+        pytest.param("train/²", "train/²", id="a digit that is no number"),
+        pytest.param("sha256:12", "sha256:12", id="an inline task without an id"),
+        pytest.param("somebody's own", "somebody's own", id="an inline task's id"),
+    ],
+)
+def test_a_task_is_kept_under_its_id_however_it_was_asked_for(task: str, key: str) -> None:
+    assert records(Store()).key(MATH, task) == key
+
+
+def test_an_id_that_looks_like_a_place_is_found_by_its_name() -> None:
+    known = records(Store(), {"id": "custom/7", "aliases": ["custom/8"]})
+
+    assert (known.key(MATH, "custom/7"), known.key(MATH, "custom/8")) == ("custom/7", "custom/7")
+
+
+async def test_a_task_that_was_removed_meanwhile_is_kept_under_what_it_was_called() -> None:
+    registry, tasks = registry_of(math=[{"id": "first"}]), MemoryTaskStore()
+    known = TaskRecords(Store(), registry=registry)
+    await add(registry, tasks, {"id": "short-lived"}, {"id": "stays"})
+    before = known.key(MATH, "custom/0")
+
+    await remove(registry, tasks, "short-lived")
+
+    assert before == "short-lived"
+    assert known.key(MATH, "custom/0") == "custom/0"
+    assert known.key(MATH, "short-lived") == "short-lived"
+    assert known.key(MATH, "custom/1") == "stays"
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+async def test_records_are_followed_and_what_was_given_out_stays_as_it_was() -> None:
+    store = Store(page_records=2)
+    known = records(store)
+    for number in range(5):
+        known.add(outcome(f"t{number}"))
+    await known.write()
+    first = await known.of(MATH)
+    same = await known.of(MATH)
+    await store.note([outcome("t0"), outcome("new")])
+    await store.forget(MATH, "t4")
+    second = await known.of(MATH)
+
+    assert {task: record.attempts for task, record in first.items()} == {f"t{n}": 1 for n in range(5)}
+    assert same is first, "nothing is new"
+    assert {task: record.attempts for task, record in second.items()} == {"t0": 2, "t1": 1, "t2": 1, "t3": 1, "new": 1}
+
+
+async def test_records_that_the_store_lost_are_forgotten() -> None:
+    store = Store()
+    known = records(store)
+    known.add(outcome())
+    await known.write()
+    assert await known.of(MATH)
+
+    await store.forget(MATH)
+
+    assert await known.of(MATH) == {}
+
+
+async def test_where_nobody_has_played_yet_nothing_is_new() -> None:
+    known = records(Store())
+
+    assert await known.of(MATH) is await known.of(MATH), "else all tasks are weighed anew each second"
+
+
+async def test_records_can_t_be_told_while_the_store_is_away() -> None:
+    store = Store()
+    known = records(store)
+    await known.of(MATH)
+    store.is_away = True
+
+    with pytest.raises(StoreUnavailable):
+        await known.of(MATH)

@@ -1,0 +1,147 @@
+"""Gateways with curricula, and a few arithmetic tasks whose prompts tell which of them was drawn."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.fakes.eventually import eventually
+from tests.wire.catalog import PROJECT, serving
+from tests.wire.gateways import OPERATOR_KEY, Gateway
+
+SPLIT = "train:mine"
+SIMPLE = ("chain_sum", "products", "basic_arithmetic", "gcd")
+"""Families whose answers are one number."""
+NUMBER = 12
+IN_TURN = 'environment = "math"\ngroup_size = 4\nsampler = {kind = "sequential"}\n'
+"""A curriculum that draws one task after the other, so that a test knows which one a group has to get."""
+
+
+def _simple_tasks() -> list[dict[str, Any]]:
+    lines = (PROJECT / "tasks" / "math" / "train.jsonl").read_text("utf-8").splitlines()
+    some = [json.loads(line) for line in lines]
+    return [task for task in some if task["tags"][0] in SIMPLE][:NUMBER]
+
+
+TASKS = _simple_tasks()
+
+
+def asked(prompt: str) -> int:
+    """Which of `TASKS` a prompt asks."""
+    (number,) = [number for number, task in enumerate(TASKS) if task["instruction"] in prompt]
+    return number
+
+
+def answer_of(number: int) -> str:
+    """The right answer to one of `TASKS`."""
+    return str(TASKS[number]["evaluation"]["entry"]["answer"])
+
+
+def write_catalog(
+    folder: Path, environments: Mapping[str, Mapping[str, Sequence[Any]]], sections: Mapping[str, str]
+) -> Path:
+    """Write the files of the project's own *environments* anew, each with its splits of tasks; the catalog's folder.
+
+    Args:
+        sections: what an environment's file says besides.
+    """
+    images = folder / "environments"
+    for name, splits in environments.items():
+        tasks = folder / "tasks" / name
+        tasks.mkdir(parents=True)
+        for split, some in splits.items():
+            (tasks / f"{split}.jsonl").write_text("".join(json.dumps(task) + "\n" for task in some), "utf-8")
+        (images / name).mkdir(parents=True)  # a local worker runs in it; a container has its own
+        for path in (PROJECT / "env_images" / name).iterdir():
+            if path.name != "environment.toml":
+                (images / name / path.name).symlink_to(path)
+        configured = (PROJECT / "env_images" / name / "environment.toml").read_text("utf-8")
+        line = f'\ndirectory = "tasks/{name}"\n'
+        assert configured.count(line) == 1, name
+        configured = configured.replace(line, f'\ndirectory = "{tasks}"\n') + sections.get(name, "")
+        (images / name / "environment.toml").write_text(configured, "utf-8")
+    return images
+
+
+@contextlib.contextmanager
+def curricula_gateway(
+    kind: str,
+    *,
+    files: Mapping[str, str] | None = None,
+    sections: Mapping[str, str] | None = None,
+    environments: Mapping[str, Mapping[str, Sequence[Any]]] | None = None,
+) -> Iterator[Gateway]:
+    """Run a gateway of *kind* (see `tests.wire.catalog.serving`) whose math environment has `TASKS`.
+
+    Args:
+        files: curricula in its folder, by name.
+        sections: what an environment's file says besides, by environment.
+        environments: others, with their splits of tasks.
+    """
+    offered = environments if environments is not None else {"math": {"train": TASKS}}
+    with tempfile.TemporaryDirectory(prefix="curricula-") as name:
+        folder = Path(name)
+        catalog = write_catalog(folder, offered, sections or {})
+        curricula = folder / "curricula"
+        curricula.mkdir()
+        for curriculum, text in (files or {}).items():
+            (curricula / f"{curriculum}.toml").write_text(text, "utf-8")
+        with serving(kind, *offered, GATEWAY_CATALOG_DIR=str(catalog), GATEWAY_CURRICULA_DIR=str(curricula)) as gateway:
+            yield gateway
+
+
+class Operator:
+    """What an operator sees and sets of curricula."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def define(self, name: str, **document: Any) -> None:
+        """Offer a curriculum by the API."""
+        await self._ask("PUT", f"curriculum/{name}", json=document)
+
+    async def state(self, name: str, **query: str) -> dict[str, Any]:
+        """How a curriculum stands."""
+        state: dict[str, Any] = (await self._ask("GET", f"curriculum/{name}", params=query)).json()
+        return state
+
+    async def sample(self, name: str, **wish: Any) -> list[dict[str, Any]]:
+        """Draw for this one alone."""
+        draws: list[dict[str, Any]] = (await self._ask("POST", f"curriculum/{name}/sample", json=wish)).json()["draws"]
+        return draws
+
+    async def reset(self, name: str) -> None:
+        """Begin a curriculum anew."""
+        await self._ask("POST", f"curriculum/{name}/reset")
+
+    async def feedback(self, name: str, outcomes: Sequence[Mapping[str, Any]]) -> None:
+        """Tell how tasks went."""
+        await self._ask("POST", f"curriculum/{name}/feedback", json={"outcomes": list(outcomes)})
+
+    async def records(self, environment: str = "math") -> dict[str, dict[str, Any]]:
+        """What is known of an environment's tasks, by id."""
+        lines = (await self._ask("GET", "records", params={"environment": environment})).text.splitlines()
+        return {record["task"]: record for record in map(json.loads, lines)}
+
+    async def eventually_records(self, attempts: int, environment: str = "math") -> dict[str, dict[str, Any]]:
+        """The records, once there are *attempts* in them: an end of a session is noted behind its answer."""
+
+        async def check() -> dict[str, dict[str, Any]]:
+            records = await self.records(environment)
+            assert sum(record["attempts"] for record in records.values()) == attempts, records
+            return records
+
+        return await eventually(check)
+
+    async def _ask(self, method: str, path: str, **more: Any) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {OPERATOR_KEY}"}
+        async with httpx.AsyncClient(base_url=self._gateway.url, headers=headers, trust_env=False, timeout=60) as http:
+            answer = await http.request(method, f"/admin/v1/{path}", **more)
+        assert answer.is_success, (answer.status_code, answer.text)
+        return answer

@@ -13,34 +13,23 @@ import os
 import secrets
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import anyio
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.audit import Audit
-from gateway.backends.docker import DockerBackend
-from gateway.backends.folders import Folders
-from gateway.backends.process import ProcessBackend
 from gateway.backends.routed import RoutedBackend
-from gateway.backends.static import Known, StaticBackend, none_known
-from gateway.backends.swarm.backend import SwarmBackend
+from gateway.backends.static import StaticBackend, none_known
 from gateway.backends.swarm.dialing import NodeDialer
-from gateway.backends.swarm.hosts import parse_hosts
-from gateway.backends.swarm.nodes import Nodes
-from gateway.catalog import Catalog, load_catalog
+from gateway.catalog import Catalog
 from gateway.closing import Closer
-from gateway.cluster_tls import NODE_NAME, client_context
-from gateway.core.call_ports import CallStore
-from gateway.core.curriculum_ports import CurriculumStore
-from gateway.core.errors import ConfigError, StoreUnavailable
+from gateway.core.errors import StoreUnavailable
 from gateway.core.model import CloseReason, Environment, EnvironmentName, Owner, Session, Setup, Wire, Worker
 from gateway.core.nodes import NodeId
-from gateway.core.ports import Backend, Upstream
-from gateway.core.task_ports import TaskStore
+from gateway.core.ports import Upstream
 from gateway.curricula import Curricula
 from gateway.curriculum_files import read_curricula
 from gateway.custom_tasks import CustomTaskFolders, offering
@@ -53,27 +42,27 @@ from gateway.fronts.ops_nodes import NodeRoutes
 from gateway.fronts.ops_tasks import TaskRoutes
 from gateway.fronts.ors import OrsFront
 from gateway.fronts.peers import PeersFront
-from gateway.inspecting.static import detect_url, environment_of
-from gateway.inspecting.write import check_name
 from gateway.observe.metrics import Metrics
+from gateway.parts import (
+    make_backend,
+    make_call_store,
+    make_curriculum_store,
+    make_nodes,
+    make_store,
+    make_swarm,
+    make_task_store,
+)
 from gateway.peers import HttpPeers, default_peer_url
 from gateway.pool import LEAD_S, Pool
+from gateway.reading import read_all
 from gateway.relay import Relay
 from gateway.rollover import Rollover
 from gateway.serving import Server, configured, listen
 from gateway.sessions import Sessions
-from gateway.settings import Settings, inherited_environ, parse_keys
-from gateway.stores.memory import MemoryStore
-from gateway.stores.memory_calls import MemoryCallStore
-from gateway.stores.memory_curricula import MemoryCurriculumStore
-from gateway.stores.memory_tasks import MemoryTaskStore
-from gateway.stores.redis import RedisStore
-from gateway.stores.redis_calls import RedisCallStore
-from gateway.stores.redis_curricula import RedisCurriculumStore
-from gateway.stores.redis_tasks import RedisTaskStore
+from gateway.settings import Settings, parse_keys
 from gateway.task_records import TaskRecords
 from gateway.task_tables import TaskTables
-from gateway.tasks.registry import TaskRegistry, load_tasks, read_splits
+from gateway.tasks.registry import TaskRegistry, read_splits
 from gateway.tasks.run_time import RunTimeTasks
 from gateway.tasks.signing import read_trusted
 from gateway.upstreams.areal.upstream import ArealUpstream
@@ -89,8 +78,6 @@ STORE_WAIT_S = 30.0
 GC_THRESHOLD = 100_000
 """Containers that came and did not go yet, between two collections of the youngest; Python's own is 700, some ten
 calls. Below what a thousand calls under way hold, each of their waves would be collected, and nothing found."""
-STATIC_WAIT_S = 30.0
-"""How long a start waits for servers that somebody else runs."""
 LEAVE_S = 1.0
 """By so much earlier than calls under way are broken off they are answered."""
 IMAGES_WAIT_S = 5.0
@@ -447,163 +434,10 @@ def by_first_segment(
     return rooms
 
 
-def make_store(settings: Settings, replica: str) -> MemoryStore | RedisStore:
-    """The store that the settings name."""
-    if settings.store == "memory":
-        return MemoryStore(queue_max=settings.queue_max, closed_kept_s=settings.closed_kept_s)
-    if settings.store.partition("://")[0] not in ("redis", "rediss", "unix"):
-        raise ConfigError("GATEWAY_STORE: 'memory', or a URL of Redis (redis://, rediss://, unix://)")
-    return RedisStore(
-        url=settings.store,
-        prefix=settings.store_prefix,
-        replica=replica,
-        queue_max=settings.queue_max,
-        closed_kept_s=settings.closed_kept_s,
-    )
-
-
-def make_task_store(settings: Settings) -> TaskStore:
-    """Where tasks are kept that come at run time: beside the sessions."""
-    if settings.store == "memory":
-        return MemoryTaskStore()
-    return RedisTaskStore(url=settings.store, prefix=settings.store_prefix)
-
-
 def _runs_in(catalog: Catalog, name: EnvironmentName, split: str) -> EnvironmentName | None:
     """The environment that sessions of a split run in; None where it is not on offer."""
     environment = catalog.offered(name)
     return environment.for_split(split).name if environment is not None else None
-
-
-def make_curriculum_store(settings: Settings) -> CurriculumStore:
-    """Where task records and draws are kept: beside the sessions."""
-    if settings.store == "memory":
-        return MemoryCurriculumStore()
-    return RedisCurriculumStore(url=settings.store, prefix=settings.store_prefix)
-
-
-def make_call_store(settings: Settings, replica: str) -> CallStore:
-    """Where calls to foreign servers are recorded: beside the sessions."""
-    if settings.store == "memory":
-        return MemoryCallStore(replica=replica)
-    return RedisCallStore(url=settings.store, prefix=settings.store_prefix, replica=replica)
-
-
-def make_backend(settings: Settings, catalog: Catalog) -> Backend:
-    """The backend that the settings name."""
-    if settings.backend == "process":
-        return ProcessBackend(
-            socket_dir=settings.socket_dir,
-            sandbox_dir=settings.sandbox_dir,
-            custom_tasks_dir=settings.custom_tasks_dir,
-            environ=inherited_environ(),
-        )
-    return _docker_backend(settings, catalog, url=settings.docker_url)
-
-
-def make_nodes(settings: Settings) -> Nodes | None:
-    """The machines of the cluster; None where the settings name another backend.
-
-    Raises:
-        ConfigError: the hosts, or the files of the cluster, are wrong.
-    """
-    if settings.backend != "swarm":
-        return None
-    tls = client_context(*settings.cluster_files())
-    return Nodes(parse_hosts(settings.nodes), tls=tls, tls_name=NODE_NAME, lost_s=settings.nodes_lost_s)
-
-
-def make_swarm(
-    settings: Settings,
-    catalog: Catalog,
-    nodes: Nodes,
-    *,
-    known: Known = none_known,
-    is_leading: Callable[[], bool] = lambda: True,
-) -> SwarmBackend:
-    """The backend of many machines; for the last two see there."""
-
-    def engine(url: str, folders: Folders) -> DockerBackend:
-        return _docker_backend(settings, catalog, url=url, folders=folders)
-
-    return SwarmBackend(
-        nodes=nodes,
-        engine=engine,
-        gates_dir=settings.socket_dir,
-        workers_dir=settings.socket_dir,
-        environments=[environment for environment in catalog if not environment.server.url],
-        forwarder_image=settings.forwarder_image,
-        known=known,
-        is_leading=is_leading,
-    )
-
-
-def _docker_backend(settings: Settings, catalog: Catalog, *, url: str, folders: Folders | None = None) -> DockerBackend:
-    return DockerBackend(
-        url=url,
-        instance=settings.instance,
-        socket_dir=settings.socket_dir,
-        socket_volume=settings.socket_volume,
-        folders=folders,
-        custom_tasks_dir=settings.custom_tasks_dir,
-        custom_tasks_volume=settings.custom_tasks_volume,
-        threads=settings.docker_threads,
-        environments=[environment for environment in catalog if not environment.server.url],
-        forwarder_image=settings.forwarder_image,
-    )
-
-
-async def read_all(settings: Settings) -> tuple[Catalog, TaskRegistry]:
-    """As `read_files`, with the servers of ``static``, which are asked what they are.
-
-    Raises:
-        ConfigError: with file, line and reason; or a server does not answer, or is none that can be used.
-    """
-    servers = settings.static_servers()
-    for name in servers:
-        check_name(name)
-    found = await asyncio.gather(*(detect_url(url, timeout_s=STATIC_WAIT_S) for url in servers.values()))
-    static = [environment_of(name, url, one) for (name, url), one in zip(servers.items(), found, strict=True)]
-    for environment in static:
-        logger.info(
-            "static_server environment=%s url=%s protocol=%s slots=%s",
-            environment.name,
-            environment.server.url,
-            environment.protocol.value,
-            environment.pool.slots,
-        )
-    return read_files(settings, static=static)
-
-
-def read_files(
-    settings: Settings, *, on_engine: bool | None = None, static: Sequence[Environment] = ()
-) -> tuple[Catalog, TaskRegistry]:
-    """Read the environments and their tasks.
-
-    Args:
-        on_engine: Whether workers are containers, where it is not the backend that says so: local processes leave out
-            environments that run in their images only.
-        static: Further environments. Unless the settings name others, they are all there are.
-
-    Raises:
-        ConfigError: with file, line and reason.
-    """
-    if static and not settings.environments:
-        catalog = Catalog(static, settings.default_environment)
-        return catalog, load_tasks(catalog)
-    directory = Path(settings.catalog_dir)
-    catalog = load_catalog(directory, names=settings.environments, default=settings.default_environment)
-    if not (settings.uses_containers if on_engine is None else on_engine):
-        images_only = [environment.name for environment in catalog if environment.needs_an_engine]
-        named = [name for name in images_only if name in settings.environments]
-        if named:
-            raise ConfigError(f"{', '.join(named)}: in an image only; use GATEWAY_BACKEND=docker")
-        if images_only:
-            logger.info("environments_left_out environments=%s reason=image_only", ",".join(images_only))
-            catalog = catalog.only_local(default=settings.default_environment)
-    if static:
-        catalog = Catalog([*catalog, *static], settings.default_environment)
-    return catalog, load_tasks(catalog)
 
 
 async def serve(settings: Settings) -> None:

@@ -16,12 +16,13 @@ from rich.console import Console
 from rich.table import Table
 
 from gateway import __version__, cli_cluster, cli_tasks
-from gateway.app import read_all, read_files, serve
+from gateway.app import serve
 from gateway.catalog import describe, load_catalog
 from gateway.cli_env import env_app
 from gateway.core.errors import ConfigError, GatewayError
 from gateway.core.model import Environment, SplitType
 from gateway.observe import logs
+from gateway.reading import read_all, read_files
 from gateway.settings import load
 from gateway.tasks.importing import agentbench, humaneval, mbpp
 from gateway.tasks.importing.batch import gather

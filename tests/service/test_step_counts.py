@@ -26,8 +26,9 @@ import pytest
 import uvloop
 from websockets.sync.client import connect
 
-from gateway.app import Gateway, read_all
+from gateway.app import Gateway
 from gateway.core.ports import Store
+from gateway.reading import read_all
 from gateway.serving import Server, configured, listen
 from gateway.settings import Settings
 from tests.wire.gateways import short_folder

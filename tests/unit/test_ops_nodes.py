@@ -10,10 +10,10 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
-from gateway.app import make_nodes
 from gateway.cluster_tls import make_certificates
 from gateway.core.errors import BackendError, ConfigError
 from gateway.fronts.ops_nodes import NodeRoutes
+from gateway.parts import make_nodes
 from gateway.settings import Settings
 
 

@@ -1,0 +1,129 @@
+"""The adapters that the settings name: stores and backends. With `app`, the only module that knows their classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gateway.backends.docker import DockerBackend
+from gateway.backends.folders import Folders
+from gateway.backends.process import ProcessBackend
+from gateway.backends.static import Known, none_known
+from gateway.backends.swarm.backend import SwarmBackend
+from gateway.backends.swarm.hosts import parse_hosts
+from gateway.backends.swarm.nodes import Nodes
+from gateway.catalog import Catalog
+from gateway.cluster_tls import NODE_NAME, client_context
+from gateway.core.call_ports import CallStore
+from gateway.core.curriculum_ports import CurriculumStore
+from gateway.core.errors import ConfigError
+from gateway.core.ports import Backend
+from gateway.core.task_ports import TaskStore
+from gateway.settings import Settings, inherited_environ
+from gateway.stores.memory import MemoryStore
+from gateway.stores.memory_calls import MemoryCallStore
+from gateway.stores.memory_curricula import MemoryCurriculumStore
+from gateway.stores.memory_tasks import MemoryTaskStore
+from gateway.stores.redis import RedisStore
+from gateway.stores.redis_calls import RedisCallStore
+from gateway.stores.redis_curricula import RedisCurriculumStore
+from gateway.stores.redis_tasks import RedisTaskStore
+
+
+def make_store(settings: Settings, replica: str) -> MemoryStore | RedisStore:
+    """The store that the settings name."""
+    if settings.store == "memory":
+        return MemoryStore(queue_max=settings.queue_max, closed_kept_s=settings.closed_kept_s)
+    if settings.store.partition("://")[0] not in ("redis", "rediss", "unix"):
+        raise ConfigError("GATEWAY_STORE: 'memory', or a URL of Redis (redis://, rediss://, unix://)")
+    return RedisStore(
+        url=settings.store,
+        prefix=settings.store_prefix,
+        replica=replica,
+        queue_max=settings.queue_max,
+        closed_kept_s=settings.closed_kept_s,
+    )
+
+
+def make_task_store(settings: Settings) -> TaskStore:
+    """Where tasks are kept that come at run time: beside the sessions."""
+    if settings.store == "memory":
+        return MemoryTaskStore()
+    return RedisTaskStore(url=settings.store, prefix=settings.store_prefix)
+
+
+def make_curriculum_store(settings: Settings) -> CurriculumStore:
+    """Where task records and draws are kept: beside the sessions."""
+    if settings.store == "memory":
+        return MemoryCurriculumStore()
+    return RedisCurriculumStore(url=settings.store, prefix=settings.store_prefix)
+
+
+def make_call_store(settings: Settings, replica: str) -> CallStore:
+    """Where calls to foreign servers are recorded: beside the sessions."""
+    if settings.store == "memory":
+        return MemoryCallStore(replica=replica)
+    return RedisCallStore(url=settings.store, prefix=settings.store_prefix, replica=replica)
+
+
+def make_backend(settings: Settings, catalog: Catalog) -> Backend:
+    """The backend that the settings name."""
+    if settings.backend == "process":
+        return ProcessBackend(
+            socket_dir=settings.socket_dir,
+            sandbox_dir=settings.sandbox_dir,
+            custom_tasks_dir=settings.custom_tasks_dir,
+            environ=inherited_environ(),
+        )
+    return _docker_backend(settings, catalog, url=settings.docker_url)
+
+
+def make_nodes(settings: Settings) -> Nodes | None:
+    """The machines of the cluster; None where the settings name another backend.
+
+    Raises:
+        ConfigError: the hosts, or the files of the cluster, are wrong.
+    """
+    if settings.backend != "swarm":
+        return None
+    tls = client_context(*settings.cluster_files())
+    return Nodes(parse_hosts(settings.nodes), tls=tls, tls_name=NODE_NAME, lost_s=settings.nodes_lost_s)
+
+
+def make_swarm(
+    settings: Settings,
+    catalog: Catalog,
+    nodes: Nodes,
+    *,
+    known: Known = none_known,
+    is_leading: Callable[[], bool] = lambda: True,
+) -> SwarmBackend:
+    """The backend of many machines; for the last two see there."""
+
+    def engine(url: str, folders: Folders) -> DockerBackend:
+        return _docker_backend(settings, catalog, url=url, folders=folders)
+
+    return SwarmBackend(
+        nodes=nodes,
+        engine=engine,
+        gates_dir=settings.socket_dir,
+        workers_dir=settings.socket_dir,
+        environments=[environment for environment in catalog if not environment.server.url],
+        forwarder_image=settings.forwarder_image,
+        known=known,
+        is_leading=is_leading,
+    )
+
+
+def _docker_backend(settings: Settings, catalog: Catalog, *, url: str, folders: Folders | None = None) -> DockerBackend:
+    return DockerBackend(
+        url=url,
+        instance=settings.instance,
+        socket_dir=settings.socket_dir,
+        socket_volume=settings.socket_volume,
+        folders=folders,
+        custom_tasks_dir=settings.custom_tasks_dir,
+        custom_tasks_volume=settings.custom_tasks_volume,
+        threads=settings.docker_threads,
+        environments=[environment for environment in catalog if not environment.server.url],
+        forwarder_image=settings.forwarder_image,
+    )

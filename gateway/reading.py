@@ -1,0 +1,75 @@
+"""Environments and tasks, as the settings say where they are."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from gateway.catalog import Catalog, load_catalog
+from gateway.core.errors import ConfigError
+from gateway.core.model import Environment
+from gateway.inspecting.static import detect_url, environment_of
+from gateway.inspecting.write import check_name
+from gateway.settings import Settings
+from gateway.tasks.registry import TaskRegistry, load_tasks
+
+logger = logging.getLogger(__name__)
+
+STATIC_WAIT_S: Final = 30.0
+"""How long a start waits for servers that somebody else runs."""
+
+
+async def read_all(settings: Settings) -> tuple[Catalog, TaskRegistry]:
+    """As `read_files`, with the servers of ``static``, which are asked what they are.
+
+    Raises:
+        ConfigError: with file, line and reason; or a server does not answer, or is none that can be used.
+    """
+    servers = settings.static_servers()
+    for name in servers:
+        check_name(name)
+    found = await asyncio.gather(*(detect_url(url, timeout_s=STATIC_WAIT_S) for url in servers.values()))
+    static = [environment_of(name, url, one) for (name, url), one in zip(servers.items(), found, strict=True)]
+    for environment in static:
+        logger.info(
+            "static_server environment=%s url=%s protocol=%s slots=%s",
+            environment.name,
+            environment.server.url,
+            environment.protocol.value,
+            environment.pool.slots,
+        )
+    return read_files(settings, static=static)
+
+
+def read_files(
+    settings: Settings, *, on_engine: bool | None = None, static: Sequence[Environment] = ()
+) -> tuple[Catalog, TaskRegistry]:
+    """Read the environments and their tasks.
+
+    Args:
+        on_engine: Whether workers are containers, where it is not the backend that says so: local processes leave out
+            environments that run in their images only.
+        static: Further environments. Unless the settings name others, they are all there are.
+
+    Raises:
+        ConfigError: with file, line and reason.
+    """
+    if static and not settings.environments:
+        catalog = Catalog(static, settings.default_environment)
+        return catalog, load_tasks(catalog)
+    directory = Path(settings.catalog_dir)
+    catalog = load_catalog(directory, names=settings.environments, default=settings.default_environment)
+    if not (settings.uses_containers if on_engine is None else on_engine):
+        images_only = [environment.name for environment in catalog if environment.needs_an_engine]
+        named = [name for name in images_only if name in settings.environments]
+        if named:
+            raise ConfigError(f"{', '.join(named)}: in an image only; use GATEWAY_BACKEND=docker")
+        if images_only:
+            logger.info("environments_left_out environments=%s reason=image_only", ",".join(images_only))
+            catalog = catalog.only_local(default=settings.default_environment)
+    if static:
+        catalog = Catalog([*catalog, *static], settings.default_environment)
+    return catalog, load_tasks(catalog)

@@ -24,6 +24,7 @@ from gateway.audit import Audit
 from gateway.backends.routed import RoutedBackend
 from gateway.backends.static import StaticBackend, none_known
 from gateway.backends.swarm.dialing import NodeDialer
+from gateway.backends.swarm.nodes import NodeState
 from gateway.catalog import Catalog
 from gateway.closing import Closer
 from gateway.core.errors import StoreUnavailable
@@ -157,6 +158,8 @@ class Gateway:
             complete=self._completed,
         )
         self.rollover.changed(lambda: self.custom_tasks.follow(catalog))
+        if nodes is not None:  # a machine that comes may have an image that the others lack, or lack one that they have
+            nodes.changed(lambda view: self.rollover.ask_again() if view.state is NodeState.LIVE else None)
         closer = Closer(store=self.store, upstreams=upstreams, metrics=self.metrics, played=self.records.note)
         self.sessions = Sessions(
             store=self.store,

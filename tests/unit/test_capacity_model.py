@@ -19,12 +19,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench import capacity_model as model
-from bench import results
 from bench.capacity_figures import KIB, MIB, PROTOCOLS, SOURCES, Figures, names, read_figures
 from bench.capacity_inputs import Cluster, Workload
 from bench.capacity_report import BEGIN, END, LEVERS, PAGE, Lever, cases, main, markdown, page, tables
 
-DATA: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "capacity.json").read_text())
+FIXTURE = Path(__file__).parent / "data" / "capacity.json"
+DATA: dict[str, Any] = json.loads(FIXTURE.read_text())
 MEASURED: dict[str, Any] = DATA["figures"]
 FIGURES = read_figures(DATA)
 ALONE = Cluster(machines=1, cores=2, memory_bytes=24 * 2**30, replicas=1, is_remote=False)
@@ -51,7 +51,7 @@ def test_each_input_says_where_it_comes_from() -> None:
 
 
 def test_the_last_results_have_all_that_is_read_by_name() -> None:
-    found = read_figures(results.read())
+    found = read_figures(DATA)
 
     assert all(value > 0 for name in names() if name != "step_cpu_s" for value in [getattr(found, name)])
     assert all(value > 0 for value in found.step_cpu_s.values())
@@ -408,7 +408,7 @@ def test_all_of_those_sessions_and_containers_were_there() -> None:
 
 
 def test_the_page_has_what_the_model_says_of_the_last_results() -> None:
-    figures = read_figures(results.read())
+    figures = read_figures(DATA)
     found = markdown(tables(figures, cases(figures, Workload(sessions=100_000), Cluster())))
 
     text = PAGE.read_text()
@@ -447,7 +447,7 @@ def test_more_replicas_bring_the_wall_of_redis_nearer() -> None:
 
 
 def test_the_command_prints_tables_of_another_cluster(capsys: pytest.CaptureFixture[str]) -> None:
-    status = main(["--sessions", "500", "--machines", "3", "--protocol", "areal"])
+    status = main(["--results", str(FIXTURE), "--sessions", "500", "--machines", "3", "--protocol", "areal"])
 
     printed = capsys.readouterr().out
     assert status == 0

@@ -1,6 +1,6 @@
 # Short names for the scripts. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help run demo up down test check lint tasks bench bench-quick soak clean
+.PHONY: help run demo curriculum up down test check lint tasks bench bench-quick soak clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -12,6 +12,10 @@ run: ## a gateway with environments as local processes: no Docker, no Redis
 demo: ## from nothing to a first reward, with the official clients
 	scripts/install demo
 	.venv/bin/python examples/demo.py $(ARGS)
+
+curriculum: ## a small learner, by three curricula; make curriculum ARGS="--environment game"
+	scripts/install bench
+	.venv/bin/python examples/curriculum.py $(ARGS)
 
 up: ## the gateway on Docker: chooses base images, makes keys, builds, starts
 	scripts/docker-engine

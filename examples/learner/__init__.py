@@ -1,0 +1,1 @@
+"""A small learner that trains through the gateway; `examples/curriculum.py` runs it."""

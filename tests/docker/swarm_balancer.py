@@ -1,0 +1,126 @@
+"""A load balancer as one that stands before machines: new connections go to gateways that say that they are ready.
+
+Connections to one that is leaving stay until it closes them; those to one that says nothing any more are broken off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+import httpx
+
+from tests.fakes.eventually import until
+
+ASK_EVERY_S = 0.2
+ASK_WITHIN_S = 2.0
+SILENT_S = 4.0
+CONNECT_S = 2.0
+
+
+@dataclass(eq=False)
+class Target:
+    """A place where a gateway may be."""
+
+    host: str
+    port: int
+    is_ready: bool = False
+    heard_at: float = 0.0
+    connections: set[asyncio.Task[None]] = field(default_factory=set)
+
+
+class Balancer:
+    """Listens on a port of loopback."""
+
+    def __init__(self, addresses: Sequence[tuple[str, int]]) -> None:
+        self.targets = [Target(host, port) for host, port in addresses]
+        self.url = ""
+        self._turn = itertools.count()
+        self._connections: set[asyncio.Task[None]] = set()
+
+    @property
+    def ready(self) -> list[Target]:
+        """Where new connections go."""
+        return [target for target in self.targets if target.is_ready]
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Balancer]:
+        """Serve until the block is left."""
+        server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        asking = [asyncio.ensure_future(self._ask(target)) for target in self.targets]
+        try:
+            yield self
+        finally:
+            server.close()
+            tasks = [*asking, *self._connections]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _ask(self, target: Target) -> None:
+        loop = asyncio.get_running_loop()
+        url = f"http://{target.host}:{target.port}/readyz"
+        async with httpx.AsyncClient(trust_env=False, timeout=ASK_WITHIN_S) as http:
+            while True:
+                try:
+                    answer = await http.get(url, headers={"connection": "close"})
+                    target.is_ready, target.heard_at = answer.status_code == 200, loop.time()
+                except httpx.HTTPError:
+                    target.is_ready = False
+                if loop.time() - target.heard_at > SILENT_S:
+                    for connection in target.connections:
+                        connection.cancel()
+                await asyncio.sleep(ASK_EVERY_S)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.ensure_future(self._pass_on(reader, writer))
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            target, there_reader, there_writer = await self._connected()
+            task = asyncio.current_task()
+            assert task is not None
+            target.connections.add(task)
+            task.add_done_callback(target.connections.discard)
+            ways = [
+                asyncio.ensure_future(_pipe(reader, there_writer)),
+                asyncio.ensure_future(_pipe(there_reader, writer)),
+            ]
+            try:
+                await asyncio.wait(ways)
+            finally:
+                for way in ways:
+                    way.cancel()
+                there_writer.close()
+        finally:
+            writer.close()
+
+    async def _connected(self) -> tuple[Target, asyncio.StreamReader, asyncio.StreamWriter]:
+        """The next ready one that takes the connection; nothing was sent yet, so another one may be asked."""
+        deadline = asyncio.get_running_loop().time() + 30
+        while True:
+            await until(lambda: self.ready)
+            target = self.ready[next(self._turn) % len(self.ready)]
+            try:
+                async with asyncio.timeout(CONNECT_S):
+                    return target, *await asyncio.open_connection(target.host, target.port)
+            except OSError:
+                target.is_ready = False
+                if asyncio.get_running_loop().time() > deadline:
+                    raise
+
+
+async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Copy one way, the end of it included."""
+    with contextlib.suppress(OSError):
+        while data := await reader.read(2**16):
+            writer.write(data)
+            await writer.drain()
+    with contextlib.suppress(OSError):
+        writer.close()

@@ -1,0 +1,151 @@
+"""Three machines on this one, as `scripts/swarm-lab` brings them up: real engines in one Swarm.
+
+Under a name and in a net of its own, so that a lab which somebody uses may be up beside it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import docker
+
+PROJECT_DIR = Path(__file__).resolve().parents[2]
+SCRIPT = PROJECT_DIR / "scripts" / "swarm-lab"
+NODES = ("node1", "node2", "node3")
+COMMAND_S = 180.0
+"""The longest command: `up`, or `load` of some hundred MB; the script's own waits are shorter."""
+ENGINE_S = 100
+"""The longest answer, and the longest program in a container: machines may hear of each other's names 30 s late."""
+
+
+@dataclass(frozen=True)
+class Lab:
+    """A lab; its machines may be up or not."""
+
+    name: str
+    net: str
+    nodes: int = 3
+    directory: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "directory", Path("/var/lib/swarm-lab") / self.name)
+
+    def run(self, *command: str, environ: Mapping[str, str] | None = None) -> str:
+        """Run the script and return what it printed."""
+        done = self.attempt(*command, environ=environ)
+        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def attempt(self, *command: str, environ: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        """Run the script, whatever comes of it."""
+        return subprocess.run(
+            [SCRIPT, *command],
+            env={**os.environ, **self.environ(), **(environ or {})},
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_S,
+        )
+
+    def environ(self) -> dict[str, str]:
+        """The variables by which the script knows it."""
+        return {
+            "SWARM_LAB_NAME": self.name,
+            "SWARM_LAB_NET": self.net,
+            "SWARM_LAB_DIR": str(self.directory),
+            "SWARM_LAB_NODES": str(self.nodes),
+        }
+
+    def address(self, node: str) -> str:
+        """Where a machine is, from this one and from the others."""
+        return f"{self.net}.{10 + int(node.removeprefix('node'))}"
+
+    def on(self, node: str, *command: str, environ: Mapping[str, str] | None = None) -> str:
+        """Run the docker command on a machine's engine, from outside; what it printed."""
+        done = subprocess.run(
+            ["docker", "--host", self.url(node), *command],
+            env={**{k: v for k, v in os.environ.items() if not k.startswith("DOCKER_")}, **(environ or {})},
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_S,
+        )
+        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+        return done.stdout.strip()
+
+    def url(self, node: str) -> str:
+        """Where a machine's engine is, from outside."""
+        return f"unix://{self.directory}/{node}/docker.sock"
+
+    @contextmanager
+    def engine(self, node: str) -> Iterator[docker.APIClient]:
+        """A machine's engine."""
+        client = docker.APIClient(base_url=self.url(node), version="auto", timeout=ENGINE_S)
+        try:
+            yield client
+        finally:
+            client.close()
+
+    def members(self, asked: str = "node1") -> dict[str, str]:
+        """What the Swarm says of its machines, in the words of the one that is *asked*: state by name."""
+        with self.engine(asked) as engine:
+            return {node["Description"]["Hostname"]: node["Status"]["State"] for node in engine.nodes()}
+
+
+def left_of(lab: Lab) -> list[str]:
+    """All that there is of a lab on this machine: namespaces, links, mounts, cgroups, processes, folders."""
+    found = [f"namespace {entry.name}" for entry in _entries(Path("/run/netns")) if entry.name.startswith(lab.name)]
+    found += [f"link {entry.name}" for entry in _entries(Path("/sys/class/net")) if entry.name.startswith(lab.name)]
+    found += [f"mount {line}" for line in Path("/proc/self/mountinfo").read_text().splitlines() if _is_of(lab, line)]
+    found += [f"cgroup {entry}" for entry in Path("/sys/fs/cgroup").glob(f"**/{lab.name}-node*")]
+    for process in Path("/proc").glob("[0-9]*"):
+        said = read(process / "cmdline") + read(process / "cgroup")
+        if _is_of(lab, said):
+            found.append(f"process {process.name} {read(process / 'comm').strip()}")
+    if lab.directory.exists():
+        found.append(f"folder {lab.directory}")
+    return found
+
+
+def filter_rules() -> list[str]:
+    """This machine's own iptables rules, without their counters."""
+    listed = subprocess.run(["iptables-save"], capture_output=True, text=True, check=True, timeout=30).stdout
+    return [line for line in listed.splitlines() if line.startswith("-A")]
+
+
+def _is_of(lab: Lab, text: str) -> bool:
+    return str(lab.directory) in text or f"/{lab.name}-" in text
+
+
+def _entries(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.exists() else []
+
+
+def read(path: Path) -> str:
+    """A file of a process; nothing, if that has ended."""
+    try:
+        return path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:  # it ended
+        return ""
+
+
+def sees(engine: docker.APIClient, image: str, *, network: str, program: str, arguments: list[Any]) -> str:
+    """Run a Python *program* in a container of its own in *network*; what it printed."""
+    container = engine.create_container(
+        image,
+        command=["-c", program, *map(str, arguments)],
+        entrypoint=["python3"],
+        host_config=engine.create_host_config(network_mode=network),
+    )["Id"]
+    try:
+        engine.start(container)
+        status = engine.wait(container, timeout=ENGINE_S)["StatusCode"]
+        printed: str = engine.logs(container).decode()
+        assert status == 0, printed
+        return printed.strip()
+    finally:
+        engine.remove_container(container, force=True)

@@ -1,0 +1,140 @@
+"""Many sessions that step until they are told to stop, each step checked: none is lost, and none runs twice."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import httpx
+
+from tests.fakes.eventually import until
+from tests.wire.raw import create, new_sid, parse
+
+TURNS = 500
+PAUSE_S = 0.5
+"""Between two steps of a session: this is one machine, whatever it plays."""
+STEP_S = 60.0
+ENVIRONMENT = "game"
+TASK = {
+    "id": "walk",
+    "instruction": "Walk.",
+    "config": {
+        "game": "grid",
+        "level": {"width": 5, "height": 5, "walls": 15, "doors": 0, "hazards": 0, "seed": 15137},
+        "max_turns": TURNS,
+    },
+    "evaluation": {"reward_function": "efficiency(slack=1.5)"},
+}
+MOVE = "[open]"
+"""There is no door: it costs a turn and never ends the game."""
+
+
+@dataclass(eq=False)
+class Player:
+    """One session."""
+
+    sid: str
+    steps: int = 0
+    failure: str = ""
+    """What the step said that failed; the session is over then."""
+    broken: list[str] = field(default_factory=list)
+    """Steps that ended without an answer, and answers that nobody can explain."""
+
+
+class Players:
+    """Sessions that step."""
+
+    def __init__(self, http: httpx.AsyncClient) -> None:
+        self.players: list[Player] = []
+        self._http = http
+        self._stopping = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def alive(self) -> list[Player]:
+        """Those that go on."""
+        return [player for player in self.players if not player.failure and not player.broken]
+
+    @property
+    def lost(self) -> list[Player]:
+        """Those whose session failed."""
+        return [player for player in self.players if player.failure]
+
+    def broken(self) -> list[str]:
+        """What must never happen, of all."""
+        return [what for player in self.players for what in player.broken]
+
+    async def open(self, count: int) -> list[Player]:
+        """Open so many more and let them step."""
+        players = await asyncio.gather(*(self._opened() for _ in range(count)))
+        self.players += players
+        self._tasks += [asyncio.ensure_future(self._play(player)) for player in players]
+        return list(players)
+
+    async def go_on(self, *, steps: int = 3, within_s: float = 90) -> None:
+        """Return when each that lives has made some more steps."""
+        before = {player: player.steps for player in self.alive}
+        await until(
+            lambda: all(player.failure or player.broken or player.steps >= n + steps for player, n in before.items()),
+            within_s=within_s,
+        )
+
+    async def aclose(self) -> None:
+        """Let the steps under way end, then end the sessions."""
+        self._stopping.set()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=STEP_S)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(self._deleted(player) for player in self.players), return_exceptions=True)
+
+    async def _opened(self) -> Player:
+        player = Player(new_sid())
+        answer = await create(self._http, player.sid, env_name=ENVIRONMENT, task_spec=TASK)
+        assert answer.status_code == 200, answer.text
+        return player
+
+    async def _deleted(self, player: Player) -> None:
+        await self._http.post("/delete", headers={"X-Session-ID": player.sid})
+
+    async def _play(self, player: Player) -> None:
+        while not self._stopping.is_set() and player.steps < TURNS - 1:
+            try:
+                answer = await self._http.post(
+                    f"/{ENVIRONMENT}/call",
+                    headers={"X-Session-ID": player.sid, "Accept": "text/event-stream"},
+                    json={"name": "act", "input": {"message": MOVE}},
+                )
+            except httpx.HTTPError as error:
+                player.broken.append(f"{type(error).__name__} {error}")
+                return
+            if answer.status_code != 200:
+                player.failure = f"{answer.status_code} {answer.text}"
+                return
+            outcome = parse(answer.text)
+            if outcome.events[-1].name == "error":
+                player.failure = outcome.error
+                return
+            player.steps += 1
+            left = re.search(r"Turns left: (\d+)", outcome.text)
+            if left is None or int(left[1]) != TURNS - player.steps:
+                player.broken.append(f"after {player.steps} steps: {outcome.text}")
+                return
+            await asyncio.sleep(PAUSE_S)
+
+
+@asynccontextmanager
+async def playing(url: str, key: str) -> AsyncIterator[Players]:
+    """Players whose sessions are ended with the block."""
+    limits = httpx.Limits(max_connections=200, max_keepalive_connections=100)
+    headers = {"X-API-Key": key}
+    async with httpx.AsyncClient(base_url=url, headers=headers, trust_env=False, timeout=STEP_S, limits=limits) as http:
+        players = Players(http)
+        try:
+            yield players
+        finally:
+            await players.aclose()

@@ -1,0 +1,129 @@
+"""`deploy/swarm/stack.yaml` as it is, read and not run: it says what the settings and the README say."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gateway.settings import PREFIX, Settings, load, parse_keys
+from tests.docker.swarm_lab import PROJECT_DIR
+
+TEXT = (PROJECT_DIR / "deploy" / "swarm" / "stack.yaml").read_text()
+README = (PROJECT_DIR / "deploy" / "README.md").read_text()
+SECRETS = "/run/secrets"
+VARIABLE = re.compile(r"\$\{([A-Z_]+):-([^}]*)\}")
+
+
+def read(**given: str) -> dict[str, Any]:
+    """The file with its defaults, or what is *given*, in the place of its variables."""
+    read: dict[str, Any] = yaml.safe_load(VARIABLE.sub(lambda found: given.get(found[1], found[2]), TEXT))
+    return read
+
+
+def service(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = read()["services"][name]
+    return found
+
+
+def seconds(period: str) -> float:
+    assert period.endswith("s"), period
+    return float(period.removesuffix("s"))
+
+
+def targets(name: str) -> set[str]:
+    return {secret["target"] for secret in service(name)["secrets"]}
+
+
+@pytest.mark.parametrize("name", ["gateway", "node"])
+def test_its_variables_make_settings_that_may_be_served(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    for variable in [variable for variable in os.environ if variable.startswith(PREFIX)]:
+        monkeypatch.delenv(variable)
+    for secret in targets(name):
+        (tmp_path / secret).write_text("trainer:trainers-key" if "trainer" in secret else "operator:operators-key")
+    for variable, value in service(name)["environment"].items():
+        monkeypatch.setenv(variable, str(value).replace(SECRETS, str(tmp_path)))
+
+    settings = load().checked()
+
+    assert settings.instance == "env-gateway"
+    assert settings.socket_volume == read()["volumes"]["workers"]["name"]
+    if name == "gateway":
+        assert parse_keys(settings.trainer_keys) == {"trainer": "trainers-key"}
+        assert parse_keys(settings.operator_keys) == {"operator": "operators-key"}
+        assert settings.secret is not None
+
+
+@pytest.mark.parametrize("name", ["gateway", "node"])
+def test_the_clusters_files_are_secrets_that_it_is_given(name: str) -> None:
+    files = [value for variable, value in service(name)["environment"].items() if "_CLUSTER_" in variable]
+
+    assert len(files) == 3
+    assert {file.removeprefix(f"{SECRETS}/") for file in files} <= targets(name)
+
+
+def test_a_node_is_given_no_secret_of_a_gateway() -> None:
+    sources = {secret["source"] for secret in service("node")["secrets"]}
+
+    assert sources == {"ca", "node-cert", "node-key"}
+
+
+def test_who_is_told_to_end_is_given_the_time_that_it_needs() -> None:
+    gateway, node = service("gateway"), service("node")
+    notice_s = float(gateway["environment"]["GATEWAY_DRAIN_NOTICE_S"])
+
+    assert notice_s >= 15  # as long as clients keep an idle connection
+    assert seconds(gateway["stop_grace_period"]) > notice_s + 2 * Settings.model_fields["drain_s"].default
+    assert seconds(node["stop_grace_period"]) > float(node["environment"]["GATEWAY_NODE_DRAIN_S"])
+
+
+def test_only_the_node_has_the_engines_socket_and_only_the_gateway_a_port_and_a_way_out() -> None:
+    stack = read()
+    services = stack["services"]
+
+    assert [name for name, one in services.items() if "docker.sock" in str(one.get("volumes"))] == ["node"]
+    assert [name for name, one in services.items() if "ports" in one] == ["gateway"]
+    for name in ("node", "redis"):
+        (network,) = services[name]["networks"]
+        assert stack["networks"][network] == {"internal": True}
+    assert set(services["node"]["networks"]).isdisjoint(services["redis"]["networks"])
+
+
+@pytest.mark.parametrize("name", ["gateway", "node", "redis"])
+def test_a_service_has_no_more_rights_than_it_needs(name: str) -> None:
+    one = service(name)
+
+    assert one["read_only"] is True
+    assert one["cap_drop"] == ["ALL"]
+    assert one.get("cap_add", []) == (["DAC_OVERRIDE"] if name == "node" else [])
+    assert {"memory", "pids"} <= one["deploy"]["resources"]["limits"].keys()
+
+
+def test_gateways_and_nodes_agree_whatever_the_stack_is_called() -> None:
+    stack = read(STACK="other", GATEWAY_ENVIRONMENTS="math")
+    gateway, node = (stack["services"][name]["environment"] for name in ("gateway", "node"))
+
+    for name in ("GATEWAY_INSTANCE", "GATEWAY_SOCKET_VOLUME", "GATEWAY_ENVIRONMENTS"):
+        assert gateway[name] == node[name]
+    assert gateway["GATEWAY_INSTANCE"] == "other"
+    assert stack["volumes"]["workers"]["name"] == gateway["GATEWAY_SOCKET_VOLUME"] == "other_workers"
+
+
+def test_every_secret_is_made_by_the_readme_and_named_with_the_same_version() -> None:
+    secrets = read(SECRETS="7")["secrets"]
+    made = set(re.findall(r"(?:^|\| )secret ([a-z-]+) ", README, re.M))
+
+    assert {secret["name"] for secret in secrets.values()} == {f"env-gateway-{name}-7" for name in made}
+    assert set(secrets) == made
+
+
+def test_every_variable_is_named_at_its_head() -> None:
+    head = TEXT[: TEXT.index("\nversion:")]
+
+    assert {found[1] for found in VARIABLE.finditer(TEXT) if found[1] not in head} == set()

@@ -1,0 +1,155 @@
+"""The stack of `deploy/swarm` on three machines: sessions on all of them, a machine that dies, an update under load."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import docker
+import pytest
+
+from tests.docker.swarm_balancer import Balancer
+from tests.docker.swarm_lab import NODES, Lab
+from tests.docker.swarm_players import Players, playing
+from tests.docker.swarm_stack import SLOTS, STACK, UPDATE_S, SwarmStack, deployed
+from tests.fakes.eventually import eventually, eventually_now, until
+
+pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(900)]
+pytest_plugins = ["tests.contract.backend_fixtures"]
+
+SESSIONS = 90
+VICTIM = NODES[2]
+"""Has no gateway, and not the store."""
+RECOVERS_S = 90.0
+IDLE_WITHIN_S = 240.0
+"""Workers are kept for a while after a burst, whatever their environment's idle time."""
+
+
+@pytest.fixture(scope="module")
+def stack(docker_engine: docker.APIClient, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SwarmStack]:
+    lab = Lab("swstck", "198.18.81")
+    lab.run("down")  # of a run that was killed
+    folder: Path = tmp_path_factory.mktemp("stack")
+    try:
+        lab.run("up")
+        with deployed(lab, folder) as stack:
+            yield stack
+    finally:
+        lab.run("down")
+
+
+@pytest.fixture
+async def players(stack: SwarmStack) -> AsyncIterator[Players]:
+    """Ninety sessions that step, through a load balancer before both gateways."""
+    async with Balancer(stack.gateways()).running() as balancer, playing(balancer.url, stack.trainer) as players:
+        await players.open(SESSIONS)
+        await players.go_on()
+        yield players
+
+    def no_session() -> None:
+        assert stack.admin("sessions") == []
+
+    await asyncio.to_thread(eventually_now, no_session, within_s=RECOVERS_S)
+
+
+@pytest.fixture
+def workers_end_afterwards(stack: SwarmStack) -> Iterator[None]:
+    """A machine that was away has none, and gets none while those of the others are enough."""
+    yield
+
+    def no_worker() -> None:
+        assert [worker for node in NODES for worker in stack.workers_on(node)] == []
+
+    eventually_now(no_worker, within_s=IDLE_WITHIN_S)
+
+
+async def test_sessions_spread_over_all_machines_and_their_image_with_them(stack: SwarmStack, players: Players) -> None:
+    counts = {node: len(stack.workers_on(node)) for node in NODES}
+
+    assert (players.broken(), players.lost) == ([], [])
+    assert sum(counts.values()) >= SESSIONS // SLOTS
+    assert max(counts.values()) - min(counts.values()) <= 1, counts
+    assert len(stack.image_ids()) == 1
+
+
+async def test_workers_are_hardened_on_every_machine(stack: SwarmStack, players: Players) -> None:
+    for node in NODES:
+        for worker in stack.workers_on(node):
+            with stack.lab.engine(node) as engine:
+                found = engine.inspect_container(worker["Id"])
+            host = found["HostConfig"]
+            assert host["ReadonlyRootfs"] is True
+            assert host["CapDrop"] == ["ALL"]
+            assert host["NetworkMode"] == "none"
+            assert "no-new-privileges" in " ".join(host["SecurityOpt"])
+            assert host["PidsLimit"] > 0
+            assert host["Memory"] > 0
+    assert players.broken() == []
+
+
+@pytest.mark.usefixtures("workers_end_afterwards")
+async def test_a_machine_that_dies_takes_its_sessions_along_and_no_others(stack: SwarmStack, players: Players) -> None:
+    doomed = len(stack.workers_on(VICTIM)) * SLOTS
+    assert doomed > 0
+    try:
+        await asyncio.to_thread(stack.lab.run, "kill", VICTIM)
+        await until(lambda: len(players.lost) > 0, within_s=RECOVERS_S)
+        await players.go_on(steps=10)
+        lost = len(players.lost)
+        more = await players.open(lost)  # capacity comes back on the others
+        await players.go_on(within_s=RECOVERS_S)
+
+        assert players.broken() == []
+        assert 0 < lost <= doomed
+        assert {player.failure for player in players.lost if "worker_lost" not in player.failure} == set()
+        assert [player.failure for player in more if player.failure] == []
+        assert len(players.alive) == SESSIONS
+        assert (await asyncio.to_thread(stack.node_states))[VICTIM] == "lost"
+    finally:
+        await asyncio.to_thread(stack.lab.run, "start", VICTIM)
+        await asyncio.to_thread(stack.await_ready)
+
+
+async def test_an_update_of_the_gateways_fails_no_step(stack: SwarmStack, players: Players) -> None:
+    before = await asyncio.to_thread(tasks_of, stack, "gateway")
+
+    await asyncio.to_thread(update, stack, "gateway")
+    await updated(stack, "gateway")
+    await players.go_on()
+
+    assert not before & await asyncio.to_thread(tasks_of, stack, "gateway")
+    assert (players.broken(), [player.failure for player in players.lost]) == ([], [])
+    assert len(players.alive) == SESSIONS
+
+
+async def test_an_update_of_the_nodes_fails_no_step(stack: SwarmStack, players: Players) -> None:
+    before = await asyncio.to_thread(tasks_of, stack, "node")
+
+    await asyncio.to_thread(update, stack, "node")
+    await updated(stack, "node")
+    await players.go_on()
+
+    assert not before & await asyncio.to_thread(tasks_of, stack, "node")
+    assert (players.broken(), [player.failure for player in players.lost]) == ([], [])
+    assert len(players.alive) == SESSIONS
+
+
+def update(stack: SwarmStack, service: str) -> None:
+    """Replace all tasks of a service, as for a new image."""
+    options = ["--detach", "--force", "--no-resolve-image"]
+    stack.lab.on(NODES[0], "service", "update", *options, f"{STACK}_{service}")
+
+
+async def updated(stack: SwarmStack, service: str) -> None:
+    async def check() -> None:
+        state = await asyncio.to_thread(stack.update_state, service)
+        assert state == "completed", state
+
+    await eventually(check, within_s=UPDATE_S)
+
+
+def tasks_of(stack: SwarmStack, service: str) -> set[str]:
+    """Its tasks that run."""
+    listed = stack.lab.on(NODES[0], "service", "ps", "--quiet", "--filter=desired-state=running", f"{STACK}_{service}")
+    return set(listed.split())

@@ -144,7 +144,8 @@ class Pool:
         self._demands: dict[EnvironmentName, Demand] = {}
         self._looked_at: float | None = None
         self._woken = asyncio.Event()
-        self._at_engine = anyio.CapacityLimiter(STOPS_AT_ONCE)
+        self._at_engine = asyncio.Semaphore(STOPS_AT_ONCE)
+        self._engines = 1
 
     @property
     def is_leading(self) -> bool:
@@ -208,7 +209,10 @@ class Pool:
         self._metrics.loaded(loads)
         self._look(loads)
         await self._drain_leaving(loads)
-        self._at_engine.total_tokens = STOPS_AT_ONCE * self._backend.engines()
+        for _ in range(self._engines, self._backend.engines()):  # each takes so many; those of one that went may queue
+            self._engines += 1
+            for _ in range(STOPS_AT_ONCE):
+                self._at_engine.release()
         for environment, load, wanted in self._planned(loads):
             await self._apply(environment, load, wanted, own)
         await self._drop_strangers(loads)

@@ -88,7 +88,8 @@ class Starts:
         self._started = started
         self._under_way: dict[WorkerId, asyncio.Future[Death]] = {}
         self._failures: dict[EnvironmentName, _Failures] = {}
-        self._at_engine = anyio.CapacityLimiter(STARTS_AT_ONCE)
+        self._at_engine = asyncio.Semaphore(STARTS_AT_ONCE)
+        self._engines = 1
         self._is_ending = False
 
     def __contains__(self, id: object) -> bool:
@@ -148,7 +149,7 @@ class Starts:
         """Start *worker* and wait for its readiness; what fails is undone and counted."""
         began_at = time.monotonic()
         try:
-            self._at_engine.total_tokens = STARTS_AT_ONCE * self._backend.engines()
+            self._count_engines()
             async with self._at_engine:  # of the engine only: workers that never get ready must not hold up others
                 address = await self._backend.start(worker, environment)
             slots = await self._until_ready(replace(worker, address=address), environment)
@@ -168,6 +169,13 @@ class Starts:
             logger.info("worker_ready environment=%s worker=%s start_s=%.3f", environment.name, worker.id, start_s)
         finally:
             self._under_way.pop(worker.id, None)
+
+    def _count_engines(self) -> None:
+        """Make room for the starts of engines that came; those of engines that went may queue at the others."""
+        for _ in range(self._engines, self._backend.engines()):
+            self._engines += 1
+            for _ in range(STARTS_AT_ONCE):
+                self._at_engine.release()
 
     async def _until_ready(self, worker: Worker, environment: Environment) -> int:
         """Wait for readiness, the end of the environment's start time, or the worker's death, whichever is first.

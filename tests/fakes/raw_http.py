@@ -79,6 +79,7 @@ class RawServer:
         self._path = path
         self._port = port
         self._server: asyncio.Server | None = None
+        self._is_closed = False
         self._tasks: dict[asyncio.Task[None], Connection] = {}
         self.connections: list[Connection] = []
         """All that were ever accepted."""
@@ -100,6 +101,7 @@ class RawServer:
 
     async def start(self) -> None:
         """Listen."""
+        self._is_closed = False
         if self._path is not None:
             self._server = await asyncio.start_unix_server(self._accept, self._path, limit=MAX_HEAD_BYTES)
         else:
@@ -108,6 +110,7 @@ class RawServer:
 
     async def aclose(self) -> None:
         """Drop all connections and stop listening."""
+        self._is_closed = True
         if self._server is not None:
             self._server.close()
         tasks = list(self._tasks)
@@ -128,6 +131,9 @@ class RawServer:
         await self.aclose()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._is_closed:  # the event loop had accepted it before
+            writer.transport.abort()
+            return
         connection = Connection(reader, writer)
         self.connections.append(connection)
         task = asyncio.ensure_future(self._run(connection))

@@ -142,6 +142,24 @@ class SwarmStack:
 
         eventually_now(check, within_s=READY_S)
 
+    def await_images(self) -> None:
+        """Return when every gateway knows the workers' image on every machine: until then one is chosen that has it."""
+
+        def check() -> None:
+            for host, port in self.gateways():
+                headers = {"X-API-Key": self.operator}
+                try:
+                    answer = httpx.get(f"http://{host}:{port}/admin/v1/nodes", headers=headers, timeout=5)
+                except httpx.HTTPError as error:
+                    raise AssertionError(f"{host}: {error}") from error
+                name = WORKER_IMAGE.removesuffix(":latest")  # as the catalog calls it
+                images = {node["name"]: node.get("images", {}).get(name) for node in answer.json()["nodes"]}
+                assert images.keys() == set(NODES), images
+                assert None not in images.values(), images
+                assert len(set(images.values())) == 1, images
+
+        eventually_now(check, within_s=READY_S)
+
     def image_ids(self) -> set[str]:
         """The workers' image, as it is on each machine: one id once it is on all."""
         inspect = ["image", "inspect", "--format={{.Id}}", WORKER_IMAGE]
@@ -163,8 +181,7 @@ def deployed(lab: Lab, folder: Path) -> Iterator[SwarmStack]:
     try:
         stack.deploy()
         stack.await_ready()
-        # Before that, workers are placed where the image is.
-        eventually_now(stack.image_ids, within_s=READY_S)
+        stack.await_images()
         yield stack
     except BaseException:
         print(_told(lab))

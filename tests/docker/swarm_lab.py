@@ -24,6 +24,22 @@ ENGINE_S = 100
 """The longest answer, and the longest program in a container: machines may hear of each other's names 30 s late."""
 
 
+PROBE = """
+command -v ip >/dev/null || exit 0  # the script installs it
+ip link add name probe-br type bridge
+ip link add name probe-va type veth peer name probe-vb
+ip link add name probe-vx type vxlan id 7 dstport 4789 remote 192.0.2.1
+"""
+"""In namespaces that end with it."""
+
+
+def lacks() -> str:
+    """Why there can be no lab here: machines need networks of their own. Empty: there can."""
+    command = ["unshare", "--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "sh", "-ec", PROBE]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    return "" if done.returncode == 0 else f"no namespaces, bridge, veth or vxlan here: {done.stderr.strip()[:200]}"
+
+
 @dataclass(frozen=True)
 class Lab:
     """A lab; its machines may be up or not."""

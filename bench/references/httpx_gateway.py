@@ -120,5 +120,5 @@ if __name__ == "__main__":
     chosen = LIMITS[sys.argv.pop(1)]
     if not hasattr(gateway.app, "Relay"):
         sys.exit("the gateway's transport has another name now: this would measure the gateway itself")
-    vars(gateway.app)["Relay"] = lambda: HttpxTransport(chosen)  # the one part that is exchanged
+    vars(gateway.app)["Relay"] = lambda dial: HttpxTransport(chosen)  # the one part that is exchanged
     app()

@@ -412,9 +412,9 @@ def test_the_part_that_the_httpx_gateway_exchanges_is_where_it_is_looked_for() -
 # -- a short run --------------------------------------------------------------------------------------------------
 
 
-async def test_a_short_run_through_the_bare_forwarder_and_the_gateway_has_no_wrong_answer() -> None:
+async def test_a_short_run_through_the_references_and_the_gateway_has_no_wrong_answer() -> None:
     plan = proxies.Plan(
-        names=(DIRECTLY, BARE, GATEWAY),
+        names=(DIRECTLY, BARE, HTTPX_GATEWAY, GATEWAY),
         callers=(1, 4),
         rounds=1,
         round_s=0.1,
@@ -426,7 +426,7 @@ async def test_a_short_run_through_the_bare_forwarder_and_the_gateway_has_no_wro
         found = await proxies.run(made, plan)
 
     calls = found.figures["calls"]
-    assert list(calls) == [DIRECTLY, BARE, GATEWAY]
+    assert list(calls) == [DIRECTLY, BARE, HTTPX_GATEWAY, GATEWAY]
     assert all(not each["errors"] and each["latency"]["count"] > 0 for row in calls.values() for each in row.values())
     assert set(calls[GATEWAY]["c4"]["cpu_s_per_1000"]) == {"proxy", "worker", "generator"}
     assert set(found.figures["rss_bytes"][DIRECTLY]) == {"worker_idle", "worker_loaded"}

@@ -31,7 +31,7 @@ class Plan:
     warmup_s: float = 0.5
 
 
-QUICK = Plan(callers=(1, 64), rounds=2, call_round_s=0.6, episode_round_s=0.3, warmup_s=0.2)
+QUICK = Plan(callers=(1, 64), rounds=2, call_round_s=0.4, episode_round_s=0.2, warmup_s=0.1)
 
 
 @dataclass(frozen=True, slots=True)

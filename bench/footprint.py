@@ -35,7 +35,7 @@ class Plan:
     idle_sessions: int = 10_000
 
 
-QUICK = Plan(starts=1, idle_sessions=1_000)
+QUICK = Plan(starts=1, idle_sessions=500)
 
 
 @dataclass(slots=True)

@@ -60,7 +60,7 @@ class Plan:
     """That are open at the same time, each with an episode, for what they take."""
 
 
-QUICK = Plan(rounds=2, round_s=0.6, warmup_s=0.2, resets=50, sockets=300)
+QUICK = Plan(rounds=2, round_s=0.4, warmup_s=0.1, resets=50, sockets=200)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ class Plan:
     cold_opens: int = 10
 
 
-QUICK = Plan(opens=200, bursts=2, cold_opens=3)
+QUICK = Plan(opens=100, bursts=1, cold_opens=2)
 
 
 @dataclass(slots=True)

@@ -45,8 +45,8 @@ QUICK = Plan(
     names=tuple(name for name in ALL if name not in VARIANTS),
     callers=(1, 64, 1024),
     rounds=2,
-    round_s=0.5,
-    warmup_s=0.3,
+    round_s=0.4,
+    warmup_s=0.2,
 )
 
 

@@ -49,7 +49,7 @@ class Plan:
     """For which CPU is counted, before the first is due."""
 
 
-QUICK = Plan(rounds=1, idle=5_000, idle_s=16, still_s=4.0)
+QUICK = Plan(rounds=1, idle=3_000, idle_s=9, still_s=3.0)
 
 
 @dataclass(slots=True)

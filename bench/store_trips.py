@@ -37,7 +37,7 @@ class Plan:
     """Between two steps of one session."""
 
 
-QUICK = Plan(seconds=3.0)
+QUICK = Plan(seconds=2.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,9 +76,9 @@ logger = logging.getLogger(__name__)
 
 STORE_WAIT_S = 30.0
 """How long a start waits for a store that is still coming up."""
-GC_THRESHOLD = 100_000
+GC_THRESHOLD = 20_000
 """Containers that came and did not go yet, between two collections of the youngest; Python's own is 700, some ten
-calls. Below what a thousand calls under way hold, each of their waves would be collected, and nothing found."""
+calls. With 100,000 a call costs a fourteenth less at a thousand callers, and an idle episode 9 KiB instead of 3."""
 LEAVE_S = 1.0
 """By so much earlier than calls under way are broken off they are answered."""
 IMAGES_WAIT_S = 5.0

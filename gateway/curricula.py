@@ -345,7 +345,7 @@ class Curricula:
         self._weighed.clear()
 
     async def run(self) -> None:
-        """Follow definitions and let stages move on, until cancelled."""
+        """Follow definitions, and foresee what will be opened, until cancelled."""
         while True:
             await asyncio.sleep(FOLLOW_S)
             try:

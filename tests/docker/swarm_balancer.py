@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import httpx
 
 from tests.fakes.eventually import until
+from tests.fakes.splicing import splice
 
 ASK_EVERY_S = 0.2
 ASK_WITHIN_S = 2.0
@@ -88,16 +89,7 @@ class Balancer:
             assert task is not None
             target.connections.add(task)
             task.add_done_callback(target.connections.discard)
-            ways = [
-                asyncio.ensure_future(_pipe(reader, there_writer)),
-                asyncio.ensure_future(_pipe(there_reader, writer)),
-            ]
-            try:
-                await asyncio.wait(ways)
-            finally:
-                for way in ways:
-                    way.cancel()
-                there_writer.close()
+            await splice((reader, writer), (there_reader, there_writer))
         finally:
             writer.close()
 
@@ -114,13 +106,3 @@ class Balancer:
                 target.is_ready = False
                 if asyncio.get_running_loop().time() > deadline:
                     raise
-
-
-async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Copy one way, the end of it included."""
-    with contextlib.suppress(OSError):
-        while data := await reader.read(2**16):
-            writer.write(data)
-            await writer.drain()
-    with contextlib.suppress(OSError):
-        writer.close()

@@ -12,7 +12,7 @@ from pathlib import Path
 import docker
 import pytest
 
-from tests.docker.swarm_lab import NODES, Lab, filter_rules, lacks, left_of, read, sees
+from tests.docker.swarm_lab import NODES, Lab, expect_namespaces, filter_rules, left_of, read, sees
 from tests.fakes.eventually import eventually_now
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(400)]
@@ -63,8 +63,7 @@ except OSError as error:
 
 @pytest.fixture(scope="module")
 def lab(docker_engine: docker.APIClient) -> Iterator[Lab]:
-    if why := lacks():
-        pytest.skip(why)
+    expect_namespaces()
     lab = Lab("swtest", "198.18.79")
     lab.run("down")  # of a run that was killed
     try:

@@ -10,7 +10,7 @@ import docker
 import pytest
 
 from tests.docker.swarm_balancer import Balancer
-from tests.docker.swarm_lab import NODES, Lab, lacks
+from tests.docker.swarm_lab import NODES, Lab, expect_namespaces
 from tests.docker.swarm_players import Players, playing
 from tests.docker.swarm_stack import SLOTS, STACK, UPDATE_S, SwarmStack, deployed
 from tests.fakes.eventually import eventually, eventually_now, until
@@ -28,8 +28,7 @@ IDLE_WITHIN_S = 240.0
 
 @pytest.fixture(scope="module")
 def stack(docker_engine: docker.APIClient, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SwarmStack]:
-    if why := lacks():
-        pytest.skip(why)
+    expect_namespaces()
     lab = Lab("swstck", "198.18.81")
     lab.run("down")  # of a run that was killed
     folder: Path = tmp_path_factory.mktemp("stack")

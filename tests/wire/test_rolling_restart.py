@@ -20,6 +20,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
 from tests.fakes.eventually import eventually, until
+from tests.fakes.splicing import splice
 from tests.wire.gateways import TRAINER_KEYS, Gateway
 from tests.wire.raw import new_sid, parse
 from tests.wire.stack import Stack
@@ -93,28 +94,9 @@ class Balancer:
                 self.refused += 1
                 return
             self.taken[gateway.pid] = self.taken.get(gateway.pid, 0) + 1
-            ways = [
-                asyncio.ensure_future(_pipe(reader, there_writer)),
-                asyncio.ensure_future(_pipe(there_reader, writer)),
-            ]
-            try:
-                await asyncio.wait(ways)
-            finally:
-                for way in ways:
-                    way.cancel()
-                there_writer.close()
+            await splice((reader, writer), (there_reader, there_writer))
         finally:
             writer.close()
-
-
-async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Copy one way, the end of it included."""
-    with contextlib.suppress(ConnectionError):
-        while data := await reader.read(2**16):
-            writer.write(data)
-            await writer.drain()
-    with contextlib.suppress(OSError):
-        writer.close()
 
 
 @dataclass(slots=True)

@@ -19,6 +19,7 @@ from gateway.core.curriculum_ports import MAX_DEFINITION_BYTES, MAX_DEFINITIONS,
 from gateway.core.errors import ConfigError, InvalidRequest
 from gateway.core.model import EnvironmentName
 from gateway.core.sampling_weights import LEAST_WIDTH
+from gateway.environment_files import line_of
 
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 """Of a curriculum: it becomes part of a split's name and of keys."""
@@ -234,8 +235,7 @@ def read_curriculum(path: Path) -> Curriculum:
         return _read(path.stem, document)
     except ValidationError as error:
         told = [
-            f"{path}:{_line_of(source, at)}: {f'{_path(at)}: ' if at else ''}{reason}"
-            for at, reason in _problems(error)
+            f"{path}:{line_of(source, at)}: {f'{_path(at)}: ' if at else ''}{reason}" for at, reason in _problems(error)
         ]
         raise ConfigError("\n".join(told)) from None
 
@@ -301,29 +301,3 @@ def _path(location: Sequence[int | str]) -> str:
     for step in location:
         path += f"[{step}]" if isinstance(step, int) else f".{step[:80]}" if path else step[:80]
     return path
-
-
-def _line_of(source: str, location: Sequence[int | str]) -> int:
-    """The line, from 1 on, on which *location* stands, or else the table that it is missing from.
-
-    ``tomllib`` keeps no positions, so this reads the forms that definitions have: ``[a]`` and ``[[a.b]]`` headers and
-    ``key = value`` lines.
-    """
-    table: tuple[int | str, ...] = ()
-    counts: dict[tuple[str, ...], int] = {}
-    best, depth = 1, 0
-    for number, line in enumerate(source.splitlines(), 1):
-        if header := re.match(r"\s*(\[\[?)\s*([^\]]+?)\s*\]", line):
-            names = tuple(part.strip(" \"'") for part in header[2].split("."))
-            table = names
-            if header[1] == "[[":
-                counts[names] = counts.get(names, -1) + 1
-                table = (*names, counts[names])
-            key = table
-        elif entry := re.match(r"\s*([A-Za-z0-9_.\"'-]+)\s*=", line):
-            key = (*table, *(part.strip(" \"'") for part in entry[1].split(".")))
-        else:
-            continue
-        if len(key) > depth and key == tuple(location[: len(key)]):
-            best, depth = number, len(key)
-    return best

@@ -347,22 +347,29 @@ def _two_forms(location: tuple[str, ...]) -> tuple[str, ...] | None:
     return location[:3] if location[:1] == ("splits",) and location[2:3] == ("gpus",) else None
 
 
-def line_of(source: str, location: Sequence[str]) -> int:
-    """Find the line, counted from 1, on which the key at *location* (tables, then key) stands.
+def line_of(source: str, location: Sequence[int | str]) -> int:
+    """Find the line, counted from 1, on which the key at *location* (tables, places in their lists, then key) stands.
 
     A missing key gives its table's line, or 1. ``tomllib`` keeps no positions, so this reads the few forms that our
-    files have: ``[a.b]`` headers and ``key = value`` lines.
+    files have: ``[a.b]`` and ``[[a.b]]`` headers and ``key = value`` lines.
     """
+    wanted = tuple(str(step) for step in location)
     table: tuple[str, ...] = ()
+    counts: dict[tuple[str, ...], int] = {}
     best, depth = 1, 0
     for number, line in enumerate(source.splitlines(), 1):
-        if header := re.match(r"\s*\[+\s*([^\]]+?)\s*\]+\s*(?:#.*)?$", line):
-            table = tuple(part.strip(" \"'") for part in header[1].split("."))
-            key: tuple[str, ...] = table
+        if header := re.match(r"\s*(\[+)\s*([^\]]+?)\s*\]+\s*(?:#.*)?$", line):
+            table = tuple(part.strip(" \"'") for part in header[2].split("."))
+            keys = [table]
+            if header[1] == "[[":
+                counts[table] = counts.get(table, -1) + 1
+                table = (*table, str(counts[table]))
+                keys.append(table)
         elif entry := re.match(r"\s*([A-Za-z0-9_.\"'-]+)\s*=", line):
-            key = (*table, *(part.strip(" \"'") for part in entry[1].split(".")))
+            keys = [(*table, *(part.strip(" \"'") for part in entry[1].split(".")))]
         else:
             continue
-        if len(key) > depth and key == tuple(location[: len(key)]):
-            best, depth = number, len(key)
+        for key in keys:
+            if len(key) > depth and key == wanted[: len(key)]:
+                best, depth = number, len(key)
     return best

@@ -368,6 +368,8 @@ slots = 4
 c.d = 2
 [[list]]
 x = 1
+[[list]]
+x = 2
 """
 
 
@@ -384,11 +386,14 @@ x = 1
         (("a", "b", "c", "d"), 9),
         (("a", "b", "c", "d", "0"), 9),
         (("list",), 10),
-        (("list", "x"), 11),
+        (("list", 0, "x"), 11),
+        (("list", 1), 12),
+        (("list", "1", "x"), 13),
+        (("list", 1, "nosuch"), 12),
         ((), 1),
     ],
 )
-def test_the_line_of_a_key_is_found_or_that_of_its_table(location: tuple[str, ...], line: int) -> None:
+def test_the_line_of_a_key_is_found_or_that_of_its_table(location: tuple[int | str, ...], line: int) -> None:
     assert line_of(SOURCE, location) == line
 
 

@@ -198,6 +198,7 @@ class Curricula:
                 if found is not None:
                     drawn = _read(found.place)
                     if drawn.environment in _environments(scope):
+                        ticket = replace(ticket, number=found.number, group_size=scope.group_size)
                         return Handed(drawn, ticket, await self._policy(scope))
                     # Of another definition of that name, in a file that was changed.
                     await self._store.reset(scope.name)

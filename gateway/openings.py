@@ -330,7 +330,8 @@ class Openings:
                 if environment.server.url or (isinstance(error, WorkerFull) and not error.capacity):
                     # There is no other worker to go to, or the next one may be this one again.
                     await asyncio.sleep(min(FULL_PAUSE_S, left_s))
-            opening = replace(opening, lease=uuid.uuid4().hex)
+            # By itself: others of its group may have begun, and are not to be waited for again.
+            opening = replace(opening, lease=uuid.uuid4().hex, group="")
             session = await self._claim_or_join(opening, environment, max(0.0, left_s))
             if session.state is not SessionState.OPENING:  # an identical request has opened it meanwhile
                 if wish.setup.ticket is not None:
@@ -397,7 +398,7 @@ def _may_be_there(error: BaseException) -> bool:
 
 def _opening(owner: Owner, name: str, wish: _Wish, fingerprint: str, *, task: str, episode: str = "") -> Opening:
     environment = wish.environment
-    return Opening(
+    opening = Opening(
         id=session_id(owner, name),
         name=name,
         owner=owner,
@@ -410,6 +411,16 @@ def _opening(owner: Owner, name: str, wish: _Wish, fingerprint: str, *, task: st
         episode=episode,
         policy=wish.setup.policy,
     )
+    setup, pool, together_s = wish.setup, environment.pool, environment.timeouts.together_s
+    group, kind = (setup.ticket.group, "curriculum") if setup.ticket is not None else (setup.group, "trainer")
+    if group is None or together_s <= 0:
+        return opening
+    # No more than can ever be held at once, where that is known.
+    size = group.size if pool.learns_slots else min(group.size, pool.max_workers * pool.slots)
+    if size <= 1:
+        return opening
+    whole = "\0".join((owner, environment.name, kind, group.name)).encode("utf-8", "surrogatepass")
+    return replace(opening, group=hashlib.sha256(whole).hexdigest()[:32], group_size=size, together_s=together_s)
 
 
 def _digest(setup: Setup) -> str:

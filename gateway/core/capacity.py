@@ -85,7 +85,7 @@ def _granted(wishes: Mapping[EnvironmentName, Wish], room: int) -> dict[Environm
 
     def order(name: EnvironmentName) -> tuple[bool, int, EnvironmentName]:
         wish = wishes[name]
-        return not wish.load.waiting, len(wish.load.workers) + granted[name], name
+        return not wish.load.wanted, len(wish.load.workers) + granted[name], name
 
     for _ in range(room):
         short = [name for name, wish in wishes.items() if granted[name] < wish.plan.start]
@@ -99,7 +99,7 @@ def _idle(wishes: Mapping[EnvironmentName, Wish]) -> Iterable[tuple[EnvironmentN
     """Workers that may go, the longest idle first."""
     found: list[tuple[EnvironmentName, WorkerLoad]] = []
     for name, wish in wishes.items():
-        if wish.plan.start or wish.load.waiting:
+        if wish.plan.start or wish.load.wanted:
             continue
         alive = [entry for entry in wish.load.workers if entry.worker.state is not WorkerState.DRAINING]
         spare = len(alive) - len(wish.plan.retire) - wish.policy.min_workers

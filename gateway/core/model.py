@@ -118,6 +118,9 @@ class Timeouts:
     """The longest call."""
     close_s: float = 30.0
     """The longest teardown of a session."""
+    together_s: float = 10.0
+    """How long free slots are kept for a group of openings: until there are enough for all of it, and then until the
+    last of it has come. 0: each begins by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -402,12 +405,19 @@ class EnvironmentLoad:
     workers: tuple[WorkerLoad, ...] = ()
     waiting: int = 0
     """Openings that wait for a slot."""
+    to_come: int = 0
+    """Openings of groups that have not come yet: slots are kept for them, or waited for."""
     arrivals: int = 0
     """Openings that ever asked for a slot; counts from 0 again where the store lost its data."""
     hits: int = 0
     """Those of them that got one at once."""
     broken_s: float = 0.0
     """How much longer its breaker is open: until then openings that find no free slot fail at once."""
+
+    @property
+    def wanted(self) -> int:
+        """Slots for openings that wait or are to come."""
+        return self.waiting + self.to_come
 
 
 @dataclass(frozen=True, slots=True)
@@ -477,6 +487,12 @@ class Opening:
     """The trainer's own name for the episode, where its protocol has one that the session's name is not."""
     policy: str = ""
     """The trainer's tag of the policy that plays it; empty: none was given."""
+    group: str = ""
+    """Of openings that begin together; all of one group have the same owner and environment. Empty: it is by itself."""
+    group_size: int = 1
+    """How many of it there will be, as far as the environment can hold them at once."""
+    together_s: float = 0.0
+    """How long slots are kept for its group: until there are enough, and then until all have come."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -529,12 +545,30 @@ Notice = SessionEnded | CapacityWanted
 
 
 @dataclass(frozen=True, slots=True)
+class Group:
+    """Openings that should begin together, as the episodes of one GRPO group do."""
+
+    name: str
+    """Unique among the groups of one owner in one environment."""
+    size: int
+    """How many openings there will be."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ticket:
     """An opening's place in the group of a curriculum's handle."""
 
     curriculum: str
     handle: int
     member: str
+    number: int = -1
+    """Of the group's draw; -1: it is not known."""
+    group_size: int = 1
+
+    @property
+    def group(self) -> Group | None:
+        """Those that opened the handle for the same draw."""
+        return None if self.number < 0 else Group(f"{self.curriculum}/{self.handle}/{self.number}", self.group_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -555,6 +589,8 @@ class Setup:
     """The split that the task is of, whoever has it; it decides what resources the session gets. Empty: not known."""
     policy: str = ""
     """The trainer's tag of the policy that plays the episode; empty: none was given."""
+    group: Group | None = None
+    """That the trainer said; a curriculum's own is its ticket's."""
     ticket: Ticket | None = None
     """Of a task that was drawn from a curriculum: the place in its group, to be given back if nothing is opened."""
 

@@ -94,7 +94,7 @@ def plan(
     starting = len(_of(current, WorkerState.STARTING))
     target = max(policy.warm, demand.ahead, expected)
     slots = _slots_to_come(policy, ready)
-    missing = load.waiting + target - _free(ready) - starting * slots
+    missing = load.wanted + target - _free(ready) - starting * slots
     wake = _to_wake(policy, ready, paused, missing)
     missing -= sum(entry.worker.slots for entry in wake)
     start = max(-(-missing // slots), policy.min_workers - len(ready) - len(paused) - starting)
@@ -102,7 +102,7 @@ def plan(
     start = max(0, min(start, room))
     if is_trial:
         start = min(start, 1 if not starting else 0)
-    is_short = bool(start or wake or load.waiting)
+    is_short = bool(start or wake or load.wanted)
     retire = [] if is_short else _surplus(policy, ready, paused, starting=starting, target=target)
     left = [entry for entry in ready if entry not in retire]
     pause = [] if is_short else _to_pause(policy, left, target=target)

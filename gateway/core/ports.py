@@ -57,6 +57,11 @@ class Store(Protocol):
         Those of one owner are served in order of arrival; owners take turns, however many openings each has in the
         queue: one that asks while another has a thousand waiting is served next but one.
 
+        Those of one group begin together. The first of it takes slots for all that are still to come, or waits until
+        there are as many, and meanwhile nobody behind it is served. Each time for ``opening.together_s`` at most: then
+        as many of the group begin as there are slots, and what was kept for those that did not come is anybody's.
+        Each slot is a turn of the group's owner.
+
         The slot comes from the ready worker of the environment with the fewest sessions. The session is ``OPENING``;
         if nobody calls `opened` within ``opening.setup_s`` of the grant, it becomes `due`.
 

@@ -59,6 +59,7 @@ from gateway.fronts.asgi import (
     BodyTooLarge,
     HungUp,
     drop_body,
+    group_of,
     header,
     policy_tag,
     read_body,
@@ -237,7 +238,7 @@ class ArealFront:
             environment = _patient(asked.environment)
             offer = await self._offers.drawn(environment, await self._sample(environment, wish.sample))
             with self._offers.handles.held(offer.ticket):
-                setup = _setup(asked.environment, wish, offer, policy_tag(asked.scope))
+                setup = _setup(asked.environment, wish, offer, asked.scope)
                 if self._offers.is_limited(asked.environment, setup):
                     await self._run_time.admit(setup.spec, asked.environment.name)
                 shown = await shown_of(self._sessions, asked.environment)
@@ -362,7 +363,7 @@ def _lost_at_start(error: SessionError) -> WorkerDied:
     return WorkerDied(message, reason=reason if reason in LOSSES else CloseReason.WORKER_LOST.value)
 
 
-def _setup(environment: Environment, wish: Start, offer: Offer, policy: str) -> Setup:
+def _setup(environment: Environment, wish: Start, offer: Offer, scope: Scope) -> Setup:
     seed: int | None = wish.seed
     if offer.is_images and "seed" in offer.spec and "seed" not in wish.config:
         seed = None  # the task is told apart by its own
@@ -373,7 +374,8 @@ def _setup(environment: Environment, wish: Start, offer: Offer, policy: str) -> 
         split=offer.worker_split,
         index=offer.worker_index,
         of_split=offer.split,
-        policy=policy or offer.policy,
+        policy=policy_tag(scope) or offer.policy,
+        group=group_of(scope),
         ticket=offer.ticket,
     )
 

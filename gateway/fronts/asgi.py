@@ -13,12 +13,16 @@ from typing import Any, Protocol
 from starlette.types import Message, Receive, Scope, Send
 
 from gateway.core.errors import InvalidRequest
+from gateway.core.model import Group
 
 DROP_BYTES = 256 * 2**20
 DROP_S = 10.0
 """How much of a body that is too large is read, and for how long, before its sender is told."""
 JSON_TYPE = (b"content-type", b"application/json")
 POLICY_MAX_CHARS = 200
+GROUP_MAX_CHARS = 200
+MAX_GROUP_SIZE = 4096
+MAX_GROUP_DIGITS = 4
 
 
 class BodyTooLarge(Exception):
@@ -52,6 +56,22 @@ def policy_tag(scope: Scope) -> str:
     if len(tag) > POLICY_MAX_CHARS or not tag.isprintable():
         raise InvalidRequest(f"X-Policy-Tag: at most {POLICY_MAX_CHARS} printable characters are wanted")
     return tag
+
+
+def group_of(scope: Scope) -> Group | None:
+    """The group of openings that an opening is one of, ``X-Group-ID`` and ``X-Group-Size``; None where none is told.
+
+    Raises:
+        InvalidRequest: one of the two is missing, or is none.
+    """
+    name, size = (header(scope, b"x-group-id") or "").strip(), (header(scope, b"x-group-size") or "").strip()
+    if not name and not size:
+        return None
+    if not name or len(name) > GROUP_MAX_CHARS or not name.isprintable():
+        raise InvalidRequest(f"X-Group-ID: 1 to {GROUP_MAX_CHARS} printable characters are wanted with X-Group-Size")
+    if not (size.isascii() and size.isdigit() and len(size) <= MAX_GROUP_DIGITS and 0 < int(size) <= MAX_GROUP_SIZE):
+        raise InvalidRequest(f"X-Group-Size: a number from 1 to {MAX_GROUP_SIZE} is wanted with X-Group-ID")
+    return Group(name, int(size))
 
 
 async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:

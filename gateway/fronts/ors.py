@@ -48,6 +48,7 @@ from gateway.fronts.asgi import (
     BodyTooLarge,
     HungUp,
     drop_body,
+    group_of,
     header,
     headers,
     policy_tag,
@@ -275,6 +276,7 @@ class OrsFront:
             secrets=secrets,
             fingerprint=_fingerprint(wish, secrets),
             policy=policy_tag(scope),
+            group=group_of(scope),
         )
         if environment is None:
             self._tasks.refuse_nowhere(wish)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gateway.core.errors import PoolExhausted
-from gateway.core.model import Environment, Owner
+from gateway.core.model import Environment, Group, Owner
 from gateway.fronts.ors_bodies import CreateSession
 
 KEPT_S = 60.0
@@ -30,6 +30,8 @@ class Pending:
     fingerprint: str
     policy: str = ""
     """The trainer's tag of the policy that is to play."""
+    group: Group | None = None
+    """Those that it should begin with."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     added_at: float = field(default_factory=time.monotonic)
 

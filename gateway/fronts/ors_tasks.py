@@ -84,6 +84,7 @@ class OrsTasks:
             index=offer.worker_index,
             of_split=offer.split,
             policy=pending.policy or offer.policy,
+            group=pending.group,
             ticket=offer.ticket,
         )
         return setup, task

@@ -10,6 +10,11 @@ PACE_WEIGHT = 0.2
 """What one interval weighs in the pace; about as if the last ten were averaged. Also in ``lua/prelude.lua``."""
 PACE_KEPT_S = 600.0
 """A pace of which nothing was seen for this long is forgotten, and no interval counts as longer. Also there."""
+GROUP_KEPT_S = 600.0
+"""How long a group is remembered after one of it was granted a slot; longer than its members are apart. Also there."""
+LAST_CALL_S = 3.0
+"""A group is served as far as there are slots when one of it waits no longer than this: slots that are free should not
+outlive its wait. More than the time between two looks of the control loop. Also there."""
 RETRY_LEAST_S = 1.0
 RETRY_MOST_S = 300.0
 MESSAGE_BYTES = 8192

@@ -7,15 +7,11 @@ others settle. Time is the clock handed in (seconds, monotonic), but for the wai
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
 from gateway.core.errors import (
-    EnvironmentUnavailable,
-    GatewayError,
-    PoolExhausted,
     SessionClosed,
     SessionExists,
     SessionNotFound,
@@ -34,46 +30,16 @@ from gateway.core.model import (
     SessionState,
     Worker,
     WorkerId,
-    WorkerLoad,
     WorkerState,
 )
 from gateway.stores.admission import bounded
-from gateway.stores.deadlines import Deadlines
-from gateway.stores.memory_queues import Admission, Ticket
-from gateway.stores.memory_rebuilding import Leadership, Rebuilding
-from gateway.stores.memory_records import Closed, Held, Turns
-from gateway.stores.notices import Following, Notices
+from gateway.stores.memory_rebuilding import Rebuilding
+from gateway.stores.memory_records import Turns
+from gateway.stores.notices import Following
 
 
 class MemoryStore(Rebuilding):
     """Sessions, workers, leases and deadlines of one process; the seam is ``core.ports.Store``."""
-
-    def __init__(
-        self,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        queue_max: int = 10_000,
-        closed_kept_s: float = 600.0,
-        closing_s: float = 60.0,
-        is_whole: bool = True,
-    ) -> None:
-        """Hold nothing yet; only tests of what rebuilds a store begin with one that is not whole."""
-        self._clock = clock
-        self._closed_kept_s = closed_kept_s
-        self._closing_s = closing_s
-        # The mutable state: whoever holds a slot, whoever waits for one, and what is remembered.
-        self._sessions: dict[SessionId, Session] = {}
-        self._deadlines: Deadlines[SessionId] = Deadlines()
-        self._turns: dict[SessionId, Turns] = {}
-        self._workers: dict[WorkerId, Held] = {}
-        self._by_environment: dict[EnvironmentName, dict[WorkerId, Held]] = {}
-        self._admission = Admission(queue_max)
-        self._closed: dict[SessionId, Closed] = {}
-        self._closed_deadlines: Deadlines[SessionId] = Deadlines()
-        self._leadership = Leadership(is_whole=is_whole)
-        self._notices = Notices()
-        self._numbers = 0
-        self._is_closed = False
 
     async def start(self) -> None:
         """Do nothing; the Redis store connects here."""
@@ -191,7 +157,10 @@ class MemoryStore(Rebuilding):
             raise SessionExists(f"session {opening.id} exists")
         self._forget(session, session.reason, now)
         held.sessions.remove(id)
-        return self._grant(opening, held, now)
+        granted = self._grant(opening, held, now)
+        if opening.group:
+            self._serve(opening.environment, now)  # what was reserved for it is free
+        return granted
 
     # -- the control loop ---------------------------------------------------------------------------------------
 
@@ -303,10 +272,13 @@ class MemoryStore(Rebuilding):
 
     async def load(self) -> Mapping[EnvironmentName, EnvironmentLoad]:
         now = self._tidied()
+        for name in self._groups.environments() | self._admission.environments():
+            self._serve(name, now)  # a group may have waited for long enough
         return {
             name: EnvironmentLoad(
                 workers=tuple(self._worker_load(held, now) for held in self._by_environment.get(name, {}).values()),
                 waiting=self._admission.waiting(name),
+                to_come=self._groups.to_come(name),
                 arrivals=self._admission.arrivals[name],
                 hits=self._admission.hits[name],
                 broken_s=self._admission.broken(name, now)[1],
@@ -343,182 +315,3 @@ class MemoryStore(Rebuilding):
         for ticket in self._admission.all():
             self._settle(ticket, StoreUnavailable("the store is closed"))
         self._notices.close()
-
-    # -- waiting ------------------------------------------------------------------------------------------------
-
-    def _enter(self, opening: Opening, wait_s: float) -> Ticket:
-        """Take a slot, or a place in the queue, in one step: nobody can come between the two."""
-        now = self._tidied()
-        environment, admission = opening.environment, self._admission
-        if opening.id in self._sessions or admission.holds(opening.id):
-            raise SessionExists(f"session {opening.id} exists")
-        ticket = Ticket(opening, asyncio.get_running_loop().create_future())
-        admission.arrivals[environment] += 1
-        held = self._least_used(environment)
-        if held is not None:
-            # A slot is only free while nobody waits: whoever frees one serves the queue in the same step.
-            admission.hits[environment] += 1
-            ticket.settled.set_result(self._grant(opening, held, now))
-            return ticket
-        message, left_s = admission.broken(environment, now)
-        if left_s > 0:
-            raise EnvironmentUnavailable(message, retry_after_s=left_s)
-        if wait_s <= 0 or admission.is_full(opening):
-            waiting = admission.waiting(environment)
-            raise PoolExhausted(
-                f"no slot of {environment} is free, and {waiting} wait for one",
-                retry_after_s=admission.retry_after_s(opening, now),
-            )
-        admission.enter(ticket, now + wait_s, now)
-        self._notices.publish(CapacityWanted(environment))
-        return ticket
-
-    def _taken(self, ticket: Ticket) -> Session:
-        """What the wait came to: the session that was granted, or the error."""
-        if not ticket.settled.done():
-            self._settle(ticket, self._too_late(ticket, self._clock()))
-        outcome = ticket.settled.result()
-        if isinstance(outcome, GatewayError):
-            raise outcome
-        session = self._sessions.get(outcome.id)
-        if session is None or session.lease != outcome.lease or session.state is not SessionState.OPENING:
-            raise PoolExhausted(
-                f"the slot of {outcome.environment} was lost before it could be used",
-                retry_after_s=self._admission.retry_after_s(ticket.opening, self._clock()),
-            )
-        return session
-
-    def _give_back(self, ticket: Ticket) -> None:
-        """Undo a claim whose caller is gone, however far it got."""
-        if not ticket.settled.done():
-            self._admission.leave(ticket)
-            return
-        outcome = ticket.settled.result()
-        if isinstance(outcome, GatewayError):
-            return
-        session = self._sessions.get(outcome.id)
-        if session is not None and session.lease == outcome.lease and session.state is SessionState.OPENING:
-            now = self._clock()
-            self._forget(session, None, now)
-            self._free(session, now)
-
-    def _serve(self, environment: EnvironmentName, now: float) -> None:
-        """Give free slots to those that wait, owner by owner."""
-        since = self._admission.served_at(environment)
-        served = 0
-        while (ticket := self._admission.first(environment)) and (held := self._least_used(environment)) is not None:
-            self._admission.serve(ticket, now)
-            ticket.settled.set_result(self._grant(ticket.opening, held, now))
-            served += 1
-        if since is not None and served:
-            self._admission.note_pace(environment, since, served, now)
-
-    def _fail_all(self, environment: EnvironmentName, message: str, *, retry_after_s: float = 0.0) -> int:
-        tickets = self._admission.of(environment)
-        for ticket in tickets:
-            self._settle(ticket, EnvironmentUnavailable(message, retry_after_s=retry_after_s))
-        return len(tickets)
-
-    def _settle(self, ticket: Ticket, outcome: GatewayError) -> None:
-        self._admission.leave(ticket)
-        ticket.settled.set_result(outcome)
-
-    def _too_late(self, ticket: Ticket, now: float) -> PoolExhausted:
-        return PoolExhausted(
-            f"no slot of {ticket.opening.environment} became free in time",
-            retry_after_s=self._admission.retry_after_s(ticket.opening, now),
-        )
-
-    def _drop_ticket(self, id: SessionId, now: float) -> None:
-        for ticket in [ticket for ticket in self._admission.all() if ticket.opening.id == id]:
-            self._settle(ticket, SessionExists(f"session {id} exists"))
-
-    # -- slots --------------------------------------------------------------------------------------------------
-
-    def _enlist(self, worker: Worker, now: float) -> Held:
-        self._numbers += 1
-        held = Held(worker=worker, number=self._numbers, added_at=now, idle_since=now)
-        self._workers[worker.id] = held
-        self._by_environment.setdefault(worker.environment, {})[worker.id] = held
-        return held
-
-    def _least_used(self, environment: EnvironmentName) -> Held | None:
-        if not self._leadership.is_whole:
-            return None  # a slot may seem free only because its session was lost
-        # A walk over one environment's workers (some hundred at most) instead of a heap that each grant would reorder.
-        free = [held for held in self._by_environment.get(environment, {}).values() if held.has_room]
-        return min(free, key=lambda held: (len(held.sessions), held.number), default=None)
-
-    def _grant(self, opening: Opening, held: Held, now: float) -> Session:
-        session = Session(
-            id=opening.id,
-            name=opening.name,
-            owner=opening.owner,
-            environment=opening.environment,
-            lease=opening.lease,
-            fingerprint=opening.fingerprint,
-            idle_s=opening.idle_s,
-            worker=held.worker.id,
-            address=held.worker.address,
-            state=SessionState.OPENING,
-            task=opening.task,
-            episode=opening.episode,
-            policy=opening.policy,
-        )
-        self._closed.pop(session.id, None)
-        self._closed_deadlines.discard(session.id)
-        self._sessions[session.id] = session
-        self._deadlines.set(session.id, now + opening.setup_s)
-        held.sessions.add(session.id)
-        held.uses += 1
-        if held.is_spent:
-            self._drain(held)
-        return session
-
-    def _closing(self, session: Session, reason: CloseReason, now: float) -> Session:
-        session = self._sessions[session.id] = replace(session, state=SessionState.CLOSING, reason=reason)
-        self._deadlines.set(session.id, now + self._closing_s)
-        self._notices.publish(SessionEnded(session.id, session.lease))
-        return session
-
-    def _forget(self, session: Session, reason: CloseReason | None, now: float) -> None:
-        """Drop a live session; why it ended is remembered unless its trainer did it, or never knew of it (None)."""
-        del self._sessions[session.id]
-        self._turns.pop(session.id, None)
-        self._deadlines.discard(session.id)
-        if reason is not None and reason is not CloseReason.DELETED:
-            self._closed[session.id] = Closed(session.lease, reason)
-            self._closed_deadlines.set(session.id, now + self._closed_kept_s)
-
-    def _free(self, session: Session, now: float) -> None:
-        held = self._workers[session.worker]
-        held.sessions.remove(session.id)
-        if not held.sessions:
-            held.idle_since = now
-            if held.worker.state is WorkerState.DRAINING:
-                self._notices.publish(CapacityWanted(session.environment))
-        self._serve(session.environment, now)
-
-    def _drain(self, held: Held) -> None:
-        held.worker = replace(held.worker, state=WorkerState.DRAINING)
-        self._notices.publish(CapacityWanted(held.worker.environment))
-
-    @staticmethod
-    def _worker_load(held: Held, now: float) -> WorkerLoad:
-        return WorkerLoad(
-            worker=held.worker,
-            used=len(held.sessions),
-            idle_s=0.0 if held.sessions else now - held.idle_since,
-            age_s=now - held.added_at,
-        )
-
-    def _tidied(self) -> float:
-        """The time, once what has run out by then is gone: places in queues and memories of closed sessions."""
-        if self._is_closed:
-            raise StoreUnavailable("the store is closed")
-        now = self._clock()
-        while (ticket := self._admission.late(now)) is not None:
-            self._settle(ticket, self._too_late(ticket, now))
-        while (memory := self._closed_deadlines.pop(now)) is not None:
-            del self._closed[memory[0]]
-        return now

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections import Counter, OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gateway.core.errors import GatewayError
@@ -82,13 +83,14 @@ class Queue:
         elif was_first:
             self._list(owner)
 
-    def serve(self, ticket: Ticket, now: float) -> None:
-        """Take *ticket* out, which is the `first`: its owner has had its turn in this round."""
+    def serve(self, tickets: Sequence[Ticket], now: float) -> None:
+        """Take *tickets* out, the `first` and others of its owner: each was a turn of that."""
         self.served_at = now
-        line = self._lines[ticket.opening.owner]
+        line = self._lines[tickets[0].opening.owner]
         self._round = line.round
-        line.round += 1
-        self.leave(ticket)
+        line.round += len(tickets)
+        for ticket in tickets:
+            self.leave(ticket)
 
     def first(self) -> Ticket | None:
         """Whose turn it is."""
@@ -192,10 +194,17 @@ class Admission:
         queue = self._queues.get(environment)
         return None if queue is None else queue.first()
 
-    def serve(self, ticket: Ticket, now: float) -> None:
-        """Take *ticket* out, which is the `first` and gets a slot."""
-        self._queues[ticket.opening.environment].serve(ticket, now)
-        self._forget(ticket.opening)
+    def serve(self, tickets: Sequence[Ticket], now: float) -> None:
+        """Take *tickets* out, the `first` and others of its group, which get slots."""
+        self._queues[tickets[0].opening.environment].serve(tickets, now)
+        for ticket in tickets:
+            self._deadlines.discard(ticket.opening.id)
+            del self._tickets[ticket.opening.id]
+        self._end(tickets[0].opening.environment)
+
+    def until(self, ticket: Ticket) -> float:
+        """When the wait of *ticket* ends."""
+        return self._deadlines.at(ticket.opening.id)
 
     def late(self, now: float) -> Ticket | None:
         """One whose wait is over by *now*; the caller takes it out."""
@@ -213,8 +222,11 @@ class Admission:
     def _forget(self, opening: Opening) -> None:
         del self._tickets[opening.id]
         self._deadlines.discard(opening.id)
-        if not self._queues[opening.environment]:
-            del self._queues[opening.environment]
+        self._end(opening.environment)
+
+    def _end(self, environment: EnvironmentName) -> None:
+        if not self._queues[environment]:
+            del self._queues[environment]
 
     # -- pace ---------------------------------------------------------------------------------------------------
 

@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gateway.core.errors import NotLeading, StoreUnavailable
 from gateway.core.model import (
     CapacityWanted,
-    EnvironmentName,
     Lead,
     Session,
     SessionId,
@@ -21,61 +19,15 @@ from gateway.core.model import (
     WorkerId,
     WorkerState,
 )
-from gateway.stores.deadlines import Deadlines
-from gateway.stores.memory_queues import Admission
-from gateway.stores.memory_records import Closed, Held
-from gateway.stores.notices import Notices
+from gateway.stores.memory_records import Held
+from gateway.stores.memory_slots import Slots
 
 NOTES_S = 10.0
 """How long sessions live at least after a loss of data: replicas write their notes again in the meantime."""
 
 
-class Leadership:
-    """One leader at a time, by a number that grows with each new lead; and whether the store is whole."""
-
-    def __init__(self, *, is_whole: bool) -> None:
-        self.is_whole = is_whole
-        self._replica = ""
-        self._until = 0.0
-        self._fence = 0
-
-    def lead(self, replica: str, now: float, *, ttl_s: float) -> Lead:
-        """Become or stay the leader until *now* + *ttl_s*, if no other replica is."""
-        leads = now < self._until
-        if leads and self._replica != replica:
-            return Lead(fence=0, is_whole=self.is_whole)
-        if not leads:
-            self._fence += 1
-        self._replica, self._until = replica, now + ttl_s
-        return Lead(fence=self._fence, is_whole=self.is_whole)
-
-    def resign(self, replica: str) -> None:
-        """End *replica*'s lead, if it leads."""
-        if self._replica == replica:
-            self._until = 0.0
-
-    def check(self, fence: int) -> None:
-        """Raise ``NotLeading`` if *fence* is that of a lead that was followed by another; 0 never is."""
-        if 0 < fence < self._fence:
-            raise NotLeading("another replica leads the control loop by now")
-
-    def check_whole(self) -> None:
-        """Raise ``StoreUnavailable`` where "it is not there" can't be said."""
-        if not self.is_whole:
-            raise StoreUnavailable("the store is being rebuilt")
-
-
-class Rebuilding:
+class Rebuilding(Slots):
     """The methods of ``MemoryStore`` for its leader: lead, pause and wake, adopt, and say that this was all."""
-
-    _leadership: Leadership
-    _sessions: dict[SessionId, Session]
-    _deadlines: Deadlines[SessionId]
-    _closed: dict[SessionId, Closed]
-    _closed_deadlines: Deadlines[SessionId]
-    _workers: dict[WorkerId, Held]
-    _admission: Admission
-    _notices: Notices
 
     async def lead(self, replica: str, *, ttl_s: float) -> Lead:
         return self._leadership.lead(replica, self._tidied(), ttl_s=ttl_s)
@@ -170,20 +122,3 @@ class Rebuilding:
         if held.worker.state is WorkerState.READY and held.is_spent:
             self._drain(held)
         self._serve(held.worker.environment, now)
-
-    # -- of the store -------------------------------------------------------------------------------------------
-
-    def _tidied(self) -> float:
-        raise NotImplementedError
-
-    def _enlist(self, worker: Worker, now: float) -> Held:
-        raise NotImplementedError
-
-    def _drain(self, held: Held) -> None:
-        raise NotImplementedError
-
-    def _serve(self, environment: EnvironmentName, now: float) -> None:
-        raise NotImplementedError
-
-    def _drop_ticket(self, id: SessionId, now: float) -> None:
-        raise NotImplementedError

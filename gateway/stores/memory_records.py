@@ -40,5 +40,13 @@ class Held:
         return self.worker.state is WorkerState.READY and len(self.sessions) < self.worker.slots
 
     @property
+    def room(self) -> int:
+        """Sessions that it takes more."""
+        if not self.has_room:
+            return 0
+        room = self.worker.slots - len(self.sessions)
+        return min(room, self.worker.max_uses - self.uses) if self.worker.max_uses else room
+
+    @property
     def is_spent(self) -> bool:
         return 0 < self.worker.max_uses <= self.uses

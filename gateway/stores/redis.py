@@ -23,6 +23,15 @@ queue:<environment>    zset    owners with openings that wait, each under    its
                                its first one's number, by their rounds
 line:<owner>           zset    session ids of an owner (after environment    its last member goes
                                and colon) that wait, in order of arrival
+group:<digest>         hash    openings of a group that were granted slots;  600 s after the last change (TTL)
+                               since when slots are kept for it while it
+                               waits for more; that it has parted
+members:<digest>       zset    session ids of a group that wait              its last member goes
+groups:<environment>   set     groups of which some wait                     its last member goes
+reserved:<environment> hash    slots kept for members of a group that have   they came, or ``together_s``; noticed by
+                               not come, by group and in all                 `load`
+reservations:<env.>    zset    such groups, by the end of it                 as those
+reserving              set     environments with such groups                 its last member goes
 round:<environment>    hash    the round in which owners take turns, and     nobody waits any more
                                when a slot went to one of them, or the
                                queue began
@@ -393,6 +402,9 @@ class RedisStore(Rebuilding):
             self._replica,
             opening.episode,
             opening.policy,
+            opening.group,
+            opening.group_size,
+            opening.together_s,
         )
 
     async def _asked(self, wait: _Wait, wait_s: float) -> list[Any]:

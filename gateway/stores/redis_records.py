@@ -5,6 +5,7 @@ Opaque strings of trainers pass unread; nothing goes through Lua's or JSON's num
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -118,17 +119,27 @@ def as_worker_load(entry: Sequence[Any]) -> WorkerLoad:
 
 def as_loads(answer: Sequence[Any]) -> dict[EnvironmentName, EnvironmentLoad]:
     """Read what load.lua answered."""
-    listed, waiting, counts, breakers = answer
+    listed, waiting, counts, breakers, groups = answer
     workers: dict[str, list[WorkerLoad]] = {}
     for entry in listed:
         load = as_worker_load(entry)
         workers.setdefault(load.worker.environment, []).append(load)
     waits, counted, broken_ms = _numbers(waiting), _numbers(counts), _numbers(breakers)
-    names = workers.keys() | waits.keys() | broken_ms.keys() | {field.partition(":")[2] for field in counted}
+    to_come: Counter[str] = Counter()
+    for name, count in zip(groups[::2], groups[1::2], strict=True):
+        to_come[text(name)] += int(count)
+    names = (
+        workers.keys()
+        | waits.keys()
+        | broken_ms.keys()
+        | to_come.keys()
+        | {field.partition(":")[2] for field in counted}
+    )
     return {
         EnvironmentName(name): EnvironmentLoad(
             workers=tuple(workers.get(name, ())),
             waiting=waits.get(name, 0),
+            to_come=to_come[name],
             arrivals=counted.get(f"arrivals:{name}", 0),
             hits=counted.get(f"hits:{name}", 0),
             broken_s=broken_ms.get(name, 0) / 1000,

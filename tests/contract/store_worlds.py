@@ -198,7 +198,7 @@ class RedisWorld:
         with self.server.client() as client:
             for key in self.keys(client):
                 kind = key.split(":")[1]
-                if kind in {"deadlines", "waits"}:
+                if kind in {"deadlines", "waits", "reservations"}:
                     for member in client.zrange(key, 0, -1):
                         client.zincrby(key, -ms, member)
                 elif kind == "worker":
@@ -208,6 +208,8 @@ class RedisWorld:
                     for clock, reading in client.hgetall(key).items():
                         caller_ms, now_ms = reading.split()
                         client.hset(key, clock, f"{caller_ms} {int(now_ms) - ms}")
+                elif kind == "group" and client.hexists(key, "kept_ms"):
+                    client.hincrby(key, "kept_ms", -ms)
                 elif kind == "round":
                     client.hincrby(key, "at_ms", -ms)
                 elif kind == "breakers":

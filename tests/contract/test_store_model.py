@@ -68,6 +68,9 @@ hundreds = st.sampled_from([100.0, 200.0, 300.0])
 reasons = st.sampled_from(list(CloseReason))
 owners = st.sampled_from([Owner("lab"), Owner("lab"), Owner("b"), Owner("c:d 0")])
 handles = st.sampled_from(["", "http://a one", "http://b two"])
+groups = st.sampled_from([("", 1), ("", 1), ("g", 2), ("h", 3)])
+TOGETHER_S = 100.0
+GROUP_KEPT_S = 600.0
 
 
 @dataclass
@@ -92,6 +95,16 @@ class ModelSession:
 
 
 @dataclass
+class ModelGroup:
+    """What is known of openings that begin together."""
+
+    granted: int = 0
+    kept_since: float | None = None
+    is_parted: bool = False
+    until: float = 0.0
+
+
+@dataclass
 class Model:
     """What the store should hold; lists are in order of age."""
 
@@ -106,6 +119,9 @@ class Model:
     breakers: dict[EnvironmentName, float] = field(default_factory=dict)
     arrivals: Counter[EnvironmentName] = field(default_factory=Counter)
     hits: Counter[EnvironmentName] = field(default_factory=Counter)
+    groups: dict[str, ModelGroup] = field(default_factory=dict)
+    #: Slots that are kept for those of a group that have not come, and until when.
+    reserved: dict[str, tuple[EnvironmentName, int, float]] = field(default_factory=dict)
 
     def used(self, worker: ModelWorker) -> int:
         return sum(session.worker is worker for session in self.sessions.values())
@@ -144,7 +160,81 @@ class Model:
         ]
         return min(free, key=self.used, default=None)
 
+    def available(self, environment: EnvironmentName) -> int:
+        """Free slots that are kept for no group."""
+        free = 0
+        for worker in self.workers:
+            if worker.environment == environment and worker.state is WorkerState.READY:
+                room = max(0, worker.slots - self.used(worker))
+                free += min(room, worker.max_uses - worker.uses) if worker.max_uses else room
+        return max(0, free - sum(count for other, count, _ in self.reserved.values() if other == environment))
+
+    def known(self, wish: Opening) -> ModelGroup:
+        """The group of *wish*, remembered for another while."""
+        group = self.groups.setdefault(wish.group, ModelGroup())
+        group.until = self.now + GROUP_KEPT_S
+        return group
+
+    def need(self, wish: Opening) -> int:
+        """How many slots its group still wants."""
+        group = self.groups.get(wish.group, ModelGroup())
+        return 1 if not wish.group or group.is_parted else max(1, wish.group_size - group.granted)
+
+    def reserve(self, wish: Opening, count: int) -> None:
+        _, _, until = self.reserved.pop(wish.group, (wish.environment, 0, self.now + TOGETHER_S))
+        if count > 0:
+            self.reserved[wish.group] = (wish.environment, count, until)
+
+    def to_come(self, environment: EnvironmentName) -> int:
+        count = sum(count for other, count, _ in self.reserved.values() if other == environment)
+        waiting = [wish for wish in self.waiting(environment) if wish.group]
+        for group in {wish.group for wish in waiting}:
+            of_it = [wish for wish in waiting if wish.group == group]
+            count += max(0, self.need(of_it[0]) - len(of_it))
+        return count
+
+    def claim(self, wish: Opening) -> bool:
+        """Whether *wish* gets a slot at once."""
+        worker = self.free(wish.environment)
+        if worker is None:
+            return False
+        kept = self.reserved[wish.group][1] if wish.group in self.reserved else 0
+        need = self.need(wish)
+        if kept:
+            self.reserve(wish, kept - 1)
+            need = 1
+        elif self.waiting(wish.environment) or self.available(wish.environment) < need:
+            return False
+        self.grant(wish, worker)
+        if need > 1:
+            self.reserve(wish, need - 1)
+        return True
+
+    def next(self, environment: EnvironmentName) -> tuple[list[tuple[Opening, float]], int]:
+        """Who gets slots now, and how many are kept for others of that group."""
+        if not self.waiting(environment) or not (available := self.available(environment)):
+            return [], 0
+        place = self.turn(environment)
+        wish, need = place[0], self.need(place[0])
+        if not wish.group:
+            return [place], 0
+        of_it = [other for other in self.queue if other[0].group == wish.group][:need]
+        if available >= need:
+            return of_it, need - len(of_it)
+        group = self.known(wish)
+        if group.kept_since is None:
+            group.kept_since = self.now
+        if self.now - group.kept_since < TOGETHER_S:
+            return [], 0
+        group.is_parted = True
+        return of_it[:available], 0
+
     def grant(self, wish: Opening, worker: ModelWorker) -> None:
+        if wish.group:
+            self.known(wish).granted += 1
+            left = max(0, wish.group_size - self.known(wish).granted)
+            if wish.group in self.reserved and self.reserved[wish.group][1] > left:
+                self.reserve(wish, left)
         self.closed.pop(wish.id, None)
         self.sessions[wish.id] = ModelSession(wish, worker, self.now + wish.setup_s)
         worker.uses += 1
@@ -153,13 +243,20 @@ class Model:
 
     def serve(self) -> None:
         for environment in (MATH, CODING):
-            while self.waiting(environment) and (worker := self.free(environment)) is not None:
-                place = self.turn(environment)
-                whose = (environment, place[0].owner)
+            while True:
+                places, kept = self.next(environment)
+                if not places:
+                    break
+                whose = (environment, places[0][0].owner)
                 self.current[environment] = self.rounds[whose]
-                self.rounds[whose] += 1
-                self.leave([place])
-                self.grant(place[0], worker)
+                self.rounds[whose] += len(places)
+                self.leave(places)
+                for wish, _ in places:
+                    worker = self.free(environment)
+                    assert worker is not None
+                    self.grant(wish, worker)
+                if kept:
+                    self.reserve(places[0][0], kept)
 
     def end(self, id: str, reason: CloseReason) -> None:
         del self.sessions[id]
@@ -168,6 +265,12 @@ class Model:
 
     def tidy(self) -> None:
         self.leave([(wish, until) for wish, until in self.queue if until <= self.now])
+        for group, (_, _, until) in list(self.reserved.items()):
+            if until <= self.now:
+                del self.reserved[group]
+                self.groups.setdefault(group, ModelGroup()).is_parted = True
+                self.groups[group].until = self.now + GROUP_KEPT_S
+        self.groups = {id: group for id, group in self.groups.items() if group.until > self.now}
         self.breakers = {environment: until for environment, until in self.breakers.items() if until > self.now}
         self.closed = {id: (reason, until) for id, (reason, until) in self.closed.items() if until > self.now}
 
@@ -208,11 +311,27 @@ class StoreMachine(RuleBasedStateMachine):
 
     # -- the request path ---------------------------------------------------------------------------------------
 
-    @rule(id=ids, owner=owners, environment=environments, idle_s=hundreds, setup_s=hundreds, waits=st.booleans())
+    @rule(
+        id=ids,
+        owner=owners,
+        environment=environments,
+        idle_s=hundreds,
+        setup_s=hundreds,
+        waits=st.booleans(),
+        group=groups,
+    )
     def claim(
-        self, id: str, owner: Owner, environment: EnvironmentName, idle_s: float, setup_s: float, waits: bool
+        self,
+        id: str,
+        owner: Owner,
+        environment: EnvironmentName,
+        idle_s: float,
+        setup_s: float,
+        waits: bool,
+        group: tuple[str, int],
     ) -> None:
         wish = replace(opening(id, environment=environment, idle_s=idle_s, setup_s=setup_s), owner=owner)
+        wish = of_group(wish, *group)
         model = self.model
         error: type[GatewayError] | None = None
         queued = False
@@ -220,14 +339,15 @@ class StoreMachine(RuleBasedStateMachine):
             error = SessionExists
         else:
             model.arrivals[environment] += 1
-            if (worker := model.free(environment)) is not None:
+            if model.claim(wish):
                 model.hits[environment] += 1
-                model.grant(wish, worker)
             elif environment in model.breakers:
                 error = EnvironmentUnavailable
             elif waits and not model.is_full(wish):
+                model.reserve(wish, 0)
                 model.enter(wish)
-                queued = True
+                model.serve()
+                queued = wish in [other for other, _ in model.queue]
             else:
                 error = PoolExhausted
 
@@ -259,6 +379,7 @@ class StoreMachine(RuleBasedStateMachine):
             return
         wish, task = self.claims.pop(data.draw(st.sampled_from(waits)))
         self.model.leave([place for place in self.model.queue if place[0] is wish])
+        self.model.serve()
         task.cancel()
         self.run(asyncio.wait({task}))
         assert task.cancelled()
@@ -324,11 +445,13 @@ class StoreMachine(RuleBasedStateMachine):
             self.model.end(id, session.reason)
             self.model.serve()
 
-    @rule(id=ids, successor=ids, environment=environments, stale=st.booleans())
-    def hand_over(self, id: str, successor: str, environment: EnvironmentName, stale: bool) -> None:
+    @rule(id=ids, successor=ids, environment=environments, stale=st.booleans(), group=groups)
+    def hand_over(
+        self, id: str, successor: str, environment: EnvironmentName, stale: bool, group: tuple[str, int]
+    ) -> None:
         session = self.model.sessions.get(id)
         lease = session.wish.lease if session is not None and not stale else "stale"
-        wish = opening(successor, environment=environment)
+        wish = of_group(opening(successor, environment=environment), *group)
         work = self.store.hand_over(SessionId(id), lease, wish)
         if (
             session is None
@@ -351,6 +474,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert session.reason is not None
         self.model.end(id, session.reason)
         self.model.grant(wish, session.worker)
+        self.model.serve()
 
     # -- the control loop ---------------------------------------------------------------------------------------
 
@@ -359,6 +483,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.world.pass_time(seconds)
         self.model.now += seconds
         self.model.tidy()
+        self.model.serve()
         # Places in a queue that have run out go when somebody looks at it, as the control loop does each second.
         self.run(self.store.load())
 
@@ -477,7 +602,8 @@ class StoreMachine(RuleBasedStateMachine):
         for name in (MATH, CODING):
             waits = load[name].waiting if name in load else 0
             assert waits == len(self.model.waiting(name))
-            assert not (waits and self.model.free(name)), "a slot is free and somebody waits"
+            assert not self.model.next(name)[0], "a slot is free and somebody waits for it"
+            assert (load[name].to_come if name in load else 0) == self.model.to_come(name)
             asked = (load[name].arrivals, load[name].hits) if name in load else (0, 0)
             assert asked == (self.model.arrivals[name], self.model.hits[name])
             broken_s = load[name].broken_s if name in load else 0.0
@@ -523,6 +649,13 @@ class StoreMachine(RuleBasedStateMachine):
             else:
                 assert isinstance(outcome, GatewayError)
                 assert outcome.retryable
+
+
+def of_group(wish: Opening, group: str, size: int) -> Opening:
+    """*wish* as one of a group: all of one have the same owner and environment."""
+    if not group:
+        return wish
+    return replace(wish, group=f"{group} {wish.environment} {wish.owner}", group_size=size, together_s=TOGETHER_S)
 
 
 def walk(machine: type[StoreMachine], *, examples: int, steps: int) -> None:

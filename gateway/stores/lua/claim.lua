@@ -11,6 +11,31 @@ end
 local kept_s, queue_max = ARGV[#OPENING + 1], tonumber(ARGV[#OPENING + 2])
 local id, environment = opening[1], opening[4]
 
+-- Grant *opening* one of the free slots, of which the worker of *rank* has one, if one is meant for it: no slot is
+-- another's while somebody waits.
+local function take(opening, rank, waiting)
+  local environment, group = opening[4], opening[GROUP]
+  local reserved = group ~= '' and reserved_for(environment, group) or 0
+  if reserved > 0 then
+    reserve(environment, group, reserved - 1, opening[TOGETHER_S])
+    grant_member(opening, rank)
+    return true
+  end
+  local need = group ~= '' and wanted(opening) or 1
+  if waiting > 0 or count_available(environment, need) < need then
+    return false
+  end
+  if group == '' then
+    grant(opening, rank)
+    return true
+  end
+  grant_member(opening, rank)
+  if need > 1 then
+    reserve(environment, group, need - 1, opening[TOGETHER_S])
+  end
+  return true
+end
+
 local state = redis.call('HGET', key('session', id), 'state')
 if state and state ~= 'closed' then
   return {'exists'}
@@ -27,10 +52,8 @@ end
 redis.call('HINCRBY', key('counts'), 'arrivals:' .. environment, 1)
 local waiting = redis.call('ZCARD', key('waits', environment))
 local rank = first(key('free', environment))
-if rank and is_whole() then
-  -- A slot is only free while nobody waits: whoever frees one serves the queue in the same script.
+if rank and is_whole() and take(opening, rank, waiting) then
   redis.call('HINCRBY', key('counts'), 'hits:' .. environment, 1)
-  grant(opening, rank)
   return {'granted', redis.call('HGETALL', key('session', id))}
 end
 local left_ms, message = broken(environment)
@@ -43,6 +66,16 @@ if tonumber(kept_s) <= 0 or waiting >= most then
   return {'full', waiting, outlook(environment, opening[3], false)}
 end
 
+if opening[GROUP] ~= '' then
+  reserve(environment, opening[GROUP], 0) -- it waits for as many as it needs, whatever was kept for it
+end
 enter(opening, after(kept_s))
 publish_wanted(environment)
+if rank then
+  -- Kept for a group until just now, or as one that waited was swept.
+  serve(environment)
+  if redis.call('HGET', key('session', id), 'lease') == opening[5] then
+    return {'granted', redis.call('HGETALL', key('session', id))}
+  end
+end
 return {'waiting'}

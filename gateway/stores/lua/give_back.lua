@@ -6,6 +6,7 @@ local id, environment, owner, lease = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 redis.call('DEL', key('failed', lease))
 if redis.call('HGET', key('ticket', id), 'lease') == lease then
   leave(environment, id, owner)
+  serve(environment) -- slots may have been kept for its group
   return 1
 end
 local session = redis.call('HMGET', key('session', id), 'lease', 'state', 'worker')

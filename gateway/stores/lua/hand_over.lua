@@ -29,5 +29,10 @@ if opening[1] ~= id then
 end
 forget(id, session[1], session[3], kept_s)
 redis.call('SREM', key('held', session[4]), id)
-grant(opening, has[2])
+if opening[GROUP] == '' then
+  grant(opening, has[2])
+else
+  grant_member(opening, has[2])
+  serve(opening[4]) -- what was reserved for it is free
+end
 return {'granted', redis.call('HGETALL', key('session', opening[1]))}

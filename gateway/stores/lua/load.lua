@@ -1,8 +1,29 @@
--- Count what every environment holds and what waits.
+-- Count what every environment holds and what waits; what groups that wait, or that slots are reserved for, have had
+-- their time is noticed here.
 -- Returns {{worker, slots held, idle (ms), age (ms)}, ...}, oldest worker first; {environment, waiting, ...};
 -- {'arrivals:' or 'hits:' and environment, count, ...}; {environment, how much longer its breaker is open (ms), ...};
--- times as strings.
+-- {environment, openings of groups that are to come, ...}, to be added up; times as strings.
 
+-- Openings of groups that have not come yet: slots are reserved for them, or will be once there are enough.
+local to_come = {}
+for _, environment in ipairs(redis.call('SMEMBERS', key('reserving'))) do
+  let_go(environment)
+  serve(environment)
+  to_come[#to_come + 1] = environment
+  to_come[#to_come + 1] = reserved_for(environment, 'total')
+end
+local waiting = {}
+for _, environment in ipairs(redis.call('SMEMBERS', key('queues'))) do
+  sweep(environment)
+  serve(environment) -- a group may have waited for long enough
+  local count = redis.call('ZCARD', key('waits', environment))
+  if count > 0 then
+    waiting[#waiting + 1] = environment
+    waiting[#waiting + 1] = count
+    to_come[#to_come + 1] = environment
+    to_come[#to_come + 1] = count_to_come(environment)
+  end
+end
 local workers = {}
 for _, id in ipairs(redis.call('ZRANGE', key('workers'), 0, -1)) do
   local moments = redis.call('HMGET', key('worker', id), 'idle_ms', 'added_ms')
@@ -12,15 +33,6 @@ for _, id in ipairs(redis.call('ZRANGE', key('workers'), 0, -1)) do
     redis.call('HGETALL', key('worker', id)), used, whole(idle_ms), whole(now - tonumber(moments[2]))
   }
 end
-local waiting = {}
-for _, environment in ipairs(redis.call('SMEMBERS', key('queues'))) do
-  sweep(environment)
-  local count = redis.call('ZCARD', key('waits', environment))
-  if count > 0 then
-    waiting[#waiting + 1] = environment
-    waiting[#waiting + 1] = count
-  end
-end
 local breakers = {}
 for _, environment in ipairs(redis.call('HKEYS', key('breakers'))) do
   local left_ms = broken(environment)
@@ -29,4 +41,4 @@ for _, environment in ipairs(redis.call('HKEYS', key('breakers'))) do
     breakers[#breakers + 1] = whole(left_ms)
   end
 end
-return {workers, waiting, redis.call('HGETALL', key('counts')), breakers}
+return {workers, waiting, redis.call('HGETALL', key('counts')), breakers, to_come}

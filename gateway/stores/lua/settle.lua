@@ -11,6 +11,7 @@ if redis.call('HGET', key('ticket', id), 'lease') == lease then
   end
   local place, pace_ms = outlook(environment, owner, id)
   leave(environment, id, owner)
+  serve(environment) -- slots may have been kept for its group
   return {'left', place, pace_ms}
 end
 local session = redis.call('HMGET', key('session', id), 'lease', 'state')

@@ -1,0 +1,163 @@
+"""Groups of openings that begin together, as one process remembers them.
+
+The first of a group takes slots for all of them, or waits until there are as many; those that others have not come for
+yet are reserved. Nothing here waits or reads a clock: the store calls it with the time (seconds).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from gateway.core.model import EnvironmentName, Opening, SessionId
+from gateway.stores.admission import GROUP_KEPT_S, LAST_CALL_S
+from gateway.stores.deadlines import Deadlines
+from gateway.stores.memory_queues import Ticket
+
+
+@dataclass(slots=True)
+class _Group:
+    """What is known of one group."""
+
+    environment: EnvironmentName
+    granted: int = 0
+    """Openings that were granted a slot."""
+    reserved: int = 0
+    """Free slots that are kept for openings that have not come yet."""
+    kept_since: float | None = None
+    """Since when slots are kept free while it waits for more of them."""
+    is_parted: bool = False
+    """Its time is over: whoever comes from now on is by itself."""
+    tickets: OrderedDict[SessionId, Ticket] = field(default_factory=OrderedDict)
+    """Those that wait, in order of arrival."""
+
+
+class Groups:
+    """All groups of all environments."""
+
+    def __init__(self) -> None:
+        #: Those that are remembered, wait, or have slots reserved.
+        self._groups: dict[str, _Group] = {}
+        self._kept_until: Deadlines[str] = Deadlines()
+        self._reserved: Counter[EnvironmentName] = Counter()
+        self._reserved_until: Deadlines[str] = Deadlines()
+        #: Those of which somebody waits.
+        self._waiting: dict[EnvironmentName, set[str]] = {}
+
+    def reserved(self, environment: EnvironmentName) -> int:
+        """Slots that are kept for groups."""
+        return self._reserved[environment]
+
+    def wanted(self, opening: Opening) -> int:
+        """How many of its group have no slot yet, by what its size says; at least itself."""
+        if not opening.group:
+            return 1
+        group = self._groups.get(opening.group)
+        if group is not None and group.is_parted:
+            return 1
+        return max(1, opening.group_size - (group.granted if group else 0))
+
+    def waiting(self, opening: Opening) -> list[Ticket]:
+        """Those of its group that wait."""
+        group = self._groups.get(opening.group)
+        return list(group.tickets.values()) if group else []
+
+    def to_come(self, environment: EnvironmentName) -> int:
+        """Openings of groups that slots are reserved for, or that those who wait are still joined by."""
+        count = self._reserved[environment]
+        for id in self._waiting.get(environment, ()):
+            tickets = self._groups[id].tickets
+            count += max(0, self.wanted(next(iter(tickets.values())).opening) - len(tickets))
+        return count
+
+    def environments(self) -> set[EnvironmentName]:
+        """Those in which slots are reserved."""
+        return {name for name, count in self._reserved.items() if count}
+
+    def enter(self, ticket: Ticket) -> None:
+        """*ticket*, if it is of a group, waits for as many slots as that needs, whatever was kept for it."""
+        opening = ticket.opening
+        if opening.group:
+            group = self._of(opening)
+            group.tickets[opening.id] = ticket
+            self._reserve(opening.group, group, 0)
+            self._waiting.setdefault(opening.environment, set()).add(opening.group)
+
+    def leave(self, ticket: Ticket) -> None:
+        """*ticket* does not wait any more."""
+        id = ticket.opening.group
+        group = self._groups.get(id)
+        if group is not None and group.tickets.get(ticket.opening.id) is ticket:
+            del group.tickets[ticket.opening.id]
+            if not group.tickets:
+                self._waiting[group.environment].discard(id)
+                self._end(id, group)
+
+    def takes_reserved(self, opening: Opening) -> bool:
+        """Whether a slot was reserved for *opening*; then it is no more."""
+        group = self._groups.get(opening.group)
+        if group is None or not group.reserved:
+            return False
+        self._reserve(opening.group, group, group.reserved - 1)
+        return True
+
+    def granted(self, opening: Opening, now: float) -> None:
+        """*opening* has a slot; no more stays reserved for its group than can still come."""
+        if opening.group:
+            group = self._remember(opening, now)
+            group.granted += 1
+            self._reserve(opening.group, group, min(group.reserved, max(0, opening.group_size - group.granted)))
+
+    def reserve(self, opening: Opening, count: int, now: float) -> None:
+        """Keep *count* slots for those of the group of *opening* that have not come yet."""
+        if count > 0:
+            self._reserve(opening.group, self._of(opening), count)
+            self._reserved_until.set(opening.group, now + opening.together_s)
+
+    def is_impatient(self, opening: Opening, last_call: float, now: float) -> bool:
+        """Whether its group, first in the queue, has waited long enough for slots that others could have had.
+
+        *last_call*: when the wait of one of them ends.
+        """
+        if last_call - now <= LAST_CALL_S:
+            return True
+        group = self._remember(opening, now)
+        if group.kept_since is None:
+            group.kept_since = now
+        return now - group.kept_since >= opening.together_s
+
+    def part(self, opening: Opening, now: float) -> None:
+        """Let those of its group that have no slot yet be by themselves."""
+        self._remember(opening, now).is_parted = True
+
+    def let_go(self, now: float) -> Iterator[EnvironmentName]:
+        """Forget old groups, and what was reserved for those that did not come in time; the environments of that."""
+        while (passed := self._reserved_until.pop(now)) is not None:
+            group = self._groups[passed[0]]
+            group.is_parted = True
+            self._kept_until.set(passed[0], now + GROUP_KEPT_S)
+            self._reserve(passed[0], group, 0)
+            yield group.environment
+        while (passed := self._kept_until.pop(now)) is not None:
+            group = self._groups[passed[0]]
+            group.granted, group.kept_since, group.is_parted = 0, None, False
+            self._end(passed[0], group)
+
+    def _of(self, opening: Opening) -> _Group:
+        return self._groups.setdefault(opening.group, _Group(opening.environment))
+
+    def _remember(self, opening: Opening, now: float) -> _Group:
+        self._kept_until.set(opening.group, now + GROUP_KEPT_S)
+        return self._of(opening)
+
+    def _reserve(self, id: str, group: _Group, count: int) -> None:
+        self._reserved[group.environment] += count - group.reserved
+        group.reserved = count
+        if not count:
+            self._reserved_until.discard(id)
+            self._end(id, group)
+
+    def _end(self, id: str, group: _Group) -> None:
+        if not group.tickets and not group.reserved and id not in self._kept_until:
+            self._groups.pop(id, None)

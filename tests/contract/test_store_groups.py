@@ -1,0 +1,382 @@
+"""The store seam, groups: openings that begin together or wait together; on memory and on Redis."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from gateway.core.errors import EnvironmentUnavailable, PoolExhausted
+from gateway.core.model import CloseReason, EnvironmentLoad, Opening, Owner, Session
+from gateway.core.ports import Store
+from gateway.stores.admission import LAST_CALL_S
+from tests.contract.store_worlds import (
+    CODING,
+    MATH,
+    RedisServer,
+    RedisWorld,
+    World,
+    add_ready,
+    end,
+    held,
+    opened,
+    opening,
+    queued,
+    waiting,
+)
+
+pytest_plugins = ["tests.contract.store_fixtures"]
+
+LONG_S = 3600.0
+TOGETHER_S = 100.0
+
+
+def member(id: str, group: str = "g", *, size: int = 3, owner: str = "lab", together_s: float = TOGETHER_S) -> Opening:
+    """A wish of one of a group."""
+    wish = opening(f"{group}-{id}")
+    return replace(wish, owner=Owner(owner), group=group, group_size=size, together_s=together_s)
+
+
+async def load_of(store: Store) -> EnvironmentLoad:
+    return (await store.load()).get(MATH, EnvironmentLoad())
+
+
+async def is_refused(store: Store, wish: Opening) -> bool:
+    """Whether there is no slot for *wish* that it need not wait for."""
+    try:
+        await store.claim(wish, wait_s=0)
+    except PoolExhausted:
+        return True
+    return False
+
+
+async def granted(tasks: Sequence[asyncio.Task[Session]]) -> list[str]:
+    """Who of those that waited is granted a slot by now, sorted; what else is granted is still on its way."""
+    await asyncio.wait(tasks, timeout=10)
+    assert all(task.done() for task in tasks), "some still wait"
+    return sorted(task.result().id for task in tasks)
+
+
+async def hung_up(tasks: Sequence[asyncio.Task[Session]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+# -- slots for all ----------------------------------------------------------------------------------------------------
+
+
+async def test_the_first_of_a_group_takes_slots_for_all_of_it(store: Store) -> None:
+    await add_ready(store, "w1", slots=4)
+    await store.claim(member("a"), wait_s=0)
+    assert (await load_of(store)).to_come == 2
+    await store.claim(opening("other"), wait_s=0)
+    assert await is_refused(store, opening("another")), "two slots are kept"
+    await store.claim(member("b"), wait_s=0)
+    assert (await load_of(store)).to_come == 1
+    await store.claim(member("c"), wait_s=0)
+    load = await load_of(store)
+    assert (load.to_come, load.workers[0].used) == (0, 4)
+    assert (load.arrivals, load.hits) == (5, 4)
+
+
+async def test_slots_of_several_workers_are_taken_for_one_group(store: Store) -> None:
+    for n in range(3):
+        await add_ready(store, f"w{n}", slots=1)
+    await store.claim(member("a"), wait_s=0)
+    assert await is_refused(store, opening("other"))
+    await store.claim(member("b"), wait_s=0)
+    await store.claim(member("c"), wait_s=0)
+    assert await held(store) == {"w0": 1, "w1": 1, "w2": 1}
+
+
+async def test_a_group_that_finds_too_few_slots_waits_and_nobody_behind_it_takes_them(store: Store) -> None:
+    await add_ready(store, "w1", slots=3)
+    holder = await opened(store, opening("holder"))
+    a = await queued(store, member("a"), wait_s=LONG_S)
+    assert (await load_of(store)).to_come == 2
+    other = await queued(store, replace(opening("other"), owner=Owner("b")), wait_s=LONG_S)
+    b = await queued(store, member("b"), wait_s=LONG_S)
+    assert (await load_of(store)).to_come == 1
+    await end(store, holder)
+    assert await granted([a, b]) == ["g-a", "g-b"]
+    assert not other.done()
+    await store.claim(member("c"), wait_s=0)
+    assert await held(store) == {"w1": 3}
+    await end(store, await store.find(a.result().id))
+    assert await granted([other]) == ["other"]
+
+
+async def test_a_group_that_waits_for_a_worker_counts_for_all_of_it(store: Store) -> None:
+    a = await queued(store, member("a", size=8), wait_s=LONG_S)
+    load = await load_of(store)
+    assert (load.waiting, load.to_come, load.wanted) == (1, 7, 8)
+    await add_ready(store, "w1", slots=4)
+    assert not a.done()
+    await add_ready(store, "w2", slots=4)
+    assert await granted([a]) == ["g-a"]
+    load = await load_of(store)
+    assert (load.waiting, load.to_come) == (0, 7)
+
+
+async def test_one_that_does_not_wait_is_refused_where_its_group_finds_too_few_slots(store: Store) -> None:
+    await add_ready(store, "w1", slots=2)
+    assert await is_refused(store, member("a"))
+    load = await load_of(store)
+    assert (load.to_come, load.workers[0].used) == (0, 0)
+
+
+async def test_a_worker_counts_for_as_many_uses_as_it_has_left(store: Store) -> None:
+    await add_ready(store, "w1", slots=4, max_uses=2)
+    a = await queued(store, member("a"), wait_s=LONG_S)
+    await add_ready(store, "w2", slots=1)
+    assert await granted([a]) == ["g-a"]
+    await store.claim(member("b"), wait_s=0)
+    await store.claim(member("c"), wait_s=0)
+    assert await held(store) == {"w1": 2, "w2": 1}
+
+
+async def test_groups_that_come_at_once_begin_one_after_the_other(store: Store) -> None:
+    await add_ready(store, "w1", slots=4)
+    first = [await store.claim(member("a", "g0"), wait_s=0)]
+    tasks = [
+        await queued(store, member("a", "g1"), wait_s=LONG_S),
+        await queued(store, member("a", "g2"), wait_s=LONG_S),
+    ]
+    first += [await store.claim(member(id, "g0"), wait_s=0) for id in "bc"]
+    tasks += [await queued(store, member(id, group), wait_s=LONG_S) for id in "bc" for group in ("g1", "g2")]
+    assert not any(task.done() for task in tasks)
+    for session in first:
+        await end(store, session)
+    then, last = tasks[::2], tasks[1::2]
+    assert await granted(then) == ["g1-a", "g1-b", "g1-c"]
+    assert not any(task.done() for task in last)
+    for task in then:
+        await end(store, task.result())
+    assert await granted(last) == ["g2-a", "g2-b", "g2-c"]
+
+
+async def test_more_than_a_group_has_are_by_themselves(store: Store) -> None:
+    await add_ready(store, "w1", slots=4)
+    for id in "abcd":
+        await store.claim(member(id), wait_s=0)
+    assert (await load_of(store)).to_come == 0
+    e = await queued(store, member("e"), wait_s=LONG_S)
+    assert (await load_of(store)).to_come == 0
+    await end(store, await store.find(member("a").id))
+    assert await granted([e]) == ["g-e"]
+
+
+# -- turns ------------------------------------------------------------------------------------------------------------
+
+
+async def test_each_slot_of_a_group_is_a_turn_of_its_owner(store: Store) -> None:
+    await add_ready(store, "w1", slots=3)
+    holders = [await opened(store, opening(f"holder{n}")) for n in range(3)]
+    of_a = [await queued(store, member(id, owner="a"), wait_s=LONG_S) for id in "abc"]
+    more = await queued(store, replace(opening("more"), owner=Owner("a")), wait_s=LONG_S)
+    of_b = [await queued(store, replace(opening(f"b{n}"), owner=Owner("b")), wait_s=LONG_S) for n in range(3)]
+    for holder in holders:
+        await end(store, holder)
+    assert await granted(of_a) == ["g-a", "g-b", "g-c"]
+    for task, served in zip(of_a, of_b, strict=True):
+        assert not served.done()
+        await end(store, task.result())
+        await granted([served])
+    assert not more.done(), "its owner has had three turns"
+    await end(store, of_b[0].result())
+    assert await granted([more]) == ["more"]
+
+
+async def test_those_behind_a_group_are_served_once_it_does_not_wait_any_more(store: Store) -> None:
+    await add_ready(store, "w1", slots=2)
+    group = [await queued(store, member("a"), wait_s=LONG_S)]
+    other = await queued(store, opening("other"), wait_s=LONG_S)
+    another = await queued(store, opening("another"), wait_s=LONG_S)
+    assert not other.done()
+    await hung_up(group)
+    assert await granted([other, another]) == ["another", "other"]
+    assert (await load_of(store)).to_come == 0
+
+
+async def test_one_that_waits_for_a_moment_only_takes_what_there_is(store: Store) -> None:
+    await add_ready(store, "w1", slots=2)
+    assert (await store.claim(member("a"), wait_s=LAST_CALL_S / 2)).id == "g-a"
+    assert (await load_of(store)).to_come == 0
+
+
+# -- time -------------------------------------------------------------------------------------------------------------
+
+
+async def test_what_is_kept_for_those_that_do_not_come_is_anybodys_after_a_time(
+    store_world: World, store: Store
+) -> None:
+    await add_ready(store, "w1", slots=3)
+    await store.claim(member("a"), wait_s=0)
+    other = await queued(store, opening("other"), wait_s=LONG_S)
+    store_world.pass_time(TOGETHER_S - 50)
+    assert (await load_of(store)).to_come == 2
+    assert not other.done()
+    store_world.pass_time(50)
+    assert (await load_of(store)).to_come == 0
+    assert await granted([other]) == ["other"]
+    assert (await store.claim(member("b"), wait_s=0)).id == "g-b", "who comes late is by itself"
+    assert (await load_of(store)).to_come == 0
+
+
+async def test_a_group_that_waited_long_enough_for_more_slots_begins_with_what_there_is(
+    store_world: World, store: Store
+) -> None:
+    await add_ready(store, "w1", slots=2)
+    tasks = [await queued(store, member(id), wait_s=LONG_S) for id in "abc"]
+    store_world.pass_time(TOGETHER_S - 50)
+    assert (await load_of(store)).waiting == 3
+    store_world.pass_time(50)
+    assert (await load_of(store)).waiting == 1
+    assert await granted(tasks[:2]) == ["g-a", "g-b"]
+    await end(store, tasks[0].result())
+    assert await granted(tasks[2:]) == ["g-c"], "the others do not wait for each other again"
+
+
+async def test_time_in_which_no_slot_was_free_does_not_count(store_world: World, store: Store) -> None:
+    await add_ready(store, "w1", slots=2)
+    holders = [await opened(store, opening(f"holder{n}", idle_s=2 * LONG_S)) for n in range(2)]
+    tasks = [await queued(store, member(id, size=2), wait_s=LONG_S) for id in "ab"]
+    store_world.pass_time(2 * TOGETHER_S)
+    assert (await load_of(store)).waiting == 2
+    await end(store, holders[0])
+    assert (await load_of(store)).waiting == 2, "it has just begun to wait for the other slot"
+    await end(store, holders[1])
+    assert await granted(tasks) == ["g-a", "g-b"]
+
+
+async def test_a_group_takes_what_there_is_before_its_wait_is_over(store_world: World, store: Store) -> None:
+    await add_ready(store, "w1", slots=2)
+    tasks = [await queued(store, member(id, together_s=LONG_S), wait_s=300.0) for id in "abc"]
+    store_world.pass_time(300.0 - LAST_CALL_S - 50)
+    assert (await load_of(store)).waiting == 3
+    store_world.pass_time(52)  # Redis gives a claim a second more
+    assert (await load_of(store)).waiting == 1
+    assert await granted(tasks[:2]) == ["g-a", "g-b"]
+    await hung_up(tasks[2:])
+
+
+# -- changes ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_place_that_was_given_back_is_another_ones(store: Store) -> None:
+    await add_ready(store, "w1", slots=3)
+    a = await store.claim(member("a"), wait_s=0)
+    await store.begin_close(a.id, CloseReason.OPEN_FAILED)
+    await store.release(a.id, a.lease)
+    for id in "bcd":
+        await store.claim(member(id), wait_s=0)
+    assert await held(store) == {"w1": 3}
+    assert (await load_of(store)).to_come == 0
+
+
+async def test_a_slot_that_is_handed_over_is_one_of_its_group(store: Store) -> None:
+    await add_ready(store, "w1", slots=3)
+    former = await opened(store, opening("former"))
+    a = await queued(store, member("a"), wait_s=LONG_S)
+    assert await store.begin_close(former.id, CloseReason.DELETED) is not None
+    b = await store.hand_over(former.id, former.lease, member("b"))
+    assert b is not None
+    assert await granted([a]) == ["g-a"], "two slots are enough for those that have none"
+    assert (await load_of(store)).to_come == 1
+    await store.claim(member("c"), wait_s=0)
+    assert (await load_of(store)).to_come == 0
+
+
+async def test_what_is_kept_for_one_that_is_handed_a_slot_is_free(store: Store) -> None:
+    await add_ready(store, "w1", slots=4)
+    former = await opened(store, opening("former"))
+    await store.claim(member("a"), wait_s=0)
+    other = await queued(store, opening("other"), wait_s=LONG_S)
+    assert await store.begin_close(former.id, CloseReason.DELETED) is not None
+    assert await store.hand_over(former.id, former.lease, member("b")) is not None
+    assert await granted([other]) == ["other"]
+    await store.claim(member("c"), wait_s=0)
+
+
+async def test_one_whose_slot_went_with_its_worker_waits_for_its_group(store: Store) -> None:
+    await add_ready(store, "w1", slots=3)
+    await store.claim(member("a"), wait_s=0)
+    await store.remove_worker((await store.find(member("a").id)).worker, CloseReason.WORKER_LOST)
+    b = await queued(store, member("b"), wait_s=LONG_S)
+    load = await load_of(store)
+    assert (load.waiting, load.to_come) == (1, 1)
+    await add_ready(store, "w2", slots=1)
+    assert not b.done()
+    await add_ready(store, "w3", slots=1)
+    assert await granted([b]) == ["g-b"]
+    assert (await load_of(store)).to_come == 1
+
+
+async def test_a_worker_that_drains_takes_what_was_kept_with_it(store: Store) -> None:
+    await add_ready(store, "w1", slots=3)
+    a = await store.claim(member("a"), wait_s=0)
+    await store.drain_worker(a.worker)
+    other = await queued(store, opening("other"), wait_s=LONG_S)
+    await add_ready(store, "w2", slots=2)
+    assert not other.done(), "both are kept"
+    await store.claim(member("b"), wait_s=0)
+    await store.claim(member("c"), wait_s=0)
+    assert await held(store) == {"w1": 1, "w2": 2}
+    await hung_up([other])
+
+
+async def test_all_of_a_group_that_wait_fail_with_their_environment(store: Store) -> None:
+    tasks = [await queued(store, member(id), wait_s=LONG_S) for id in "ab"]
+    assert await store.fail_waiting(MATH, "no image") == 2
+    for task in tasks:
+        with pytest.raises(EnvironmentUnavailable):
+            await task
+    load = await load_of(store)
+    assert (load.waiting, load.to_come) == (0, 0)
+
+
+async def test_groups_of_another_environment_take_nothing(store: Store) -> None:
+    await add_ready(store, "w1", slots=1)
+    task = await queued(store, replace(member("a"), environment=CODING), wait_s=LONG_S)
+    await store.claim(opening("other"), wait_s=0)
+    assert await waiting(store, CODING) == 1
+    await hung_up([task])
+
+
+# -- replicas ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.redis
+async def test_a_group_is_one_over_all_replicas(redis_world: RedisWorld) -> None:
+    one, two = await redis_world.open(replica="one"), await redis_world.open(replica="two")
+    await add_ready(one, "w1", slots=3)
+    await one.claim(member("a"), wait_s=0)
+    assert await is_refused(two, opening("other"))
+    await two.claim(member("b"), wait_s=0)
+    await one.claim(member("c"), wait_s=0)
+    waits = [await queued(one, member("a", "h"), wait_s=LONG_S), await queued(two, member("b", "h"), wait_s=LONG_S)]
+    for id in "abc":
+        await end(one, await one.find(member(id).id))
+    assert await granted(waits) == ["h-a", "h-b"]
+
+
+@pytest.mark.redis
+async def test_nothing_of_a_group_stays(redis_world: RedisWorld, redis_server: RedisServer) -> None:
+    store = await redis_world.open()
+    await add_ready(store, "w1", slots=3)
+    with redis_server.client() as client:
+        before = redis_world.keys(client)
+        tasks = [await queued(store, member(id, "h", size=5), wait_s=LONG_S) for id in "ab"]
+        await hung_up(tasks)
+        sessions = [await store.claim(member(id), wait_s=0) for id in "ab"]
+        redis_world.pass_time(TOGETHER_S)
+        await store.load()
+        for session in sessions:
+            await end(store, session)
+        left = [key for key in redis_world.keys(client) if key not in before]
+        kinds = {key.split(":")[1] for key in left}
+        assert kinds <= {"group", "counts", "number"}, left
+        assert all(client.ttl(key) > 0 for key in left if ":group:" in key)

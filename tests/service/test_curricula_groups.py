@@ -1,0 +1,205 @@
+"""Groups that a curriculum draws for: their openings begin together, or wait together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.core.curricula import Component, Curriculum, Sampler, SamplerKind
+from gateway.core.model import EnvironmentLoad, EnvironmentName
+from gateway.stores.memory_curricula import MemoryCurriculumStore
+from tests.fakes.eventually import eventually
+from tests.service.stack import Replica, environment, running, stack, tasks
+from tests.service.wire import delete
+
+MATH = EnvironmentName("math")
+TASKS = tasks(train=[{"id": f"t{n}", "question": f"question {n}"} for n in range(40)])
+
+
+def offered(group_size: int, **more: Any) -> dict[str, Any]:
+    """A curriculum whose handles are for groups of that size."""
+    mine = Curriculum(
+        name="mine",
+        components=(Component(environment=MATH),),
+        sampler=Sampler(kind=SamplerKind.UNIFORM),
+        group_size=group_size,
+    )
+    return {"tasks_math": TASKS, "curricula": {"mine": mine}, **more}
+
+
+async def create(client: httpx.AsyncClient, sid: str, handle: int) -> None:
+    body = {"env_name": "math", "split": "train:mine", "index": handle}
+    answer = await client.post("/create", json=body, headers={"X-Session-ID": sid}, timeout=30)
+    assert answer.status_code == 200, answer.text
+
+
+async def load_of(replica: Replica) -> EnvironmentLoad:
+    return (await replica.store.load()).get(MATH, EnvironmentLoad())
+
+
+async def begun(client: httpx.AsyncClient, sid: str, handle: int) -> asyncio.Task[None]:
+    return asyncio.create_task(create(client, sid, handle))
+
+
+@contextlib.asynccontextmanager
+async def waits(replica: Replica, count: int) -> AsyncIterator[None]:
+    """Until *count* openings wait."""
+
+    async def check() -> None:
+        assert (await load_of(replica)).waiting == count
+
+    yield
+    await eventually(check)
+
+
+async def test_a_group_that_has_begun_is_completed_before_another_one_begins() -> None:
+    async with running(environment(slots=4, max_workers=1), **offered(3)) as (_, replica, client):
+        await create(client, "a0", 0)
+        async with waits(replica, 3):
+            then = [await begun(client, f"b{n}", 1) for n in range(3)]
+        await asyncio.gather(*(create(client, f"a{n}", 0) for n in (1, 2)))
+        assert not any(task.done() for task in then), "one slot is free, and the group needs three"
+        await delete(client, "a0")
+        assert (await load_of(replica)).waiting == 3
+        await delete(client, "a1")
+        await asyncio.gather(*then)
+
+
+async def test_workers_for_a_whole_group_are_started_when_the_first_of_it_comes() -> None:
+    async with running(environment(slots=1, max_workers=8), **offered(4)) as (built, replica, client):
+        first = await begun(client, "a0", 0)
+        await first
+        assert len(built.backend.workers) == 4
+        assert (await load_of(replica)).to_come == 3
+        await asyncio.gather(*(create(client, f"a{n}", 0) for n in (1, 2, 3)))
+        assert len(built.backend.workers) == 4
+
+
+async def test_a_group_that_is_larger_than_its_environment_takes_what_that_has() -> None:
+    async with running(environment(slots=2, max_workers=1), **offered(8)) as (_, replica, client):
+        await create(client, "a0", 0)
+        await create(client, "a1", 0)
+        async with waits(replica, 1):
+            last = await begun(client, "a2", 0)
+        await delete(client, "a0")
+        await last
+
+
+async def test_who_does_not_come_keeps_slots_for_a_time_only() -> None:
+    async with running(environment(slots=3, max_workers=1, together_s=0.2), **offered(3)) as (_, replica, client):
+        await create(client, "a0", 0)
+        await asyncio.gather(*(create(client, f"b{n}", 1) for n in range(2)))
+        assert (await load_of(replica)).workers[0].used == 3
+
+
+async def test_each_of_a_group_begins_by_itself_where_the_environment_says_so() -> None:
+    async with running(environment(slots=2, max_workers=2, together_s=0), **offered(4)) as (built, replica, client):
+        await create(client, "a0", 0)
+        assert len(built.backend.workers) == 1
+        assert (await load_of(replica)).to_come == 0
+
+
+async def test_a_group_is_one_over_all_replicas() -> None:
+    shared = {"curriculum_store": MemoryCurriculumStore()}
+    async with stack(environment(slots=4, max_workers=1), **offered(4, **shared)) as built:
+        other = built.another()
+        async with (
+            built.first.looping(),
+            other.looping(),
+            built.first.serving() as one,
+            other.serving() as two,
+        ):
+            await create(one, "a0", 0)
+            async with waits(other, 4):
+                then = [await begun(client, f"b{n}", 1) for n, client in enumerate((one, two) * 2)]
+            await asyncio.gather(*(create(client, f"a{n}", 0) for n, client in ((1, one), (2, two), (3, two))))
+            for n in range(4):
+                assert not any(task.done() for task in then)
+                await delete(one, f"a{n}")
+            await asyncio.gather(*then)
+
+
+async def test_a_trainer_that_hangs_up_does_not_keep_its_group_waiting() -> None:
+    async with running(environment(slots=2, max_workers=1), **offered(2)) as (_, replica, client):
+        await create(client, "a0", 0)
+        gone = await begun(client, "b0", 1)
+        async with waits(replica, 1):
+            pass
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
+        await create(client, "a1", 0)
+        async with waits(replica, 0):
+            pass
+        await delete(client, "a0")
+        await delete(client, "a1")
+        await asyncio.gather(create(client, "b1", 1), create(client, "b2", 1))
+
+
+async def test_those_of_a_group_whose_worker_died_begin_in_another_one() -> None:
+    async with running(environment(slots=4, max_workers=2), **offered(4)) as (built, replica, client):
+        await create(client, "a0", 0)
+        (worker,) = built.backend.workers
+        built.backend.announce(worker)
+        await asyncio.gather(*(create(client, f"a{n}", 0) for n in (1, 2, 3)))
+        load = await load_of(replica)
+        assert sum(entry.used for entry in load.workers) == 3
+        assert load.to_come == 0
+
+
+# -- groups that the trainer tells ------------------------------------------------------------------------------------
+
+
+def grouped(name: str, size: int | str) -> dict[str, str]:
+    return {"X-Group-ID": name, "X-Group-Size": str(size)}
+
+
+async def test_a_group_that_an_ors_trainer_tells_begins_together() -> None:
+    async with running(environment(slots=1, max_workers=8), **offered(1)) as (built, replica, client):
+
+        async def opened(sid: str) -> None:
+            body = {"env_name": "math", "split": "train", "index": 7}
+            answer = await client.post("/create", json=body, headers={"X-Session-ID": sid, **grouped("g", 4)})
+            assert answer.status_code == 200, answer.text
+
+        await opened("a")
+        load = await load_of(replica)
+        assert (len(built.backend.workers), load.to_come) == (4, 3)
+        await asyncio.gather(*(opened(sid) for sid in "bcd"))
+        assert (await load_of(replica)).to_come == 0
+
+
+async def test_a_group_that_an_areal_trainer_tells_begins_together() -> None:
+    async with running(environment(slots=1, max_workers=8), **offered(1)) as (built, replica, client):
+        answer = await client.post("/areal/math/api/episode/start", json={"sample_id": "t3"}, headers=grouped("g", 4))
+        assert answer.status_code == 200, answer.text
+        assert (len(built.backend.workers), (await load_of(replica)).to_come) == (4, 3)
+
+
+@pytest.mark.parametrize(
+    ("headers", "named"),
+    [
+        ({"X-Group-ID": "g"}, "X-Group-Size"),
+        ({"X-Group-Size": "3"}, "X-Group-ID"),
+        (grouped("g" * 201, 3), "X-Group-ID"),
+        (grouped("g", 0), "X-Group-Size"),
+        (grouped("g", 4097), "X-Group-Size"),
+        (grouped("g", "1" * 5000), "X-Group-Size"),
+        (grouped("g", "-1"), "X-Group-Size"),
+        (grouped("g", "3.0"), "X-Group-Size"),
+    ],
+)
+async def test_a_group_that_is_none_is_refused_and_leaves_nothing(headers: dict[str, str], named: str) -> None:
+    async with running(environment(), **offered(1)) as (_, replica, client):
+        body = {"env_name": "math", "split": "train", "index": 7}
+        answer = await client.post("/create", json=body, headers={"X-Session-ID": "s", **headers})
+        assert answer.status_code == 400, answer.text
+        assert named in answer.json()["detail"]
+        started = await client.post("/areal/math/api/episode/start", json={"sample_id": "t3"}, headers=headers)
+        assert started.status_code == 400, started.text
+        assert named in started.text
+        assert not await replica.store.sessions()

@@ -121,9 +121,9 @@ SOURCES: Final[Mapping[str, str]] = {
     "note_client_s": _OWN + "100,000 notes, 500 at a time",
     "outcome_redis_s": _OWN + "10,000 outcomes, 50 at a time",
     "outcome_client_s": _OWN + "10,000 outcomes, 50 at a time",
-    "load_redis_s": _OWN + "1,000, 2,000, 5,000, 20,000 workers: 9.5, 10.8, 11.0, 12.0 µs each; 14.6 with a session in "
+    "load_redis_s": _OWN + "1,000, 2,000, 5,000, 20,000 workers: 7.0, 7.4, 8.2, 8.0 µs each; 6.9 with a session in "
     "each; 10,000 openings that wait add nothing that can be told from noise",
-    "load_client_s": _OWN + "the same: 11.6, 13.1, 12.2, 14.5 µs, and some 0.9 µs to decide and to show it",
+    "load_client_s": _OWN + "the same: 5.3, 5.3, 5.2, 5.1 µs, and some 0.9 µs to decide and to show it",
     "turn_redis_s": _OWN + "60 and 80 µs",
     "turn_client_s": _OWN + "137 and 263 µs",
     "notice_redis_s": _OWN + "20,000 notices to 1, 4 and 16 replicas: 0.5 µs and 0.25 µs for each",
@@ -181,8 +181,8 @@ def read_figures(found: Mapping[str, Any]) -> Figures:
         note_client_s=3.8e-6,
         outcome_redis_s=18e-6,
         outcome_client_s=18e-6,
-        load_redis_s=median((9.5e-6, 10.8e-6, 11.0e-6, 12.0e-6, 14.6e-6)),
-        load_client_s=median((11.6e-6, 12.2e-6, 13.1e-6, 14.5e-6)) + 0.9e-6,
+        load_redis_s=median((7.0e-6, 7.4e-6, 8.2e-6, 8.0e-6, 6.9e-6)),
+        load_client_s=median((5.3e-6, 5.3e-6, 5.2e-6, 5.1e-6)) + 0.9e-6,
         turn_redis_s=140e-6,
         turn_client_s=400e-6,
         notice_redis_s=0.25e-6,

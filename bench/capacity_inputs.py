@@ -111,12 +111,12 @@ class Cluster:
     """Of the gateway: one core each, on these machines."""
     starts_at_once: float = STARTS_AT_ONCE
     """Containers that the leader has started at one time, on each machine."""
-    turns_most_s: float = 1e3
-    """Turns of the control loop a second at most; nothing bounds them but their own time."""
+    rests: bool = True
+    """Whether the control loop pauses between two turns that follow each other at once (``core.plan.rest_s``)."""
     is_remote: bool = True
     """Whether workers are on other machines than their gateway: behind TLS."""
 
     def __post_init__(self) -> None:
-        for name in ("machines", "cores", "memory_bytes", "replicas", "starts_at_once", "turns_most_s"):
+        for name in ("machines", "cores", "memory_bytes", "replicas", "starts_at_once"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name}: {getattr(self, name)!r} is no number above 0")

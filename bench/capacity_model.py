@@ -17,6 +17,7 @@ from typing import Final
 
 from bench.capacity_figures import Figures
 from bench.capacity_inputs import Cluster, Workload
+from gateway.core.plan import rest_s
 
 FULL: Final = 0.7
 """Of a CPU: planned for, as what waits for a busier one waits for several others."""
@@ -76,10 +77,11 @@ def seen_by(draws: float, replicas: float, wandering: float) -> float:
 
 
 def turns_s(figures: Figures, work: Workload, cluster: Cluster) -> float:
-    """Turns of the control loop a second: a worker that ends wakes it, and there is no pause between two turns."""
+    """Turns of the control loop a second: a worker that ends wakes it, and after each it rests."""
     wanted = TURNS_S + WAKES * work.ends_s * work.exclusive
     once_s = (figures.load_redis_s + figures.load_client_s) * work.containers
-    return min(wanted, cluster.turns_most_s, 1 / (once_s + figures.turn_redis_s + figures.turn_client_s))
+    rest = rest_s(round(work.containers)) if cluster.rests else 0.0
+    return min(wanted, 1 / (once_s + figures.turn_redis_s + figures.turn_client_s + rest))
 
 
 def notes_s(work: Workload, cluster: Cluster) -> float:

@@ -17,7 +17,6 @@ from bench.capacity_figures import PROTOCOLS, SOURCES, Figures, names, read_figu
 from bench.capacity_inputs import MIXES, Cluster, Workload
 from bench.capacity_model import (
     FULL,
-    TURNS_S,
     Use,
     Wall,
     machines_needed,
@@ -74,8 +73,8 @@ def _changes(figures: Figures, work: Workload, cluster: Cluster) -> tuple[Figure
     return cheap, work, cluster
 
 
-def _paced(figures: Figures, work: Workload, cluster: Cluster) -> tuple[Figures, Workload, Cluster]:
-    return figures, work, replace(cluster, turns_most_s=2 * TURNS_S)
+def _restless(figures: Figures, work: Workload, cluster: Cluster) -> tuple[Figures, Workload, Cluster]:
+    return figures, work, replace(cluster, rests=False)
 
 
 def _longer(figures: Figures, work: Workload, cluster: Cluster) -> tuple[Figures, Workload, Cluster]:
@@ -87,15 +86,15 @@ def _more(figures: Figures, work: Workload, cluster: Cluster) -> tuple[Figures, 
 
 
 def _all(figures: Figures, work: Workload, cluster: Cluster) -> tuple[Figures, Workload, Cluster]:
-    return _paced(*_changes(*_kept(figures, work, cluster)))
+    return _changes(*_kept(figures, work, cluster))
 
 
 LEVERS: Final = (
     Lever("as it is", lambda figures, work, cluster: (figures, work, cluster)),
     Lever("a session's calls come to one replica", _kept),
     Lever("a turn reads a tenth of the workers", _changes),
-    Lever("four turns a second at most", _paced),
-    Lever("the three above together", _all),
+    Lever("the two above together", _all),
+    Lever("without the pause between two turns", _restless),
     Lever("twice as many replicas", _more),
     Lever("steps four times as far apart", _longer),
 )

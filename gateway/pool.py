@@ -35,7 +35,7 @@ from gateway.core.model import (
     WorkerId,
     WorkerState,
 )
-from gateway.core.plan import Demand, Plan, plan
+from gateway.core.plan import Demand, Plan, plan, rest_s
 from gateway.core.ports import Backend, Store, Transport, Upstream
 from gateway.expiry import Expiry
 from gateway.observe.metrics import Metrics
@@ -144,6 +144,8 @@ class Pool:
         self._demands: dict[EnvironmentName, Demand] = {}
         self._looked_at: float | None = None
         self._woken = asyncio.Event()
+        self._workers = 0
+        """Of all environments, at the last look."""
         self._at_engine = asyncio.Semaphore(STOPS_AT_ONCE)
         self._engines = 1
 
@@ -239,6 +241,7 @@ class Pool:
                 logger.warning("lead_lost replica=%s", self._replica)
             except Exception:  # protects every environment: without this loop nothing starts or expires
                 logger.exception("tick_failed")
+            await asyncio.sleep(rest_s(self._workers))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TICK_S):
                     await self._woken.wait()
@@ -292,6 +295,7 @@ class Pool:
         now = time.monotonic()
         since_s = 0.0 if self._looked_at is None else now - self._looked_at
         self._looked_at = now
+        self._workers = sum(len(load.workers) for load in loads.values())
         for name, load in loads.items():
             demand = self._demands.get(name, Demand()).looked(load, since_s)
             self._demands[name] = demand

@@ -20,6 +20,11 @@ START_WEIGHT = 0.3
 MEMORY_OVERCOMMIT = 4.0
 """Sum of workers' limits that a machine takes, in parts of its memory: most hold a tenth of their limit, and what the
 kernel says is available bounds them besides."""
+REST_S = 5e-5
+"""Pause of the control loop for each worker: some eight times what the leader, or Redis, does for it on a turn (5 and
+7 µs, ``docs/scaling.md``), so that turns take a ninth of either at most. For 20 workers it is a millisecond."""
+REST_MOST_S = 0.5
+"""As a loop that nothing wakes."""
 _GIB = 2**30
 
 
@@ -183,6 +188,15 @@ def _to_pause(policy: PoolPolicy, ready: list[WorkerLoad], *, target: int) -> li
         spare -= 1
         free -= entry.worker.slots
     return pause
+
+
+def rest_s(workers: int) -> float:
+    """How long the control loop pauses after a turn that looked at so many workers, however much wakes it meanwhile.
+
+    A turn reads them all, so where workers end many times a second, and each end wakes it, it would do nothing else.
+    Slots that become free are handed out by the store, and wait for no turn.
+    """
+    return min(REST_MOST_S, workers * REST_S)
 
 
 def backoff_s(failures: int) -> float:

@@ -66,7 +66,7 @@ def session_values(session: Session) -> tuple[str | float, ...]:
 
 
 def worker_values(worker: Worker) -> tuple[str | float, ...]:
-    """What ``enlist`` in ``lua/prelude.lua`` takes."""
+    """The values of ``WORKER`` in ``lua/prelude.lua``."""
     return (
         worker.id,
         worker.environment,
@@ -110,11 +110,19 @@ def as_worker(found: Mapping[str, str]) -> Worker:
     )
 
 
-def as_worker_load(entry: Sequence[Any]) -> WorkerLoad:
-    flat, used, idle_ms, age_ms = entry
-    return WorkerLoad(
-        worker=as_worker(pairs(flat)), used=int(used), idle_s=int(idle_ms) / 1000, age_s=int(age_ms) / 1000
+def as_worker_load(entry: bytes) -> WorkerLoad:
+    """Read one worker of what load.lua answered: the fields ``WORKER``, and what it holds, with zeros between them."""
+    id, environment, digest, slots, max_uses, address, state, used, idle_ms, age_ms = entry.decode().split("\0")
+    worker = Worker(
+        id=WorkerId(id),
+        environment=EnvironmentName(environment),
+        digest=digest,
+        slots=int(slots),
+        max_uses=int(max_uses),
+        address=address,
+        state=WorkerState(state),
     )
+    return WorkerLoad(worker=worker, used=int(used), idle_s=int(idle_ms) / 1000, age_s=int(age_ms) / 1000)
 
 
 def as_loads(answer: Sequence[Any]) -> dict[EnvironmentName, EnvironmentLoad]:

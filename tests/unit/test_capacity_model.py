@@ -30,6 +30,7 @@ FIGURES = read_figures(DATA)
 ALONE = Cluster(machines=1, cores=2, memory_bytes=24 * 2**30, replicas=1, is_remote=False)
 """What the runs were made on."""
 MORE = "twice as many replicas"
+RESTLESS = "without the pause between two turns"
 FREE = replace(
     FIGURES,
     step_cpu_s=dict.fromkeys(PROTOCOLS, 0.0),
@@ -96,7 +97,7 @@ def test_shares_that_are_more_than_all_sessions_are_refused() -> None:
         Workload(sessions=1, sandbox=0.6, exclusive=0.6)
 
 
-@pytest.mark.parametrize("field", ["machines", "cores", "memory_bytes", "replicas", "starts_at_once", "turns_most_s"])
+@pytest.mark.parametrize("field", ["machines", "cores", "memory_bytes", "replicas", "starts_at_once"])
 def test_a_cluster_without_something_is_refused_by_its_field(field: str) -> None:
     with pytest.raises(ValueError, match=field):
         replace(Cluster(), **{field: 0})  # type: ignore[arg-type]  # the one that is a bool is not among them
@@ -197,18 +198,19 @@ def test_the_cpu_of_redis(cost: dict[str, Any], work: Workload, cores: float) ->
 
 
 @pytest.mark.parametrize(
-    ("work", "turns"),
+    ("work", "rested", "restless"),
     [
-        pytest.param(Workload(sessions=1000), 2, id="nothing wakes it"),
-        pytest.param(Workload(sessions=1000, exclusive=1), 32, id="each end of a worker does"),
-        pytest.param(Workload(sessions=1_000_000, exclusive=1, warm=0), 0.5, id="but it has to read all of them"),
+        pytest.param(Workload(sessions=1000), 2, 2, id="nothing wakes it"),
+        pytest.param(Workload(sessions=100, exclusive=1, warm=0), 5, 5, id="each end of a worker does"),
+        pytest.param(Workload(sessions=1000, exclusive=1, warm=0), 1 / 0.052, 32, id="but it rests"),
+        pytest.param(Workload(sessions=1_000_000, exclusive=1, warm=0), 0.4, 0.5, id="and has to read all of them"),
     ],
 )
-def test_turns_of_the_control_loop(work: Workload, turns: float) -> None:
+def test_turns_of_the_control_loop(work: Workload, rested: float, restless: float) -> None:
     figures = replace(FREE, load_redis_s=1e-6, load_client_s=1e-6)
 
-    assert model.turns_s(figures, work, Cluster()) == pytest.approx(turns)
-    assert model.turns_s(figures, work, Cluster(turns_most_s=1)) == pytest.approx(min(1, turns))
+    assert model.turns_s(figures, work, Cluster()) == pytest.approx(rested)
+    assert model.turns_s(figures, work, Cluster(rests=False)) == pytest.approx(restless)
 
 
 @pytest.mark.parametrize(
@@ -426,13 +428,24 @@ def test_a_page_without_marks_is_refused(text: str) -> None:
         page(text, "new")
 
 
-@pytest.mark.parametrize("lever", [lever for lever in LEVERS if lever.name != MORE], ids=lambda lever: lever.name)
+@pytest.mark.parametrize(
+    "lever", [lever for lever in LEVERS if lever.name not in (MORE, RESTLESS)], ids=lambda lever: lever.name
+)
 def test_what_would_move_the_first_wall_brings_it_no_nearer(lever: Lever) -> None:
     for case in cases(FIGURES, Workload(sessions=100_000), Cluster()):
         as_it_is = model.walls(FIGURES, case.work, case.cluster)[0].sessions
         moved = model.walls(*lever.pull(FIGURES, case.work, case.cluster))[0].sessions
 
         assert moved >= 0.99 * as_it_is, case.name
+
+
+def test_without_its_pause_the_control_loop_brings_the_wall_of_exclusive_sessions_nearer() -> None:
+    (restless,) = [lever for lever in LEVERS if lever.name == RESTLESS]
+    *_, exclusive = cases(FIGURES, Workload(sessions=100_000), Cluster())
+    as_it_is = model.walls(FIGURES, exclusive.work, exclusive.cluster)[0].sessions
+    moved = model.walls(*restless.pull(FIGURES, exclusive.work, exclusive.cluster))[0].sessions
+
+    assert moved < 0.7 * as_it_is
 
 
 def test_more_replicas_bring_the_wall_of_redis_nearer() -> None:

@@ -18,7 +18,7 @@ from gateway.core.model import (
     WorkerLoad,
     WorkerState,
 )
-from gateway.core.plan import WINDOW_S, Demand, backoff_s, plan
+from gateway.core.plan import WINDOW_S, Demand, backoff_s, plan, rest_s
 
 NOW, OLD = "wanted", "outdated"
 READY, STARTING, DRAINING = WorkerState.READY, WorkerState.STARTING, WorkerState.DRAINING
@@ -352,3 +352,8 @@ def test_paused_workers_of_an_old_make_are_drained_and_idle_ones_retired_first()
 def test_after_a_failed_start_one_is_tried_at_a_time() -> None:
     assert plan(policy(), load(waiting=99), digest=NOW, is_trial=True).start == 1
     assert plan(policy(), load(worker(STARTING), waiting=99), digest=NOW, is_trial=True).start == 0
+
+
+@pytest.mark.parametrize(("workers", "pause_s"), [(0, 0), (20, 0.001), (2_000, 0.1), (10_000, 0.5), (1_000_000, 0.5)])
+def test_the_control_loop_rests_the_longer_the_more_workers_it_looked_at(workers: int, pause_s: float) -> None:
+    assert rest_s(workers) == pytest.approx(pause_s)

@@ -1,6 +1,7 @@
 -- Count what every environment holds and what waits; what groups that wait, or that slots are reserved for, have had
 -- their time is noticed here.
--- Returns {{worker, slots held, idle (ms), age (ms)}, ...}, oldest worker first; {environment, waiting, ...};
+-- Returns {the fields WORKER, slots held, idle (ms), age (ms) of one worker with zeros between them, ...}, oldest worker
+-- first; {environment, waiting, ...};
 -- {'arrivals:' or 'hits:' and environment, count, ...}; {environment, how much longer its breaker is open (ms), ...};
 -- {environment, openings of groups that are to come, ...}, to be added up; times as strings.
 
@@ -24,14 +25,16 @@ for _, environment in ipairs(redis.call('SMEMBERS', key('queues'))) do
     to_come[#to_come + 1] = count_to_come(environment)
   end
 end
+-- One string each: lists of names and values take both sides three times as long, and there may be thousands.
 local workers = {}
+local worker_key, held_key, asked = key('worker', ''), key('held', ''), {unpack(WORKER)}
+asked[#WORKER + 1], asked[#WORKER + 2] = 'idle_ms', 'added_ms'
 for _, id in ipairs(redis.call('ZRANGE', key('workers'), 0, -1)) do
-  local moments = redis.call('HMGET', key('worker', id), 'idle_ms', 'added_ms')
-  local used = redis.call('SCARD', key('held', id))
-  local idle_ms = used > 0 and 0 or now - tonumber(moments[1])
-  workers[#workers + 1] = {
-    redis.call('HGETALL', key('worker', id)), used, whole(idle_ms), whole(now - tonumber(moments[2]))
-  }
+  local has = redis.call('HMGET', worker_key .. id, unpack(asked))
+  local used = redis.call('SCARD', held_key .. id)
+  local idle_ms = used > 0 and 0 or now - has[#WORKER + 1]
+  local counts = string.format('\0%d\0%.0f\0%.0f', used, idle_ms, now - has[#WORKER + 2])
+  workers[#workers + 1] = table.concat(has, '\0', 1, #WORKER) .. counts
 end
 local breakers = {}
 for _, environment in ipairs(redis.call('HKEYS', key('breakers'))) do

@@ -587,7 +587,10 @@ end
 
 -- Workers, and rebuilding -------------------------------------------------------------------------------------------
 
--- Register a worker; *values* are its id, environment, digest, slots, max_uses, address and state. Returns its rank.
+-- The fields of a worker, in the order in which scripts get them and load.lua tells them.
+local WORKER = {'id', 'environment', 'digest', 'slots', 'max_uses', 'address', 'state'}
+
+-- Register a worker; *values* are its fields. Returns its rank.
 local function enlist(values)
   local id = values[1]
   local number = redis.call('INCR', key('number'))

@@ -31,7 +31,7 @@ from gateway.core.model import EnvironmentName, Ticket
 from gateway.core.plan import WINDOW_S
 from gateway.core.sampling import Place, Prepared, prepare
 from gateway.core.sampling_tables import Tables, count_tasks
-from gateway.core.stages import advance, empty_stages
+from gateway.core.stages import Standing, advance, empty_stages, standing
 from gateway.curriculum_files import from_document
 from gateway.task_records import TaskRecords
 from gateway.task_tables import TaskTables
@@ -249,6 +249,17 @@ class Curricula:
     async def prepared(self, scope: Curriculum) -> Prepared:
         """All tasks of *scope*, weighed. Raises as `hand`."""
         return (await self._weigh(scope)).prepared
+
+    async def standing(self, scope: Curriculum) -> Standing | None:
+        """How far *scope* is in its stage by the newest records; None where it has no stages. Raises as `hand`."""
+        if scope.sampler.kind is not SamplerKind.STAGED:
+            return None
+        await self._weigh(scope)  # moves it, if that is due
+        names = {one.environment for one in scope.components}
+        records = {name: await self._records.of(name) for name in names}
+        _, state = await self._state(scope.name)
+        tables = await self._tables_of(scope)
+        return await asyncio.to_thread(standing, scope, tables, records, str(state.get("sampler", "")).encode())
 
     async def tag(self, name: str, policy: str) -> None:
         """Say which policy plays from now on: sessions that are opened by a handle are of it."""

@@ -26,15 +26,27 @@ from gateway.stores.memory_tasks import MemoryTaskStore
 from gateway.stores.redis import RedisStore
 from gateway.stores.redis_calls import RedisCallStore
 from gateway.stores.redis_curricula import RedisCurriculumStore
+from gateway.stores.redis_sentinel import SCHEMES, is_sentinel, read_url
 from gateway.stores.redis_tasks import RedisTaskStore
+
+
+def check_store(store: str) -> None:
+    """Raise ``ConfigError`` unless *store* is ``memory`` or a URL that can be read."""
+    if is_sentinel(store):
+        try:
+            read_url(store)
+        except ValueError as error:
+            raise ConfigError(f"GATEWAY_STORE: {error}") from None
+    elif store != "memory" and not store.startswith(("redis://", "rediss://", "unix://")):
+        schemes = ", ".join(f"{scheme}://" for scheme in ("redis", "rediss", "unix", *SCHEMES))
+        raise ConfigError(f"GATEWAY_STORE: 'memory', or a URL of Redis ({schemes})")
 
 
 def make_store(settings: Settings, replica: str) -> MemoryStore | RedisStore:
     """The store that the settings name."""
     if settings.store == "memory":
         return MemoryStore(queue_max=settings.queue_max, closed_kept_s=settings.closed_kept_s)
-    if settings.store.partition("://")[0] not in ("redis", "rediss", "unix"):
-        raise ConfigError("GATEWAY_STORE: 'memory', or a URL of Redis (redis://, rediss://, unix://)")
+    check_store(settings.store)
     return RedisStore(
         url=settings.store,
         prefix=settings.store_prefix,

@@ -55,7 +55,8 @@ class Settings(BaseSettings):
     """Serve an address that is not loopback without keys."""
 
     store: str = "memory"
-    """``memory``, or a Redis URL (``redis://``, ``rediss://``, ``unix://``)."""
+    """``memory``, or a Redis URL (``redis://``, ``rediss://``, ``unix://``; for one that Sentinels watch
+    ``redis+sentinel://HOST:PORT,…/SERVICE`` or ``rediss+sentinel://…``)."""
     store_prefix: str = "gateway"
     """First part of every key in Redis: gateways that share a Redis need different ones."""
     backend: Literal["process", "docker", "swarm"] = "process"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -12,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.core.curricula import PREFIX, Curriculum, Outcome, SamplerKind, TaskRecord
+from gateway.core.curricula import PREFIX, Curriculum, Outcome, TaskRecord
 from gateway.core.curriculum_ports import MAX_OUTCOMES
 from gateway.core.errors import InvalidRequest
 from gateway.core.model import EnvironmentName
@@ -108,14 +109,15 @@ class CurriculumRoutes:
         scope = scope_of(known, _component(query["environment"], known)) if "environment" in query else known
         prepared = await self._curricula.prepared(scope)
         records = {name: await self._records.of(name) for name in {one.environment for one in known.components}}
-        is_staged = known.sampler.kind is SamplerKind.STAGED
+        standing = await self._curricula.standing(scope)
         return as_json(
             {
                 "name": known.name,
                 "source": "file" if self._curricula.is_in_file(known.name) else "api",
                 "definition": to_document(known),
                 "policy": await self._curricula.policy(known.name),
-                "stage": prepared.stage if is_staged else None,
+                "stage": standing.stage if standing is not None else None,
+                "standing": asdict(standing) if standing is not None else None,
                 "tasks": prepared.tasks,
                 "handles": await self._curricula.count(scope),
                 "shares": dict(prepared.shares()),

@@ -26,6 +26,7 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from gateway.core.errors import NotLeading, StoreUnavailable
 from gateway.stores.redis_records import packed, text
+from gateway.stores.redis_sentinel import Master, is_sentinel
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,8 @@ DRAIN_S = 5.0
 """How long `Link.aclose` waits for commands in flight."""
 LISTEN_S = 5.0
 """One wait for a message; only bounds a read, nothing happens when it ends."""
+FOLLOW_S = 1.0
+"""How often Sentinels, where there are any, are asked which server is the master."""
 RECONNECT_S = 0.5
 """Pause before a lost subscription is opened again."""
 
@@ -78,18 +81,25 @@ class Link:
     """Commands to one Redis; all raise ``StoreUnavailable``, fenced operations ``NotLeading``, and nothing else."""
 
     def __init__(self, url: str, *, root: str) -> None:
-        """*root* is the hash tag that heads every key."""
-        pool = BlockingConnectionPool.from_url(
-            url,
-            max_connections=CONNECTIONS,
-            timeout=CONNECTION_WAIT_S,
-            socket_connect_timeout=CONNECT_S,
-            socket_timeout=ANSWER_S,
+        """*root* is the hash tag that heads every key; *url* one of Redis, or as in `redis_sentinel`."""
+        options: dict[str, Any] = {
+            "socket_connect_timeout": CONNECT_S,
+            "socket_timeout": ANSWER_S,
             # RESP3 would ask the server for maintenance notices, which only one vendor's has.
-            protocol=2,
-            retry=Retry(NoBackoff(), 0),
-        )
-        self.client: Redis = Redis.from_pool(pool)
+            "protocol": 2,
+            "retry": Retry(NoBackoff(), 0),
+        }
+        self._master: Master | None = None
+        self._following: asyncio.Task[None] | None = None
+        self.client: Redis
+        if is_sentinel(url):
+            self._master = Master(url, max_connections=2 * CONNECTIONS, options=options)
+            self.client = self._master.client
+        else:
+            pool = BlockingConnectionPool.from_url(
+                url, max_connections=CONNECTIONS, timeout=CONNECTION_WAIT_S, **options
+            )
+            self.client = Redis.from_pool(pool)
         self._root = packed(root)
         self._scripts = scripts()
         self._running: set[asyncio.Task[Any]] = set()
@@ -100,6 +110,8 @@ class Link:
 
     async def load(self) -> None:
         """Load every script, so that the first requests need not."""
+        if self._master is not None and self._following is None:
+            self._following = asyncio.get_running_loop().create_task(self._follow(self._master))
         for script in self._scripts.values():
             await self.ask("SCRIPT LOAD", script.text)
 
@@ -130,11 +142,20 @@ class Link:
         """Wait for commands in flight, then close the connections."""
         if self._running:
             await asyncio.wait(self._running, timeout=DRAIN_S)
-        await cancelled(list(self._running))
+        await cancelled([*self._running, *([self._following] if self._following is not None else [])])
         try:
             await self.client.aclose()
+            if self._master is not None:
+                await self._master.aclose()
         except _FOREIGN as exc:
             logger.warning("store_close_failed error=%s", exc)
+
+    async def _follow(self, master: Master) -> None:
+        """Leave a master that another one followed, though it still answers, until cancelled."""
+        while True:
+            await asyncio.sleep(FOLLOW_S)
+            with contextlib.suppress(*_FOREIGN):
+                await master.look()
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)

@@ -145,7 +145,7 @@ class World:
 
     def database(self) -> redis.Redis:
         """A connection to the store; close it."""
-        return redis.Redis(unix_socket_path=str(self.redis.socket), decode_responses=True)
+        return self.redis.database()
 
     def open_gate(self, gate: str) -> None:
         """Let the steps go on that wait for *gate*, in every worker."""

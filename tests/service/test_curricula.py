@@ -263,6 +263,8 @@ async def test_stages_move_on_and_the_state_says_so() -> None:
         async def has_moved() -> None:
             state = (await client.get("/admin/v1/curriculum/mine")).json()
             assert state["stage"] == "level-1", state
+            assert state["standing"]["position"] == 1
+            assert state["standing"]["counted"] <= state["standing"]["outcomes"]
 
         await eventually(has_moved)
         await open_one(client, 4)

@@ -41,6 +41,10 @@ class Redis:
             self._process.terminate()
             self._process.wait(20)
 
+    def database(self) -> redis.Redis:
+        """Its data, seen past the gateway."""
+        return redis.Redis(unix_socket_path=str(self.socket), decode_responses=True)
+
     def _answers(self) -> None:
         with redis.Redis(unix_socket_path=str(self.socket)) as client:
             try:

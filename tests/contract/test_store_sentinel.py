@@ -1,0 +1,119 @@
+"""The store on a Redis that Sentinels watch: it finds the master, and the one that takes over from it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway.core.errors import StoreUnavailable
+from gateway.core.model import Lead, SessionState
+from gateway.stores.redis import RedisStore
+from tests.contract.store_worlds import add_ready, end, needs_redis_server, opened, opening, queued, waiting
+from tests.fakes.eventually import eventually
+from tests.fakes.sentinels import Failover
+
+pytestmark = pytest.mark.redis
+
+REPLICA = "one"
+LEAD_S = 30.0
+
+
+@pytest.fixture(params=["open", "with passwords"])
+def servers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Failover]:
+    needs_redis_server()
+    passwords = {"password": "p@ss,w:rd/%", "sentinel_password": "s&nt=nel"} if request.param != "open" else {}
+    failover = Failover(tmp_path, **passwords)
+    try:
+        failover.start()
+        yield failover
+    finally:
+        failover.stop()
+
+
+@pytest.fixture
+async def store(servers: Failover) -> AsyncIterator[RedisStore]:
+    store = RedisStore(url=servers.url, replica=REPLICA, prefix="test")
+    await store.start()
+    yield store
+    await store.aclose()
+
+
+async def led(store: RedisStore) -> Lead:
+    """The lead, once the store answers."""
+
+    async def check() -> Lead:
+        try:
+            return await store.lead(REPLICA, ttl_s=LEAD_S)
+        except StoreUnavailable as error:
+            raise AssertionError(error) from error
+
+    return await eventually(check)
+
+
+async def test_sessions_and_those_that_wait_outlive_the_master(servers: Failover, store: RedisStore) -> None:
+    await store.rebuilt(fence=(await led(store)).fence)
+    await add_ready(store, "w1", slots=1)
+    session = await opened(store, opening("held"))
+    waits = await queued(store, opening("waits"))
+    await asyncio.to_thread(servers.synchronise)
+    before = servers.master
+
+    servers.kill()
+    await asyncio.to_thread(servers.await_takeover, before)
+    lead = await led(store)
+
+    assert not lead.is_whole, "its data may lack what the master had not sent"
+    with pytest.raises(StoreUnavailable):
+        await store.find(opening("unknown").id)
+    await store.rebuilt(fence=lead.fence)
+    assert (await store.find(session.id)).state is SessionState.OPEN
+    assert await waiting(store) == 1
+    await end(store, session)
+    await asyncio.wait({waits}, timeout=20)
+    assert waits.result().id == "waits", "it heard of it from the new master"
+
+
+async def test_a_master_that_comes_back_is_not_asked_again(servers: Failover, store: RedisStore) -> None:
+    await store.rebuilt(fence=(await led(store)).fence)
+    await add_ready(store, "w1", slots=2)
+    await opened(store, opening("one"))
+    await asyncio.to_thread(servers.synchronise)
+
+    silent = servers.pause()
+    await asyncio.to_thread(servers.await_takeover, silent)
+    servers.go_on(silent)
+    lead = await led_elsewhere(store, servers)
+    await store.rebuilt(fence=lead.fence)
+    await opened(store, opening("two"))
+
+    with servers.client(servers.master) as client:
+        assert client.exists("{test}:session:two")
+
+
+async def led_elsewhere(store: RedisStore, servers: Failover) -> Lead:
+    """The lead over the new master's data: those of the old one were whole."""
+
+    async def check() -> Lead:
+        lead = await led(store)
+        assert not lead.is_whole
+        return lead
+
+    return await eventually(check)
+
+
+async def test_no_sentinel_answers(tmp_path: Path) -> None:
+    nowhere = Failover(tmp_path)
+    store = RedisStore(url=nowhere.url, replica=REPLICA, prefix="test")
+
+    with pytest.raises(StoreUnavailable):
+        await store.start()
+
+
+async def test_sentinels_do_not_know_the_service(servers: Failover) -> None:
+    store = RedisStore(url=servers.url.replace("/games/", "/others/"), replica=REPLICA, prefix="test")
+
+    with pytest.raises(StoreUnavailable):
+        await store.start()

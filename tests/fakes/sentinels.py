@@ -1,0 +1,167 @@
+"""Two Redis servers of which one follows the other, and Sentinels that let it take over: real ones, on loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import subprocess
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from urllib.parse import quote
+
+import redis
+
+from tests.fakes.eventually import eventually_now
+
+SERVICE = "games"
+DOWN_MS = 500
+"""A master that was silent for so long is taken for dead."""
+READY_S = 30.0
+
+
+class Failover:
+    """A master, its replica, and two Sentinels of which one is enough; with passwords for both kinds.
+
+    The URL names a third Sentinel first, which there is not.
+    """
+
+    def __init__(self, folder: Path, *, password: str = "", sentinel_password: str = "") -> None:
+        self._folder = folder
+        self._password = password
+        self._sentinel_password = sentinel_password
+        self._ports = _free_ports(5)
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+
+    @property
+    def url(self) -> str:
+        """As ``GATEWAY_STORE`` takes it."""
+        *_, nowhere = self._ports
+        hosts = ",".join(f"127.0.0.1:{port}" for port in (nowhere, *self._ports[2:4]))
+        login = f":{quote(self._password, safe='')}@" if self._password else ""
+        more = f"?sentinel_password={quote(self._sentinel_password, safe='')}" if self._sentinel_password else ""
+        return f"redis+sentinel://{login}{hosts}/{SERVICE}/0{more}"
+
+    @property
+    def master(self) -> int:
+        """The port of the server that Sentinels call the master."""
+        with redis.Redis(port=self._ports[2], password=self._sentinel_password or None, protocol=2) as sentinel:
+            address = sentinel.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)
+        return int(address[1])
+
+    def start(self) -> None:
+        """Start all, and return when both Sentinels know of both servers."""
+        first, second, *sentinels = self._ports[:4]
+        login = ["--requirepass", self._password, "--masterauth", self._password] if self._password else []
+        self._run(first, *login)
+        self._run(second, *login, "--replicaof", "127.0.0.1", str(first))
+        eventually_now(self._expect_followed, within_s=READY_S)
+        for port in sentinels:
+            config = self._folder / f"sentinel-{port}.conf"
+            lines = [
+                f"sentinel monitor {SERVICE} 127.0.0.1 {first} 1",
+                f"sentinel down-after-milliseconds {SERVICE} {DOWN_MS}",
+                f"sentinel failover-timeout {SERVICE} 4000",
+            ]
+            if self._password:
+                lines.append(f'sentinel auth-pass {SERVICE} "{self._password}"')
+            if self._sentinel_password:
+                lines += [
+                    f'requirepass "{self._sentinel_password}"',
+                    f'sentinel sentinel-pass "{self._sentinel_password}"',
+                ]
+            config.write_text("\n".join([f"port {port}", "bind 127.0.0.1", f"dir {self._folder}", *lines, ""]))
+            self._start(port, str(config), "--sentinel")
+        for port in sentinels:
+            eventually_now(partial(self._expect_watched, port), within_s=READY_S)
+
+    def stop(self) -> None:
+        """End all of them."""
+        for process in self._processes.values():
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGCONT)
+            process.kill()
+            process.wait(20)
+        self._processes.clear()
+
+    def kill(self) -> None:
+        """End the master as a crash would; the other server takes over by itself."""
+        process = self._processes.pop(self.master)
+        process.kill()
+        process.wait(20)
+
+    def pause(self) -> int:
+        """Let the master take connections and say nothing; its port, for `go_on`."""
+        port = self.master
+        self._processes[port].send_signal(signal.SIGSTOP)
+        return port
+
+    def go_on(self, port: int) -> None:
+        """Let a server that was paused go on: it finds that another one is master."""
+        self._processes[port].send_signal(signal.SIGCONT)
+
+    def synchronise(self) -> None:
+        """Return when the replica has all that was written."""
+        with self.client(self.master) as client:
+            client.set("synchronised", "")
+            assert client.execute_command("WAIT", 1, 10_000) == 1
+
+    def client(self, port: int) -> redis.Redis:
+        """A plain client of a server."""
+        return redis.Redis(port=port, password=self._password or None, decode_responses=True, protocol=2)
+
+    def await_takeover(self, before: int) -> None:
+        """Return when another server than that of port *before* is master."""
+
+        def check() -> None:
+            assert self.master != before
+            with self.client(self.master) as client:
+                assert client.info("replication")["role"] == "master"
+
+        eventually_now(check, within_s=READY_S)
+
+    def _run(self, port: int, *more: str) -> None:
+        folder = self._folder / str(port)
+        folder.mkdir()
+        fixed = ["--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
+        self._start(port, *fixed, "--repl-diskless-sync-delay", "0", *more)
+
+        def check() -> None:
+            with self.client(port) as client:
+                client.ping()
+
+        eventually_now(lambda: _expected(check), within_s=READY_S)
+
+    def _start(self, port: int, *arguments: str) -> None:
+        with (self._folder / f"{port}.log").open("ab") as log:
+            self._processes[port] = subprocess.Popen(["redis-server", *arguments], stdout=log, stderr=log)
+
+    def _expect_followed(self) -> None:
+        with self.client(self._ports[0]) as client:
+            assert client.info("replication")["connected_slaves"] == 1
+
+    def _expect_watched(self, port: int) -> None:
+        def check() -> None:
+            with redis.Redis(port=port, password=self._sentinel_password or None, protocol=2) as sentinel:
+                (known,) = sentinel.sentinel_masters().values()
+                assert known["num-slaves"] == 1
+                assert known["num-other-sentinels"] == 1
+
+        _expected(check)
+
+
+def _expected(check: Callable[[], None]) -> None:
+    try:
+        check()
+    except (redis.RedisError, OSError) as error:
+        raise AssertionError(error) from error
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports of loopback that nobody has; all are held until all are known."""
+    with contextlib.ExitStack() as stack:
+        held = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in held:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in held]

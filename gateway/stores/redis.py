@@ -28,9 +28,9 @@ group:<digest>         hash    openings of a group that were granted slots;  600
                                waits for more; that it has parted
 members:<digest>       zset    session ids of a group that wait              its last member goes
 groups:<environment>   set     groups of which some wait                     its last member goes
-reserved:<environment> hash    slots kept for members of a group that have   they came, or ``together_s``; noticed by
+reserve:<environment>  hash    slots kept for members of a group that have   they came, or ``together_s``; noticed by
                                not come, by group and in all                 `load`
-reservations:<env.>    zset    such groups, by the end of it                 as those
+lapse:<environment>    zset    such groups, by the end of that time          as those
 reserving              set     environments with such groups                 its last member goes
 round:<environment>    hash    the round in which owners take turns, and     nobody waits any more
                                when a slot went to one of them, or the

@@ -198,7 +198,7 @@ class RedisWorld:
         with self.server.client() as client:
             for key in self.keys(client):
                 kind = key.split(":")[1]
-                if kind in {"deadlines", "waits", "reservations"}:
+                if kind in {"deadlines", "waits", "lapse"}:
                     for member in client.zrange(key, 0, -1):
                         client.zincrby(key, -ms, member)
                 elif kind == "worker":

@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from gateway.core.model import (
 )
 from gateway.stores.redis import RedisStore
 from tests.contract.store_worlds import (
+    CODING,
     MATH,
     RedisServer,
     RedisWorld,
@@ -686,7 +688,16 @@ async def every_key(world: RedisWorld, store: RedisStore) -> dict[str, str]:
     look()
     held.append(await opened(store, opening("s1")))
     tasks = [await queued(store, opening(f"t{n}")) for n in range(2)]
+    in_group = await queued(store, replace(opening("g0"), group="g", group_size=2, together_s=60))
     look()
+    in_group.cancel()
+    await asyncio.wait({in_group})
+    await add_ready(store, "w2", environment=CODING, slots=2)
+    wish = replace(opening("g1", environment=CODING), group="h", group_size=2, together_s=60)
+    held.append(await store.claim(wish, wait_s=0))
+    look()
+    await end(store, held.pop())
+    await store.remove_worker(WorkerId("w2"), CloseReason.SHUTDOWN)
     await end(store, held.pop(), CloseReason.EXPIRED)
     held.append(await tasks[0])
     # Nobody fetches why it failed: its replica is as good as dead.
@@ -722,12 +733,16 @@ async def test_when_all_sessions_and_workers_are_gone_so_are_their_keys(redis_wo
 
     for kind in ("number", "paced", "jumped", "counts", "fence", "whole", "replicas", "heard"):
         assert left.pop(kind) == -1
-    assert set(left) <= {"session", "leader", "failed", "cause", "pace"}
+    assert set(left) <= {"session", "leader", "failed", "cause", "pace", "group"}
     assert all(0 <= ttl_s <= 600 for ttl_s in left.values()), left  # in whole seconds
 
 
-async def test_no_secret_of_the_url_is_in_an_error_or_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    store = RedisStore(url="redis://user:hunter2@127.0.0.1:1/0", replica="a")
+@pytest.mark.parametrize(
+    "url",
+    ["redis://user:hunter2@127.0.0.1:1/0", "redis+sentinel://user:hunter2@127.0.0.1:1/games?sentinel_password=hunter2"],
+)
+async def test_no_secret_of_the_url_is_in_an_error_or_in_the_log(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    store = RedisStore(url=url, replica="a")
 
     with pytest.raises(GatewayError) as caught:
         await store.start()

@@ -368,7 +368,7 @@ end
 
 -- How many slots are reserved for *group*, or for all ('total').
 local function reserved_for(environment, group)
-  return tonumber(redis.call('HGET', key('reserved', environment), group) or '0')
+  return tonumber(redis.call('HGET', key('reserve', environment), group) or '0')
 end
 
 -- Free slots of *environment* that are reserved for no group, at most *enough*.
@@ -385,15 +385,15 @@ end
 local function reserve(environment, group, count, together_s)
   local had = reserved_for(environment, group)
   if count > 0 then
-    redis.call('HSET', key('reserved', environment), group, whole(count))
-    redis.call('ZADD', key('reservations', environment), 'NX', after(together_s), group)
+    redis.call('HSET', key('reserve', environment), group, whole(count))
+    redis.call('ZADD', key('lapse', environment), 'NX', after(together_s), group)
     redis.call('SADD', key('reserving'), environment)
   elseif had > 0 then
-    redis.call('HDEL', key('reserved', environment), group)
-    redis.call('ZREM', key('reservations', environment), group)
+    redis.call('HDEL', key('reserve', environment), group)
+    redis.call('ZREM', key('lapse', environment), group)
   end
-  if count ~= had and redis.call('HINCRBY', key('reserved', environment), 'total', whole(count - had)) <= 0 then
-    redis.call('DEL', key('reserved', environment), key('reservations', environment))
+  if count ~= had and redis.call('HINCRBY', key('reserve', environment), 'total', whole(count - had)) <= 0 then
+    redis.call('DEL', key('reserve', environment), key('lapse', environment))
     redis.call('SREM', key('reserving'), environment)
   end
 end
@@ -406,7 +406,7 @@ end
 
 -- Let go what was reserved for those that did not come in time.
 local function let_go(environment)
-  for _, group in ipairs(redis.call('ZRANGEBYSCORE', key('reservations', environment), '-inf', whole(now))) do
+  for _, group in ipairs(redis.call('ZRANGEBYSCORE', key('lapse', environment), '-inf', whole(now))) do
     reserve(environment, group, 0)
     part(group)
   end

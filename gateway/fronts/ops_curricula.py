@@ -20,7 +20,7 @@ from gateway.core.model import EnvironmentName
 from gateway.core.sampling import Place
 from gateway.curricula import Curricula, scope_of
 from gateway.curriculum_files import to_document
-from gateway.fronts.asgi import POLICY_MAX_CHARS, BodyTooLarge, drop_body, read_body
+from gateway.fronts.asgi import MAX_GROUP_SIZE, POLICY_MAX_CHARS, BodyTooLarge, drop_body, read_body
 from gateway.fronts.ops_answers import answering, as_json, operator_of, queried
 from gateway.task_records import TaskRecords
 
@@ -41,6 +41,8 @@ class _Body(BaseModel):
 
 class _Sample(_Body):
     count: int = Field(default=1, ge=1)
+    group_size: int | None = Field(default=None, ge=1, le=MAX_GROUP_SIZE)
+    """Episodes that the trainer opens of each draw; None: the curriculum's."""
     environment: str | None = None
     policy: _Policy | None = None
 
@@ -146,12 +148,13 @@ class CurriculumRoutes:
         await self._curricula.refresh()
         known = self._curricula.named(request.path_params["name"])
         environment = _component(wish.environment, known) if wish.environment is not None else None
+        of = known.name if environment is None else scope_of(known, environment).name
         draws = await self._curricula.sample(known.name, wish.count, environment=environment, policy=wish.policy)
         return as_json(
             {
-                "group_size": known.group_size,
+                "group_size": wish.group_size or known.group_size,
                 "policy": await self._curricula.policy(known.name),
-                "draws": [{"number": number, **_place(place)} for number, place in draws],
+                "draws": [{"number": number, "group": f"{of}/{number}", **_place(place)} for number, place in draws],
             }
         )
 

@@ -323,6 +323,7 @@ async def test_the_api_defines_samples_takes_feedback_and_forgets() -> None:
 
         assert defined.status_code == 200, defined.text
         assert drawn.json()["group_size"] == 4
+        assert [draw["group"] for draw in drawn.json()["draws"]] == [f"later/{number}" for number in range(6)]
         assert [draw["number"] for draw in drawn.json()["draws"]] == list(range(6))
         assert {draw["environment"] for draw in drawn.json()["draws"]} == {"math"}
         assert [answer.status_code for answer in told] == [200, 200]
@@ -344,6 +345,7 @@ async def test_what_is_wrong_is_named_and_leaves_nothing() -> None:
             "in a file": await client.put("/admin/v1/curriculum/mine", json={"environment": "math"}),
             "JSON": await client.put(url, content=b"{"),
             "count": await client.post("/admin/v1/curriculum/mine/sample", json={"count": 0}),
+            "group_size": await client.post("/admin/v1/curriculum/mine/sample", json={"group_size": 4097}),
             "outcomes[0]": await client.post(
                 "/admin/v1/curriculum/mine/feedback", json={"outcomes": [{"environment": "math", "reward": 1.0}]}
             ),

@@ -180,6 +180,26 @@ async def test_a_group_that_an_areal_trainer_tells_begins_together() -> None:
         assert (len(built.backend.workers), (await load_of(replica)).to_come) == (4, 3)
 
 
+async def test_draws_of_a_sample_name_the_group_that_is_opened_of_each() -> None:
+    async with running(environment(slots=1, max_workers=8), **offered(1)) as (built, replica, client):
+        wish = {"count": 2, "group_size": 3}
+        drawn = (await client.post("/admin/v1/curriculum/mine/sample", json=wish)).json()
+
+        async def opened(draw: dict[str, Any], member: int) -> None:
+            headers = {"X-Session-ID": f"{draw['number']}-{member}", **grouped(draw["group"], drawn["group_size"])}
+            body = {"env_name": "math", "split": draw["split"], "index": draw["index"]}
+            answer = await client.post("/create", json=body, headers=headers, timeout=30)
+            assert answer.status_code == 200, answer.text
+
+        first, second = drawn["draws"]
+        await opened(first, 0)
+        await opened(second, 0)
+        load = await load_of(replica)
+        assert (len(built.backend.workers), load.to_come) == (6, 4)
+        await asyncio.gather(*(opened(draw, member) for draw in (first, second) for member in (1, 2)))
+        assert (await load_of(replica)).to_come == 0
+
+
 @pytest.mark.parametrize(
     ("headers", "named"),
     [

@@ -7,7 +7,7 @@ tells how fast trainers ask, not how fast slots become free.
 from __future__ import annotations
 
 PACE_WEIGHT = 0.2
-"""What one interval weighs in the pace; about as if the last ten were averaged. Also in ``lua/prelude.lua``."""
+"""What one interval weighs in the pace; about as if the last ten were averaged. Also in ``lua/shared``."""
 PACE_KEPT_S = 600.0
 """A pace of which nothing was seen for this long is forgotten, and no interval counts as longer. Also there."""
 GROUP_KEPT_S = 600.0

@@ -388,7 +388,7 @@ class RedisStore(Rebuilding):
     # -- waiting ------------------------------------------------------------------------------------------------
 
     def _ticket(self, opening: Opening) -> tuple[str | float, ...]:
-        """The values of ``OPENING`` in ``lua/prelude.lua``."""
+        """The values of ``OPENING`` in ``lua/shared/waiting.lua``."""
         return (
             opening.id,
             opening.name,

@@ -26,7 +26,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Sequence
-from importlib import resources
 from typing import Any
 
 from gateway.core.call_ports import (
@@ -42,7 +41,7 @@ from gateway.core.call_ports import (
 from gateway.core.errors import StoreUnavailable
 from gateway.core.model import SessionId
 from gateway.stores.memory_calls import other_digest
-from gateway.stores.redis_link import Link, Listener, Script, happened
+from gateway.stores.redis_link import Link, Listener, happened
 from gateway.stores.redis_records import packed, text
 
 SIGN_S = 5.0
@@ -53,25 +52,11 @@ LOOK_S = 1.0
 """Between two looks at a call that is waited for, if nothing wakes the waiting."""
 
 
-def scripts() -> dict[str, Script]:
-    """Read the operations, each with both preludes before it, by their names."""
-    folder = resources.files("gateway.stores") / "lua"
-    texts = {
-        entry.name.removesuffix(".lua"): entry.read_bytes()
-        for entry in (folder / "calls").iterdir()
-        if entry.name.endswith(".lua")
-    }
-    prelude = (folder / "prelude.lua").read_bytes() + b"\n" + texts.pop("prelude")
-    whole = {name: prelude + b"\n" + text for name, text in texts.items()}
-    return {name: Script(text, hashlib.sha1(text, usedforsecurity=False).hexdigest()) for name, text in whole.items()}
-
-
 class _CallLink(Link):
     """A link whose operations are those on calls, and which takes bytes, too."""
 
     def __init__(self, url: str, *, root: str) -> None:
-        super().__init__(url, root=root)
-        self._scripts = scripts()
+        super().__init__(url, root=root, family="calls")
 
     async def run(self, name: str, *arguments: str | float | bytes, urgent: bool = False) -> Any:
         given = [value if isinstance(value, bytes) else packed(value) for value in arguments]

@@ -38,7 +38,6 @@ import contextlib
 import hashlib
 import uuid
 from collections.abc import Sequence
-from importlib import resources
 from typing import Any
 
 from gateway.core.curricula import RECENT, Outcome, TaskRecord
@@ -65,32 +64,18 @@ from gateway.stores.memory_curricula import (
     check_state,
     full_of_definitions,
 )
-from gateway.stores.redis_link import Link, Script
+from gateway.stores.redis_link import Link
 from gateway.stores.redis_records import packed, text
 
 PAGE_BYTES = 2**20
 """The most in one page, but for its last record: some milliseconds of Redis' time."""
 
 
-def scripts() -> dict[str, Script]:
-    """Read the operations, each with both preludes before it, by their names."""
-    folder = resources.files("gateway.stores") / "lua"
-    texts = {
-        entry.name.removesuffix(".lua"): entry.read_bytes()
-        for entry in (folder / "curricula").iterdir()
-        if entry.name.endswith(".lua")
-    }
-    prelude = (folder / "prelude.lua").read_bytes() + b"\n" + texts.pop("prelude")
-    whole = {name: prelude + b"\n" + text for name, text in texts.items()}
-    return {name: Script(text, hashlib.sha1(text, usedforsecurity=False).hexdigest()) for name, text in whole.items()}
-
-
 class _CurriculumLink(Link):
     """A link whose operations are those on curricula, and which takes bytes, too."""
 
     def __init__(self, url: str, *, root: str) -> None:
-        super().__init__(url, root=root)
-        self._scripts = scripts()
+        super().__init__(url, root=root, family="curricula")
 
     def begin(self, name: str, *arguments: str | float | bytes, urgent: bool = False) -> asyncio.Task[Any]:
         given = [value if isinstance(value, bytes) else packed(value) for value in arguments]

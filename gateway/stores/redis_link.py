@@ -50,6 +50,9 @@ FOLLOW_S = 1.0
 RECONNECT_S = 0.5
 """Pause before a lost subscription is opened again."""
 
+SHARED = ("base", "waiting", "admission", "slots", "groups", "serving", "sessions")
+"""Files in ``lua/shared``, each of which uses what those before it define."""
+
 _FOREIGN = (RedisError, OSError, TimeoutError)
 """What redis-py raises when Redis does not answer, or answers with an error."""
 
@@ -62,26 +65,32 @@ class Script:
     sha: str
 
 
-def scripts() -> dict[str, Script]:
-    """Read the operations next to this module, each with the prelude before it, by their names."""
+def scripts(family: str = "") -> dict[str, Script]:
+    """Read the operations of a *family*, a folder in ``lua``, by their names; of none, those on sessions and workers.
+
+    Each with what it shares with others before it: the files in ``lua/shared``, or of a family the first of them, and
+    the family's own prelude.
+    """
+    lua = resources.files("gateway.stores") / "lua"
     texts = {
         entry.name.removesuffix(".lua"): entry.read_bytes()
-        for entry in (resources.files("gateway.stores") / "lua").iterdir()
+        for entry in (lua / family if family else lua).iterdir()
         if entry.name.endswith(".lua")
     }
-    prelude = texts.pop("prelude")
-    return {name: _script(prelude + b"\n" + text) for name, text in texts.items()}
-
-
-def _script(text: bytes) -> Script:
-    return Script(text, hashlib.sha1(text, usedforsecurity=False).hexdigest())
+    shared = [(lua / "shared" / f"{name}.lua").read_bytes() for name in (SHARED[:1] if family else SHARED)]
+    shared += [texts.pop("prelude")] if family else []
+    whole = {name: b"\n".join((*shared, text)) for name, text in texts.items()}
+    return {name: Script(text, hashlib.sha1(text, usedforsecurity=False).hexdigest()) for name, text in whole.items()}
 
 
 class Link:
     """Commands to one Redis; all raise ``StoreUnavailable``, fenced operations ``NotLeading``, and nothing else."""
 
-    def __init__(self, url: str, *, root: str) -> None:
-        """*root* is the hash tag that heads every key; *url* one of Redis, or as in `redis_sentinel`."""
+    def __init__(self, url: str, *, root: str, family: str = "") -> None:
+        """*root* is the hash tag that heads every key; *url* one of Redis, or as in `redis_sentinel`.
+
+        *family*: of the operations that it runs, as in `scripts`.
+        """
         options: dict[str, Any] = {
             "socket_connect_timeout": CONNECT_S,
             "socket_timeout": ANSWER_S,
@@ -101,7 +110,7 @@ class Link:
             )
             self.client = Redis.from_pool(pool)
         self._root = packed(root)
-        self._scripts = scripts()
+        self._scripts = scripts(family)
         self._running: set[asyncio.Task[Any]] = set()
         # The pool's own wait is short and in no order: thousands of creates in one moment would fail for want of a
         # connection. Some are left to the subscription, and to what is urgent.
@@ -204,7 +213,7 @@ class Link:
 
 
 def _raise_ours(answer: str) -> None:
-    """Raise what one of our scripts answered that changed nothing; the names are in ``lua/prelude.lua``."""
+    """Raise what one of our scripts answered that changed nothing; the names are in ``lua/shared/base.lua``."""
     if answer.startswith("NOTLEADING"):
         raise NotLeading("another replica leads the control loop by now")
     if answer.startswith("REBUILDING"):

@@ -1,10 +1,10 @@
 """Of the Redis store: what happens after Redis lost data, or came back with an older state.
 
 The data is *whole* while the key ``whole`` names the run of the server that holds it. `rebuilt` writes it, and a script
-that needs to know asks the server itself which run this is (``is_whole`` in ``lua/prelude.lua``). So a Redis that was
-emptied is not whole, nor one that was restarted, whatever it loaded, nor one that took over from another. As the server
-decides it in the very step that reads or writes, nobody has to notice the loss first, and no connection, pool or proxy
-can hide it.
+that needs to know asks the server itself which run this is (``is_whole`` in ``lua/shared/base.lua``). So a Redis that
+was emptied is not whole, nor one that was restarted, whatever it loaded, nor one that took over from another. As the
+server decides it in the very step that reads or writes, nobody has to notice the loss first, and no connection, pool or
+proxy can hide it.
 
 What remains: a primary that is cut off from its replicas says that it is whole, and grants, for as long as gateways
 reach it while others reach the one that took over (``min-replicas-to-write`` bounds that). And a server that loses some

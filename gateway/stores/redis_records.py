@@ -48,7 +48,7 @@ def as_sessions(answer: Sequence[Sequence[bytes]]) -> list[Session]:
 
 
 def session_values(session: Session) -> tuple[str | float, ...]:
-    """The values of ``SESSION`` in ``lua/prelude.lua``."""
+    """The values of ``SESSION`` in ``lua/shared/sessions.lua``."""
     return (
         session.id,
         session.name,
@@ -66,7 +66,7 @@ def session_values(session: Session) -> tuple[str | float, ...]:
 
 
 def worker_values(worker: Worker) -> tuple[str | float, ...]:
-    """The values of ``WORKER`` in ``lua/prelude.lua``."""
+    """The values of ``WORKER`` in ``lua/shared/sessions.lua``."""
     return (
         worker.id,
         worker.environment,

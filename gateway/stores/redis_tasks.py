@@ -21,7 +21,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace as changed
-from importlib import resources
 from typing import Any
 
 from gateway.core.errors import InvalidRequest
@@ -35,7 +34,7 @@ from gateway.stores.memory_tasks import (
     full_of_splits,
     full_of_tasks,
 )
-from gateway.stores.redis_link import Link, Script
+from gateway.stores.redis_link import Link
 from gateway.stores.redis_records import text
 
 CHANGES = 500
@@ -43,25 +42,11 @@ CHANGES_BYTES = 4 * 2**20
 """The most in one answer, by number and by size: some milliseconds of Redis' time."""
 
 
-def scripts() -> dict[str, Script]:
-    """Read the operations, each with both preludes before it, by their names."""
-    folder = resources.files("gateway.stores") / "lua"
-    texts = {
-        entry.name.removesuffix(".lua"): entry.read_bytes()
-        for entry in (folder / "tasks").iterdir()
-        if entry.name.endswith(".lua")
-    }
-    prelude = (folder / "prelude.lua").read_bytes() + b"\n" + texts.pop("prelude")
-    whole = {name: prelude + b"\n" + text for name, text in texts.items()}
-    return {name: Script(text, hashlib.sha1(text, usedforsecurity=False).hexdigest()) for name, text in whole.items()}
-
-
 class _TaskLink(Link):
     """A link whose operations are those on tasks."""
 
     def __init__(self, url: str, *, root: str) -> None:
-        super().__init__(url, root=root)
-        self._scripts = scripts()
+        super().__init__(url, root=root, family="tasks")
 
 
 class RedisTaskStore:

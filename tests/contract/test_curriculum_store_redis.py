@@ -14,6 +14,7 @@ from gateway.core.curricula import RECENT
 from gateway.core.curriculum_ports import CurriculumStore, Drawn, Turn
 from gateway.core.errors import StoreUnavailable
 from gateway.stores.redis_curricula import RedisCurriculumStore
+from gateway.stores.redis_link import scripts
 from tests.contract.curriculum_worlds import GROUP_S, Reader, drawn, joined, known, open_store, outcome
 from tests.contract.store_worlds import CODING, MATH, RedisServer, RedisWorld, needs_redis_server
 from tests.fakes.eventually import eventually
@@ -381,4 +382,4 @@ def test_no_operation_looks_for_keys_or_has_global_functions(name: str) -> None:
 def test_every_operation_is_used_and_every_one_used_is_there() -> None:
     used = re.findall(r'_link\.(?:run|begin)\("([a-z_]+)"', Path(module.__file__).read_text())
 
-    assert sorted(set(used)) == OPERATIONS == sorted(module.scripts())
+    assert sorted(set(used)) == OPERATIONS == sorted(scripts("curricula"))

@@ -15,6 +15,7 @@ from gateway.core.errors import InvalidRequest, StoreUnavailable, TaskExists
 from gateway.core.model import Environment, EnvironmentName
 from gateway.core.task_ports import MAX_AT_ONCE, MAX_TASK_BYTES, StoredTask, TaskChanges, TaskStore
 from gateway.stores.memory_tasks import MemoryTaskStore
+from gateway.stores.redis_link import scripts
 from gateway.stores.redis_tasks import RedisTaskStore
 from gateway.tasks.registry import TaskRegistry
 from gateway.tasks.run_time import RunTimeTasks
@@ -497,4 +498,4 @@ def test_the_head_of_an_operation_tells_what_goes_in_and_out(name: str) -> None:
 def test_every_operation_is_used_and_every_one_used_is_there() -> None:
     used = re.findall(r'_link\.run\("([a-z_]+)"', Path(module.__file__).read_text())
 
-    assert sorted(set(used)) == OPERATIONS == sorted(module.scripts())
+    assert sorted(set(used)) == OPERATIONS == sorted(scripts("tasks"))

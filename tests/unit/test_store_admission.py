@@ -8,17 +8,29 @@ from pathlib import Path
 import pytest
 
 import gateway.stores.admission as module
-from gateway.stores.admission import MESSAGE_BYTES, PACE_KEPT_S, PACE_WEIGHT, bounded, mean, retry_after
+from gateway.stores.admission import (
+    GROUP_KEPT_S,
+    LAST_CALL_S,
+    MESSAGE_BYTES,
+    PACE_KEPT_S,
+    PACE_WEIGHT,
+    bounded,
+    mean,
+    retry_after,
+)
 
 
 def test_the_operations_in_lua_have_the_same_numbers() -> None:
-    prelude = (Path(module.__file__).parent / "lua" / "prelude.lua").read_text()
+    shared = Path(module.__file__).parent / "lua" / "shared"
+    text = "".join((shared / f"{name}.lua").read_text() for name in ("admission", "groups"))
 
-    numbers = dict(re.findall(r"^local (PACE_[A-Z_]+) = ([0-9.]+)$", prelude, re.MULTILINE))
+    numbers = dict(re.findall(r"^local ([A-Z_]+) = ([0-9.]+)$", text, re.MULTILINE))
 
     assert {name: float(value) for name, value in numbers.items()} == {
         "PACE_WEIGHT": PACE_WEIGHT,
         "PACE_KEPT_S": PACE_KEPT_S,
+        "GROUP_KEPT_MS": 1000 * GROUP_KEPT_S,
+        "LAST_CALL_MS": 1000 * LAST_CALL_S,
     }
 
 

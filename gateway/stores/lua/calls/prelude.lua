@@ -1,4 +1,4 @@
--- What the operations on calls share, after the prelude of all.
+-- What the operations on calls share, after shared/base.lua.
 -- A place is '<session>:<lease>'. Its hash 'calls' holds, of each call by its task id, 'head:' ('<state> <digest>
 -- <key's hash> <replica>', '-' for what it has not), 'out:' (the outcome), 'wait:' (replicas to wake, one a line); and
 -- by the hash of a key, 'key:' (the task id). Its zset 'call_ends' has the moments from which calls are not known.

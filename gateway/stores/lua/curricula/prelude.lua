@@ -1,4 +1,4 @@
--- What the operations on curricula share, after the prelude of all.
+-- What the operations on curricula share, after shared/base.lua.
 
 -- Records -----------------------------------------------------------------------------------------------------------
 

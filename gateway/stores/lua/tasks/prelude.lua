@@ -1,4 +1,4 @@
--- What the operations on tasks share, after the prelude of all.
+-- What the operations on tasks share, after shared/base.lua.
 -- A change has a number; task_version is "<epoch>:<number>" of the last one. An epoch begins when there is no version:
 -- after a loss of all data its numbers must not be taken for those of before.
 

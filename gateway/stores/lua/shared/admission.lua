@@ -1,0 +1,45 @@
+-- Admission ---------------------------------------------------------------------------------------------------------
+
+-- The pace is the mean time between two slots that went to openings that waited (ms). Both as in admission.py.
+local PACE_WEIGHT = 0.2
+local PACE_KEPT_S = 600
+
+local function note_pace(environment, interval_ms, slots)
+  interval_ms = math.min(math.max(interval_ms, 0), PACE_KEPT_S * 1000)
+  local mean_ms = tonumber(redis.call('GET', key('pace', environment)) or interval_ms)
+  mean_ms = interval_ms + (mean_ms - interval_ms) * (1 - PACE_WEIGHT) ^ slots
+  redis.call('SET', key('pace', environment), string.format('%.3f', mean_ms), 'EX', PACE_KEPT_S)
+end
+
+-- What an estimate is made of: the place that *id* has at most (false: that one more opening of *owner* would have), as
+-- owners take turns; and the pace ('': not known).
+local function outlook(environment, owner, id)
+  local all, owners = redis.call('ZCARD', key('waits', environment)), redis.call('ZCARD', key('queue', environment))
+  local own = redis.call('ZCARD', line(environment, owner))
+  local rank = id and redis.call('ZRANK', line(environment, owner), id)
+  if rank then
+    own = rank + 1
+  else
+    all, owners, own = all + 1, own == 0 and owners + 1 or owners, own + 1
+  end
+  return math.min(all, own * owners), redis.call('GET', key('pace', environment)) or ''
+end
+
+-- How much longer the breaker is open (ms), and its message; nil if it is not. One whose time is over is forgotten.
+local function broken(environment)
+  local kept = redis.call('HGET', key('breakers'), environment)
+  if not kept then
+    return nil
+  end
+  local space = string.find(kept, ' ', 1, true)
+  local left_ms = tonumber(string.sub(kept, 1, space - 1)) - now
+  if left_ms <= 0 then
+    redis.call('HDEL', key('breakers'), environment)
+    return nil
+  end
+  return left_ms, string.sub(kept, space + 1)
+end
+
+local function close_breaker(environment)
+  redis.call('HDEL', key('breakers'), environment)
+end

@@ -1,0 +1,166 @@
+-- Groups ------------------------------------------------------------------------------------------------------------
+
+-- Openings of one group begin together: the first of them takes slots for all, or waits until there are as many. Those
+-- that others have not come for yet are reserved: free, but nobody else's. How long slots are kept for a group that there
+-- are not enough of, and then for those that have not come, is the same time, which their openings say.
+
+-- Both as in admission.py.
+local GROUP_KEPT_MS = 600000
+local LAST_CALL_MS = 3000
+
+-- Slots of *environment* that no session holds, at most *enough*.
+local function count_free(environment, enough)
+  local count = 0
+  local free = redis.call('ZRANGE', key('free', environment), 0, enough - 1, 'WITHSCORES')
+  for i = 1, #free, 2 do
+    local has = redis.call('HMGET', key('worker', string.sub(free[i], RANK_DIGITS + 1)), 'slots', 'max_uses', 'uses')
+    if has[1] then
+      local room = tonumber(has[1]) - tonumber(free[i + 1])
+      if has[2] ~= '0' then
+        room = math.min(room, tonumber(has[2]) - tonumber(has[3]))
+      end
+      count = count + room
+    end
+    if count >= enough then
+      return enough
+    end
+  end
+  return count
+end
+
+-- How many slots are reserved for *group*, or for all ('total').
+local function reserved_for(environment, group)
+  return tonumber(redis.call('HGET', key('reserve', environment), group) or '0')
+end
+
+-- Free slots of *environment* that are reserved for no group, at most *enough*.
+local function count_available(environment, enough)
+  local reserved = reserved_for(environment, 'total')
+  return math.max(0, count_free(environment, enough + reserved) - reserved)
+end
+
+local function is_available(environment)
+  return count_available(environment, 1) > 0
+end
+
+-- Reserve *count* slots for a group, for *together_s* from its first one on; those that it had are let go.
+local function reserve(environment, group, count, together_s)
+  local had = reserved_for(environment, group)
+  if count > 0 then
+    redis.call('HSET', key('reserve', environment), group, whole(count))
+    redis.call('ZADD', key('lapse', environment), 'NX', after(together_s), group)
+    redis.call('SADD', key('reserving'), environment)
+  elseif had > 0 then
+    redis.call('HDEL', key('reserve', environment), group)
+    redis.call('ZREM', key('lapse', environment), group)
+  end
+  if count ~= had and redis.call('HINCRBY', key('reserve', environment), 'total', whole(count - had)) <= 0 then
+    redis.call('DEL', key('reserve', environment), key('lapse', environment))
+    redis.call('SREM', key('reserving'), environment)
+  end
+end
+
+-- Note that a group's time is over: whoever comes from now on is by itself.
+local function part(group)
+  redis.call('HSET', key('group', group), 'parted', 1)
+  redis.call('PEXPIRE', key('group', group), GROUP_KEPT_MS)
+end
+
+-- Let go what was reserved for those that did not come in time.
+local function let_go(environment)
+  for _, group in ipairs(redis.call('ZRANGEBYSCORE', key('lapse', environment), '-inf', whole(now))) do
+    reserve(environment, group, 0)
+    part(group)
+  end
+end
+
+-- How many of the group of *opening* have no slot yet, by what its size says: at least itself.
+local function wanted(opening)
+  local known = redis.call('HMGET', key('group', opening[GROUP]), 'granted', 'parted')
+  return known[2] and 1 or math.max(1, tonumber(opening[GROUP_SIZE]) - tonumber(known[1] or '0'))
+end
+
+-- How many of the groups that wait for *environment* have not come yet.
+local function count_to_come(environment)
+  local count = 0
+  for _, group in ipairs(redis.call('SMEMBERS', key('groups', environment))) do
+    local ids = redis.call('ZRANGE', members(group), 0, -1)
+    local ticket = ids[1] and redis.call('HMGET', key('ticket', ids[1]), unpack(OPENING)) or {}
+    if ticket[1] then
+      count = count + math.max(0, wanted(ticket) - #ids)
+    end
+  end
+  return count
+end
+
+-- Grant *opening*, one of a group, a slot of the worker of *rank*; no more is reserved than can still come.
+local function grant_member(opening, rank)
+  local environment, group = opening[4], opening[GROUP]
+  local granted = redis.call('HINCRBY', key('group', group), 'granted', 1)
+  redis.call('PEXPIRE', key('group', group), GROUP_KEPT_MS)
+  local left = math.max(0, tonumber(opening[GROUP_SIZE]) - granted)
+  if reserved_for(environment, group) > left then
+    reserve(environment, group, left, opening[TOGETHER_S])
+  end
+  grant(opening, rank)
+end
+
+-- The openings of a group that wait and may be granted a slot, *most* of them; the others are dropped.
+local function waiting_of(environment, group, owner, most)
+  local found, least_ms = {}, math.huge
+  for _, id in ipairs(redis.call('ZRANGE', members(group), 0, -1)) do
+    local ticket = redis.call('HMGET', key('ticket', id), unpack(OPENING))
+    local until_ms = redis.call('ZSCORE', key('waits', environment), id)
+    local is_late = until_ms and tonumber(until_ms) <= now or is_gone(ticket[10])
+    if not ticket[1] or not until_ms then
+      leave_group(environment, group, id)
+    elseif is_late and is_believed() then
+      drop(environment, id, owner)
+    elseif #found < most then
+      found[#found + 1] = ticket
+      least_ms = math.min(least_ms, tonumber(until_ms) - now)
+    end
+  end
+  return found, least_ms
+end
+
+-- Whether a group that waits at the head has waited long enough for slots that others could have had.
+local function is_impatient(opening, least_ms)
+  if least_ms <= LAST_CALL_MS then
+    return true
+  end
+  redis.call('HSETNX', key('group', opening[GROUP]), 'kept_ms', whole(now))
+  redis.call('PEXPIRE', key('group', opening[GROUP]), GROUP_KEPT_MS)
+  local kept_ms = tonumber(redis.call('HGET', key('group', opening[GROUP]), 'kept_ms'))
+  return now - kept_ms >= tonumber(opening[TOGETHER_S]) * 1000
+end
+
+-- Serve the group of *opening*, which is first in the queue: all of it at once, or as many as there are slots for, once
+-- it has waited long enough for more. Returns how many were granted a slot; 0: it goes on waiting.
+local function serve_group(opening, owner, round)
+  local environment, group = opening[4], opening[GROUP]
+  local need = wanted(opening)
+  local found, least_ms = waiting_of(environment, group, owner, need)
+  local available = count_available(environment, need)
+  if available == 0 or (available < need and not is_impatient(opening, least_ms)) then
+    return 0
+  end
+  if available < need then
+    part(group)
+  end
+  local count = math.min(#found, available)
+  for i = 1, count do
+    leave(environment, found[i][1], owner)
+    grant_member(found[i], first(key('free', environment)))
+    wake(found[i][10], found[i][5])
+  end
+  if available == need and need > count then
+    reserve(environment, group, need - count, opening[TOGETHER_S])
+  end
+  -- Each slot is a turn of its owner.
+  local head = redis.call('ZRANGE', line(environment, owner), 0, 0, 'WITHSCORES')
+  if head[1] then
+    redis.call('ZADD', key('queue', environment), round + count, listed(head[2], owner))
+  end
+  return count
+end

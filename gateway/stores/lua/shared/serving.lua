@@ -1,0 +1,62 @@
+-- Serving those that wait ------------------------------------------------------------------------------------------
+
+-- Give free slots to those that wait, owner by owner; a ticket whose time has passed, or whose replica is gone, is
+-- skipped. While a group that is first waits for more slots, those behind it wait as well.
+local function serve(environment)
+  local served, since_ms = 0, redis.call('HGET', key('round', environment), 'at_ms')
+  while true do
+    local rank = first(key('free', environment))
+    local turn = rank and redis.call('ZRANGE', key('queue', environment), 0, 0, 'WITHSCORES') or {}
+    if not turn[1] or not is_whole() then
+      break -- until it is whole: a slot may seem free only because its session was lost
+    end
+    local owner, round = string.sub(turn[1], RANK_DIGITS + 1), tonumber(turn[2])
+    local id = first(line(environment, owner))
+    local ticket = id and redis.call('HMGET', key('ticket', id), unpack(OPENING)) or {}
+    local until_ms = id and redis.call('ZSCORE', key('waits', environment), id)
+    local is_late = until_ms and tonumber(until_ms) <= now or is_gone(ticket[10])
+    if ticket[1] and until_ms and not (is_late and is_believed()) then
+      local count = 0
+      if ticket[GROUP] and ticket[GROUP] ~= '' then
+        count = serve_group(ticket, owner, round)
+      elseif is_available(environment) then
+        leave(environment, id, owner, round + 1)
+        grant(ticket, rank)
+        wake(ticket[10], ticket[5])
+        count = 1
+      end
+      if count == 0 then
+        break
+      end
+      if redis.call('EXISTS', key('round', environment)) == 1 then
+        redis.call('HSET', key('round', environment), 'number', whole(round), 'at_ms', whole(now))
+      end
+      served = served + count
+    elseif id then
+      drop(environment, id, owner)
+    else
+      -- Somebody else deleted the line.
+      redis.call('ZREM', key('queue', environment), turn[1])
+      end_queue(environment)
+    end
+  end
+  if served > 0 and since_ms then
+    note_pace(environment, (now - tonumber(since_ms)) / served, served)
+  end
+end
+
+-- Take a slot back from session *id* and hand it to the next that waits.
+local function free(worker, environment, id)
+  redis.call('SREM', key('held', worker), id)
+  local has = redis.call('HMGET', key('worker', worker), 'state', 'rank', 'slots')
+  local used = redis.call('SCARD', key('held', worker))
+  if used == 0 then
+    redis.call('HSET', key('worker', worker), 'idle_ms', whole(now))
+  end
+  if has[1] == 'ready' then
+    list_free(worker, environment, has[2], used, tonumber(has[3]))
+    serve(environment)
+  elseif used == 0 then
+    publish_wanted(environment)
+  end
+end

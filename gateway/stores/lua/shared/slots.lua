@@ -1,0 +1,42 @@
+-- Slots -------------------------------------------------------------------------------------------------------------
+
+local function drain(worker, environment, rank)
+  redis.call('HSET', key('worker', worker), 'state', 'draining')
+  redis.call('ZREM', key('free', environment), rank)
+  publish_wanted(environment)
+end
+
+-- List the worker among the free ones under the number of slots that it holds, or not at all if it is full.
+local function list_free(worker, environment, rank, used, slots)
+  if used < slots then
+    redis.call('ZADD', key('free', environment), used, rank)
+  else
+    redis.call('ZREM', key('free', environment), rank)
+  end
+end
+
+-- Make *opening* (values in the order of OPENING) a session in the worker of *rank*, which is ready and has room.
+local function grant(opening, rank)
+  local worker = string.sub(rank, RANK_DIGITS + 1)
+  local id, environment = opening[1], opening[4]
+  local has = redis.call('HMGET', key('worker', worker), 'slots', 'max_uses', 'address')
+  redis.call('DEL', key('session', id))
+  redis.call('HSET', key('session', id), 'id', id, 'name', opening[2], 'owner', opening[3],
+    'environment', environment, 'lease', opening[5], 'fingerprint', opening[6], 'idle_s', opening[7],
+    'task', opening[9], 'episode', opening[11], 'policy', opening[12] or '', 'worker', worker, 'address', has[3],
+    'state', 'opening', 'replica', opening[10], 'setup_s', opening[8])
+  redis.call('HSET', key('openings', opening[10]), id, opening[5])
+  redis.call('ZADD', key('deadlines'), after(opening[8]), id)
+  redis.call('SADD', key('held', worker), id)
+  if not is_whole() then
+    -- A hand-over while the store is rebuilt: adopt.lua must not take it for one of an older state.
+    redis.call('HSET', key('session', id), 'run', run())
+  end
+  local uses = redis.call('HINCRBY', key('worker', worker), 'uses', 1)
+  local max_uses = tonumber(has[2])
+  if max_uses > 0 and uses >= max_uses then
+    drain(worker, environment, rank)
+  else
+    list_free(worker, environment, rank, redis.call('SCARD', key('held', worker)), tonumber(has[1]))
+  end
+end

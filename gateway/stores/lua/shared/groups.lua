@@ -36,6 +36,9 @@ end
 -- Free slots of *environment* that are reserved for no group, at most *enough*.
 local function count_available(environment, enough)
   local reserved = reserved_for(environment, 'total')
+  if reserved == 0 and enough == 1 then
+    return math.min(1, redis.call('ZCARD', key('free', environment))) -- as with every opening that has no group
+  end
   return math.max(0, count_free(environment, enough + reserved) - reserved)
 end
 

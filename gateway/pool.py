@@ -1,8 +1,8 @@
 """The control loop: the only code that starts or stops a worker.
 
 It runs in every replica and acts in the one that leads. It never answers a trainer: an opening that waits for a slot is
-served by the store when a worker becomes ready. What is to be done is decided in ``core/plan``; `starts`, `expiry` and
-`rebuilding` are its parts.
+served by the store when a worker becomes ready. What is to be done is decided in ``core/plan``; its parts are `starts`,
+`worker_ends`, `expiry` and `rebuilding`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ from gateway.core.ports import Backend, Store, Transport, Upstream
 from gateway.expiry import Expiry
 from gateway.observe.metrics import Metrics
 from gateway.rebuilding import Rebuilding, static_worker
-from gateway.starts import LOG_LINES, Starts
+from gateway.starts import Starts
+from gateway.worker_ends import WorkerEnds
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +51,6 @@ LEAD_S: Final = 3.0
 """A leader that died is replaced after this long."""
 WHOLE_S: Final = 30.0
 """The longest that a start waits for another replica to rebuild the store."""
-STOPS_AT_ONCE: Final = 16
-"""Of one engine. Each is several calls of it: where hundreds end at once more would only fill its queue."""
 END_S: Final = 30.0
 """The longest that the end waits for what is under way; to undo a start takes that of its worker."""
 
@@ -100,7 +99,6 @@ class Pool:
         self._max_workers = max_workers
         self._store = store
         self._backend = backend
-        self._transport = transport
         self._catalog = catalog
         self._metrics = metrics
         self._replica = replica
@@ -115,6 +113,14 @@ class Pool:
             metrics=metrics,
             fence=lambda: self._lead.fence,
             started=self._on_started,
+        )
+        self._ends = WorkerEnds(
+            store=store,
+            backend=backend,
+            transport=transport,
+            metrics=metrics,
+            spawn=self._spawn,
+            ended=lambda: self._woken.set(),
         )
         self._expiry = Expiry(
             store=store,
@@ -135,9 +141,6 @@ class Pool:
         # The state of this loop: what it has begun, by worker, and what it expects, by environment.
         self._lead = Lead(0)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._stopping: set[WorkerId] = set()
-        self._losing: set[WorkerId] = set()
-        """Workers whose loss is being handled: the engine tells of one, and an audit finds it out too."""
         self._changing: set[WorkerId] = set()
         """Workers that are being paused or woken: one that is wanted is woken when it is paused, not in the middle."""
         self._rebuild: asyncio.Task[None] | None = None
@@ -146,8 +149,6 @@ class Pool:
         self._woken = asyncio.Event()
         self._workers = 0
         """Of all environments, at the last look."""
-        self._at_engine = asyncio.Semaphore(STOPS_AT_ONCE)
-        self._engines = 1
 
     @property
     def is_leading(self) -> bool:
@@ -211,10 +212,7 @@ class Pool:
         self._metrics.loaded(loads)
         self._look(loads)
         await self._drain_leaving(loads)
-        for _ in range(self._engines, self._backend.engines()):  # each takes so many; those of one that went may queue
-            self._engines += 1
-            for _ in range(STOPS_AT_ONCE):
-                self._at_engine.release()
+        self._ends.grow()
         for environment, load, wanted in self._planned(loads):
             await self._apply(environment, load, wanted, own)
         await self._drop_strangers(loads)
@@ -224,10 +222,7 @@ class Pool:
         """Stop every worker that would not outlive this gateway: all but those of the environments *spare*."""
         for name, load in (await self._store.load()).items():
             for entry in load.workers if name not in spare else ():
-                logger.info("worker_stopped environment=%s worker=%s reason=shutdown", name, entry.worker.id)
-                with contextlib.suppress(GatewayError):
-                    await self._backend.stop(entry.worker.id)
-                await self._forget(entry.worker.id, CloseReason.SHUTDOWN)
+                await self._ends.stop_now(entry.worker.id, name)
 
     async def _turn_for_ever(self) -> None:
         while True:
@@ -282,7 +277,7 @@ class Pool:
 
     async def _rebuilt(self, fence: int) -> None:
         try:
-            await self._rebuilding.lead(fence, spare=self._starts.ids() | self._stopping)
+            await self._rebuilding.lead(fence, spare=self._starts.ids() | self._ends.ids())
         except (StoreUnavailable, NotLeading, BackendError) as error:
             logger.warning("store_not_rebuilt error=%s", error)  # the next turn tries again
             await asyncio.sleep(TICK_S)
@@ -374,7 +369,7 @@ class Pool:
         """End what a leader began that is gone: nobody waits for its readiness."""
         for entry in load.workers:
             id = entry.worker.id
-            if entry.worker.state is WorkerState.STARTING and id not in own and id not in self._stopping:
+            if entry.worker.state is WorkerState.STARTING and id not in own and id not in self._ends:
                 since = await self._store.worker(id)
                 if since is not None and since.state is not WorkerState.STARTING:
                     continue  # who led before lives, and has made it ready since the look: it may serve sessions
@@ -431,21 +426,8 @@ class Pool:
             self._changing.discard(id)
 
     def _stop_soon(self, id: WorkerId, name: EnvironmentName, reason: str) -> None:
-        if id not in self._stopping and id not in self._starts:
-            self._stopping.add(id)
-            self._spawn(self._stop(id, name, reason))
-
-    async def _stop(self, id: WorkerId, name: EnvironmentName, reason: str) -> None:
-        try:
-            async with self._at_engine:
-                await self._backend.stop(id)
-            await self._forget(id, CloseReason.WORKER_LOST)
-            logger.info("worker_stopped environment=%s worker=%s reason=%s", name, id, reason)
-            self._woken.set()  # its place may be wanted
-        except GatewayError as error:
-            logger.warning("worker_not_stopped environment=%s worker=%s error=%s", name, id, error)
-        finally:
-            self._stopping.discard(id)
+        if id not in self._starts:
+            self._ends.stop_soon(id, name, reason)
 
     async def _on_death(self, death: Death) -> None:
         if death.id in self._starts:
@@ -457,57 +439,8 @@ class Pool:
             logger.warning("worker_loss_not_handled worker=%s error=%s", death.id, error)  # the next audit finds it
 
     async def lost(self, id: WorkerId, reason: CloseReason = CloseReason.WORKER_LOST, detail: str = "") -> None:
-        """A worker is gone: end its sessions for *reason*, break its calls off, remove what is left of it.
-
-        Raises:
-            StoreUnavailable, BackendError: the next audit goes on.
-        """
-        if id in self._losing or id in self._stopping:
-            return
-        self._losing.add(id)
-        try:
-            await self._lose(id, reason, detail)
-        finally:
-            self._losing.discard(id)
-
-    async def _lose(self, id: WorkerId, reason: CloseReason, detail: str) -> None:
-        worker = await self._store.worker(id)
-        if worker is None:
-            self._transport.forget(id)  # another replica was faster; the calls of this one are broken off here
-            return
-        tail = ""
-        sessions = await self._forget(id, reason)
-        if sessions is None:
-            return  # another replica was faster by a moment: it says so, and removes what is left
-        if worker.state is WorkerState.DRAINING and not sessions:
-            async with self._at_engine:
-                # Nothing is lost: the replica that leads is about to stop it, or just does.
-                await self._backend.stop(id)
-            return
-        with contextlib.suppress(GatewayError):
-            async with self._at_engine:
-                tail = (await self._backend.logs(id, lines=LOG_LINES)).strip()
-        self._metrics.worker_lost(worker.environment, reason.value)
-        for session in sessions:
-            self._metrics.session_closed(session.environment, (session.reason or reason).value, None)
-        logger.error(
-            "worker_lost environment=%s worker=%s reason=%s detail=%s sessions=%s log=%r",
-            worker.environment,
-            id,
-            reason.value,
-            detail,
-            len(sessions),
-            tail,
-        )
-        async with self._at_engine:
-            await self._backend.stop(id)
-        self._woken.set()
-
-    async def _forget(self, id: WorkerId, reason: CloseReason) -> list[Session] | None:
-        # The store first: a call that breaks off asks it why, and must find the reason there.
-        sessions = await self._store.remove_worker(id, reason)
-        self._transport.forget(id)
-        return sessions
+        """See `WorkerEnds.lost`: for the audit."""
+        await self._ends.lost(id, reason, detail)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)

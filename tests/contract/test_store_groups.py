@@ -364,6 +364,29 @@ async def test_a_group_is_one_over_all_replicas(redis_world: RedisWorld) -> None
 
 
 @pytest.mark.redis
+async def test_one_whose_replica_is_gone_is_not_granted_a_slot_and_its_place_is_kept(redis_world: RedisWorld) -> None:
+    one, two = await redis_world.open(replica="one"), await redis_world.open(replica="two")
+    await one.lead("one", ttl_s=10)
+    await two.lead("two", ttl_s=10)
+    await add_ready(one, "w1", slots=3)
+    holder = await opened(one, opening("holder"))
+    here = await queued(one, member("a"), wait_s=LONG_S)
+    gone = await queued(two, member("b"), wait_s=LONG_S)
+    with redis_world.server.client() as client:
+        client.hincrby(f"{{{redis_world.prefix}}}:replicas", "two", -6000)
+
+    await end(one, holder)
+
+    assert await granted([here]) == ["g-a"]
+    load = await load_of(one)
+    assert (load.waiting, load.to_come, load.workers[0].used) == (0, 2, 1)
+    await one.claim(member("c"), wait_s=0)
+    await hung_up([gone])
+    redis_world.pass_time(TOGETHER_S)
+    assert (await load_of(one)).to_come == 0
+
+
+@pytest.mark.redis
 async def test_nothing_of_a_group_stays(redis_world: RedisWorld, redis_server: RedisServer) -> None:
     store = await redis_world.open()
     await add_ready(store, "w1", slots=3)

@@ -16,7 +16,6 @@ import contextlib
 import json
 import logging
 import math
-import operator
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -24,22 +23,21 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from gateway.core.capacity import Expected
-from gateway.core.curricula import PREFIX, Curriculum, SamplerKind
+from gateway.core.curricula import PREFIX, Curriculum
 from gateway.core.curriculum_ports import CurriculumStore, Drawn, Turn
 from gateway.core.errors import GatewayError, InvalidRequest, StoreUnavailable, UnknownTask
 from gateway.core.model import EnvironmentName, Ticket
 from gateway.core.plan import WINDOW_S
 from gateway.core.sampling import Place, Prepared, prepare
-from gateway.core.sampling_tables import Tables, count_tasks
-from gateway.core.stages import Standing, advance, empty_stages, standing
+from gateway.core.sampling_tables import count_tasks
+from gateway.core.stages import Standing, empty_stages
 from gateway.curriculum_files import from_document
 from gateway.task_records import TaskRecords
 from gateway.task_tables import TaskTables
+from gateway.weighings import Weighings
 
 logger = logging.getLogger(__name__)
 
-FRESH_S: Final = 1.0
-"""How long a weighing of all tasks holds: records that are newer change the next draws."""
 FOLLOW_S: Final = 1.0
 """How often definitions that came by the API are looked for."""
 JOINS: Final = 16
@@ -49,7 +47,6 @@ LEAST_RATE: Final = 0.01
 MAX_LEAVING: Final = 10_000
 """Places in groups that are just being given back."""
 MAX_SAMPLE: Final = 10_000
-_LOOKS_AT_RECORDS = frozenset((SamplerKind.TARGET_SUCCESS, SamplerKind.LEARNING_PROGRESS, SamplerKind.STAGED))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,30 +76,6 @@ class Handed:
     """That was last said for the curriculum; empty: none was."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """What a weighing is made from. Tables and records are never changed: another state of them is another object."""
-
-    scope: Curriculum
-    sampler: bytes
-    parts: tuple[object, ...]
-
-    def is_as(self, other: _Source) -> bool:
-        """Whether another weighing would come to the same."""
-        same = len(self.parts) == len(other.parts) and all(map(operator.is_, self.parts, other.parts))
-        return same and (self.scope, self.sampler) == (other.scope, other.sampler)
-
-
-@dataclass(slots=True)
-class _Weighed:
-    """A weighing of all tasks."""
-
-    prepared: Prepared
-    source: _Source
-    at: float
-    policy: str
-
-
 class Curricula:
     """Draws tasks by what is known of them."""
 
@@ -121,15 +94,12 @@ class Curricula:
             runs_in: The environment that sessions of a split run in; None where the environment is not on offer.
         """
         self._store = store
-        self._records = records
-        self._tables = tables
+        self._weighings = Weighings(store=store, records=records, tables=tables)
         self._files = dict(files)
         self._where = runs_in
-        # The state: what the API has defined, what was weighed, and what goes on behind requests.
+        # The state: what the API has defined, and what goes on behind requests.
         self._defined: dict[str, Curriculum] = {}
         self._version = ""
-        self._weighed: dict[str, _Weighed] = {}
-        self._weighing: dict[str, asyncio.Lock] = {}
         self._leaving: set[asyncio.Task[None]] = set()
         self._paces: dict[str, Pace] = {}
         self._expected: Mapping[EnvironmentName, Expected] = {}
@@ -174,7 +144,7 @@ class Curricula:
 
     async def count(self, scope: Curriculum) -> int:
         """How many handles there are. Raises ``InvalidRequest``: a component has no task."""
-        return scope.handles or count_tasks(scope, await self._tables_of(scope))
+        return scope.handles or count_tasks(scope, await self._weighings.tables_of(scope))
 
     # -- draws ----------------------------------------------------------------------------------------------------
 
@@ -192,14 +162,14 @@ class Curricula:
                     scope.name, handle, member=ticket.member, group_size=scope.group_size, group_s=scope.group_s
                 )
                 if isinstance(found, Turn):
-                    weighed = await self._weigh(scope)
+                    weighed = await self._weighings.of(scope)
                     place = _written(weighed.prepared.draw(found.number))
                     found = await self._store.propose(scope.name, handle, found, place, member=ticket.member)
                 if found is not None:
                     drawn = _read(found.place)
                     if drawn.environment in _environments(scope):
                         ticket = replace(ticket, number=found.number, group_size=scope.group_size)
-                        return Handed(drawn, ticket, await self._policy(scope))
+                        return Handed(drawn, ticket, await self._weighings.policy(scope))
                     # Of another definition of that name, in a file that was changed.
                     await self._store.reset(scope.name)
         except BaseException:  # a cancellation too: a command that was on its way may have joined
@@ -210,7 +180,7 @@ class Curricula:
 
     async def hand_one(self, scope: Curriculum) -> Handed:
         """Draw for one opening that names no handle. Raises as `hand`."""
-        weighed = await self._weigh(scope)
+        weighed = await self._weighings.of(scope)
         number = await self._store.numbers(scope.name, 1)
         return Handed(weighed.prepared.draw(number), None, weighed.policy)
 
@@ -242,41 +212,34 @@ class Curricula:
         if policy is not None:
             await self.tag(name, policy)
         scope = curriculum if environment is None else scope_of(curriculum, environment)
-        weighed = await self._weigh(scope)
+        weighed = await self._weighings.of(scope)
         first = await self._store.numbers(scope.name, count)
         return [(number, weighed.prepared.draw(number)) for number in range(first, first + count)]
 
     async def prepared(self, scope: Curriculum) -> Prepared:
         """All tasks of *scope*, weighed. Raises as `hand`."""
-        return (await self._weigh(scope)).prepared
+        return (await self._weighings.of(scope)).prepared
 
     async def standing(self, scope: Curriculum) -> Standing | None:
-        """How far *scope* is in its stage by the newest records; None where it has no stages. Raises as `hand`."""
-        if scope.sampler.kind is not SamplerKind.STAGED:
-            return None
-        await self._weigh(scope)  # moves it, if that is due
-        names = {one.environment for one in scope.components}
-        records = {name: await self._records.of(name) for name in names}
-        _, state = await self._state(scope.name)
-        tables = await self._tables_of(scope)
-        return await asyncio.to_thread(standing, scope, tables, records, str(state.get("sampler", "")).encode())
+        """How far *scope* is in its stage; None where it has no stages. Raises as `hand`."""
+        return await self._weighings.standing(scope)
 
     async def tag(self, name: str, policy: str) -> None:
         """Say which policy plays from now on: sessions that are opened by a handle are of it."""
         for scope in scopes(self.named(name)):
-            await self._changed(scope.name, lambda state: {**state, "policy": policy})
-            self._weighed.pop(scope.name, None)
+            await self._weighings.change(scope.name, lambda state: {**state, "policy": policy})
+            self._weighings.forget(scope.name)
 
     async def policy(self, name: str) -> str:
         """The tag that was last said."""
-        _, state = await self._state(self.named(name).name)
+        _, state = await self._weighings.state(self.named(name).name)
         return str(state.get("policy", ""))
 
     async def reset(self, name: str) -> None:
         """Begin anew: draws, groups and stages are forgotten, records are not."""
         for scope in scopes(self.named(name)):
             await self._store.reset(scope.name)
-            self._weighed.pop(scope.name, None)
+            self._weighings.forget(scope.name)
 
     # -- capacity ---------------------------------------------------------------------------------------------------
 
@@ -321,10 +284,10 @@ class Curricula:
                 raise InvalidRequest(
                     f"components[{position}].environment: no environment {component.environment!r} is on offer"
                 )
-        if empty := empty_stages(curriculum, await self._tables_of(curriculum)):  # mostly a slip in a tag
+        if empty := empty_stages(curriculum, await self._weighings.tables_of(curriculum)):  # mostly a slip in a tag
             raise InvalidRequest(f"sampler.stages: no task is in {', '.join(repr(stage.name) for stage in empty)}")
         for scope in scopes(curriculum):
-            prepare(scope, await self._tables_of(scope), {})
+            prepare(scope, await self._weighings.tables_of(scope), {})
         if (known := self._defined.get(name)) is not None and _environments(known) != _environments(curriculum):
             for scope in scopes(known):  # groups that are half open are of an environment that this one may not have
                 await self._store.reset(scope.name)
@@ -354,7 +317,7 @@ class Curricula:
             except (InvalidRequest, ValueError) as error:  # of another version of the gateway
                 logger.warning("curriculum_left_out name=%s error=%s", name, error)
         self._defined, self._version = defined, version
-        self._weighed.clear()
+        self._weighings.forget_all()
 
     async def run(self) -> None:
         """Follow definitions, and foresee what will be opened, until cancelled."""
@@ -381,64 +344,6 @@ class Curricula:
     async def _left(self, ticket: Ticket) -> None:
         with contextlib.suppress(StoreUnavailable):  # then its group's time ends it
             await self._store.leave(ticket.curriculum, ticket.handle, member=ticket.member)
-
-    async def _tables_of(self, curriculum: Curriculum) -> Tables:
-        keys = [(one.environment, one.split) for one in curriculum.components]
-        return {key: await self._tables.of(*key) for key in keys}
-
-    async def _policy(self, scope: Curriculum) -> str:
-        weighed = self._weighed.get(scope.name)
-        if weighed is not None and time.monotonic() - weighed.at < FRESH_S:
-            return weighed.policy
-        _, state = await self._state(scope.name)
-        return str(state.get("policy", ""))
-
-    async def _weigh(self, scope: Curriculum) -> _Weighed:
-        """Weigh all tasks by the newest records, once a second at most."""
-        async with self._weighing.setdefault(scope.name, asyncio.Lock()):
-            weighed = self._weighed.get(scope.name)
-            now = time.monotonic()
-            if weighed is not None and now - weighed.at < FRESH_S and weighed.source.scope == scope:
-                return weighed
-            tables = await self._tables_of(scope)
-            records = {}
-            if scope.sampler.kind in _LOOKS_AT_RECORDS:
-                names = {one.environment for one in scope.components}
-                records = {name: await self._records.of(name) for name in names}
-            version, state = await self._state(scope.name)
-            sampler = str(state.get("sampler", "")).encode()
-            moved = await asyncio.to_thread(advance, scope, tables, records, sampler)
-            if moved != sampler:
-                # Who comes second takes what the first one wrote: both moved from the same records.
-                await self._changed(scope.name, lambda known: {**known, "sampler": moved.decode()}, version=version)
-                version, state = await self._state(scope.name)
-                sampler = str(state.get("sampler", "")).encode()
-            source = _Source(scope, sampler, (*tables.values(), *records.values()))
-            if weighed is None or not weighed.source.is_as(source):
-                prepared = await asyncio.to_thread(prepare, scope, tables, records, sampler)
-                if weighed is not None and weighed.prepared.stage != prepared.stage:
-                    logger.info("curriculum_moved name=%s stage=%s", scope.name, prepared.stage)
-                weighed = _Weighed(prepared, source, now, "")
-            weighed.at, weighed.policy = now, str(state.get("policy", ""))
-            self._weighed[scope.name] = weighed
-            return weighed
-
-    async def _state(self, name: str) -> tuple[int, dict[str, Any]]:
-        version, body = await self._store.state(name)
-        state = json.loads(body) if body else {}
-        return version, state if isinstance(state, dict) else {}
-
-    async def _changed(
-        self, name: str, change: Callable[[dict[str, Any]], dict[str, Any]], *, version: int | None = None
-    ) -> None:
-        """Change the state, from *version* only if it is given: then nothing is done where there is another one."""
-        for _ in range(JOINS):
-            found, state = await self._state(name)
-            if version is not None and found != version:
-                return
-            if await self._store.set_state(name, found, json.dumps(change(state)).encode()):
-                return
-        raise StoreUnavailable(f"the state of curriculum {name!r} changes faster than it can be written")
 
 
 def scopes(curriculum: Curriculum) -> list[Curriculum]:

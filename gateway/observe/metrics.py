@@ -62,6 +62,11 @@ class Metrics:
         self._used = self._gauge("slots_used", "Slots that hold a session.", "environment")
         self._shown: set[EnvironmentName] = set()
         self._waiting = self._gauge("openings_waiting", "Openings that wait for a slot.", "environment")
+        self._to_come = self._gauge(
+            "openings_to_come",
+            "Openings of groups that slots are kept or waited for and that have not come.",
+            "environment",
+        )
         self._claim_s = self._histogram(
             "claim_seconds", "From asking for a slot to having or not having one.", _CALL_BUCKETS
         )
@@ -86,6 +91,7 @@ class Metrics:
             self._workers,
             self._used,
             self._waiting,
+            self._to_come,
             self._hit_ratio,
             self._arrival_rate,
             self._start_expected_s,
@@ -171,6 +177,7 @@ class Metrics:
                 self._workers.labels(name, state.value).set(count)
             self._used.labels(name).set(sum(entry.used for entry in load.workers))
             self._waiting.labels(name).set(load.waiting)
+            self._to_come.labels(name).set(load.to_come)
             self._breaker.labels(name).set(load.broken_s > 0)
             if load.arrivals:
                 self._hit_ratio.labels(name).set(load.hits / load.arrivals)

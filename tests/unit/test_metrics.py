@@ -98,6 +98,9 @@ def test_workers_are_shown_by_state_with_their_slots_and_queue() -> None:
     assert value(metrics, "slots_used", environment="math") == 6
     assert value(metrics, "openings_waiting", environment="math") == 7
 
+    metrics.loaded({MATH: replace(load(waiting=1), to_come=3)})
+    assert value(metrics, "openings_to_come", environment="math") == 3
+
 
 @pytest.mark.parametrize("later", [{}, {EnvironmentName("coding"): load()}])
 def test_an_environment_that_holds_nothing_any_more_is_shown_as_empty(

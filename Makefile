@@ -1,6 +1,6 @@
 # Short names for the scripts. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help run demo curriculum up down test check lint tasks bench bench-quick soak clean
+.PHONY: help run demo curriculum up down test check lint tasks bench bench-quick bench-nodes soak clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,6 +51,14 @@ bench: ## the benchmarks
 
 bench-quick: ## the same in some three minutes
 	@$(MAKE) --no-print-directory bench ARGS="--quick $(ARGS)"
+
+bench-nodes: ## one, two and three machines of scripts/swarm-lab, some five minutes; needs root
+	scripts/install bench
+	scripts/docker-engine
+	@scripts/redis >/dev/null
+	scripts/base-image
+	scripts/build-images base gateway
+	.venv/bin/python -m bench.run --only nodes --output bench/results/nodes.json $(ARGS)
 
 MINUTES ?= 20
 

@@ -10,7 +10,7 @@ from typing import Final
 from bench.capacity_figures import PROTOCOLS
 
 STARTS_AT_ONCE: Final = 8
-"""Of one leader, on all machines together (``starts.STARTS_AT_ONCE``)."""
+"""Of one leader, at each engine (``starts.STARTS_AT_ONCE``)."""
 MIXES: Final[Mapping[str, Mapping[str, float]]] = {
     "all shared": {},
     "half sandbox": {"sandbox": 0.5},

@@ -26,6 +26,7 @@ from bench import (
     cold,
     footprint,
     many_containers,
+    nodes,
     openenv,
     openenv_tasks,
     opens,
@@ -62,10 +63,13 @@ class Part(StrEnum):
     STORE = "store"
     SCALE = "scale"
     MANY_CONTAINERS = "many_containers"
+    NODES = "nodes"
 
 
 ON_DOCKER = (Part.OPENENV_TASKS, Part.DOCKER, Part.MANY_CONTAINERS)
 """Parts that are nothing without an engine."""
+ON_LAB = (Part.NODES,)
+"""Parts that bring up machines of their own: run only where they are asked for by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +89,7 @@ class Plans:
     store: store_trips.Plan
     scale: scale.Plan
     many_containers: many_containers.Plan
+    nodes: nodes.Plan
 
     @classmethod
     def of(cls, *, quick: bool, docker: bool, engine: str, base_image: str) -> Plans:
@@ -108,6 +113,7 @@ class Plans:
             many_containers=replace(
                 many_containers.QUICK if quick else many_containers.Plan(), engine=engine, base_image=base_image
             ),
+            nodes=replace(nodes.QUICK if quick else nodes.Plan(), engine=engine, base_image=base_image),
         )
 
     async def run(self, part: Part, made: Servers) -> Report:
@@ -134,6 +140,8 @@ class Plans:
             return await scale.run(made, self.scale)
         if part is Part.MANY_CONTAINERS:
             return await many_containers.run(made, self.many_containers)
+        if part is Part.NODES:
+            return await nodes.run(made, self.nodes)
         return await cold.run(made, self.docker)
 
 
@@ -156,7 +164,7 @@ def main(
     """Run the benchmarks against servers on this machine's loopback, and nothing else."""
     console = Console()
     if not again:
-        chosen = tuple(only) if only else tuple(part for part in Part if docker or part not in ON_DOCKER)
+        chosen = tuple(only) if only else by_default(docker=docker)
         plans = Plans.of(quick=quick, docker=docker, engine=engine, base_image=base_image)
         try:
             new = uvloop.run(run(chosen, plans, folder=folder, console=console))
@@ -179,6 +187,12 @@ def main(
     if write_readme:
         small = plots.draw(found, plots.SMALL, small=True) if can_draw else []
         results.write_readme(found, pictures=[(title, f"{plots.SMALL.name}/{name}") for title, name in small])
+
+
+def by_default(*, docker: bool) -> tuple[Part, ...]:
+    """The parts that are run where none is named."""
+    left_out = ON_LAB if docker else (*ON_LAB, *ON_DOCKER)
+    return tuple(part for part in Part if part not in left_out)
 
 
 async def run(parts: Sequence[Part], plans: Plans, *, folder: Path | None, console: Console) -> dict[str, object]:
@@ -221,7 +235,7 @@ def _folder(part: Part) -> Path | None:
     """Where *part* keeps its sockets: a container's must have one path here and for the engine, which shared memory
     has even where the engine lives on another root."""
     shared = Path("/dev/shm")
-    return shared if part in (Part.SANDBOXES, *ON_DOCKER) and shared.is_dir() else None
+    return shared if part in (Part.SANDBOXES, *ON_DOCKER, *ON_LAB) and shared.is_dir() else None
 
 
 def _remarks() -> list[str]:

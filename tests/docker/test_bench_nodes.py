@@ -1,0 +1,112 @@
+"""The benchmark of many machines, on as few as there can be: a whole run, and labs that are removed in any case."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import docker
+import pytest
+
+from bench import lab as bench_lab
+from bench.clusters import HERE
+from bench.nodes import Plan, run
+from bench.nodes_report import NODES, PARTS
+from bench.processes import StartError
+from bench.targets import servers
+from gateway.backends.container import LABEL_INSTANCE
+from tests.contract.backend_world import ENGINE_URL
+from tests.docker.swarm_lab import Lab, expect_namespaces, left_of
+from tests.fakes.eventually import eventually
+
+pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.redis, pytest.mark.timeout(300)]
+pytest_plugins = ["tests.contract.backend_fixtures"]
+
+LAB = Lab("swbnt", "198.18.92", nodes=2)
+ALONE = Lab("swbna", "198.18.93", nodes=1)
+PLAN = Plan(
+    engine=ENGINE_URL,
+    lab_name=LAB.name,
+    lab_net=LAB.net,
+    machines=LAB.nodes,
+    callers=8,
+    workers=2,
+    rest_s=1.0,
+    rounds=1,
+    bursts=2,
+    steps_s=1.0,
+    exclusive=2,
+    exclusive_rounds=1,
+)
+WITHIN_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def no_lab(docker_engine: docker.APIClient) -> Iterator[None]:
+    """Leave none behind, whatever happens."""
+    expect_namespaces()
+    yield
+    for lab in (LAB, ALONE):
+        lab.run("down")
+
+
+@pytest.fixture
+def images(docker_engine: docker.APIClient) -> None:
+    """What the run builds on."""
+    for name in (PLAN.base_image, PLAN.gateway_image):
+        assert docker_engine.images(name, quiet=True), f"no image {name}: scripts/build-images base gateway"
+
+
+async def test_every_way_of_a_short_run_opens_steps_and_starts_containers_on_all_machines(
+    docker_engine: docker.APIClient, images: None, instance: str
+) -> None:
+    async with servers(Path("/dev/shm")) as made:
+        report = await run(made, PLAN, instance=instance)
+
+    assert report.errors == 0, report.figures
+    assert [goal.what for goal in report.goals if goal.is_goal and not goal.is_met] == []
+    for name, machines in (("local", [HERE]), ("1 node", ["node1"]), ("2 nodes", ["node1", "node2"])):
+        way = report.figures[name]
+        assert way["sessions_by_machine"] == {machine: 8 // len(machines) for machine in machines}
+        assert [each["containers_by_machine"] for each in way["exclusive"]] == [
+            {machine: 2 // len(machines) for machine in machines}
+        ]
+        assert way["steps"]["per_s_by_round"][0] > 0
+        measured = {part for part in PARTS if part != NODES or name != "local"}
+        assert way["steps"]["cpu_s_per_1000"].keys() >= measured
+        assert way["rss_mib"].keys() == way["cpu_share_at_rest"].keys() == measured
+    assert json.loads(json.dumps(report.figures))["plan"]["machines"] == 2
+    assert left_of(LAB) == []
+    assert docker_engine.containers(all=True, filters={"label": f"{LABEL_INSTANCE}={instance}-0"}) == []
+
+
+async def test_a_lab_that_is_broken_off_while_it_comes_up_is_removed() -> None:
+    async def use() -> None:
+        async with bench_lab.running_lab(bench_lab.Lab(ALONE.name, ALONE.net, 1)):
+            await asyncio.Event().wait()
+
+    using = asyncio.create_task(use())
+
+    async def comes_up() -> None:
+        assert not using.done()
+        assert (ALONE.directory / "node1").exists()
+
+    await eventually(comes_up, within_s=WITHIN_S)
+    using.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await using
+
+    assert left_of(ALONE) == []
+
+
+async def test_without_the_gateways_image_no_machine_is_brought_up(images: None) -> None:
+    lacking = replace(PLAN, gateway_image="env-gateway-tests/nothing:latest")
+
+    async with servers(Path("/dev/shm")) as made:
+        with pytest.raises(StartError, match="scripts/build-images gateway"):
+            await run(made, lacking)
+
+    assert left_of(LAB) == []

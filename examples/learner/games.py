@@ -1,176 +1,182 @@
-"""Two games as the policy sees them: a number to be guessed, and a lake to be crossed.
+"""Grid worlds as the policy sees them: walls, hazards, keys and doors, and a goal that ends the game.
 
-It is told neither what "higher" means, nor that holes are bad: it chooses among moves by what they look like, and has
-to find out. All levels of a game look alike to it but for their size, so what a small one teaches holds on a large one;
-but a large one needs nearly every move to be good, and so teaches nothing to a policy that knows none yet.
+A decision is one of the six moves. It is told by what it comes to: whether it changes anything, what stands there, how
+often the player was there, and to what of all that is in sight it leads nearer. The policy is not told what is worth
+going to, that hazards are bad, or what keys are for. None of that has to do with the size of a world, so what a small
+one teaches holds in a large one. Nothing but the goal is rewarded, which a player that knows nothing finds once in
+twenty games of the smallest worlds, and hardly ever in larger ones.
 """
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import Final
 
 from examples.learner.client import Session
 from examples.learner.policy import Attempt, Decision, Features, Policy
 
-TAGS: Final = ("guess_the_number", "frozen_lake")
-MOST_TURNS: Final = 200
+TAGS: Final = ("grid",)
+MOST_TURNS: Final = 500
 """More than any task has: a game that goes on for longer is given up."""
 
 Place = tuple[int, int]
-"""Row and column, from the top left corner."""
+"""Row and column, from the top left corner; where the player does not see the whole map, from where it started."""
+Distances = Mapping[Place, int]
+"""Steps from a place to the nearest of some others; places without a way are missing."""
 
-_RANGE = re.compile(r"between (\d+) and (\d+)")
-_HINT = re.compile(r"target number is (higher|lower)")
 STEPS: Final[Mapping[str, Place]] = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
-PARTS: Final = tuple(Fraction(part, 8) for part in range(9))
-"""Where between two ends a guess may be."""
+MOVES: Final = (*STEPS, "pick", "open")
+PLAYER, FLOOR, WALL, HAZARD, GOAL, UNSEEN = "@.#^G?"
+KEYS, DOORS = "abc", "ABC"
+THINGS: Final = ("goal", "key", "door")
+"""What a player can do something with, once it is there: all of them look alike in one feature, "thing"."""
+MANY: Final = 3
+"""Visits to a place that are not told apart from more."""
+
+_ROW = re.compile(r"^[#.^@GA-Ca-c]{3,}$")
+_FAR = re.compile(r"You see (\d+) cells far")
+_HELD = re.compile(r"Keys that you have: ([a-c](?:, [a-c])*)\.")
+_UNDER = re.compile(r"You stand on key ([a-c])\.")
 
 
 def play(session: Session, policy: Policy, chance: random.Random) -> Attempt:
     """Play one game to its end.
 
     Raises:
-        ValueError: it is neither of `TAGS`, or does not end.
+        ValueError: it shows no map, or does not end.
     """
-    seen = session.prompt()
-    game: Guessing | Crossing = Guessing.begun(seen) if _RANGE.search(seen) else Crossing.begun(seen)
+    world = World.begun(session.prompt())
     decisions: list[Decision] = []
     for _ in range(MOST_TURNS):
-        move, decided = game.move(policy, chance)
-        decisions += decided
-        answer = session.call("act", {"message": f"[{move}]"})
+        decision = world.decide(policy, chance)
+        decisions.append(decision)
+        answer = session.call("act", {"message": f"[{world.moved}]"})
         if answer.finished:
             return Attempt(tuple(decisions), answer.reward)
-        game.see(answer.text)
+        world.see(answer.text)
     raise ValueError(f"a game did not end within {MOST_TURNS} turns")
 
 
 @dataclass(slots=True)
-class Guessing:
-    """A number is to be found from "higher" and "lower"."""
+class World:
+    """What is known of a grid world."""
 
-    least: int
-    most: int
-    told: list[tuple[int, str]] = field(default_factory=list)
-    """Guesses that were answered, with their answers."""
-    guessed: int = 0
-
-    @classmethod
-    def begun(cls, prompt: str) -> Guessing:
-        """The game that *prompt* opens."""
-        found = _RANGE.search(prompt)
-        if found is None:
-            raise ValueError(f"no range in {prompt[:200]!r}")
-        return cls(int(found[1]), int(found[2]))
-
-    def move(self, policy: Policy, chance: random.Random) -> tuple[str, list[Decision]]:
-        """Choose two ends, and where between them to guess."""
-        lows, highs = self.ends(is_low=True), self.ends(is_low=False)
-        low = policy.decide([self._end("low", name) for name in lows], chance)
-        high = policy.decide([self._end("high", name) for name in highs], chance)
-        left, right = list(lows.values())[low.taken], list(highs.values())[high.taken]
-        width = min(abs(right - left).bit_length(), 4)
-        part = policy.decide([(f"guess at {part}", f"guess at {part} of {width}") for part in PARTS], chance)
-        guess = left + int((right - left) * PARTS[part.taken])
-        self.guessed = max(self.least, min(self.most, guess))
-        return str(self.guessed), [low, high, part]
-
-    def see(self, text: str) -> None:
-        """Take the answer to the last guess."""
-        if found := _HINT.search(text):
-            self.told.append((self.guessed, found[1]))
-
-    def ends(self, *, is_low: bool) -> dict[str, int]:
-        """What may be taken for one end of where the number is, by name; without guesses all are the range's."""
-        usual = self.least if is_low else self.most
-        step = 1 if is_low else -1  # one beside a guess, towards the other end
-        ends = {"range": usual, "last": self.told[-1][0] + step if self.told else usual}
-        for hint in ("higher", "lower"):
-            guesses = [guess for guess, answer in self.told if answer == hint]
-            ends[f"largest {hint}"] = max(guesses) + step if guesses else usual
-            ends[f"smallest {hint}"] = min(guesses) + step if guesses else usual
-        return ends
-
-    def _end(self, side: str, name: str) -> Features:
-        last = self.told[-1][1] if self.told else "nothing"
-        return (f"{side} {name}", f"{side} {name} after {last}")
-
-
-@dataclass(slots=True)
-class Crossing:
-    """A lake is to be crossed to its far corner, round the holes."""
-
-    board: list[list[str]]
+    is_whole: bool = True
+    """Whether every map shows all of it."""
+    cells: dict[Place, str] = field(default_factory=dict)
+    """As they were seen last, without the player."""
+    at: Place = (0, 0)
+    """Where the player is."""
+    held: frozenset[str] = frozenset()
+    """Keys that the player has."""
     been: dict[Place, int] = field(default_factory=dict)
     """How often the player was at a place."""
-    last: str = ""
+    moved: str = ""
+    """The last move."""
 
     @classmethod
-    def begun(cls, prompt: str) -> Crossing:
-        """The game that *prompt* opens. Raises ``ValueError``: it shows no board."""
-        crossing = cls(read_board(prompt))
-        crossing.been[crossing.at] = 1
-        return crossing
+    def begun(cls, prompt: str) -> World:
+        """The world that *prompt* opens. Raises ``ValueError``: it shows no map."""
+        world = cls(is_whole=_FAR.search(prompt) is None)
+        world._look(prompt)
+        return world
 
-    @property
-    def at(self) -> Place:
-        """Where the player is."""
-        return _found(self.board, "P")
-
-    def move(self, policy: Policy, chance: random.Random) -> tuple[str, list[Decision]]:
-        """Choose a direction."""
-        decision = policy.decide([self.features(step) for step in STEPS], chance)
-        self.last = list(STEPS)[decision.taken]
-        return self.last, [decision]
+    def decide(self, policy: Policy, chance: random.Random) -> Decision:
+        """Choose a move, and remember it."""
+        ways = self.ways()
+        decision = policy.decide([self.features(move, ways) for move in MOVES], chance)
+        self.moved = MOVES[decision.taken]
+        return decision
 
     def see(self, text: str) -> None:
-        """Take the board as it is now."""
-        self.board = read_board(text)
+        """Take what the last move came to. Raises ``ValueError``: *text* shows no map."""
+        if self.moved in STEPS and text.startswith("You went"):
+            self.at = _beside(self.at, self.moved)
+        self._look(text)
+
+    def ways(self) -> dict[str, Distances]:
+        """How far it is to the nearest of each kind of thing to which a way is known."""
+        places: dict[str, list[Place]] = {}
+        for place, cell in self.cells.items():
+            if kind := self._kind(cell):
+                places.setdefault(kind, []).append(place)
+            if not self.is_whole and self._is_free(place) and any(self._cell(to) == UNSEEN for to in _around(place)):
+                places.setdefault("unseen", []).append(place)
+        found = {kind: self._distances(ends) for kind, ends in places.items()}
+        return {kind: far for kind, far in sorted(found.items()) if self.at in far}
+
+    def features(self, move: str, ways: Mapping[str, Distances]) -> Features:
+        """What is seen of *move*; *ways* as `ways` gives them."""
+        if move == "pick":
+            here = self._cell(self.at)
+            return ("pick a key",) if here in KEYS and here not in self.held else ("vain", "vain pick")
+        if move == "open":
+            is_ready = any(self._kind(self._cell(place)) == "door" for place in _around(self.at))
+            return ("open a door",) if is_ready else ("vain", "vain open")
+        to = _beside(self.at, move)
+        if self._cell(to) == HAZARD:
+            return ("hazard",)
+        if not self._is_free(to):
+            return ("vain", "vain step")
+        things = [ways[kind] for kind in THINGS if kind in ways]
+        led = dict(ways)
+        if things:
+            led["thing"] = min(things, key=lambda far: far[self.at])
+        leads = (f"{kind} {'nearer' if far[to] < far[self.at] else 'farther'}" for kind, far in led.items())
+        return (f"been {min(self.been.get(to, 0), MANY)}", *leads)
+
+    def _look(self, text: str) -> None:
+        """Take the map and the keys that *text* shows."""
+        rows = [line for line in text.splitlines() if _ROW.match(line)]
+        seen = next(((r, row.index(PLAYER)) for r, row in enumerate(rows) if PLAYER in row), None)
+        if seen is None:
+            raise ValueError(f"no map with a player in {text[:200]!r}")
+        if self.is_whole:
+            self.at = seen
+        top, left = self.at[0] - seen[0], self.at[1] - seen[1]
+        for r, row in enumerate(rows):
+            self.cells.update({(top + r, left + c): cell for c, cell in enumerate(row)})
+        under, held = _UNDER.search(text), _HELD.search(text)
+        self.cells[self.at] = under[1] if under else FLOOR
+        self.held = frozenset(held[1].split(", ")) if held else frozenset()
         self.been[self.at] = self.been.get(self.at, 0) + 1
 
-    def features(self, step: str) -> Features:
-        """What is seen of a step: what is there, whether the goal is nearer, whether it leads on, how often been."""
-        to = _beside(self.at, step)
-        cell = self._cell(to)
-        if cell in ("hole", "wall"):
-            return (cell, f"{cell} {step}")
-        exits = sum(self._cell(_beside(to, way)) in ("ice", "goal") for way in STEPS)
-        size = len(self.board)
-        nearer = "nearer" if sum(to) > sum(self.at) else "farther"  # the goal is in the last corner
-        been = min(self.been.get(to, 0), 3)
-        return (cell, nearer, f"been {been}", f"exits {exits}", f"{nearer} been {been}", f"{nearer} of {size}", step)
-
     def _cell(self, place: Place) -> str:
-        row, column = place
-        if not (0 <= row < len(self.board) and 0 <= column < len(self.board[row])):
-            return "wall"
-        return {"H": "hole", "G": "goal"}.get(self.board[row][column], "ice")
+        return self.cells.get(place, WALL if self.is_whole else UNSEEN)
 
+    def _is_free(self, place: Place) -> bool:
+        return self._cell(place) in (FLOOR, GOAL, *KEYS)
 
-def read_board(text: str) -> list[list[str]]:
-    """The cells of the last board in *text*. Raises ``ValueError``: there is none with a player on it."""
-    board: list[list[str]] = []
-    lines = text.splitlines()
-    for line in lines[_last_board(lines) :]:
-        if line.startswith("|"):
-            board.append([cell.strip() for cell in line.strip().strip("|").split("|")])
-    if not any("P" in row for row in board):
-        raise ValueError(f"no board in {text[:200]!r}")
-    return board
+    def _kind(self, cell: str) -> str | None:
+        """What there is at a cell to go to."""
+        if cell == GOAL:
+            return "goal"
+        if cell in KEYS:
+            return None if cell in self.held else "key"
+        if cell in DOORS:
+            return "door" if cell.lower() in self.held else "locked door"
+        return None
 
-
-def _last_board(lines: Sequence[str]) -> int:
-    return max((at for at, line in enumerate(lines) if line.startswith("Current Board")), default=0)
-
-
-def _found(board: Sequence[Sequence[str]], what: str) -> Place:
-    return next((r, c) for r, row in enumerate(board) for c, cell in enumerate(row) if cell == what)
+    def _distances(self, ends: Iterable[Place]) -> Distances:
+        """How far it is to the nearest of *ends*, over free cells."""
+        far = dict.fromkeys(ends, 0)
+        waiting = deque(far)
+        while waiting:
+            place = waiting.popleft()
+            for beside in _around(place):
+                if beside not in far and self._is_free(beside):
+                    far[beside] = far[place] + 1
+                    waiting.append(beside)
+        return far
 
 
 def _beside(place: Place, step: str) -> Place:
     return place[0] + STEPS[step][0], place[1] + STEPS[step][1]
+
+
+def _around(place: Place) -> list[Place]:
+    return [_beside(place, step) for step in STEPS]

@@ -47,11 +47,11 @@ GAME: Final = Lesson(
     environment="game",
     tags=games.TAGS,
     player=games.play,
-    success_at=1.0,
+    success_at=0.9,
     samplers={"uniform": UNIFORM, "target_success": TARGET, "staged": STAGED},
-    rates={"uniform": 1.0, "target_success": 1.0, "staged": 1.0},
-    group_size=16,
-    episodes=1280,
-    plays=2,
+    rates={"uniform": 0.6, "target_success": 0.6, "staged": 0.6},
+    group_size=8,
+    episodes=640,
+    plays=4,
 )
 LESSONS: Final[Mapping[str, Lesson]] = {lesson.environment: lesson for lesson in (MATH, GAME)}

@@ -2,40 +2,58 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import random
+import sys
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from examples.learner import arithmetic
+from examples.learner import arithmetic, games
 from examples.learner.arithmetic import features, read, reducible, solve, written
-from examples.learner.games import Crossing, Guessing, read_board
+from examples.learner.games import World
 from examples.learner.policy import Policy
 
-TASKS = Path(__file__).resolve().parents[2] / "tasks"
+ROOT = Path(__file__).resolve().parents[2]
+TASKS = ROOT / "tasks"
 LATER = ("product after product", "sum after product", "sum before product", "sum after sum")
 KNOWS = Policy(dict.fromkeys(("+ add", "- subtract", "* multiply", "/ divide"), 99.0) | dict.fromkeys(LATER, -40.0))
 """What a policy comes to: each operator's procedure, products first, and equals from the left."""
-LAKE = """Current Board:
+PLAYS = Policy(
+    {"pick a key": 99.0, "open a door": 99.0, "vain": -99.0, "hazard": -99.0}
+    | {"goal nearer": 60.0, "door nearer": 40.0, "key nearer": 25.0, "unseen nearer": 15.0}
+)
+"""What a policy comes to in a grid world: the goal before doors, those before keys, and else what was not seen."""
+HALL = """You (@) are in a grid world. Reach the goal (G). You see the whole map.
 
-+-----+-----+-----+
-|  P  |     |  H  |
-+-----+-----+-----+
-|     |  H  |     |
-+-----+-----+-----+
-|     |     |  G  |
-+-----+-----+-----+
+@.a#.
+..#A.
+^...G
+Keys that you have: none."""
+DARK = """You see 1 cells far in each direction.
 
-Available Actions: [up], [down]"""
+###
+#@.
+#..
+Keys that you have: none."""
 
 
 def tasks(environment: str, tags: tuple[str, ...]) -> list[dict[str, Any]]:
     files = [TASKS / environment / f"{split}.jsonl" for split in ("train", "test")]
     lines = [line for file in files for line in file.read_text().splitlines()]
     return [task for task in map(json.loads, lines) if set(task["tags"]) & set(tags)]
+
+
+def grid_world(config: dict[str, Any]) -> Any:
+    """The game as the environment's server plays it, from its folder."""
+    for folder in ("env_images/base", "env_images/game"):
+        if (path := str(ROOT / folder)) not in sys.path:
+            sys.path.append(path)
+    game, _ = importlib.import_module("game_config").read_game(config, seed=0)
+    return game
 
 
 @pytest.mark.parametrize(
@@ -99,53 +117,105 @@ def test_a_policy_that_knows_nothing_decides_once_for_each_operator() -> None:
     assert len(decisions[0].options) == 2 * len(arithmetic.PROCEDURES)
 
 
-def test_the_ends_of_a_guess_follow_the_answers() -> None:
-    game = Guessing.begun("guess the number between 1 and 100 within 9 turns")
-    for guess, answer in ((50, "higher"), (75, "lower"), (60, "higher")):
-        game.guessed = guess
-        game.see(f"The target number is {answer}.")
+def test_a_move_looks_like_what_it_comes_to() -> None:
+    world = World.begun(HALL)
+    ways = world.ways()
 
-    low, high = game.ends(is_low=True), game.ends(is_low=False)
-
-    assert (low["range"], low["last"], low["largest higher"], low["smallest lower"]) == (1, 61, 61, 76)
-    assert (high["range"], high["last"], high["largest higher"], high["smallest lower"]) == (100, 59, 59, 74)
-
-
-def test_without_an_answer_all_ends_are_the_range_s() -> None:
-    game = Guessing.begun("guess the number between 1 and 100 within 9 turns")
-
-    assert set(game.ends(is_low=True).values()) == {1}
-    assert set(game.ends(is_low=False).values()) == {100}
-
-
-def test_a_guess_is_always_in_the_range() -> None:
-    game = Guessing.begun("between 5 and 9")
-    chance = random.Random(1)
-    for _ in range(200):
-        guess, decisions = game.move(Policy(), chance)
-        assert 5 <= int(guess) <= 9
-        assert len(decisions) == 3
-        game.see(f"The target number is {chance.choice(('higher', 'lower'))}.")
-
-
-def test_a_step_looks_like_what_is_there() -> None:
-    game = Crossing.begun(LAKE)
-
-    assert game.features("up") == ("wall", "wall up")
-    assert game.features("right") == (
-        "ice", "nearer", "been 0", "exits 1", "nearer been 0", "nearer of 3", "right",
+    assert {kind: far[world.at] for kind, far in ways.items()} == {"goal": 6, "key": 2, "locked door": 6}
+    assert world.features("up", ways) == ("vain", "vain step")
+    assert world.features("right", ways) == (
+        "been 0", "goal nearer", "key nearer", "locked door nearer", "thing nearer",
     )  # fmt: skip
+    assert world.features("down", ways) == (
+        "been 0", "goal nearer", "key farther", "locked door nearer", "thing farther",
+    )  # fmt: skip
+    assert world.features("pick", ways) == ("vain", "vain pick")
+    assert world.features("open", ways) == ("vain", "vain open")
 
 
-def test_where_the_player_was_is_remembered() -> None:
-    game = Crossing.begun(LAKE)
-    game.see(LAKE.replace("|  P  |     |  H  |", "|     |  P  |  H  |"))
+def test_a_key_can_be_picked_up_and_is_no_more_sought_then() -> None:
+    world = World.begun(HALL)
+    for at in (1, 2):
+        row = "".join("@" if column == at else cell for column, cell in enumerate("..a#."))
+        under = "You stand on key a. " if at == 2 else ""
+        world.moved = "right"
+        world.see(f"You went right.\n\n{row}\n..#A.\n^...G\n{under}Keys that you have: none.")
 
-    assert game.at == (0, 1)
-    assert game.features("left")[:3] == ("ice", "farther", "been 1")
-    assert game.features("down") == ("hole", "hole down")
+    assert world.at == (0, 2)
+    assert world.features("pick", world.ways()) == ("pick a key",)
+    assert world.features("left", world.ways())[0] == "been 1"
+
+    world.moved = "pick"
+    world.see("You picked up key a.\n\n..@#.\n..#A.\n^...G\nKeys that you have: a.")
+
+    assert world.held == {"a"}
+    assert "key" not in world.ways()
+    assert world.features("pick", world.ways()) == ("vain", "vain pick")
 
 
-def test_a_text_without_a_board_is_refused() -> None:
-    with pytest.raises(ValueError, match="no board"):
-        read_board("You fell into a hole.")
+@pytest.mark.parametrize(
+    ("held", "kind", "opening"),
+    [
+        pytest.param("none", "locked door", ("vain", "vain open"), id="without the key"),
+        pytest.param("b, a", "door", ("open a door",), id="with the key"),
+    ],
+)
+def test_a_door_can_be_opened_with_its_key(held: str, kind: str, opening: tuple[str, ...]) -> None:
+    beside = World.begun(f"You see the whole map.\n\n...#G\n..@A.\n...#.\nKeys that you have: {held}.")
+
+    assert beside.features("open", beside.ways()) == opening
+    assert beside.features("right", beside.ways()) == ("vain", "vain step")
+    assert beside.ways()[kind][beside.at] == 1
+    assert "goal" not in beside.ways(), "no way leads through a closed door"
+
+
+def test_a_hazard_is_told_from_floor_and_no_way_leads_over_it() -> None:
+    world = World.begun("You see the whole map.\n\n@^G\n.#.\n...\nKeys that you have: none.")
+
+    assert world.features("right", world.ways()) == ("hazard",)
+    assert world.ways()["goal"][world.at] == 6
+
+
+def test_what_was_seen_is_remembered_where_the_map_is_not_whole() -> None:
+    world = World.begun(DARK)
+    assert world.features("down", world.ways()) == ("been 0", "unseen nearer")
+
+    world.moved = "down"
+    world.see("You went down.\n\n#..\n#@.\n##G\nKeys that you have: none.")
+    assert world.at == (1, 0)
+    assert world.ways()["goal"][0, 0] == 3
+
+    world.moved = "left"
+    world.see("Invalid move: a wall is left of you.\n\n#..\n#@.\n##G\nKeys that you have: none.")
+    assert (world.at, world.been) == ((1, 0), {(0, 0): 1, (1, 0): 2})
+
+
+def test_a_text_without_a_map_is_refused() -> None:
+    with pytest.raises(ValueError, match="no map"):
+        World.begun("You reached the goal.")
+
+
+def test_a_policy_that_knows_what_to_go_to_wins_every_grid_world_in_few_turns() -> None:
+    offered = tasks("game", games.TAGS)
+    chance = random.Random(1)
+
+    slow = []
+    for task in offered:
+        game, turns = grid_world(task["config"]), 0
+        world = World.begun(game.opening())
+        while not game.is_over and turns < task["config"]["max_turns"]:
+            world.decide(PLAYS, chance)
+            text, turns = game.play(world.moved), turns + 1
+            if not game.is_over:
+                world.see(text)
+        if not game.is_won or turns > 2 * game.optimal_turns:
+            slow.append((task["id"], turns, game.optimal_turns))
+
+    assert len(offered) == 12
+    assert slow == []
+
+
+def test_a_policy_that_knows_nothing_chooses_among_all_moves() -> None:
+    decision = World.begun(HALL).decide(Policy(), random.Random(1))
+
+    assert len(decision.options) == len(games.MOVES)

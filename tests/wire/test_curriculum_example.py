@@ -50,19 +50,21 @@ def test_it_learns_what_holds_on_tasks_that_it_never_saw(tmp_path: Path) -> None
         assert ElementTree.parse(drawn).getroot().tag.endswith("svg")
 
 
-def test_it_plays_games_of_many_turns(tmp_path: Path) -> None:
+def test_what_small_worlds_teach_holds_in_worlds_that_it_never_saw(tmp_path: Path) -> None:
     told = tmp_path / "results.json"
 
     done = run(
-        *("--environment", "game", "--samplers", "target_success", "--seeds", "1", "--episodes", "64"),
+        *("--environment", "game", "--samplers", "staged", "--seeds", "1", "--episodes", "128"),
         *("--checkpoints", "1", "--json", str(told)),
     )
 
     assert done.returncode == 0, done.stderr
     (only,) = json.loads(told.read_text())["runs"]
-    assert played(only) == 64
-    assert only["groups"] == 4
+    assert played(only) == 128
+    assert only["groups"] == 16
     assert only["informative"] > 0
+    assert only["drawn"]["1"] > 0, "stages begin with the first level"
+    assert learnt(only) > 0.2
 
 
 @pytest.mark.parametrize(

@@ -8,19 +8,30 @@ from pathlib import Path
 import pytest
 
 import gateway.stores.redis as store
-from gateway.stores.redis_link import scripts
+from gateway.stores.redis_link import SHARED, scripts
 
 LUA = Path(store.__file__).parent / "lua"
-OPERATIONS = sorted(path.stem for path in LUA.glob("*.lua") if path.stem != "prelude")
+OPERATIONS = sorted(path.stem for path in LUA.glob("*.lua"))
+FAMILIES = sorted(path.name for path in LUA.iterdir() if path.is_dir() and path.name != "shared")
 
 
-def test_every_file_is_an_operation_and_has_the_prelude_before_it() -> None:
+def test_every_file_is_an_operation_and_has_what_all_share_before_it() -> None:
     loaded = scripts()
 
     assert sorted(loaded) == OPERATIONS
-    prelude = (LUA / "prelude.lua").read_bytes()
-    assert all(script.text.startswith(prelude) for script in loaded.values())
+    assert sorted(SHARED) == sorted(path.stem for path in (LUA / "shared").glob("*.lua"))
+    shared = b"\n".join((LUA / "shared" / f"{name}.lua").read_bytes() for name in SHARED)
+    assert all(script.text.startswith(shared) for script in loaded.values())
     assert len({script.sha for script in loaded.values()}) == len(loaded)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_operation_of_a_family_has_its_prelude_before_it(family: str) -> None:
+    loaded = scripts(family)
+
+    assert sorted(loaded) == sorted(path.stem for path in (LUA / family).glob("*.lua") if path.stem != "prelude")
+    base, own = (LUA / "shared" / "base.lua").read_bytes(), (LUA / family / "prelude.lua").read_bytes()
+    assert all(script.text.startswith(base + b"\n" + own) for script in loaded.values())
 
 
 def test_every_operation_is_used_and_every_one_used_is_there() -> None:
@@ -42,7 +53,7 @@ def test_the_head_of_an_operation_tells_what_goes_in_and_out(name: str) -> None:
     assert ("-- ARGV: " in head) == ("ARGV" in text.split("\n\n", 1)[1])
 
 
-@pytest.mark.parametrize("name", ["prelude", *OPERATIONS])
+@pytest.mark.parametrize("name", [*(f"shared/{name}" for name in SHARED), *OPERATIONS])
 def test_no_operation_looks_for_keys_or_has_global_functions(name: str) -> None:
     text = (LUA / f"{name}.lua").read_text()
 

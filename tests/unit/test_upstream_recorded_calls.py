@@ -380,6 +380,26 @@ async def test_a_replica_that_waits_for_another_runs_the_call_when_that_one_asks
     assert work.runs == 1
 
 
+async def test_a_replica_that_does_not_know_yet_that_another_one_was_faster_runs_the_call_when_that_one_asks_for_it(
+    a: Replica, b: Replica
+) -> None:
+    work = Work()
+    a.view.gate.clear()
+    at_a = a.keyed(Work("never"))
+    await until(lambda: "begin" in a.view.trips)
+
+    async def ask_a() -> str:
+        asked = asyncio.ensure_future(a.calls.run(SESSION, "what", work, within_s=60, key="k", is_asked=True))
+        await asyncio.wait({asked}, timeout=5)
+        a.view.gate.set()
+        return await asked
+
+    at_b = b.keyed(ask_a)
+
+    assert [await at_b, await at_a] == ["done", "done"]
+    assert work.runs == 1
+
+
 async def test_what_was_asked_for_is_known_where_it_ran_when_the_asker_is_gone(
     a: Replica, b: Replica, shared: Shared
 ) -> None:

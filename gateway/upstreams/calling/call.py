@@ -42,6 +42,11 @@ class Call(Generic[T]):
         """Let `admitted` return."""
         self._admitted.set()
 
+    @property
+    def is_undecided(self) -> bool:
+        """Whether the store has not told yet who runs it: this replica, or another one that it is waited for from."""
+        return self.is_recorded and not self._admitted.is_set()
+
     async def admitted(self) -> None:
         """Wait until it is settled whether the call may run here: what is refused before has its outcome by then."""
         await self._admitted.wait()

@@ -149,8 +149,9 @@ class Calls(Generic[T]):
         digest = digest_of(what) if key is not None or is_resumable else ""
         if key is not None:
             known = _known(episode, key, digest)
-            # What only waits for the replica that asks is not what it asks for.
-            if known is not None and not known.was_in_vain and not (is_asked and known.is_elsewhere):
+            # What waits for the replica that asks, or is about to, is not what it asks for: both would wait for ever.
+            waits = known is not None and is_asked and (known.is_elsewhere or known.is_undecided)
+            if known is not None and not known.was_in_vain and not waits:
                 return known
         elif is_resumable and (same := self._same(episode, digest)) is not None:
             return same

@@ -65,7 +65,7 @@ class Records(Generic[T]):
             outcome = await self._outcome(session, record, within_s)
             if outcome is not None:
                 return outcome
-            call.is_elsewhere = False  # it never ran there
+        call.is_elsewhere = False  # it never ran there
         call.admit()
         try:
             value = await run()

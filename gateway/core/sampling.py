@@ -169,15 +169,6 @@ def prepare(curriculum: Curriculum, tables: Tables, records: Records, state: byt
     return Prepared(curriculum, stage.name, count, tuple(urns))
 
 
-def draw(curriculum: Curriculum, tables: Tables, records: Records, state: bytes, number: int) -> Place:
-    """The task of draw *number*, from 0 on; for many draws on the same records, `prepare` once.
-
-    Raises:
-        InvalidRequest: a component has no task, or none that is in a stage.
-    """
-    return prepare(curriculum, tables, records, state).draw(number)
-
-
 def turn(number: int, quotas: Sequence[int]) -> tuple[int, int]:
     """The component that draw *number* falls to, and how many draws before it fell to that one.
 

@@ -22,7 +22,6 @@ JSON_TYPE = (b"content-type", b"application/json")
 POLICY_MAX_CHARS = 200
 GROUP_MAX_CHARS = 200
 MAX_GROUP_SIZE = 4096
-MAX_GROUP_DIGITS = 4
 
 
 class BodyTooLarge(Exception):
@@ -69,7 +68,9 @@ def group_of(scope: Scope) -> Group | None:
         return None
     if not name or len(name) > GROUP_MAX_CHARS or not name.isprintable():
         raise InvalidRequest(f"X-Group-ID: 1 to {GROUP_MAX_CHARS} printable characters are wanted with X-Group-Size")
-    if not (size.isascii() and size.isdigit() and len(size) <= MAX_GROUP_DIGITS and 0 < int(size) <= MAX_GROUP_SIZE):
+    if not (
+        size.isascii() and size.isdigit() and len(size) <= len(str(MAX_GROUP_SIZE)) and 0 < int(size) <= MAX_GROUP_SIZE
+    ):
         raise InvalidRequest(f"X-Group-Size: a number from 1 to {MAX_GROUP_SIZE} is wanted with X-Group-ID")
     return Group(name, int(size))
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from gateway.core.curricula import Component, Curriculum, Outcome, Sampler, SamplerKind, Stage, TaskRecord
 from gateway.core.errors import InvalidRequest
 from gateway.core.model import EnvironmentName
-from gateway.core.sampling import Place, draw, prepare, turn
+from gateway.core.sampling import Place, prepare, turn
 from gateway.core.sampling_tables import Records, Tables, TaskRow, TaskTable, count_tasks, tabulate
 
 MATH, GAME, NONE = EnvironmentName("math"), EnvironmentName("game"), EnvironmentName("none")
@@ -262,7 +262,7 @@ def test_a_draw_does_not_depend_on_those_before_it_nor_on_the_order_of_what_is_k
     prepared = prepare(study, some, KNOWN)
 
     forward = [prepared.draw(number) for number in range(40)]
-    backward = [draw(study, some, turned, b"", number) for number in reversed(range(40))]
+    backward = [prepare(study, some, turned, b"").draw(number) for number in reversed(range(40))]
 
     assert backward == forward[::-1]
 
@@ -280,7 +280,7 @@ def test_seed_and_name_make_other_draws() -> None:
 
 
 def test_a_draw_says_where_its_task_stands() -> None:
-    assert draw(curriculum(SEQUENTIAL), tables(table()), {}, b"", 13) == Place(MATH, "train", 3, "math-3")
+    assert prepare(curriculum(SEQUENTIAL), tables(table()), {}, b"").draw(13) == Place(MATH, "train", 3, "math-3")
 
 
 # -- whatever comes -------------------------------------------------------------------------------------------------

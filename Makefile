@@ -1,6 +1,6 @@
 # Short names for the scripts. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help run demo curriculum up down test check lint tasks bench bench-quick bench-nodes soak clean
+.PHONY: help run demo curriculum up down test ci check lint tasks bench bench-quick bench-nodes soak clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ down: ## stop what `make up` started, workers included; data and .env stay
 
 test: ## all tests; make test ARGS="tests/unit -k lease" runs some
 	scripts/test $(ARGS)
+
+ci: ## what CI runs, in a fresh clone in a temporary folder
+	scripts/ci
 
 check: ## format, lint, types, imports, versions; changes nothing
 	scripts/check

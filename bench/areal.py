@@ -137,8 +137,9 @@ async def _hold(process: ServerProcess, client: Client, plan: Plan, samples: Sam
     await asyncio.sleep(plan.idle_s)
     samples.active = await client.active()
     alone = _Episodes(client)
-    for name, act in (("start", alone.start), ("step", alone.step), ("cancel", alone.cancel)):
-        samples.acts[f"{name}, c=1"] = await _each(plan.alone, act, 1)
+    samples.acts["start, c=1"] = await _each(plan.alone, alone.start, 1)
+    for name, act in (("step", alone.step), ("cancel", alone.cancel)):
+        samples.acts[f"{name}, c=1"] = await _each(len(alone.ids), act, 1)
     samples.acts[f"step, c={CALLERS}"] = await _each(len(held.ids), held.step, CALLERS)
     samples.acts[f"cancel, c={CALLERS}"] = await _each(len(held.ids), held.cancel, CALLERS)
 

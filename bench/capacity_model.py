@@ -2,8 +2,8 @@
 
 Steady state: sessions end and begin at the pace at which their steps use them up. What one of each thing costs was
 measured on one small machine (`capacity_figures`); the rest is multiplication. It knows no queues: a part that is 70 %
-busy is said to be so, not what its latency is then. ``tests/unit/test_capacity_model.py`` holds it against runs that it
-was not made from.
+busy is said to be so, not what its latency is then. ``bench/tests/test_capacity_model.py`` holds it against runs that
+it was not made from.
 
 ``python -m bench.capacity_model --help`` prints tables and writes ``docs/scaling.md``.
 """

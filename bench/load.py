@@ -69,7 +69,7 @@ class Round:
 
 
 async def load(steps: Sequence[Step], *, duration_s: float) -> Round:
-    """Let a caller for each of *steps* repeat it until *duration_s* is over; what was begun is finished and counts.
+    """Let a caller for each of *steps* take it once, and again until *duration_s* is over; what was begun counts.
 
     Raises:
         TimeoutError: an answer did not come within ``GRACE_S`` after the end.
@@ -89,7 +89,7 @@ async def load(steps: Sequence[Step], *, duration_s: float) -> Round:
 async def _caller(step: Step, next_number: Callable[[], int], until: float, became: Round) -> None:
     errors, clock, add = 0, time.perf_counter, became.samples_s.append
     began_at = clock()
-    while began_at < until and errors < ERRORS_MAX:
+    while errors < ERRORS_MAX:
         try:
             await step(next_number())
         except FAILURES as error:
@@ -97,10 +97,12 @@ async def _caller(step: Step, next_number: Callable[[], int], until: float, beca
             became.add_error(error)
             await asyncio.sleep(ERROR_PAUSE_S)
             began_at = clock()
-            continue
-        ended_at = clock()
-        add(ended_at - began_at)
-        began_at = ended_at
+        else:
+            ended_at = clock()
+            add(ended_at - began_at)
+            began_at = ended_at
+        if began_at >= until:
+            return
 
 
 async def at_once(steps: Sequence[Step], *, within_s: float) -> Round:

@@ -25,7 +25,7 @@ from bench.openenv_socket import Player, connect_socket
 from bench.processes import ServerProcess, StartError
 from bench.report import NOTHING, Goal, Report, Table, number
 from bench.stats import latencies, ratio
-from bench.targets import BENCH, GATEWAY, Servers, Target, servers
+from bench.targets import BENCH, GATEWAY, UVICORN_READY, Servers, Target, servers
 
 VENVS = BENCH.parent / ".venv-openenv"
 OFFICIAL = {
@@ -37,7 +37,6 @@ OFFICIAL = {
 OURS = {GATEWAY: "counting", f"{GATEWAY} (inline)": "counting-inline"}
 BEFORE = "gateway before openenv"
 """The gateway, whose frames go to the official server as it is and back."""
-_UVICORN_READY = r"Uvicorn running on http://127\.0\.0\.1:(\d+)"
 S5_TIMES, S11_SOCKET_KIB = 1.0, 25.0
 NOT_COMPARABLE = (
     "The load generator shares this machine's CPUs with the server that it loads; its own share stands in the table of "
@@ -110,7 +109,7 @@ async def _official(made: Servers, name: str) -> AsyncIterator[Subject]:
     process = ServerProcess(
         [str(python), "-W", "ignore", str(BENCH / "references" / "openenv_server.py"), kind],
         variables={"NO_COLOR": "1"},
-        ready=_UVICORN_READY,
+        ready=UVICORN_READY,
         log=made.folder / f"{venv}-{kind}.log",
     )
     try:

@@ -22,7 +22,15 @@ from pathlib import Path
 
 from bench.http1 import Address, connect
 from bench.processes import START_S, ServerProcess, StartError, Usage, descendants, usage
-from bench.targets import BENCH, ENVIRONMENTS, Servers, gateway_variables
+from bench.targets import (
+    BENCH,
+    ENVIRONMENTS,
+    ENVSERVER_READY,
+    GATEWAY_READY,
+    UVICORN_READY,
+    Servers,
+    gateway_variables,
+)
 
 PEERS = BENCH.parent / ".bench-peers"
 """Made by ``scripts/bench-peers``."""
@@ -54,8 +62,6 @@ LOOK_S = 0.005
 KEEP_ALIVE_S = 3600
 """Nobody closes an idle connection within a run: a proxy that did would be measured by its reconnects."""
 COMMAND_S = 10.0
-_ENVSERVER_READY = r"server_ready address=\S*127\.0\.0\.1:(\d+)"
-_GATEWAY_READY = r"gateway_ready url=http://127\.0\.0\.1:(\d+)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +280,7 @@ def _worker(folder: Path, *, over_unix: bool) -> ServerProcess:
         variables["ENVSERVER_SOCKET"] = place.socket
         return PlacedProcess(command, place, log=log, variables=variables, cwd=cwd)
     variables |= {"ENVSERVER_HOST": "127.0.0.1", "ENVSERVER_PORT": "0"}
-    return ServerProcess(command, variables=variables, ready=_ENVSERVER_READY, log=log, cwd=cwd)
+    return ServerProcess(command, variables=variables, ready=ENVSERVER_READY, log=log, cwd=cwd)
 
 
 def _gateway(name: str, folder: Path, key: str) -> ServerProcess:
@@ -285,7 +291,7 @@ def _gateway(name: str, folder: Path, key: str) -> ServerProcess:
     if name in (HTTPX_GATEWAY, HTTPX_GATEWAY_LIMITS):
         limits = "default" if name == HTTPX_GATEWAY_LIMITS else "unlimited"
         command = [sys.executable, str(REFERENCES / "httpx_gateway.py"), limits]
-    return ServerProcess([*command, "serve"], variables=variables, ready=_GATEWAY_READY, log=folder / "log")
+    return ServerProcess([*command, "serve"], variables=variables, ready=GATEWAY_READY, log=folder / "log")
 
 
 def _proxy(name: str, folder: Path, worker: Address, found: Found) -> ServerProcess:
@@ -296,8 +302,7 @@ def _proxy(name: str, folder: Path, worker: Address, found: Found) -> ServerProc
         return ServerProcess(command, variables={}, ready=ready, log=log)
     if name == FORWARDER:
         command = [python, str(REFERENCES / "httpx_forwarder.py"), url]
-        ready = r"Uvicorn running on http://127\.0\.0\.1:(\d+)"
-        return ServerProcess(command, variables={"NO_COLOR": "1"}, ready=ready, log=log)
+        return ServerProcess(command, variables={"NO_COLOR": "1"}, ready=UVICORN_READY, log=log)
     place = Address(port=free_port())
     if name == CHP:
         command = ["node", str(found.chp), "--ip", "127.0.0.1", "--port", str(place.port), "--default-target", url]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-import socket
 import time
 import uuid
 from collections.abc import AsyncIterator, Container, Mapping
@@ -17,6 +16,7 @@ from docker.errors import NotFound
 
 from bench.catalogs import STEPS, STEPS_FOLDER, STEPS_IMAGE, steps_toml, write_catalog
 from bench.http1 import Address
+from bench.peers import free_port
 from bench.processes import ServerProcess, StartError
 from bench.redis_server import RedisServer
 from bench.targets import GATEWAY, Servers
@@ -40,7 +40,7 @@ class Replica:
 
     def __init__(self, servers: Servers, name: str, settings: Mapping[str, str]) -> None:
         self._servers = servers
-        self._settings = dict(settings) | {"GATEWAY_PORT": str(_free_port())}
+        self._settings = dict(settings) | {"GATEWAY_PORT": str(free_port())}
         self.name = name
         self.address = Address(port=int(self._settings["GATEWAY_PORT"]))
         self.lives: list[ServerProcess] = []
@@ -180,12 +180,6 @@ def _tomls() -> dict[str, str]:
         STEPS: steps_toml(STEPS, pool=shared, timeouts=times),
         ALONE: steps_toml(ALONE, head={"isolation": "exclusive"}, pool=alone, timeouts=times),
     }
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 @contextlib.asynccontextmanager

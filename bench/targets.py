@@ -18,9 +18,9 @@ BENCH = Path(__file__).parent
 ENVIRONMENTS = BENCH / "environments"
 MATH = BENCH.parent / "env_images" / "math"
 OS_FOLDER = BENCH.parent / "env_images" / "os"
-_UVICORN_READY = r"Uvicorn running on http://127\.0\.0\.1:(\d+)"
-_ENVSERVER_READY = r"server_ready address=\S*127\.0\.0\.1:(\d+)"
-_GATEWAY_READY = r"gateway_ready url=http://127\.0\.0\.1:(\d+)"
+UVICORN_READY = r"Uvicorn running on http://127\.0\.0\.1:(\d+)"
+ENVSERVER_READY = r"server_ready address=\S*127\.0\.0\.1:(\d+)"
+GATEWAY_READY = r"gateway_ready url=http://127\.0\.0\.1:(\d+)"
 
 OFFICIAL = ("ors-sdk", "openreward")
 """The official servers as their packages install them."""
@@ -107,19 +107,21 @@ def _recipe(name: str, folder: Path) -> tuple[Sequence[str], dict[str, str], str
         return (
             [python, str(BENCH / "references" / "server.py"), *words],
             {"OPENREWARD_DISABLE_UPDATE_CHECK": "1", "NO_COLOR": "1"},
-            _UVICORN_READY,
+            UVICORN_READY,
             None,
         )
     if name in (ENVSERVER, MATH_SERVER, OS_TARGET):
-        cwd = {MATH_SERVER: MATH, OS_TARGET: OS_FOLDER}.get(name, ENVIRONMENTS / "noop")
+        program = {MATH_SERVER: MATH / "math_server.py", OS_TARGET: OS_FOLDER / "os_server.py"}.get(
+            name, ENVIRONMENTS / "noop" / "server.py"
+        )
         own = {"ENVSERVER_HOST": "127.0.0.1", "ENVSERVER_PORT": "0"}
         if name == MATH_SERVER:
             own["ENVSERVER_TASKS"] = str(BENCH.parent / "tasks" / "math")
         if name == OS_TARGET:
             own["ENVSERVER_SANDBOX_HOST"] = "1"
-        return [python, "server.py"], own, _ENVSERVER_READY, cwd
+        return [python, program.name], own, ENVSERVER_READY, program.parent
     if name == GATEWAY:
-        return [str(Path(python).parent / "gateway"), "serve"], gateway_variables(folder), _GATEWAY_READY, None
+        return [str(Path(python).parent / "gateway"), "serve"], gateway_variables(folder), GATEWAY_READY, None
     raise ValueError(f"no server is called {name!r}")
 
 

@@ -6,14 +6,15 @@ what is kept from it and what is not.
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Any
 
-from coding_judge import LIMITED, WALL_EXTRA_S, WALL_FACTOR, Kind, Outcome, Verdict, past_a_limit
-from coding_sandbox import ENVIRONMENT, ITS_OWN_DOING, Sandbox, Sandboxes, SandboxFault
+from coding_judge import LIMITED, Kind, Outcome, Verdict, past_a_limit
+from coding_sandbox import ENVIRONMENT, Completed, Sandboxes, Stopped, to_judge_in
 from coding_tasks import Command
+from coding_time import TOTAL_S, Time
 from coding_workspace import WORKSPACE, checked, put
+from envserver.sandbox import Judged
 
 GUARDED = (
     "conftest.py",
@@ -56,41 +57,40 @@ class CommandJudge:
 
         Raises:
             InvalidTask: the archive cannot be unpacked.
-            SandboxFault: a sandbox failed for a reason that is not the solution's; there is no verdict.
+            SandboxFault: a sandbox failed, or had no CPU, for a reason that is not the solution's; there is no verdict.
         """
+        time = Time(TOTAL_S, limit_s=evaluation.time_limit_s, is_charged=False)
+
+        async def attempt(judged: Judged, wall_s: float) -> Completed:
+            async with to_judge_in(self._sandboxes, self._error, layer) as sandbox:
+                sandbox.judged = judged
+                await checked(sandbox, CLEAR, "the workspace cannot be cleared")
+                await checked(sandbox, UNPACK, "the workspace cannot be unpacked", stdin=tree)
+                for path, text in evaluation.files.items():
+                    await put(sandbox, f"{WORKSPACE}/{path}", text.encode("utf-8", "replace"))
+                return await sandbox.run(
+                    ["sh", "-c", LIMITED, str(time.cpu_s), "bash", "-c", evaluation.command],
+                    cwd=WORKSPACE,
+                    env=ENVIRONMENT,
+                    timeout_s=wall_s,
+                    output_bytes=OUTPUT_BYTES,
+                )
+
         try:
-            sandbox = await self._sandboxes.open(layer)
-        except self._error as error:
-            raise SandboxFault(f"no sandbox could be opened to judge in: {error}") from error
-        try:
-            outcome = await self._outcome(sandbox, evaluation, tree)
-        except self._error as error:
-            if sandbox.killed not in ITS_OWN_DOING:
-                raise SandboxFault(f"a sandbox failed while it judged: {error}") from error
-            outcome = Outcome("killed", f"stopped by the watchdog: {sandbox.killed}")
-        finally:
-            await sandbox.close()
+            done = await time.give(attempt)
+        except Stopped as stopped:
+            outcome = Outcome("killed", str(stopped))
+        else:
+            outcome = past_a_limit(done, cpu_s=time.cpu_s) or counted(done, evaluation)
         return Verdict((outcome,), float(outcome.kind == "passed"))
 
-    async def _outcome(self, sandbox: Sandbox, evaluation: Command, tree: bytes) -> Outcome:
-        await checked(sandbox, CLEAR, "the workspace cannot be cleared")
-        await checked(sandbox, UNPACK, "the workspace cannot be unpacked", stdin=tree)
-        for path, text in evaluation.files.items():
-            await put(sandbox, f"{WORKSPACE}/{path}", text.encode("utf-8", "replace"))
-        cpu_s = math.ceil(evaluation.time_limit_s)
-        done = await sandbox.run(
-            ["sh", "-c", LIMITED, str(cpu_s), "bash", "-c", evaluation.command],
-            cwd=WORKSPACE,
-            env=ENVIRONMENT,
-            timeout_s=evaluation.time_limit_s * WALL_FACTOR + WALL_EXTRA_S,
-            output_bytes=OUTPUT_BYTES,
-        )
-        if (outcome := past_a_limit(done, cpu_s=cpu_s)) is not None:
-            return outcome
-        counted = counted_tests(done.stdout + b"\n" + done.stderr)
-        right = done.status == 0 and evaluation.passed in (None, counted)
-        kind: Kind = "passed" if right else "wrong"
-        return Outcome(kind, f"exit status {done.status}, {counted} tests")
+
+def counted(done: Completed, evaluation: Command) -> Outcome:
+    """Judge a test command that has ended by its status and its number of tests."""
+    tests = counted_tests(done.stdout + b"\n" + done.stderr)
+    right = done.status == 0 and evaluation.passed in (None, tests)
+    kind: Kind = "passed" if right else "wrong"
+    return Outcome(kind, f"exit status {done.status}, {tests} tests")
 
 
 def counted_tests(output: bytes) -> int | None:

@@ -2,13 +2,13 @@
 
 No expected output ever enters a sandbox, so a solution that takes over everything around it there has won nothing: it
 still has to know the answer. A case sees no trace of another one: no file, no process, no clock of theirs.
+
+Other sessions share the worker's CPUs, and must not decide what a solution is worth: see `coding_time`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
-import math
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,20 +16,16 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from coding_compare import NotAnAnswer, parse, same, same_text
-from coding_sandbox import ENVIRONMENT, ITS_OWN_DOING, Completed, Sandbox, Sandboxes, SandboxFault
+from coding_sandbox import ENVIRONMENT, Completed, Sandboxes, Stopped, to_judge_in
 from coding_tasks import Case, Cases, Scripts
+from coding_time import TOTAL_S, Time
+from envserver.sandbox import Judged
 
 DRIVER = Path(__file__).with_name("coding_driver.py").read_text("utf-8")
 PROGRAM = "/tmp/solution.py"
 OUTPUT_BYTES = 1024 * 1024
 """Of what one case may print; the longest expected output of our own tasks has 4 KiB."""
 MAX_SOURCE_BYTES = 256 * 1024
-TOTAL_S = 300.0
-"""For all cases of a judgement; those left then were not passed. Half of the environment's limit for a call."""
-WALL_FACTOR, WALL_EXTRA_S = 3.0, 5.0
-"""A case may take this much real time for its CPU time limit: a busy machine must not decide what a solution is worth,
-and one that sleeps must end."""
-
 LIMITED = 'ulimit -t "$0"; exec "$@"'
 """For `sh -c`: the first argument is the CPU time in whole seconds, the others are the command."""
 
@@ -72,41 +68,36 @@ class Judge:
         """Run *source* on the hidden tests, or on the public ones.
 
         Raises:
-            SandboxFault: a sandbox failed for a reason that is not the solution's; there is no verdict.
+            SandboxFault: a sandbox failed, or had no CPU, for a reason that is not the solution's; there is no verdict.
         """
         tests: Sequence[Case | str] = evaluation.public if public else evaluation.hidden
-        deadline = asyncio.get_running_loop().time() + self._total_s
-        outcomes = [await self._before(deadline, evaluation, source, test) for test in tests]
+        time = Time(self._total_s, limit_s=evaluation.time_limit_s)
+        outcomes = [await self._one(time, evaluation, source, test) for test in tests]
         return Verdict(tuple(outcomes), score(outcomes, credit=evaluation.credit))
 
-    async def _before(self, deadline: float, evaluation: Cases | Scripts, source: str, test: Case | str) -> Outcome:
-        left_s = deadline - asyncio.get_running_loop().time()
-        if left_s <= 0:
+    async def _one(self, time: Time, evaluation: Cases | Scripts, source: str, test: Case | str) -> Outcome:
+        if time.is_over():
             return Outcome("not run", "the time for all tests was over")
-        wall_s = min(left_s, evaluation.time_limit_s * WALL_FACTOR + WALL_EXTRA_S)
-        cpu_s = math.ceil(evaluation.time_limit_s)
         if isinstance(evaluation, Scripts):
             request: dict[str, object] = {"script": test, **with_prelude(evaluation.prelude, source)}
-            return await self._driven(request, lambda answer: True, cpu_s, wall_s)
+            return await self._driven(request, lambda answer: True, time)
         assert isinstance(test, Case)
         if evaluation.function is not None:
             request = {"source": source, "function": evaluation.function, "arguments": test.arguments}
-            return await self._driven(request, lambda answer: same(answer, test.output), cpu_s, wall_s)
-        return await self._program(source, test, cpu_s, wall_s)
+            return await self._driven(request, lambda answer: same(answer, test.output), time)
+        return await self._program(source, test, time)
 
-    async def _driven(
-        self, request: dict[str, object], is_right: Callable[[object], bool], cpu_s: int, wall_s: float
-    ) -> Outcome:
+    async def _driven(self, request: dict[str, object], is_right: Callable[[object], bool], time: Time) -> Outcome:
         """Run the driver with *request*."""
         nonce = secrets.token_hex(16)
         stdin = json.dumps({"nonce": nonce, **request}).encode()
-        ended = await self._run(["python3", "-I", "-c", DRIVER], stdin, None, cpu_s, wall_s)
+        ended = await self._run(["python3", "-I", "-c", DRIVER], stdin, None, time)
         return ended if isinstance(ended, Outcome) else framed(ended, nonce=nonce, is_right=is_right)
 
-    async def _program(self, source: str, case: Case, cpu_s: int, wall_s: float) -> Outcome:
+    async def _program(self, source: str, case: Case, time: Time) -> Outcome:
         """Run *source* as a program on the case's input."""
         stdin = (case.stdin or "").encode()
-        ended = await self._run(["python3", "-I", PROGRAM], stdin, source.encode("utf-8", "replace"), cpu_s, wall_s)
+        ended = await self._run(["python3", "-I", PROGRAM], stdin, source.encode("utf-8", "replace"), time)
         if isinstance(ended, Outcome):
             return ended
         if ended.status != 0:
@@ -114,35 +105,28 @@ class Judge:
         kind: Kind = "passed" if same_text(ended.stdout, case.output) else "wrong"
         return Outcome(kind, shown(ended.stdout.decode("utf-8", "replace")))
 
-    async def _run(
-        self, argv: Sequence[str], stdin: bytes, program: bytes | None, cpu_s: int, wall_s: float
-    ) -> Completed | Outcome:
+    async def _run(self, argv: Sequence[str], stdin: bytes, program: bytes | None, time: Time) -> Completed | Outcome:
         """Run *argv* in a sandbox of its own; an outcome if it went past a limit."""
-        try:
-            sandbox = await self._sandboxes.open()
-        except self._error as error:
-            raise SandboxFault(f"no sandbox could be opened to judge in: {error}") from error
-        try:
-            if program is not None:
-                await sandbox.write_file(PROGRAM, program)
-            done = await sandbox.run(
-                ["sh", "-c", LIMITED, str(cpu_s), *argv],
-                stdin=stdin,
-                cwd="/tmp",
-                env=ENVIRONMENT,
-                timeout_s=wall_s,
-                output_bytes=OUTPUT_BYTES,
-            )
-        except self._error as error:
-            return self._killed(sandbox, error)
-        finally:
-            await sandbox.close()
-        return past_a_limit(done, cpu_s=cpu_s) or done
 
-    def _killed(self, sandbox: Sandbox, error: Exception) -> Outcome:
-        if sandbox.killed not in ITS_OWN_DOING:
-            raise SandboxFault(f"a sandbox failed while it judged: {error}") from error
-        return Outcome("killed", f"stopped by the watchdog: {sandbox.killed}")
+        async def attempt(judged: Judged, wall_s: float) -> Completed:
+            async with to_judge_in(self._sandboxes, self._error) as sandbox:
+                sandbox.judged = judged
+                if program is not None:
+                    await sandbox.write_file(PROGRAM, program)
+                return await sandbox.run(
+                    ["sh", "-c", LIMITED, str(time.cpu_s), *argv],
+                    stdin=stdin,
+                    cwd="/tmp",
+                    env=ENVIRONMENT,
+                    timeout_s=wall_s,
+                    output_bytes=OUTPUT_BYTES,
+                )
+
+        try:
+            done = await time.give(attempt)
+        except Stopped as stopped:
+            return Outcome("killed", str(stopped))
+        return past_a_limit(done, cpu_s=time.cpu_s) or done
 
 
 def with_prelude(prelude: str, source: str) -> dict[str, str]:

@@ -5,10 +5,12 @@ All of it is asynchronous and bounded; a sandbox has a writable root of its own 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 from envserver import SessionFailed
+from envserver.sandbox import Judged
 
 ENVIRONMENT: Mapping[str, str] = {
     "HOME": "/root",
@@ -50,6 +52,9 @@ class Completed(Protocol):
 class Sandbox(Protocol):
     """One open sandbox."""
 
+    judged: Judged | None
+    """The judge's claim to CPU time, set before `run`; what it then finds there is about that run."""
+
     @property
     def killed(self) -> str | None:
         """Why a watchdog ended the sandbox ("memory", "pids", …); None while it lives."""
@@ -89,3 +94,29 @@ class Sandboxes(Protocol):
 
 class SandboxFault(SessionFailed):
     """A sandbox could not do its part: the machinery's fault and nobody's solution's, so there is no reward."""
+
+
+class Stopped(Exception):
+    """A watchdog ended a sandbox for what ran there: the outcome of a case, and no fault."""
+
+
+@asynccontextmanager
+async def to_judge_in(sandboxes: Sandboxes, error: type[Exception], layer: Any = None) -> AsyncIterator[Sandbox]:
+    """Open a sandbox to judge in, and close it; *error* is what it raises when it cannot go on.
+
+    Raises:
+        Stopped: it was ended for what ran there.
+        SandboxFault: it failed for another reason; there is no verdict.
+    """
+    try:
+        sandbox = await sandboxes.open(layer)
+    except error as cause:
+        raise SandboxFault(f"no sandbox could be opened to judge in: {cause}") from cause
+    try:
+        yield sandbox
+    except error as cause:
+        if sandbox.killed not in ITS_OWN_DOING:
+            raise SandboxFault(f"a sandbox failed while it judged: {cause}") from cause
+        raise Stopped(f"stopped by the watchdog: {sandbox.killed}") from cause
+    finally:
+        await sandbox.close()

@@ -5,7 +5,6 @@ Everything on the engine is labelled with the instance of its test and removed b
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import signal
@@ -25,13 +24,14 @@ from tests.contract.backend_swarm_world import swarm_at
 from tests.contract.backend_world import (
     BASE_IMAGES,
     ENGINE_URL,
+    FAKE_WORKER,
     World,
-    build_context,
     docker_world_at,
     fake_environment,
     processes_with,
     run_inside,
 )
+from tests.fakes.images import built_once
 
 
 @pytest.fixture
@@ -64,17 +64,13 @@ def docker_engine() -> Iterator[docker.APIClient]:
 
 
 @pytest.fixture(scope="session")
-def worker_image(docker_engine: docker.APIClient) -> Iterator[str]:
+def worker_image(docker_engine: docker.APIClient) -> str:
     """An image of the smallest worker."""
     base = next((name for name in BASE_IMAGES if docker_engine.images(name, quiet=True)), None)
     assert base is not None, f"none of {BASE_IMAGES} is here: scripts/base-image makes one"
-    # A tag for each process of a parallel run: each removes its own, and the last one takes the image along.
-    tag = f"env-gateway-tests/worker:{os.getpid()}"
-    build = docker_engine.build(fileobj=build_context(base), custom_context=True, tag=tag, rm=True, decode=True)
-    log = list(build)
-    assert not any("error" in line for line in log), json.dumps(log)
-    yield tag
-    docker_engine.remove_image(tag, force=True)
+    lines = (f"FROM {base}", "COPY server.py /srv/", 'CMD ["python3", "/srv/server.py"]')
+    files = {"Dockerfile": "\n".join(lines).encode(), "server.py": (FAKE_WORKER / "server.py").read_bytes()}
+    return built_once(docker_engine, "env-gateway-tests/worker:1", files)
 
 
 @pytest.fixture

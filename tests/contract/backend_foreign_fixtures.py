@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +24,6 @@ from tests.contract.backend_foreign_world import (
     TCP_SERVER,
     ForeignWorld,
     base_image,
-    built,
     foreign_docker_at,
     foreign_environment,
     listening_port,
@@ -32,16 +31,16 @@ from tests.contract.backend_foreign_world import (
 )
 from tests.contract.backend_swarm_world import swarm_at
 from tests.contract.backend_world import ENGINE_URL, FAKE_WORKER, eventually, processes_with
+from tests.fakes.images import built_once
 
 pytest_plugins = ["tests.contract.backend_fixtures"]
 
 
 @pytest.fixture(scope="session")
-def foreign_image(docker_engine: docker.APIClient) -> Iterator[str]:
+def foreign_image(docker_engine: docker.APIClient) -> str:
     """An image of somebody else's server: a port, a health check, root, and a home that only root can write to."""
     lines = [
         f"FROM {base_image(docker_engine)}",
-        "LABEL env-gateway-tests=foreign",
         "WORKDIR /srv",
         "COPY server.py backend_tcp_server.py /srv/",
         f"EXPOSE {PORT}",
@@ -51,29 +50,20 @@ def foreign_image(docker_engine: docker.APIClient) -> Iterator[str]:
         f'CMD ["{PORT}"]',
     ]
     files = {"server.py": (FAKE_WORKER / "server.py").read_bytes(), TCP_SERVER.name: TCP_SERVER.read_bytes()}
-    tag = built(docker_engine, f"env-gateway-tests/foreign:{os.getpid()}", lines, files)
-    yield tag
-    docker_engine.remove_image(tag, force=True)
+    return built_once(docker_engine, "env-gateway-tests/foreign:1", {"Dockerfile": "\n".join(lines).encode(), **files})
 
 
 @pytest.fixture(scope="session")
-def forwarder_image(docker_engine: docker.APIClient) -> Iterator[str]:
+def forwarder_image(docker_engine: docker.APIClient) -> str:
     """What is needed of the base image, with the forwarder as it is in this checkout."""
     package = "$(python3 -c 'import sysconfig; print(sysconfig.get_path(\"purelib\"))')/envserver"
     lines = [
         f"FROM {base_image(docker_engine)}",
-        "LABEL env-gateway-tests=forwarder",
         "COPY forwarder.py /tmp/",
         f'RUN mkdir -p "{package}" && cp /tmp/forwarder.py "{package}/" && touch "{package}/__init__.py"',
     ]
-    tag = built(
-        docker_engine,
-        f"env-gateway-tests/forwarder:{os.getpid()}",
-        lines,
-        {"forwarder.py": FORWARDER.read_bytes()},
-    )
-    yield tag
-    docker_engine.remove_image(tag, force=True)
+    files = {"Dockerfile": "\n".join(lines).encode(), "forwarder.py": FORWARDER.read_bytes()}
+    return built_once(docker_engine, "env-gateway-tests/forwarder:1", files)
 
 
 @pytest.fixture

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
-import tarfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -84,20 +82,6 @@ class ForeignWorld:
 
     def variant(self, **changes: Any) -> Environment:
         return replace(self.environment, **changes)
-
-
-def built(engine: docker.APIClient, tag: str, lines: list[str], files: dict[str, bytes]) -> str:
-    """Build an image of a Dockerfile's *lines* and *files*."""
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as archive:
-        for name, content in {"Dockerfile": "\n".join(lines).encode(), **files}.items():
-            entry = tarfile.TarInfo(name)
-            entry.size, entry.mode = len(content), 0o644
-            archive.addfile(entry, io.BytesIO(content))
-    packed.seek(0)
-    log = list(engine.build(fileobj=packed, custom_context=True, tag=tag, rm=True, decode=True))
-    assert not any("error" in line for line in log), json.dumps(log)
-    return tag
 
 
 def base_image(engine: docker.APIClient) -> str:

@@ -198,7 +198,8 @@ class CurriculumMachine(RuleBasedStateMachine):
         self.runner.close()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return self.runner.run(work)
+        # Not `Runner.run`: it installs and removes a signal handler, which takes longer than the work.
+        return self.runner.get_loop().run_until_complete(work)
 
     @rule(curriculum=curricula, handle=handles, member=members, size=sizes, group_s=hundreds, proposes=st.booleans())
     def join(self, curriculum: str, handle: int, member: str, size: int, group_s: float, proposes: bool) -> None:

@@ -307,7 +307,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.runner.close()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return self.runner.run(work)
+        # Not `Runner.run`: it installs and removes a signal handler, which takes longer than the work.
+        return self.runner.get_loop().run_until_complete(work)
 
     # -- the request path ---------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import docker
@@ -12,18 +12,6 @@ import pytest
 from gateway.core.model import Environment
 from gateway.node import Gate, Rules, serving_gate
 from tests.contract.backend_world import ENGINE_URL, fake_environment, remove_labelled
-
-
-@pytest.fixture
-def foreign(docker_engine: docker.APIClient, worker_image: str, instance: str) -> Iterator[str]:
-    """A running container of somebody else; its id."""
-    labels = {"env-gateway.instance": f"{instance}-2", "env-gateway.worker": "theirs"}
-    container = docker_engine.create_container(
-        worker_image, command=["python3", "-c", "import signal; signal.pause()"], labels=labels, network_disabled=True
-    )
-    docker_engine.start(container["Id"])
-    yield container["Id"]
-    remove_labelled(docker_engine, f"{instance}-2")
 
 
 @pytest.fixture
@@ -52,6 +40,6 @@ async def gate_socket(
 @pytest.fixture
 async def gate(gate_socket: Path) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the gate."""
-    transport = httpx.AsyncHTTPTransport(uds=str(gate_socket))
+    transport = httpx.AsyncHTTPTransport(uds=str(gate_socket), verify=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://gate", timeout=60, trust_env=False) as client:
         yield client

@@ -114,7 +114,8 @@ class Lab:
     def members(self, asked: str = "node1") -> dict[str, str]:
         """What the Swarm says of its machines, in the words of the one that is *asked*: state by name."""
         with self.engine(asked) as engine:
-            return {node["Description"]["Hostname"]: node["Status"]["State"] for node in engine.nodes()}
+            # One that has just joined has no description yet.
+            return {node["Description"].get("Hostname", ""): node["Status"]["State"] for node in engine.nodes()}
 
 
 def left_of(lab: Lab) -> list[str]:

@@ -28,7 +28,7 @@ REDIS_IMAGE = "env-gateway/redis:latest"
 WORKER_IMAGE = f"env-gateway/{ENVIRONMENT}:latest"
 GATEWAYS_ON = NODES[:2]
 PORT = 8080
-SLOTS = 10
+SLOTS = 5
 MAX_WORKERS = 15
 IDLE_S = 2
 """Short, so that each test begins without workers."""

@@ -12,7 +12,7 @@ import pytest
 from tests.envs.browser_solutions import act, follow, written
 from tests.envs.browser_worker import BrowserWorker, browser_worker, observation
 
-pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.parallel]
+pytestmark = [pytest.mark.docker, pytest.mark.needs("image:browser")]
 pytest_plugins = ["tests.contract.backend_fixtures"]
 
 SERVER, BROWSER = "10001", "10002"
@@ -202,7 +202,9 @@ def test_the_browser_is_another_user_without_any_right(worker: BrowserWorker) ->
         found = processes(worker)
 
     browsers = [process for process in found if process["Name"].startswith("chromium")]
-    servers = [process for process in found if "server.py" in process["Command"] and process["Uid"].split()[0] != "0"]
+    servers = [
+        process for process in found if "browser_server.py" in process["Command"] and process["Uid"].split()[0] != "0"
+    ]
     assert len(browsers) >= 2
     assert len(servers) == 1
     for process in browsers:
@@ -233,7 +235,7 @@ sys.path.insert(0, "/srv/env")
 import browser_launch
 pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
 command = lambda pid: open(f"/proc/{pid}/cmdline").read()
-server = next(pid for pid in pids if "server.py" in command(pid) and os.stat(f"/proc/{pid}").st_uid == 10001)
+server = next(pid for pid in pids if "browser_server.py" in command(pid) and os.stat(f"/proc/{pid}").st_uid == 10001)
 sys.stdin.close()
 # In a child: it ends with its parent, and the parent of what the engine executes is a thread that may end any time.
 if (child := os.fork()) != 0:
@@ -250,7 +252,7 @@ def attempt(name, work):
         found[name] = error.strerror
     else:
         found[name] = "done"
-attempt("code", lambda: open("/srv/env/server.py").read())
+attempt("code", lambda: open("/srv/env/browser_server.py").read())
 attempt("rewards", lambda: open("/srv/env/browser_rewards.py").read())
 attempt("tasks", lambda: open("/srv/env/tasks/train.jsonl").read())
 attempt("list", lambda: os.listdir("/srv/env"))

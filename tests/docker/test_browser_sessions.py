@@ -14,7 +14,7 @@ import pytest
 from tests.envs.browser_solutions import act, bids, follow, played
 from tests.envs.browser_worker import BrowserWorker, browser_worker, observation
 
-pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.parallel]
+pytestmark = [pytest.mark.docker, pytest.mark.needs("image:browser")]
 pytest_plugins = ["tests.contract.backend_fixtures"]
 
 FIELDS = {"text", "url", "screenshot", "goal", "axtree_txt", "pruned_html", "error", "last_action_error"}

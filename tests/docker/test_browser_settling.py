@@ -17,7 +17,7 @@ from tests.envs.browser_solutions import act, bids, follow
 from tests.envs.browser_worker import BrowserWorker, browser_worker, observation
 from tests.fakes.eventually import eventually_now
 
-pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.parallel]
+pytestmark = [pytest.mark.docker, pytest.mark.needs("image:browser")]
 pytest_plugins = ["tests.contract.backend_fixtures"]
 
 BROWSER = "10002"

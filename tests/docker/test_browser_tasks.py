@@ -14,7 +14,7 @@ from scripts.browser_problems import SPLITS, Problem
 from tests.envs.browser_solutions import SOLVERS, act, follow, played, solved_miniwob
 from tests.envs.browser_worker import BrowserWorker, browser_worker, observation
 
-pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.parallel]
+pytestmark = [pytest.mark.docker, pytest.mark.needs("image:browser")]
 pytest_plugins = ["tests.contract.backend_fixtures"]
 
 FILES = Path(__file__).parents[2] / "tasks" / "browser"

@@ -28,7 +28,7 @@ from gateway.settings import Settings
 from tests.envs.browser_solutions import written
 from tests.fakes.eventually import eventually
 from tests.wire.openenv.clients import NEWEST, ClientError, Driver, connected
-from tests.wire.sdks import SDKS, Sdk
+from tests.wire.sdks import OPENREWARD, ORS, SDKS, Sdk
 
 PROJECT_DIR = Path(__file__).resolve().parents[2]
 INSTANCE_LABEL, ENVIRONMENT_LABEL = "env-gateway.instance", "env-gateway.environment"
@@ -37,7 +37,11 @@ UP_S = 180
 PORTS = range(20_000, 32_000)
 """Below those that kernels give out, so that nobody gets the chosen one before the engine does."""
 
-pytestmark = [pytest.mark.docker, pytest.mark.parallel, pytest.mark.wire, pytest.mark.slow, pytest.mark.timeout(400)]
+IMAGES = ("browser", "chat", "coding", "game", "gateway", "math", "os", "redis")
+pytestmark = [
+    *(pytest.mark.docker, pytest.mark.parallel, pytest.mark.wire, pytest.mark.slow, pytest.mark.timeout(400)),
+    pytest.mark.needs("openenv-clients", *(f"image:{name}" for name in IMAGES)),
+]
 
 LOOK_ROUND = """
 import json, os, socket, sys
@@ -158,11 +162,6 @@ def stack() -> Iterator[Stack]:
         engine.close()
 
 
-@pytest.fixture(params=SDKS)
-def sdk(request: pytest.FixtureRequest) -> Sdk:
-    return SDKS[request.param]
-
-
 async def play(stack: Stack, sdk: Sdk, index: int = 0) -> float:
     """An episode on math, answered rightly; its reward."""
     async with sdk.connect(stack.url, stack.trainer) as client:
@@ -177,13 +176,14 @@ async def play(stack: Stack, sdk: Sdk, index: int = 0) -> float:
     return output.reward
 
 
-async def test_an_episode_is_played_and_rewarded(stack: Stack, sdk: Sdk) -> None:
-    assert await play(stack, sdk) == 1.0
+@pytest.mark.parametrize("sdk", SDKS)
+async def test_an_episode_is_played_and_rewarded(stack: Stack, sdk: str) -> None:
+    assert await play(stack, SDKS[sdk]) == 1.0
     assert stack.admin("sessions") == []
 
 
-async def test_an_episode_in_a_sandbox_is_played_and_rewarded(stack: Stack, sdk: Sdk) -> None:
-    async with sdk.connect(stack.url, stack.trainer) as client:
+async def test_an_episode_in_a_sandbox_is_played_and_rewarded(stack: Stack) -> None:
+    async with ORS.connect(stack.url, stack.trainer) as client:
         puzzles = client.environment("os")
         task = await puzzles.get_task("train", 0)
         reference = task.task_spec["reference"]
@@ -236,8 +236,8 @@ async def test_the_gateway_cannot_write_where_workers_sockets_are(stack: Stack) 
     assert mount["RW"] is False
 
 
-async def test_a_worker_reaches_no_part_of_the_stack(stack: Stack, sdk: Sdk) -> None:
-    await play(stack, sdk)
+async def test_a_worker_reaches_no_part_of_the_stack(stack: Stack) -> None:
+    await play(stack, ORS)
     targets = stack.targets()
     worker = stack.workers("math")[0]["Id"]
 
@@ -250,11 +250,11 @@ async def test_a_worker_reaches_no_part_of_the_stack(stack: Stack, sdk: Sdk) -> 
     assert [name for name, outcome in found.items() if outcome == "reached"] == []
 
 
-async def test_an_agent_in_a_sandbox_reaches_no_part_of_the_stack(stack: Stack, sdk: Sdk) -> None:
+async def test_an_agent_in_a_sandbox_reaches_no_part_of_the_stack(stack: Stack) -> None:
     targets = stack.targets()
     command = shlex.join(["python3", "-c", LOOK_ROUND, json.dumps(targets)])
 
-    async with sdk.connect(stack.url, stack.trainer) as client:
+    async with OPENREWARD.connect(stack.url, stack.trainer) as client:
         coding = client.environment("coding")
         async with coding.session(task=await coding.get_task("train", 0)) as session:
             await session.get_prompt()
@@ -280,8 +280,8 @@ async def test_the_targets_that_a_worker_cannot_reach_are_there(stack: Stack) ->
     assert (found["redis"], found["itself"]) == ("reached", "reached")
 
 
-async def test_a_killed_gateway_comes_back_to_its_sessions(stack: Stack, sdk: Sdk) -> None:
-    async with sdk.connect(stack.url, stack.trainer) as client:
+async def test_a_killed_gateway_comes_back_to_its_sessions(stack: Stack) -> None:
+    async with OPENREWARD.connect(stack.url, stack.trainer) as client:
         math = client.environment("math")
         task = await math.get_task("train", 1)
         async with math.session(task=task) as session:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import io
 import json
 import os
 import shutil
 import subprocess
-import tarfile
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +24,7 @@ from gateway.node import Gate, Rules, serving_gate
 from gateway.node.run import mountpoint
 from tests.contract.backend_world import ENGINE_URL, healthy, labelled, new_id, remove_labelled, run_inside, worker_of
 from tests.fakes.eventually import eventually
+from tests.fakes.images import built_once
 from tests.wire.gateways import Gateway, short_folder
 from tests.wire.raw import RawEpisode, create, episode, new_sid
 
@@ -78,7 +77,7 @@ async def gate_and_backend(
     )
     gate = Gate(engine=ENGINE_URL, rules=rules, custom_tasks_view=tasks_root)
     backend = DockerBackend(url=url, instance=instance, socket_dir=sockets, custom_tasks_dir=tasks_root)
-    transport = httpx.AsyncHTTPTransport(uds=str(shared_dir / "gate.sock"))
+    transport = httpx.AsyncHTTPTransport(uds=str(shared_dir / "gate.sock"), verify=False)
     async with (
         serving_gate(gate, shared_dir / "gate.sock", mode=0o600),
         httpx.AsyncClient(transport=transport, base_url="http://gate", timeout=60, trust_env=False) as client,
@@ -374,32 +373,14 @@ INLINE = {"instruction": "Say inline.", "evaluation": {"reward_function": "exact
 BY_ID = {"id": "riddles/mine"}
 
 
-def build_context() -> io.BytesIO:
+@pytest.fixture(scope="module")
+def riddles_image(docker_engine: docker.APIClient) -> str:
     """An image of the project's base with the environment server of this very checkout."""
     lines = (f"FROM {BASE_IMAGE}", "COPY . ./", 'CMD ["python3", "server.py"]')
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as archive:
-        for name, content in (("Dockerfile", "\n".join(lines)), ("server.py", SERVER)):
-            entry = tarfile.TarInfo(name)
-            entry.size = len(content)
-            archive.addfile(entry, io.BytesIO(content.encode()))
-        archive.add(PROJECT_DIR / "env_images" / "base" / "envserver", "envserver", filter=_readable)
-    packed.seek(0)
-    return packed
-
-
-def _readable(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    entry.mode |= 0o755 if entry.isdir() else 0o644
-    return None if entry.name.endswith("__pycache__") else entry
-
-
-@pytest.fixture(scope="module")
-def riddles_image(docker_engine: docker.APIClient) -> Iterator[str]:
-    tag = f"env-gateway-tests/riddles:{os.getpid()}"
-    log = list(docker_engine.build(fileobj=build_context(), custom_context=True, tag=tag, rm=True, decode=True))
-    assert not any("error" in line for line in log), json.dumps(log)
-    yield tag
-    docker_engine.remove_image(tag, force=True)
+    package = PROJECT_DIR / "env_images" / "base"
+    modules = {str(path.relative_to(package)): path.read_bytes() for path in package.glob("envserver/**/*.py")}
+    files = {"Dockerfile": "\n".join(lines).encode(), "server.py": SERVER.encode(), **modules}
+    return built_once(docker_engine, "env-gateway-tests/riddles:1", files)
 
 
 class Operator:

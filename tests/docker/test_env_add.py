@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import os
 import signal
 import subprocess
 import sys
-import tarfile
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -25,6 +23,7 @@ from gateway.inspecting.findings import Capacity, Told
 from gateway.inspecting.trial import Outcome, Trials, Wish
 from tests.contract.backend_world import ENGINE_URL, labelled
 from tests.fakes.eventually import until
+from tests.fakes.images import built_once
 
 pytestmark = [pytest.mark.docker, pytest.mark.parallel]
 pytest_plugins = ["tests.contract.backend_fixtures"]
@@ -76,12 +75,12 @@ HTTPServer(("127.0.0.1", int(os.environ.get("LISTENS", "8000"))), Handler).serve
 @pytest.fixture(scope="module")
 def images(docker_engine: docker.APIClient, worker_image: str) -> None:
     """A forwarder's image, and one of a server that is fussy if its variables say so."""
-    (base,) = docker_engine.images(worker_image, quiet=True)
+    base = worker_image
     envserver = {f"envserver/{path.name}": path.read_bytes() for path in ENVSERVER.glob("*.py")}
     lines = (f"FROM {base}", "COPY envserver /usr/local/lib/envserver-parent/envserver")
     where = 'RUN python3 -c "import site; print(site.getsitepackages()[0])" > /tmp/site'
     link = "RUN mkdir -p $(cat /tmp/site) && ln -s /usr/local/lib/envserver-parent/envserver $(cat /tmp/site)/envserver"
-    build(docker_engine, FORWARDER, [*lines, where, link], envserver)
+    built_once(docker_engine, FORWARDER, {"Dockerfile": "\n".join([*lines, where, link]).encode(), **envserver})
     fussy = (
         f"FROM {base}",
         "COPY server.py /srv/fussy.py",
@@ -89,19 +88,7 @@ def images(docker_engine: docker.APIClient, worker_image: str) -> None:
         "EXPOSE 8000",
         'CMD ["python3", "-u", "/srv/fussy.py"]',
     )
-    build(docker_engine, FUSSY, fussy, {"server.py": SERVER.encode()})
-
-
-def build(engine: docker.APIClient, tag: str, lines: Sequence[str], files: Mapping[str, bytes]) -> None:
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as archive:
-        for name, content in {**files, "Dockerfile": "\n".join(lines).encode()}.items():
-            entry = tarfile.TarInfo(name)
-            entry.size, entry.mode = len(content), 0o644
-            archive.addfile(entry, io.BytesIO(content))
-    packed.seek(0)
-    output = list(engine.build(fileobj=packed, custom_context=True, tag=tag, decode=True, rm=True))
-    assert not [line for line in output if "error" in line], output[-1]
+    built_once(docker_engine, FUSSY, {"Dockerfile": "\n".join(fussy).encode(), "server.py": SERVER.encode()})
 
 
 class Bench:
@@ -225,13 +212,7 @@ async def test_an_inspection_that_is_cancelled_leaves_nothing(
         await running
 
 
-@pytest.fixture(scope="module")
-def foreign_images(images: None) -> None:
-    """The images of unmodified packages."""
-    names = ["openenv-counter", "openenv-counter-020", "openenv-mcp", "ors-sdk", "openreward", "areal"]
-    subprocess.run([PROJECT / "scripts" / "foreign-images", *names], check=True, timeout=600, capture_output=True)
-
-
+@pytest.mark.needs("third-party-images")
 @pytest.mark.parametrize(
     ("name", "protocol", "port", "capacity"),
     [
@@ -244,7 +225,7 @@ def foreign_images(images: None) -> None:
     ],
 )
 async def test_an_image_of_an_unmodified_package_is_known(
-    foreign_images: None, bench: Bench, name: str, protocol: Protocol, port: int, capacity: Capacity
+    bench: Bench, name: str, protocol: Protocol, port: int, capacity: Capacity
 ) -> None:
     outcome = await bench.run(f"env-gateway-test/{name}")
 
@@ -252,7 +233,8 @@ async def test_an_image_of_an_unmodified_package_is_known(
     assert (outcome.loosened, outcome.findings.trouble) == (Loosened(), "")
 
 
-async def test_a_variable_changes_what_an_image_holds(foreign_images: None, bench: Bench) -> None:
+@pytest.mark.needs("third-party-images")
+async def test_a_variable_changes_what_an_image_holds(bench: Bench) -> None:
     outcome = await bench.run("env-gateway-test/openenv-counter", variables={"MAX_CONCURRENT_ENVS": "5"})
 
     assert outcome.findings.capacity == Capacity(5, Told.BY_SERVER)
@@ -275,7 +257,8 @@ def env(images: None, docker_engine: docker.APIClient, instance: str, shared_dir
     }
 
     def started(*arguments: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", COMMAND, "env", *arguments]
+        # A shell that starts a test run in the background lets its processes ignore SIGINT.
+        command = ["env", "--default-signal=INT", sys.executable, "-c", COMMAND, "env", *arguments]
         return subprocess.Popen(command, env=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     yield started

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 import stat
 import sys
 import textwrap
@@ -34,11 +35,30 @@ from tests.contract.backend_world import (
     healthy,
     labelled,
     new_id,
+    remove_labelled,
     worker_of,
 )
 
 pytestmark = [pytest.mark.docker, pytest.mark.parallel]
 pytest_plugins = ["tests.contract.backend_fixtures"]
+
+
+@pytest.fixture(scope="module")
+def instance() -> str:
+    """One for all tests, each of which removes its containers, so that they share the container of somebody else."""
+    return f"eg-test-{secrets.token_hex(4)}"
+
+
+@pytest.fixture(scope="module")
+def foreign(docker_engine: docker.APIClient, worker_image: str, instance: str) -> Iterator[str]:
+    """A running container of another instance; its id."""
+    labels = {"env-gateway.instance": f"{instance}-2", "env-gateway.worker": "theirs"}
+    container = docker_engine.create_container(
+        worker_image, command=["python3", "-c", "import signal; signal.pause()"], labels=labels, network_disabled=True
+    )
+    docker_engine.start(container["Id"])
+    yield container["Id"]
+    remove_labelled(docker_engine, f"{instance}-2")
 
 
 class Attacker:
@@ -189,7 +209,7 @@ async def test_a_huge_body_is_refused_before_it_was_read_whole(
             sent += 2**16
             yield b" " * 2**16
 
-    transport = httpx.AsyncHTTPTransport(uds=str(Path(rules.socket_root).parent / "gate.sock"))
+    transport = httpx.AsyncHTTPTransport(uds=str(Path(rules.socket_root).parent / "gate.sock"), verify=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://gate", timeout=60) as client:
         response = await client.post("/containers/create?name=xx", content=endless())
 
@@ -362,7 +382,7 @@ async def test_events_tell_of_our_containers_and_of_no_others(
     _, container = await attacker.created()
     async with gate.stream("GET", "/events") as response:
         lines = response.aiter_lines()
-        docker_engine.kill(foreign, signal="SIGKILL")
+        docker_engine.restart(foreign, timeout=0)
         await gate.post(f"/containers/{container}/start")
 
         async with asyncio.timeout(20):
@@ -427,7 +447,7 @@ async def test_a_container_that_the_engine_refuses_leaves_no_folder(
 async def test_an_engine_that_is_gone_is_told_from_a_container_that_is_gone(shared_dir: Path, rules: Rules) -> None:
     gate = Gate(engine=f"unix://{shared_dir}/missing.sock", rules=rules)
     async with serving_gate(gate, shared_dir / "gate.sock"):
-        transport = httpx.AsyncHTTPTransport(uds=str(shared_dir / "gate.sock"))
+        transport = httpx.AsyncHTTPTransport(uds=str(shared_dir / "gate.sock"), verify=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://gate") as client:
             response = await client.get("/containers/abc/json")
 
@@ -457,7 +477,7 @@ async def test_a_socket_that_a_killed_gate_left_behind_is_replaced(shared_dir: P
     assert os.listdir(shared_dir) == ["gate.sock"]
 
     async with serving_gate(Gate(engine=ENGINE_URL, rules=rules), path):
-        transport = httpx.AsyncHTTPTransport(uds=str(path))
+        transport = httpx.AsyncHTTPTransport(uds=str(path), verify=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://gate") as client:
             response = await client.get("/_ping")
 
@@ -555,7 +575,7 @@ async def test_the_command_serves_until_it_is_asked_to_end(shared_dir: Path, env
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", textwrap.dedent(program), stdout=asyncio.subprocess.PIPE
     )
-    transport = httpx.AsyncHTTPTransport(uds=str(shared_dir / "gate.sock"))
+    transport = httpx.AsyncHTTPTransport(uds=str(shared_dir / "gate.sock"), verify=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://gate") as client:
 
         async def answered() -> bool:

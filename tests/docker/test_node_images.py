@@ -19,7 +19,8 @@ from docker.errors import ImageNotFound
 from gateway.core.model import Environment
 from gateway.node import Gate, Rules
 from gateway.node.cluster import Cluster
-from tests.contract.backend_world import BASE_IMAGES, ENGINE_URL, fake_environment
+from tests.contract.backend_world import ENGINE_URL, fake_environment
+from tests.fakes.images import built_once
 
 pytestmark = [pytest.mark.docker, pytest.mark.parallel]
 pytest_plugins = ["tests.contract.backend_fixtures"]
@@ -29,19 +30,11 @@ IMAGE_MAX_BYTES = 2**31
 
 @pytest.fixture
 def image(docker_engine: docker.APIClient) -> Iterator[str]:
-    """An image of one small layer on top of those of another one; only this test knows its name."""
-    base = next(name for name in BASE_IMAGES if docker_engine.images(name, quiet=True))
+    """An image of two small layers, which nothing runs in; only this test knows its name."""
     tag = f"env-gateway-tests/travels-{secrets.token_hex(4)}:1"
-    context = io.BytesIO()
-    text = f"FROM {base}\nRUN echo {tag} > /marker\nRUN echo {tag} > /marker\n".encode()
-    with tarfile.open(fileobj=context, mode="w") as archive:
-        member = tarfile.TarInfo("Dockerfile")
-        member.size = len(text)
-        archive.addfile(member, io.BytesIO(text))
-    context.seek(0)
-    log = list(docker_engine.build(fileobj=context, custom_context=True, tag=tag, rm=True, decode=True))
-    assert not any("error" in line for line in log), json.dumps(log)
-    yield tag
+    lines = b"FROM scratch\nCOPY first /\nCOPY second /\n"
+    files = {"Dockerfile": lines, "first": b"the same in all\n", "second": tag.encode()}
+    yield built_once(docker_engine, tag, files)
     for name in (tag, tag.replace(":1", ":2")):
         remove(docker_engine, name)
 

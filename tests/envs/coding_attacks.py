@@ -1,7 +1,8 @@
 """Solutions that try to be worth more than they are, and odd but honest ones: each with what it has to be worth.
 
-The task: `secret(n)` for n = 1, 2, 3, 4, with expected outputs that nothing in the statement tells: 777 and nine digits.
-The honest solutions know the first (`FIRST`) or all of them (`TABLE`).
+The task: `secret(n)` for n = 1 and 2, with expected outputs that nothing in the statement tells: 777 and nine digits.
+The honest solutions know the first (`FIRST`) or both (`TABLE`). Two cases are what an attack needs that leaves something
+behind for the next one.
 """
 
 # ruff: noqa: E501 - the solutions are shown as they are run
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-OUTPUTS = {1: 777_310_645_982, 2: 777_802_137_459, 3: 777_499_016_233, 4: 777_120_958_374}
+OUTPUTS = {1: 777_310_645_982, 2: 777_802_137_459}
 TABLE = f"TABLE = {OUTPUTS!r}\n"
 FIRST = OUTPUTS[1]
 
@@ -189,7 +190,7 @@ ATTACKS = {
     "no Python": Attack("def secret(n: return"),
     "a zero byte": Attack("def secret(n): return 0\n\0"),
     "honest": Attack(TABLE + "def secret(n): return TABLE[n]", 1.0),
-    "honest for one of four": Attack(f"def secret(n): return {FIRST}", 0.25),
+    "honest for one of two": Attack(f"def secret(n): return {FIRST}", 0.5),
     "honest, with an exit handler that prints": Attack(
         "import atexit\natexit.register(print, 'x')\n" + TABLE + "def secret(n): return TABLE[n]", 1.0
     ),

@@ -316,14 +316,20 @@ async def require_sandboxes(kind: str) -> None:
 
 
 async def library_refusal() -> str:
-    """Say why the library's sandboxes cannot be used here; empty where they can."""
-    library = importlib.import_module("envserver.sandbox")
-    try:
-        async with library_sandboxes() as sandboxes:
-            await sandboxes.check()
-    except library.SandboxError as error:
-        return f"no sandboxes here: {error}"
-    return ""
+    """Say why the library's sandboxes cannot be used here; empty where they can. One attempt serves the process."""
+    if not _refusals:
+        library = importlib.import_module("envserver.sandbox")
+        try:
+            async with library_sandboxes() as sandboxes:
+                await sandboxes.check()
+        except library.SandboxError as error:
+            _refusals.append(f"no sandboxes here: {error}")
+        else:
+            _refusals.append("")
+    return _refusals[0]
+
+
+_refusals: list[str] = []
 
 
 def _furnish(root: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import importlib
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,9 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.envs.coding_world import KINDS, World, comparing, faults, judging, opened, tasks, workspace
-from tests.envs.plain_sandbox import PlainError, PlainSandbox, PlainSandboxes
+from tests.envs.plain_sandbox import Ended, PlainError, PlainSandbox, PlainSandboxes
 from tests.envserver.eventually import eventually
+from tests.sandbox.cpus import LOOPS, join, one_cpu
 
+timing: Any = importlib.import_module("coding_time")
 SQUARE = {
     "evaluation": {
         "function": "square",
@@ -30,6 +33,16 @@ SQUARE = {
 async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
     async with opened(request.param, tmp_path) as world:
         yield world
+
+
+@pytest.fixture
+async def worker(tmp_path: Path) -> AsyncIterator[World]:
+    """The library's sandboxes on one CPU of their own, as in a worker's container."""
+    with one_cpu() as group:
+        async with opened("library", tmp_path) as world:
+            await world.sandboxes.check()
+            join(group)
+            yield world
 
 
 @pytest.mark.parametrize(
@@ -94,9 +107,9 @@ async def test_public_cases_tell_what_went_wrong_and_are_not_judged(world: World
 
 
 async def test_an_endless_solution_ends_at_its_limit_and_when_the_time_for_all_is_over_no_more_are_run(
-    world: World,
+    worker: World,
 ) -> None:
-    verdict = await world.judge(SQUARE, "def square(n):\n    while n: pass\n    return 0", total_s=0.5)
+    verdict = await worker.judge(SQUARE, "def square(n):\n    while n: pass\n    return 0", total_s=0.5)
 
     assert verdict.outcomes[-1].kind == "not run"
     assert verdict.score == 0.0
@@ -146,6 +159,171 @@ async def test_a_judgement_that_is_cancelled_leaves_no_sandbox(tmp_path: Path) -
             await judging_now
 
         assert repr(world.sandboxes) == "<Sandboxes 0 open, 0 layers>"
+
+
+# Sessions that share the CPU
+
+NEEDY = {"evaluation": {"function": "need", "time_limit_seconds": 1, "test_cases": [{"arguments": [7], "output": 7}]}}
+NEED = """
+import time
+def need(n):
+    begun = time.process_time()
+    while time.process_time() - begun < 0.2: pass
+    return n
+"""
+"""Right, and a fifth of its CPU time limit."""
+
+
+async def busy(sandboxes: Any, *, judged_s: float | None) -> Any:
+    """Open a sandbox with a hundred busy loops: an agent's, or judged ones that have CPU time of *judged_s*."""
+    sandbox = await sandboxes.open()
+    if judged_s is not None:
+        sandbox.judged = judging.Judged(judged_s)
+    assert (await sandbox.run(["bash", "-c", LOOPS])).status == 0
+    return sandbox
+
+
+async def test_a_hundred_busy_loops_of_another_session_change_no_reward(worker: World) -> None:
+    await busy(worker.sandboxes, judged_s=None)
+
+    verdict = await worker.judge(NEEDY, NEED)
+
+    assert verdict.score == 1.0, verdict
+
+
+async def test_a_solution_that_others_keep_from_the_cpu_is_a_fault_and_no_reward(worker: World) -> None:
+    await busy(worker.sandboxes, judged_s=3600.0)  # as if many judges had begun at once
+
+    with pytest.raises(faults.SandboxFault, match="kept the solution from the CPU"):
+        await worker.judge(NEEDY, NEED, total_s=3.0)
+
+
+class Relieved:
+    """Sandboxes beside a busy one, which ends before the second is opened."""
+
+    def __init__(self, sandboxes: Any, hog: Any) -> None:
+        self._sandboxes = sandboxes
+        self._hog = hog
+        self.opened = 0
+
+    async def open(self, layer: Any = None) -> Any:
+        self.opened += 1
+        if self.opened == 2:
+            await self._hog.close()
+        return await self._sandboxes.open(layer)
+
+
+async def test_a_solution_that_others_kept_from_the_cpu_is_run_again(worker: World) -> None:
+    task = {"evaluation": {**NEEDY["evaluation"], "time_limit_seconds": 0.3}}
+    relieved = Relieved(worker.sandboxes, await busy(worker.sandboxes, judged_s=3600.0))
+
+    verdict = await World(relieved, worker.error).judge(task, NEED)
+
+    assert (verdict.score, relieved.opened) == (1.0, 2), verdict
+
+
+SELF_STARVING = {
+    "busy children": "for _ in range(100):\n    if os.fork() == 0: break\nwhile True: pass",
+    "busy children that others fork": "def burn():\n    if os.fork() == 0:\n        os.fork(); os.fork()\n"
+    "        while True: pass\nfor _ in range(20): burn()\nwhile True: pass",
+    "children that nobody waits for": "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\nif os.fork():\n"
+    "    while True: pass\nwhile True:\n    if os.fork() == 0:\n        while time.process_time() < 0.01: pass\n"
+    "        os._exit(0)\n    try: os.wait()\n    except ChildProcessError: pass",
+    "a chain of orphans": "if os.fork():\n    while True: pass\nwhile True:\n"
+    "    while time.process_time() < 0.01: pass\n    if os.fork(): os._exit(0)",
+    "a lower priority": "os.nice(19)\nwhile True: pass",
+    "the lowest priority": "os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\nwhile True: pass",
+    "a lower priority, and children": "if os.fork(): os.nice(19)\nwhile True: pass",
+    "sleep": "time.sleep(90)",
+    "a stop": "os.kill(os.getpid(), signal.SIGSTOP)",
+}
+
+
+@pytest.mark.parametrize("code", SELF_STARVING.values(), ids=list(SELF_STARVING))
+async def test_a_solution_that_keeps_itself_from_the_cpu_has_failed(worker: World, code: str) -> None:
+    task = {"test_cases": [{"input": "", "output": "7"}], "time_limit_seconds": 0.1}
+    await busy(worker.sandboxes, judged_s=None)  # its accomplice
+
+    verdict = await worker.judge(task, f"import os, signal, time\n{code}", total_s=3.0)
+
+    assert [outcome.kind for outcome in verdict.outcomes] == ["time"]
+    assert verdict.score == 0.0
+
+
+@pytest.mark.parametrize(
+    ("used_s", "waited_s", "is_starved"),
+    [
+        pytest.param(0.0, 0.0, False, id="it slept"),
+        pytest.param(0.5, 0.2, False, id="it ran a little, and slept"),
+        pytest.param(0.9, 2.9, False, id="others took a quarter"),
+        pytest.param(0.9, 3.0, True, id="others took more"),
+        pytest.param(0.99, 7.0, True, id="it got nearly all, too late"),
+        pytest.param(0.0, 8.0, True, id="it got nothing"),
+        pytest.param(1.0, 8.0, False, id="it used its time, whoever else was there"),
+        pytest.param(16.0, 7.9, False, id="its own processes were in its way"),
+        pytest.param(0.9, 0.9, False, id="they were, for a while, and then it slept"),
+    ],
+)
+def test_starving_is_told_from_failing(used_s: float, waited_s: float, is_starved: bool) -> None:
+    assert timing.is_starved(used_s=used_s, waited_s=waited_s, cpu_s=1.0, wall_s=8.0) is is_starved
+
+
+def attempts_of(*, timed_out: bool, walls: list[float] | None = None, **had: float) -> Any:
+    """Give attempts that all end in the same way; a wait of 1 is the whole of the real time."""
+
+    async def attempt(judged: Any, wall_s: float) -> Ended:
+        if walls is not None:
+            walls.append(wall_s)
+        judged.used_s, judged.unseen_s = had.get("used_s", 0.0), had.get("unseen_s", 0.0)
+        judged.waited_s = had.get("waited", 0.0) * wall_s
+        return Ended(-9 if timed_out else 0, b"", b"", timed_out, False)
+
+    return attempt
+
+
+async def test_a_case_that_starves_gets_twice_the_time_each_time_and_then_no_verdict() -> None:
+    walls: list[float] = []
+
+    with pytest.raises(faults.SandboxFault):
+        await timing.Time(1000.0, limit_s=1.0).give(attempts_of(timed_out=True, waited=1.0, walls=walls))
+
+    assert walls == [8.0, 16.0, 32.0]
+
+
+@pytest.mark.parametrize(
+    ("is_charged", "had"),
+    [
+        pytest.param(True, {"used_s": 1.0, "waited": 1.0}, id="used its time"),
+        pytest.param(True, {"unseen_s": 1.0, "waited": 1.0}, id="may have used its time"),
+        pytest.param(False, {"used_s": 1.0, "waited": 1.0}, id="a test command that used its time"),
+        pytest.param(False, {}, id="a test command that slept"),
+    ],
+)
+async def test_a_case_that_fails_by_itself_is_run_once(is_charged: bool, had: dict[str, float]) -> None:
+    walls: list[float] = []
+    time = timing.Time(1000.0, limit_s=1.0, is_charged=is_charged)
+
+    done = await time.give(attempts_of(timed_out=True, walls=walls, **had))
+
+    assert (done.timed_out, len(walls)) == (True, 1)
+
+
+async def test_a_test_command_is_not_charged_for_what_it_may_have_used() -> None:
+    time = timing.Time(1000.0, limit_s=1.0, is_charged=False)
+
+    with pytest.raises(faults.SandboxFault):
+        await time.give(attempts_of(timed_out=True, unseen_s=9.0, waited=1.0))
+
+
+async def test_cases_that_others_slowed_down_until_the_time_for_all_was_over_are_a_fault() -> None:
+    async def until_over(attempt: Any) -> None:
+        time = timing.Time(0.05, limit_s=1.0)
+        while not time.is_over():
+            await time.give(attempt)
+
+    with pytest.raises(faults.SandboxFault):
+        await until_over(attempts_of(timed_out=False, waited=1.0))
+    await until_over(attempts_of(timed_out=False, used_s=0.9))
 
 
 async def test_each_case_has_a_sandbox_of_its_own(tmp_path: Path) -> None:

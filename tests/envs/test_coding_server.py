@@ -287,7 +287,7 @@ def test_a_sandbox_that_is_lost_fails_the_session_and_gives_no_reward(worker: Wo
 )
 def test_the_last_fenced_block_of_a_text_is_the_code(text: str, code: str) -> None:
     # By its path: every environment has a module of this name.
-    spec = importlib.util.spec_from_file_location("coding_server", HOME / "server.py")
+    spec = importlib.util.spec_from_file_location("coding_server", HOME / "coding_server.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -1,15 +1,13 @@
-"""Tampering: no solution earns more than it honestly solves, on the stand-in and on the sandbox library."""
+"""Tampering: no solution earns more than it honestly solves, on the sandbox library."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from tests.envs.coding_attacks import ATTACKS, HONEST, OUTPUTS
-from tests.envs.coding_world import KINDS, World, opened
+from tests.envs.coding_attacks import ATTACKS, HONEST, OUTPUTS, Attack
+from tests.envs.coding_world import opened
+from tests.envs.complaints import AT_ONCE, complaints
 
 TASK: dict[str, Any] = {
     "evaluation": {
@@ -36,29 +34,27 @@ PROGRAMS = {
 }
 
 
-@pytest.fixture(params=KINDS)
-async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
-    async with opened(request.param, tmp_path) as world:
-        yield world
-
-
 def test_there_are_enough_attempts() -> None:
     assert len(ATTACKS) - len(HONEST) >= 25
 
 
-@pytest.mark.parametrize("name", ATTACKS)
-async def test_a_function_earns_what_it_honestly_solves(world: World, name: str) -> None:
-    verdict = await world.judge(TASK, ATTACKS[name].source)
+async def test_a_function_earns_what_it_honestly_solves(tmp_path: Path) -> None:
+    async with opened("library", tmp_path) as world:
 
-    assert verdict.score == ATTACKS[name].worth
-    assert len(verdict.outcomes) == len(OUTPUTS)
+        async def earns_its_worth(attack: Attack) -> None:
+            verdict = await world.judge(TASK, attack.source)
+            assert verdict.score == attack.worth
+            assert len(verdict.outcomes) == len(OUTPUTS)
+
+        assert await complaints(earns_its_worth, ATTACKS, at_once=2 * AT_ONCE) == {}  # some wait for their limit
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-async def test_a_program_earns_what_it_honestly_solves(world: World, name: str) -> None:
-    source, worth = PROGRAMS[name]
+async def test_a_program_earns_what_it_honestly_solves(tmp_path: Path) -> None:
     task = {"test_cases": [{"input": "1\n", "output": "one\n"}, {"input": "2\n", "output": "two\n"}]}
+    async with opened("library", tmp_path) as world:
 
-    verdict = await world.judge(task, source)
+        async def earns_its_worth(program: tuple[str, float]) -> None:
+            source, worth = program
+            assert (await world.judge(task, source)).score == worth
 
-    assert verdict.score == worth
+        assert await complaints(earns_its_worth, PROGRAMS) == {}

@@ -483,7 +483,7 @@ class Worker:
     def __init__(self, directory: Path) -> None:
         socket = directory / "math.sock"
         self.process = subprocess.Popen(
-            [sys.executable, "server.py"],
+            [sys.executable, "math_server.py"],
             cwd=HOME,
             env={
                 **os.environ,
@@ -731,6 +731,6 @@ def test_the_image_alone_offers_both_splits(worker: Worker) -> None:
 )
 def test_free_text_gives_the_answer_that_it_marks(text: str, answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "env_images" / "base"))
-    server = load("math_server", HOME / "server.py")
+    server = load("math_server", HOME / "math_server.py")
 
     assert server.Math().parse_text(text).input == {"answer": answer}

@@ -20,9 +20,9 @@ LIMIT_S = 1.0
 AMPLE_S = 60.0
 
 
-@pytest.fixture(params=["plain", "library"])
-async def sandbox(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Any]:
-    async with sandboxes_of(request.param, tmp_path) as sandboxes:
+@pytest.fixture
+async def sandbox(tmp_path: Path) -> AsyncIterator[Any]:
+    async with sandboxes_of("best", tmp_path) as sandboxes:
         sandbox = await sandboxes.open()
         yield sandbox
         await sandbox.close()

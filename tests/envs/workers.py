@@ -22,7 +22,7 @@ READY_S = 30.0
 
 
 class Worker:
-    """A running `server.py` of the environment *name*, and a client of it.
+    """A running server of the environment *name*, and a client of it.
 
     Args:
         box: of its sandboxes; the one that all tests share by default.
@@ -48,7 +48,7 @@ class Worker:
             **settings,
         }
         self.process = subprocess.Popen(
-            [*prefix, sys.executable, str(home / "server.py")],
+            [*prefix, sys.executable, str(home / f"{name}_server.py")],
             env={
                 **os.environ,
                 "PYTHONPATH": str(ROOT / "env_images" / "base"),

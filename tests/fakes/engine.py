@@ -96,9 +96,7 @@ class FakeEngine:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         assert self._server is not None
         self.break_streams()
-        for holds in self._holds.values():
-            for hold in holds:
-                hold.released.set()
+        self.release()
         self._server.shutdown()
         self._server.server_close()
         self._socket_path.unlink()
@@ -118,6 +116,12 @@ class FakeEngine:
             return False
         self._lost.remove(operation)
         return True
+
+    def release(self) -> None:
+        """Answer all that is held."""
+        for holds in self._holds.values():
+            for hold in holds:
+                hold.released.set()
 
     def hold(self, operation: str) -> Hold:
         """Do not answer the next *operation* until it is released; then it is carried out."""

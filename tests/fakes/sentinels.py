@@ -16,8 +16,11 @@ import redis
 from tests.fakes.eventually import eventually_now
 
 SERVICE = "games"
-DOWN_MS = 500
-"""A master that was silent for so long is taken for dead."""
+DOWN_MS = (500, 1500)
+"""A master that was silent for so long is taken for dead, by each Sentinel.
+
+If both noticed at once, each could vote for itself, and they would try again only after twice the failover's timeout.
+"""
 READY_S = 30.0
 
 
@@ -57,11 +60,11 @@ class Failover:
         self._run(first, *login)
         self._run(second, *login, "--replicaof", "127.0.0.1", str(first))
         eventually_now(self._expect_followed, within_s=READY_S)
-        for port in sentinels:
+        for port, down_ms in zip(sentinels, DOWN_MS, strict=True):
             config = self._folder / f"sentinel-{port}.conf"
             lines = [
                 f"sentinel monitor {SERVICE} 127.0.0.1 {first} 1",
-                f"sentinel down-after-milliseconds {SERVICE} {DOWN_MS}",
+                f"sentinel down-after-milliseconds {SERVICE} {down_ms}",
                 f"sentinel failover-timeout {SERVICE} 4000",
             ]
             if self._password:

@@ -68,6 +68,10 @@ class MortalRedis(Redis):
         with redis.Redis(unix_socket_path=str(self.socket)) as client:
             client.save()
 
+    def forget(self) -> None:
+        """Keep nothing of what `save` wrote."""
+        (self._at / "dump.rdb").unlink(missing_ok=True)
+
     def pause(self) -> None:
         """Let it take connections and say nothing, until `go_on`."""
         assert self._server is not None

@@ -16,10 +16,12 @@ from tests.fakes.eventually import eventually
 from tests.faults.invariants import at_rest
 from tests.faults.mortal_redis import MortalRedis
 from tests.faults.players import counted, delete_all, opened, step
-from tests.faults.steady import LATE_S, Crowd, crowd, is_gone, no_slot_is_leased_twice, steady_toml
+from tests.faults.steady import LATE_S, PAUSE_S, Crowd, crowd, is_gone, no_slot_is_leased_twice, steady_toml
 from tests.faults.wall_clock import WallClock
 from tests.faults.world import World, environment_toml, running
 from tests.wire.raw import RawEpisode
+
+pytestmark = pytest.mark.needs("faketime")
 
 HOUR_S = 3600
 JUMPS = (HOUR_S, 0, -HOUR_S)
@@ -108,6 +110,7 @@ async def _opened_on_and_on(http: httpx.AsyncClient) -> tuple[set[str], list[asy
     while time.monotonic() < until:
         queued.append(asyncio.create_task(opened(http, "full")))
         names.add((await opened(http, "brief")).sid)
+        await asyncio.sleep(PAUSE_S)  # a few dozen show as much as some hundreds
     return names, queued
 
 

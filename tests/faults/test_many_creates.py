@@ -1,87 +1,90 @@
-"""Five hundred creates on a pool of ten: in order of arrival, a bounded queue, and never an eleventh container."""
+"""Hundreds of creates on a pool of ten: in order of arrival, a bounded queue, and never an eleventh container."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import httpx
+import pytest
 
 from tests.fakes.eventually import eventually
 from tests.faults.invariants import at_rest, nothing_left
 from tests.faults.players import counted, delete_all, open_many
-from tests.faults.world import World, environment_toml, running
+from tests.faults.world import SCALE, World, environment_toml, running
 from tests.wire.raw import RawEpisode, create, new_sid
 
 WORKERS = 10
+CREATES = round(250 * SCALE)
+ROOM = CREATES * 4 // 5
 IN_ORDER = 30
 """So many creates come one by one, so that their order of arrival is known."""
 
 
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    unruly = environment_toml("unruly", pool={"slots": 1, "max_workers": WORKERS, "idle_worker_s": 2})
+    single = environment_toml("single", pool={"slots": 1, "max_workers": 1})
+    with running(unruly, single, GATEWAY_QUEUE_MAX=str(ROOM)) as world:
+        yield world
+
+
 async def test_they_are_served_in_order_or_told_when_to_come_again(
-    scaled: Callable[[int], int], measured: Callable[[str, float, str], None]
+    world: World, measured: Callable[[str, float, str], None]
 ) -> None:
-    number = scaled(500)
-    room = number * 4 // 5
-    pool = {"slots": 1, "max_workers": WORKERS, "idle_worker_s": 2}
-    with running(environment_toml("unruly", pool=pool), GATEWAY_QUEUE_MAX=str(room)) as world:
-        async with world.http() as http:
-            holders = await open_many(http, "unruly", WORKERS)
-            served: list[int] = []
-            queue = []
-            for n in range(IN_ORDER):
-                queue.append(asyncio.create_task(_play(http, n, served)))
-                await eventually(lambda n=n: _waiting(world, n + 1))  # type: ignore[misc]
-            crowd = [asyncio.create_task(_play(http, n, served)) for n in range(IN_ORDER, number - WORKERS)]
-            refused = number - WORKERS - room
-            await eventually(lambda: _ended(crowd, refused))
+    async with world.http() as http:
+        holders = await open_many(http, "unruly", WORKERS)
+        served: list[int] = []
+        queue = []
+        for n in range(IN_ORDER):
+            queue.append(asyncio.create_task(_play(http, "unruly", n, served)))
+            await eventually(lambda n=n: _waiting(world, "unruly", n + 1))  # type: ignore[misc]
+        crowd = [asyncio.create_task(_play(http, "unruly", n, served)) for n in range(IN_ORDER, CREATES - WORKERS)]
+        refused = CREATES - WORKERS - ROOM
+        await eventually(lambda: _ended(crowd, refused))
 
-            # One slot at a time, and only then all: ten at once may overtake each other on their way out.
-            await delete_all(holders[:1])
-            await asyncio.gather(*queue)
-            await delete_all(holders[1:])
-            answers = await asyncio.gather(*queue, *crowd)
+        # One slot at a time, and only then all: ten at once may overtake each other on their way out.
+        await delete_all(holders[:1])
+        await asyncio.gather(*queue)
+        await delete_all(holders[1:])
+        answers = await asyncio.gather(*queue, *crowd)
 
-        taken = [answer for answer in answers if answer.status_code == 200]
-        told = [answer for answer in answers if answer.status_code != 200]
-        measured("creates served", len(taken), "")
-        assert served[:IN_ORDER] == list(range(IN_ORDER))
-        assert len(taken) == room
-        assert {answer.status_code for answer in told} == {429}
-        assert all(int(answer.headers["retry-after"]) >= 1 for answer in told)
-        assert world.events.most_alive("unruly") == WORKERS
-        await at_rest(world)
-        assert (
-            await world.metric("gateway_sessions_refused_total", environment="unruly", code="pool_exhausted") == refused
-        )
-        # After such a crowd workers are kept for the next one; the next life of the gateway expects none.
-        assert world.gateway.stop() == 0
-        world.gateway.restart()
-        await nothing_left(world)
+    taken = [answer for answer in answers if answer.status_code == 200]
+    told = [answer for answer in answers if answer.status_code != 200]
+    measured("creates served", len(taken), "")
+    assert served[:IN_ORDER] == list(range(IN_ORDER))
+    assert len(taken) == ROOM
+    assert {answer.status_code for answer in told} == {429}
+    assert all(int(answer.headers["retry-after"]) >= 1 for answer in told)
+    assert world.events.most_alive("unruly") == WORKERS
+    await at_rest(world)
+    assert await world.metric("gateway_sessions_refused_total", environment="unruly", code="pool_exhausted") == refused
+    # After such a crowd workers are kept for the next one; the next life of the gateway expects none.
+    assert world.gateway.stop() == 0
+    world.gateway.restart()
+    await nothing_left(world)
 
 
-async def test_a_trainer_with_few_creates_is_not_behind_one_with_many() -> None:
-    pool = {"slots": 1, "max_workers": 1}
-    with running(environment_toml("unruly", pool=pool)) as world:
-        async with world.http() as alice, world.http(owner="bob") as bob:
-            (holder,) = await open_many(alice, "unruly", 1)
-            served: list[int] = []
-            many = [asyncio.create_task(_play(alice, n, served)) for n in range(40)]
-            await eventually(lambda: _waiting(world, 40))
-            one = asyncio.create_task(_play(bob, 1000, served))
-            await eventually(lambda: _waiting(world, 41))
-            await delete_all([holder])
-            answers = await asyncio.gather(one, *many)
+async def test_a_trainer_with_few_creates_is_not_behind_one_with_many(world: World) -> None:
+    async with world.http() as alice, world.http(owner="bob") as bob:
+        (holder,) = await open_many(alice, "single", 1)
+        served: list[int] = []
+        many = [asyncio.create_task(_play(alice, "single", n, served)) for n in range(40)]
+        await eventually(lambda: _waiting(world, "single", 40))
+        one = asyncio.create_task(_play(bob, "single", 1000, served))
+        await eventually(lambda: _waiting(world, "single", 41))
+        await delete_all([holder])
+        answers = await asyncio.gather(one, *many)
 
-        assert {answer.status_code for answer in answers} == {200}
-        assert served.index(1000) <= 2, f"bob was served after {served.index(1000)} of alice's"
-        await at_rest(world)
+    assert {answer.status_code for answer in answers} == {200}
+    assert served.index(1000) <= 2, f"bob was served after {served.index(1000)} of alice's"
+    await at_rest(world)
 
 
-async def _play(http: httpx.AsyncClient, n: int, served: list[int]) -> httpx.Response:
+async def _play(http: httpx.AsyncClient, environment: str, n: int, served: list[int]) -> httpx.Response:
     """Create, note when it was served, take a step and leave."""
-    episode = RawEpisode(http, new_sid(), "unruly")
-    answer = await create(http, episode.sid, env_name="unruly", task_spec={"start": n})
+    episode = RawEpisode(http, new_sid(), environment)
+    answer = await create(http, episode.sid, env_name=environment, task_spec={"start": n})
     if answer.status_code == 200:
         served.append(n)
         assert await counted(episode) == n + 1
@@ -89,8 +92,8 @@ async def _play(http: httpx.AsyncClient, n: int, served: list[int]) -> httpx.Res
     return answer
 
 
-async def _waiting(world: World, number: int) -> None:
-    assert await world.waiting("unruly") == number
+async def _waiting(world: World, environment: str, number: int) -> None:
+    assert await world.waiting(environment) == number
 
 
 async def _ended(tasks: list[asyncio.Task[httpx.Response]], number: int) -> None:

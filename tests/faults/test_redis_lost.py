@@ -1,4 +1,4 @@
-"""Redis is killed and comes back with its data, with older data or with none.
+"""Redis is killed and comes back with its data, with older data or with none; or it says nothing for a while.
 
 Two replicas serve sessions of each protocol, which are stepped all the time. No step fails or runs twice, no session is
 lost, and no slot is leased twice.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
@@ -28,92 +28,145 @@ from tests.faults.steady import (
     patient_create,
     steady_toml,
 )
-from tests.faults.world import World, environment_toml, running
+from tests.faults.world import SCALE, World, environment_toml, running
 from tests.wire.raw import create, new_sid
 
 SLOTS = 10
 WORKERS = 2
 IDLE_S = 8
+SILENT_S = min(30.0, 6.0 * SCALE)
 UNRULY = steady_toml(slots=SLOTS, min_workers=WORKERS, max_workers=WORKERS)
 BRIEF = brief_toml(IDLE_S)
 TIGHT = environment_toml("tight", pool={"slots": 2, "min_workers": 1, "max_workers": 1}, timeouts={"open_s": 60})
 
 
-@pytest.mark.parametrize("comes_back", ["with its data", "with older data", "without data"])
-async def test_it_is_killed(comes_back: str, measured: Callable[[str, float, str], None]) -> None:
-    redis = partial(MortalRedis, keeps_all=comes_back == "with its data")
-    with running(UNRULY, BRIEF, replicas=2, redis=redis) as world:
-        async with crowd(world) as everybody, world.http(1) as http:
-            await of_every_protocol(everybody)
-            if comes_back == "with older data":
-                await _older(everybody)
-            idle = await opened(http, "brief")
-            idle_at = time.monotonic()
-            await everybody.goes_on()
-            rebuilt_before = world.log.count("store_rebuilt")
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    """One whose Redis is lost again and again, and comes back with what it saved last."""
+    with running(UNRULY, BRIEF, TIGHT, replicas=2, redis=MortalRedis) as world:
+        yield world
 
-            mortal(world).kill()
-            await everybody.goes_on(10)
-            wish = asyncio.create_task(patient_create(http))
-            await asyncio.to_thread(mortal(world).start)
-            began_at = time.monotonic()
-            await is_whole(world, rebuilt_before)
-            whole_at = time.monotonic()
-            gone = asyncio.create_task(gone_at(world, idle.sid))
-            measured("whole again after Redis' return", whole_at - began_at, "s")
 
-            await everybody.goes_on()
-            everybody.move()
-            await everybody.goes_on()
-            await delete_all([await wish])
-            await eventually(lambda: no_slot_is_leased_twice(world))
-            await _full_and_not_fuller(world, everybody)
-            expired_at = await gone
-            measured(f"an idle session (idle time {IDLE_S} s) ended after", expired_at - idle_at, "s")
-            measured("the longest step", everybody.longest_s, "s")
-            late = await step(idle, "count")
-            await everybody.goes_on()
-            await everybody.leave()
+@pytest.mark.parametrize("comes_back", ["with older data", "without data"])
+async def test_it_is_killed_and_has_lost_data(
+    world: World, comes_back: str, measured: Callable[[str, float, str], None]
+) -> None:
+    mortal(world).forget()
+    await _is_killed(world, is_older=comes_back == "with older data", measured=measured)
 
-        # Its idle time begins anew at most, when the store is whole; what a machine under load takes comes on top.
-        assert idle_at + IDLE_S <= expired_at <= whole_at + IDLE_S + LATE_S
-        assert (late.status, "expired" in late.body) == (410, True)
-        assert world.events.of("die") == []
+
+async def test_it_is_killed_and_has_its_data(measured: Callable[[str, float, str], None]) -> None:
+    with running(UNRULY, BRIEF, replicas=2, redis=partial(MortalRedis, keeps_all=True)) as world:
+        await _is_killed(world, is_older=False, measured=measured)
+
+
+async def _is_killed(world: World, *, is_older: bool, measured: Callable[[str, float, str], None]) -> None:
+    async with crowd(world) as everybody, world.http(1) as http:
+        await of_every_protocol(everybody)
+        if is_older:
+            await _older(everybody)
+        idle = await opened(http, "brief")
+        idle_at = time.monotonic()
+        await everybody.goes_on()
+        rebuilt_before = world.log.count("store_rebuilt")
+
+        mortal(world).kill()
+        await everybody.goes_on(10)
+        wish = asyncio.create_task(patient_create(http))
+        await asyncio.to_thread(mortal(world).start)
+        began_at = time.monotonic()
+        await is_whole(world, rebuilt_before)
+        whole_at = time.monotonic()
+        gone = asyncio.create_task(gone_at(world, idle.sid))
+        measured("whole again after Redis' return", whole_at - began_at, "s")
+
+        await everybody.goes_on()
+        everybody.move()
+        await everybody.goes_on()
+        await delete_all([await wish])
         await eventually(lambda: no_slot_is_leased_twice(world))
-        await at_rest(world)
+        await _full_and_not_fuller(world, everybody)
+        expired_at = await gone
+        measured(f"an idle session (idle time {IDLE_S} s) ended after", expired_at - idle_at, "s")
+        measured("the longest step", everybody.longest_s, "s")
+        late = await step(idle, "count")
+        await everybody.goes_on()
+        await everybody.leave()
+
+    # Its idle time begins anew at most, when the store is whole; what a machine under load takes comes on top.
+    assert idle_at + IDLE_S <= expired_at <= whole_at + IDLE_S + LATE_S
+    assert (late.status, "expired" in late.body) == (410, True)
+    await _nobody_died(world)
+
+
+async def _nobody_died(world: World) -> None:
+    assert world.events.of("die") == []
+    await eventually(lambda: no_slot_is_leased_twice(world))
+    await at_rest(world)
+
+
+async def test_it_says_nothing_for_a_while(world: World, measured: Callable[[str, float, str], None]) -> None:
+    """It takes connections, as a server does whose machine hangs."""
+    async with crowd(world) as everybody, world.http(1) as http:
+        await of_every_protocol(everybody)
+        idle = await opened(http, "brief")
+        idle_at = time.monotonic()
+        rebuilt_before = world.log.count("store_rebuilt")
+        mortal(world).pause()
+        paused_at = time.monotonic()
+        wish = asyncio.create_task(patient_create(http))
+        while time.monotonic() < paused_at + SILENT_S:
+            await everybody.goes_on(1)
+        mortal(world).go_on()
+        went_on_at = time.monotonic()
+        gone = asyncio.create_task(gone_at(world, idle.sid))
+
+        assert await counted(await wish) == 1
+        everybody.move()
+        await everybody.goes_on()
+        await eventually(lambda: no_slot_is_leased_twice(world))
+        expired_at = await gone
+        measured(f"an idle session (idle time {IDLE_S} s) ended after", expired_at - idle_at, "s")
+        measured("the longest step", everybody.longest_s, "s")
+        await delete_all([await wish])
+        await everybody.leave()
+
+    assert idle_at + IDLE_S <= expired_at <= went_on_at + IDLE_S + LATE_S
+    assert world.log.count("store_rebuilt") == rebuilt_before
+    assert world.events.of("die") == []
+    await at_rest(world)
 
 
 @pytest.mark.parametrize("worker", ["answers", "hangs meanwhile"])
-async def test_a_slot_that_older_data_call_free_is_not_leased_again(worker: str) -> None:
-    with running(TIGHT, replicas=2, redis=MortalRedis) as world:
-        async with world.http(0) as http, world.http(1) as other:
-            first = await opened(http, "tight")
-            mortal(world).save()
-            second = await opened(other, "tight", start=1000)
-            assert [await counted(first), await counted(second)] == [1, 1001]
-            rebuilt_before = world.log.count("store_rebuilt")
-            (serving,) = {str(session["worker"]) for session in await world.sessions()}
-            container = await asyncio.to_thread(world.container, serving)
+async def test_a_slot_that_older_data_call_free_is_not_leased_again(world: World, worker: str) -> None:
+    async with world.http(0) as http, world.http(1) as other:
+        first = await opened(http, "tight")
+        mortal(world).save()
+        second = await opened(other, "tight", start=1000)
+        assert [await counted(first), await counted(second)] == [1, 1001]
+        rebuilt_before = world.log.count("store_rebuilt")
+        (serving,) = {str(session["worker"]) for session in await world.sessions()}
+        container = await asyncio.to_thread(world.container, serving)
 
-            mortal(world).kill()
-            if worker == "hangs meanwhile":
-                await asyncio.to_thread(container.pause)  # it can't say what it holds
-            wishes = [asyncio.create_task(opened(client, "tight", start=2000)) for client in (http, other)]
-            await asyncio.to_thread(mortal(world).start)
-            await is_whole(world, rebuilt_before)
-            if worker == "hangs meanwhile":
-                await asyncio.to_thread(container.unpause)
-            await eventually(lambda: _waits(world, len(wishes), "tight"))
+        mortal(world).kill()
+        if worker == "hangs meanwhile":
+            await asyncio.to_thread(container.pause)  # it can't say what it holds
+        wishes = [asyncio.create_task(opened(client, "tight", start=2000)) for client in (http, other)]
+        await asyncio.to_thread(mortal(world).start)
+        await is_whole(world, rebuilt_before)
+        if worker == "hangs meanwhile":
+            await asyncio.to_thread(container.unpause)
+        await eventually(lambda: _waits(world, len(wishes), "tight"))
 
-            assert not any(wish.done() for wish in wishes)
-            await no_slot_is_leased_twice(world)
-            assert [await counted(first), await counted(second)] == [2, 1002]
-            await delete_all([first, second])
-            served = await asyncio.gather(*wishes)
-            assert [await counted(one) for one in served] == [2001, 2001]
-            await no_slot_is_leased_twice(world)
-            await delete_all(served)
-        await at_rest(world)
+        assert not any(wish.done() for wish in wishes)
+        await no_slot_is_leased_twice(world)
+        assert [await counted(first), await counted(second)] == [2, 1002]
+        await delete_all([first, second])
+        served = await asyncio.gather(*wishes)
+        assert [await counted(one) for one in served] == [2001, 2001]
+        await no_slot_is_leased_twice(world)
+        await delete_all(served)
+    await at_rest(world)
 
 
 async def _older(everybody: Crowd) -> None:

@@ -16,6 +16,8 @@ from tests.faults.players import delete_all, step, workers_of
 from tests.faults.world import World, environment_toml, running
 from tests.wire.raw import RawEpisode, create, new_sid
 
+pytestmark = pytest.mark.needs("third-party-images")
+
 RIDDLES = environment_toml(
     "riddles",
     image="env-gateway-test/ors-sdk",

@@ -22,7 +22,8 @@ FOREIGN = Path(__file__).resolve().parents[1] / "foreign" / "catalog"
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
     """Two replicas, shared by the tests of this file."""
-    with running(environment_toml("unruly", pool={"idle_worker_s": 60}), replicas=2) as world:
+    unruly = environment_toml("unruly", pool={"idle_worker_s": 60})
+    with running(unruly, (FOREIGN / "openenv-counter" / "environment.toml").read_text(), replicas=2) as world:
         yield world
 
 
@@ -120,17 +121,11 @@ async def test_a_hung_up_step_is_found_by_its_key(world: World, here: RawEpisode
     assert world.waiting_steps(gate) == 1
 
 
-@pytest.fixture(scope="module")
-def foreign() -> Iterator[World]:
-    """Two replicas with an image whose server knows no keys: what its steps ended with is kept for it."""
-    counter = (FOREIGN / "openenv-counter" / "environment.toml").read_text()
-    with running(counter, replicas=2) as world:
-        yield world
-
-
-async def test_in_an_image_that_knows_no_keys(foreign: World) -> None:
-    environment = foreign.environments[0]
-    async with foreign.http(0) as one, foreign.http(1) as other:
+@pytest.mark.needs("third-party-images")
+async def test_in_an_image_that_knows_no_keys(world: World) -> None:
+    """Its server knows none: what its steps ended with is kept for it."""
+    environment = world.environments[1]
+    async with world.http(0) as one, world.http(1) as other:
         here = RawEpisode(one, new_sid(), environment)
         created = await create(one, here.sid, env_name=environment, split="train", index=0)
         assert created.status_code == 200, created.text
@@ -151,4 +146,4 @@ async def test_in_an_image_that_knows_no_keys(foreign: World) -> None:
     assert other_key.outcome.result == again_elsewhere.outcome.result
     assert (conflict.status, conflict_elsewhere.status) == (409, 409)
     assert '"value": 17' in value.body.replace('\\"', '"').replace('":17', '": 17'), value.body
-    await at_rest(foreign)
+    await at_rest(world)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-PROJECT = Path(__file__).resolve().parents[2]
+from tests.fakes.command import Command, Done, in_process
+
 GATEWAY = str(Path(sys.executable).with_name("gateway"))
 GOOD = """
 name = "quiz"
@@ -36,23 +38,37 @@ def catalog(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(catalog: Path, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("GATEWAY_")}
-    places = {"GATEWAY_CATALOG_DIR": str(catalog / "env_images"), "GATEWAY_STATE_DIR": str(catalog), "COLUMNS": "160"}
-    sockets = {"GATEWAY_SOCKET_DIR": str(catalog / "s")}
-    given = environ | places | sockets | settings
-    return subprocess.run([GATEWAY, *arguments], env=given, capture_output=True, text=True, timeout=60)
+def places(catalog: Path) -> dict[str, str]:
+    """The variables of a command on *catalog*."""
+    folders = {"GATEWAY_CATALOG_DIR": catalog / "env_images", "GATEWAY_STATE_DIR": catalog}
+    variables = {name: str(path) for name, path in folders.items()}
+    return variables | {"GATEWAY_SOCKET_DIR": str(catalog / "s"), "GATEWAY_PORT": "0", "COLUMNS": "160"}
 
 
-def refusal(done: subprocess.CompletedProcess[str]) -> str:
+@pytest.fixture
+def run(catalog: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Command]:
+    """Runs the command on *catalog* in the tests' process."""
+    with in_process(monkeypatch, capfd) as command:
+        yield lambda *arguments, **settings: command(*arguments, **(places(catalog) | settings))
+
+
+def served(catalog: Path, **settings: str) -> Done:
+    """Run ``gateway serve`` as a process: at its end it leaves open what it listened on."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("GATEWAY_")}
+    variables = inherited | places(catalog) | settings
+    done = subprocess.run([GATEWAY, "serve"], env=variables, capture_output=True, text=True, timeout=60)
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def refusal(done: Done) -> str:
     """The one line of an error."""
     assert done.returncode == 2, (done.stdout, done.stderr)
     assert "Traceback" not in done.stderr
     return done.stderr.strip()
 
 
-def test_check_says_what_the_configuration_means(catalog: Path) -> None:
-    done = run(catalog, "check")
+def test_check_says_what_the_configuration_means(run: Command) -> None:
+    done = run("check")
 
     assert done.returncode == 0, done.stderr
     assert "quiz" in done.stdout
@@ -63,45 +79,45 @@ def test_check_says_what_the_configuration_means(catalog: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["check", "serve"])
-def test_a_wrong_environment_stops_with_file_line_and_reason(catalog: Path, command: str) -> None:
+def test_a_wrong_environment_stops_with_file_line_and_reason(catalog: Path, command: str, run: Command) -> None:
     path = catalog / "env_images" / "quiz" / "environment.toml"
     path.write_text(GOOD.replace("slots = 4", "slots = 0"))
 
-    assert f"{path}:6: pool.slots: " in refusal(run(catalog, command))
+    assert f"{path}:6: pool.slots: " in refusal(run(command))
 
 
 @pytest.mark.parametrize("command", ["check", "serve"])
-def test_a_wrong_task_stops_with_file_line_and_reason(catalog: Path, command: str) -> None:
+def test_a_wrong_task_stops_with_file_line_and_reason(catalog: Path, command: str, run: Command) -> None:
     path = catalog / "tasks" / "quiz" / "train.jsonl"
     path.write_text('{"question":"?"}\n[1]\n')
 
-    assert f"{path}:2: a task is a JSON object, not list" in refusal(run(catalog, command))
+    assert f"{path}:2: a task is a JSON object, not list" in refusal(run(command))
 
 
-def test_an_unknown_setting_is_named(catalog: Path) -> None:
-    assert "GATEWAY_TYPO" in refusal(run(catalog, "check", GATEWAY_TYPO="1"))
+def test_an_unknown_setting_is_named(run: Command) -> None:
+    assert "GATEWAY_TYPO" in refusal(run("check", GATEWAY_TYPO="1"))
 
 
-def test_a_wrong_setting_is_named(catalog: Path) -> None:
-    assert "GATEWAY_PORT" in refusal(run(catalog, "check", GATEWAY_PORT="http"))
+def test_a_wrong_setting_is_named(run: Command) -> None:
+    assert "GATEWAY_PORT" in refusal(run("check", GATEWAY_PORT="http"))
 
 
-def test_a_public_address_without_keys_is_refused(catalog: Path) -> None:
-    assert "refusing to listen on 0.0.0.0 without keys" in refusal(run(catalog, "serve", "--host", "0.0.0.0"))
+def test_a_public_address_without_keys_is_refused(run: Command) -> None:
+    assert "refusing to listen on 0.0.0.0 without keys" in refusal(run("serve", "--host", "0.0.0.0"))
 
 
 def test_a_store_of_another_kind_is_refused(catalog: Path) -> None:
-    assert "GATEWAY_STORE" in refusal(run(catalog, "serve", GATEWAY_STORE="postgres://h"))
+    assert "GATEWAY_STORE" in refusal(served(catalog, GATEWAY_STORE="postgres://h"))
 
 
 def test_an_engine_that_does_not_answer_is_told_at_the_start(catalog: Path) -> None:
-    settings = {"GATEWAY_BACKEND": "docker", "GATEWAY_DOCKER_URL": f"unix://{catalog}/no.sock", "GATEWAY_PORT": "0"}
+    settings = {"GATEWAY_BACKEND": "docker", "GATEWAY_DOCKER_URL": f"unix://{catalog}/no.sock"}
 
-    assert "engine" in refusal(run(catalog, "serve", **settings))
+    assert "engine" in refusal(served(catalog, **settings))
 
 
-def test_ps_without_a_gateway_says_so(catalog: Path) -> None:
-    done = run(catalog, "ps", "--url", "http://127.0.0.1:1")
+def test_ps_without_a_gateway_says_so(run: Command) -> None:
+    done = run("ps", "--url", "http://127.0.0.1:1")
 
     assert done.returncode == 1
     assert done.stderr.startswith("http://127.0.0.1:1: ")

@@ -109,7 +109,7 @@ def gateway() -> Iterator[ServerProcess]:
 
 @contextlib.asynccontextmanager
 async def client(gateway: ServerProcess) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=gateway.address, timeout=60, trust_env=False) as http:
+    async with httpx.AsyncClient(base_url=gateway.address, timeout=60, trust_env=False, verify=False) as http:
         yield http
 
 

@@ -105,6 +105,7 @@ async def patient(engine: FakeEngine, folder: Path) -> AsyncIterator[DockerBacke
         url=engine.url, instance="ours", socket_dir=folder / "sockets", stop_grace_s=0.2, reason_s=REACHED_S
     )
     yield made
+    engine.release()
     await made.aclose()
 
 
@@ -189,6 +190,7 @@ async def endings(engine: FakeEngine, backend: DockerBackend) -> AsyncIterator[E
     """Of *backend*'s workers: they keep a death back for as long as a word may come."""
     made = Endings(engine.url, "ours", reason_s=REACHED_S, late_s=REACHED_S)
     yield made
+    engine.release()
     await made.aclose()
 
 

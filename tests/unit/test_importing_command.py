@@ -1,4 +1,7 @@
-"""`gateway tasks import`, as an operator runs it: what it writes, what it says, and that it never writes half."""
+"""`gateway tasks import`, as an operator runs it: what it writes, what it says, and that it never writes half.
+
+The command runs in the tests' process, except where its standard output is not a file that can be written.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,14 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
 from gateway.tasks.files import read_split
+from tests.fakes.command import Done, in_process
 
 GATEWAY = str(Path(sys.executable).with_name("gateway"))
 MBPP: dict[str, Any] = {"task_id": 11, "text": "Write f.", "test_list": ["assert f(1) == 2", "assert f(2) == 4"]}
@@ -21,11 +26,16 @@ ITEM = {"description": "Say 7.", "evaluation": {"match": "7"}}
 QUIZ = 'name = "quiz"\nimage = "quiz"\n\n[tasks]\ndirectory = "tasks/quiz"\n'
 
 
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("GATEWAY_")}
-    places = {"GATEWAY_CATALOG_DIR": str(folder / "env_images"), "COLUMNS": "160", "NO_COLOR": "1"}
-    command = [GATEWAY, "tasks", "import", *arguments]
-    return subprocess.run(command, cwd=folder, env=environ | places, capture_output=True, text=True, timeout=60)
+Run: TypeAlias = Callable[..., Done]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
+    """Runs the command with the given arguments in *tmp_path*."""
+    monkeypatch.chdir(tmp_path)
+    variables = {"GATEWAY_CATALOG_DIR": str(tmp_path / "env_images"), "COLUMNS": "160", "NO_COLOR": "1"}
+    with in_process(monkeypatch, capfd) as command:
+        yield lambda *arguments: command("tasks", "import", *arguments, **variables)
 
 
 def mbpp_file(folder: Path, *rows: object) -> str:
@@ -43,48 +53,48 @@ def quiz(tmp_path: Path) -> Path:
     return tmp_path / "tasks" / "quiz"
 
 
-def refusal(done: subprocess.CompletedProcess[str]) -> str:
+def refusal(done: Done) -> str:
     assert done.returncode == 2, (done.stdout, done.stderr)
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
     return done.stderr
 
 
-def test_lines_go_to_standard_output_and_the_summary_does_not(tmp_path: Path) -> None:
-    done = run(tmp_path, "mbpp", mbpp_file(tmp_path, MBPP, MBPP | {"task_id": 12}))
+def test_lines_go_to_standard_output_and_the_summary_does_not(tmp_path: Path, run: Run) -> None:
+    done = run("mbpp", mbpp_file(tmp_path, MBPP, MBPP | {"task_id": 12}))
 
     assert done.returncode == 0, done.stderr
     assert [json.loads(line)["id"] for line in done.stdout.splitlines()] == ["mbpp-11", "mbpp-12"]
     assert done.stderr == "2 entries read, 2 tasks; written to standard output\n"
 
 
-def test_a_packed_humaneval_goes_to_a_file(tmp_path: Path) -> None:
+def test_a_packed_humaneval_goes_to_a_file(tmp_path: Path, run: Run) -> None:
     (tmp_path / "HumanEval.jsonl.gz").write_bytes(gzip.compress(json.dumps(HUMANEVAL).encode()))
 
-    done = run(tmp_path, "humaneval", "HumanEval.jsonl.gz", "--out", "out.jsonl")
+    done = run("humaneval", "HumanEval.jsonl.gz", "--out", "out.jsonl")
 
     assert (done.returncode, done.stdout) == (0, "")
     assert "written to out.jsonl" in done.stderr
     assert [json.loads(line)["id"] for line in read_split(tmp_path / "out.jsonl")] == ["humaneval-0"]
 
 
-def test_a_sanitized_mbpp_goes_to_an_environments_split(tmp_path: Path, quiz: Path) -> None:
+def test_a_sanitized_mbpp_goes_to_an_environments_split(tmp_path: Path, quiz: Path, run: Run) -> None:
     row = {"task_id": 601, "prompt": "Write f.", "test_imports": [], "test_list": MBPP["test_list"]}
     (tmp_path / "sanitized-mbpp.json").write_text(json.dumps([row, row | {"task_id": 11}]))
 
-    done = run(tmp_path, "mbpp", "sanitized-mbpp.json", "--part", "train", "-e", "quiz", "-s", "train")
+    done = run("mbpp", "sanitized-mbpp.json", "--part", "train", "-e", "quiz", "-s", "train")
 
     assert done.returncode == 0, done.stderr
     assert [json.loads(line)["id"] for line in read_split(quiz / "train.jsonl")] == ["mbpp-601"]
 
 
-def test_agentbenchs_items_are_read_and_its_oddities_told(tmp_path: Path) -> None:
+def test_agentbenchs_items_are_read_and_its_oddities_told(tmp_path: Path, run: Run) -> None:
     data = tmp_path / "AgentBench" / "data" / "os_interaction" / "data"
     (data / "1").mkdir(parents=True)
     (data / "1" / "stock.json").write_text(json.dumps([ITEM, {**ITEM, "create": [{"init": "x"}]}]))
     (data / "dev.json").write_text(json.dumps([ITEM]))
 
-    done = run(tmp_path, "agentbench-os", "AgentBench", "--part", "test")
+    done = run("agentbench-os", "AgentBench", "--part", "test")
 
     assert done.returncode == 0, done.stderr
     assert [json.loads(line)["id"] for line in done.stdout.splitlines()] == [
@@ -94,10 +104,10 @@ def test_agentbenchs_items_are_read_and_its_oddities_told(tmp_path: Path) -> Non
     assert "stock.json: entry 2 (std-001-stock-00001): create is a list" in done.stderr
 
 
-def test_entries_that_cannot_be_used_are_all_named_and_nothing_is_written(tmp_path: Path) -> None:
+def test_entries_that_cannot_be_used_are_all_named_and_nothing_is_written(tmp_path: Path, run: Run) -> None:
     source = mbpp_file(tmp_path, MBPP, MBPP | {"task_id": None}, MBPP, [1])
 
-    said = refusal(run(tmp_path, "mbpp", source, "--out", "out.jsonl"))
+    said = refusal(run("mbpp", source, "--out", "out.jsonl"))
 
     assert said.splitlines() == [
         "mbpp.jsonl:2: task_id: a text or a number is wanted",
@@ -108,8 +118,8 @@ def test_entries_that_cannot_be_used_are_all_named_and_nothing_is_written(tmp_pa
     assert [path.name for path in tmp_path.iterdir()] == ["mbpp.jsonl"]
 
 
-def test_entries_that_cannot_be_used_are_left_out_when_told_to(tmp_path: Path) -> None:
-    done = run(tmp_path, "mbpp", mbpp_file(tmp_path, {}, MBPP), "--skip-invalid")
+def test_entries_that_cannot_be_used_are_left_out_when_told_to(tmp_path: Path, run: Run) -> None:
+    done = run("mbpp", mbpp_file(tmp_path, {}, MBPP), "--skip-invalid")
 
     assert done.returncode == 0
     assert len(done.stdout.splitlines()) == 1
@@ -119,20 +129,20 @@ def test_entries_that_cannot_be_used_are_left_out_when_told_to(tmp_path: Path) -
     ]
 
 
-def test_with_a_limit_what_comes_after_does_not_matter(tmp_path: Path) -> None:
-    done = run(tmp_path, "mbpp", mbpp_file(tmp_path, MBPP, {}), "--limit", "1")
+def test_with_a_limit_what_comes_after_does_not_matter(tmp_path: Path, run: Run) -> None:
+    done = run("mbpp", mbpp_file(tmp_path, MBPP, {}), "--limit", "1")
 
     assert done.returncode == 0
     assert done.stderr == "1 entry read, 1 task; written to standard output\n"
 
 
-def test_an_existing_split_stays_unless_forced(tmp_path: Path, quiz: Path) -> None:
+def test_an_existing_split_stays_unless_forced(tmp_path: Path, quiz: Path, run: Run) -> None:
     (quiz / "train.jsonl").write_text('{"mine":1}\n')
     arguments = ("mbpp", mbpp_file(tmp_path, MBPP), "--environment", "quiz", "--split", "train")
 
-    said = refusal(run(tmp_path, *arguments))
+    said = refusal(run(*arguments))
     kept = (quiz / "train.jsonl").read_text()
-    done = run(tmp_path, *arguments, "--force")
+    done = run(*arguments, "--force")
 
     assert said == f"gateway: {quiz}/train.jsonl exists; --force overwrites it\n"
     assert kept == '{"mine":1}\n'
@@ -158,13 +168,13 @@ def test_an_existing_split_stays_unless_forced(tmp_path: Path, quiz: Path) -> No
         pytest.param(["mbpp", "mbpp.jsonl", "--limit", "0"], "--limit", id="no limit"),
     ],
 )
-def test_what_is_wrong_is_said(tmp_path: Path, quiz: Path, arguments: list[str], says: str) -> None:
+def test_what_is_wrong_is_said(tmp_path: Path, quiz: Path, arguments: list[str], says: str, run: Run) -> None:
     mbpp_file(tmp_path, MBPP)
     (tmp_path / "empty.jsonl").touch()
     (tmp_path / "env_images" / "bare").mkdir()
     (tmp_path / "env_images" / "bare" / "environment.toml").write_text('name = "bare"\nimage = "bare"\n')
 
-    assert says in refusal(run(tmp_path, *arguments))
+    assert says in refusal(run(*arguments))
     assert list(quiz.iterdir()) == []
 
 
@@ -186,16 +196,16 @@ def test_a_reader_that_wants_no_more_ends_it_quietly(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (1, "")
 
 
-def test_a_dash_is_standard_output(tmp_path: Path) -> None:
-    done = run(tmp_path, "mbpp", mbpp_file(tmp_path, MBPP), "--out", "-")
+def test_a_dash_is_standard_output(tmp_path: Path, run: Run) -> None:
+    done = run("mbpp", mbpp_file(tmp_path, MBPP), "--out", "-")
 
     assert len(done.stdout.splitlines()) == 1
     assert not (tmp_path / "-").exists()
 
 
 @pytest.mark.parametrize("command", ["agentbench-os", "humaneval", "mbpp"])
-def test_help_has_examples(tmp_path: Path, command: str) -> None:
-    done = run(tmp_path, command, "--help")
+def test_help_has_examples(tmp_path: Path, command: str, run: Run) -> None:
+    done = run(command, "--help")
 
     assert done.returncode == 0
     assert f"gateway tasks import {command} " in done.stdout

@@ -14,7 +14,12 @@ PROJECT = Path(__file__).resolve().parents[2]
 
 EMBEDDED = "embedded"
 STACK = "stack"
-ON_STACK = pytest.param(STACK, marks=[pytest.mark.docker, pytest.mark.redis])
+
+
+def on_stack(*environments: str) -> "pytest.ParameterSet":
+    """The parameter `STACK` of a test that needs these environments' images."""
+    needs = pytest.mark.needs(*(f"image:{name}" for name in environments))
+    return pytest.param(STACK, marks=[pytest.mark.docker, pytest.mark.redis, needs])
 
 
 @contextlib.contextmanager

@@ -72,7 +72,10 @@ class Gateway:
 
     async def _admin(self, what: str) -> list[dict[str, Any]]:
         headers = {"Authorization": f"Bearer {OPERATOR_KEY}"}
-        async with httpx.AsyncClient(base_url=self.url, headers=headers, trust_env=False) as http:
+        # `verify=False`: reading the certificates, which plain HTTP does not use, takes 25 ms of CPU for each client.
+        async with httpx.AsyncClient(
+            base_url=self.url, headers=headers, verify=False, trust_env=False, timeout=60
+        ) as http:
             response = await http.get(f"/admin/v1/{what}")
         assert response.status_code == 200, response.text
         entries: list[dict[str, Any]] = response.json()[what]

@@ -10,9 +10,11 @@ import docker
 import redis
 
 from tests.fakes.eventually import eventually_now
+from tests.fakes.images import built_once, files_of
 from tests.wire.gateways import WIRE, Gateway, short_folder
 
 INSTANCE_LABEL = "env-gateway.instance"
+ENVIRONMENT_LABEL = "env-gateway.environment"
 IMAGES = ("probe", "counter", "slowsetup", "judge")
 SHARED_MEMORY = "/dev/shm"
 """A folder below it has one path for this machine, for a root filesystem on it, and for their engine."""
@@ -61,19 +63,19 @@ class Containers:
         self._engine = docker.from_env(version="auto")
 
     def build_images(self) -> None:
-        """Build the images of the test environments; the engine's cache makes this quick."""
+        """Build the images of the test environments."""
         for name in IMAGES:
-            self._engine.images.build(
-                path=str(WIRE / "environments" / name),
-                tag=f"env-gateway/wire-{name}",
-                labels={INSTANCE_LABEL: "wire-tests"},
-                rm=True,
-            )
+            built_once(self._engine.api, f"env-gateway/wire-{name}", files_of(WIRE / "environments" / name))
 
     def list(self) -> list[Any]:
         """All containers of this gateway, dead ones too."""
         own: dict[str, Any] = {"label": f"{INSTANCE_LABEL}={self.instance}"}
         return self._engine.containers.list(all=True, filters=own, ignore_removed=True)  # each is looked at by itself
+
+    def count(self, environment: str) -> int:
+        """Count the containers of this gateway's workers of *environment*."""
+        labels = [f"{INSTANCE_LABEL}={self.instance}", f"{ENVIRONMENT_LABEL}={environment}"]
+        return len(self._engine.api.containers(all=True, filters={"label": labels}))
 
     def kill(self, worker: str) -> None:
         """Kill the container of *worker*, as an out-of-memory kill would."""

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.wire.areal_client import ArealClient, Failed
-from tests.wire.gateways import TRAINER_KEYS
+from tests.wire.gateways import TRAINER_KEYS, Gateway
 from tests.wire.stack import Stack
-from tests.wire.targets import GATEWAYS, Target, on
+from tests.wire.targets import BOTH_GATEWAYS, Target, on
 
 pytestmark = pytest.mark.wire
 
@@ -26,7 +26,7 @@ async def turn_of(client: ArealClient, episode: str) -> int:
     return turn
 
 
-@on(*GATEWAYS)
+@on(*BOTH_GATEWAYS)
 async def test_a_worker_killed_in_mid_step_is_500_and_its_episode_is_gone(target: Target) -> None:
     gateway = target.gateway
     assert gateway is not None
@@ -63,7 +63,7 @@ async def turn_of_another(client: ArealClient) -> None:
     await client.tool(episode, "finish", reward=0.0)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
     stack = Stack()
     try:
@@ -73,24 +73,32 @@ def stack() -> Iterator[Stack]:
         stack.close()
 
 
-@pytest.mark.docker
-@pytest.mark.redis
-async def test_turns_are_counted_over_a_gateway_that_is_killed_and_on_every_replica(stack: Stack) -> None:
+@pytest.fixture(scope="module")
+def second(stack: Stack) -> Iterator[Gateway]:
+    """Another replica."""
     second = stack.replica("second")
-    second.start()
     try:
-        one, other = areal(stack.gateway.url), areal(second.url)
-        episode = (await one.start(0))["episode_id"]
-        turns = [await turn_of(client, episode) for client in (one, other, one)]
-
-        stack.gateway.kill()
-        stack.gateway.restart()
-        turns += [await turn_of(client, episode) for client in (areal(stack.gateway.url), other)]
-        cancelled = await other.cancel(episode)
-        with pytest.raises(Failed) as gone:
-            await turn_of(areal(stack.gateway.url), episode)
+        second.start()
+        yield second
     finally:
         second.stop()
+
+
+@pytest.mark.docker
+@pytest.mark.redis
+async def test_turns_are_counted_over_a_gateway_that_is_killed_and_on_every_replica(
+    stack: Stack, second: Gateway
+) -> None:
+    one, other = areal(stack.gateway.url), areal(second.url)
+    episode = (await one.start(0))["episode_id"]
+    turns = [await turn_of(client, episode) for client in (one, other, one)]
+
+    stack.gateway.kill()
+    stack.gateway.restart()
+    turns += [await turn_of(client, episode) for client in (one, other)]
+    cancelled = await other.cancel(episode)
+    with pytest.raises(Failed) as gone:
+        await turn_of(one, episode)
 
     assert turns == [1, 2, 3, 4, 5]
     assert cancelled == {"status": "cancelled", "episode_id": episode}
@@ -99,18 +107,13 @@ async def test_turns_are_counted_over_a_gateway_that_is_killed_and_on_every_repl
 
 @pytest.mark.docker
 @pytest.mark.redis
-async def test_a_cancel_at_one_replica_ends_a_step_that_runs_at_another(stack: Stack) -> None:
-    second = stack.replica("second")
-    second.start()
-    try:
-        one, other = areal(stack.gateway.url), areal(second.url)
-        episode = (await one.start(0))["episode_id"]
-        running = asyncio.create_task(one.tool(episode, "sleep", seconds=50))
-        await turn_of_another(one)
-        await other.cancel(episode)
-        with pytest.raises(Failed) as gone:
-            await running
-    finally:
-        second.stop()
+async def test_a_cancel_at_one_replica_ends_a_step_that_runs_at_another(stack: Stack, second: Gateway) -> None:
+    one, other = areal(stack.gateway.url), areal(second.url)
+    episode = (await one.start(0))["episode_id"]
+    running = asyncio.create_task(one.tool(episode, "sleep", seconds=50))
+    await turn_of_another(one)
+    await other.cancel(episode)
+    with pytest.raises(Failed) as gone:
+        await running
 
     assert gone.value.status == 404

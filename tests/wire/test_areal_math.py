@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from tests.wire.areal_client import ArealClient
-from tests.wire.catalog import EMBEDDED, ON_STACK, PROJECT, serving
+from tests.wire.catalog import EMBEDDED, PROJECT, on_stack, serving
 
 pytestmark = pytest.mark.wire
 
 TRAIN = [json.loads(line) for line in (PROJECT / "tasks" / "math" / "train.jsonl").read_text().splitlines()]
 
 
-@pytest.fixture(scope="module", params=[EMBEDDED, ON_STACK])
+@pytest.fixture(scope="module", params=[EMBEDDED, on_stack("math")])
 def client(request: pytest.FixtureRequest) -> Iterator[ArealClient]:
     with serving(request.param, "math") as gateway:
         yield ArealClient(gateway.url)

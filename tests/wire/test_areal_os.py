@@ -10,7 +10,7 @@ import pytest
 from tests.fakes.eventually import eventually
 from tests.fakes.user import need_other_users
 from tests.wire.areal_client import ArealClient
-from tests.wire.catalog import EMBEDDED, ON_STACK, serving
+from tests.wire.catalog import EMBEDDED, on_stack, serving
 from tests.wire.gateways import Gateway, short_folder
 from tests.wire.os_episodes import MAX_TURNS, Play, bash, playing, tasks_of
 
@@ -22,7 +22,7 @@ ONE_OF_EACH = [task["id"] for task in (*TRAIN, *TEST) if task["id"].endswith("-0
 TASKS = {task["id"]: task for task in (*TRAIN, *TEST)}
 
 
-@pytest.fixture(scope="module", params=[EMBEDDED, ON_STACK])
+@pytest.fixture(scope="module", params=[EMBEDDED, on_stack("os")])
 def gateway(request: pytest.FixtureRequest) -> Iterator[Gateway]:
     if request.param == EMBEDDED:  # in a container there are always others
         need_other_users()
@@ -67,6 +67,7 @@ async def test_the_task_is_described_for_trainers(client: ArealClient) -> None:
     }
 
 
+@pytest.mark.parametrize("gateway", [on_stack("os")], indirect=True)  # whose image has a box of its own
 async def test_one_task_of_each_template_is_solved_by_its_reference(gateway: Gateway, client: ArealClient) -> None:
     free = asyncio.Semaphore(8)
 

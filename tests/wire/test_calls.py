@@ -9,7 +9,7 @@ import pytest
 from tests.fakes.eventually import eventually
 from tests.wire.raw import RawEpisode, create, episode, new_sid, parse
 from tests.wire.sdks import Client, Sdk, text
-from tests.wire.targets import ALL, OURS, Folder, Target, on, runs_once, token, with_clients
+from tests.wire.targets import BOTH_GATEWAYS, OFFICIAL, ONE_GATEWAY, Folder, Target, on, runs_once, token, with_clients
 
 pytestmark = pytest.mark.wire
 
@@ -20,7 +20,7 @@ async def round_trips(bystander: RawEpisode) -> None:
         assert (await bystander.get("prompt")).status_code == 200
 
 
-@on(*ALL)
+@on(*OFFICIAL, *BOTH_GATEWAYS)
 async def test_a_result_is_told_again_whole(http: httpx.AsyncClient) -> None:
     async with episode(http) as opened:
         first = await opened.call("big", {"n": 30_000})
@@ -30,7 +30,7 @@ async def test_a_result_is_told_again_whole(http: httpx.AsyncClient) -> None:
     assert again.result == first.result
 
 
-@on(*ALL)
+@on(*OFFICIAL, *ONE_GATEWAY)
 @pytest.mark.parametrize("task_id", ["", "nope", "0" * 32])
 async def test_a_call_with_an_unknown_task_id_runs_nothing(
     http: httpx.AsyncClient, folder: Folder, task_id: str
@@ -44,7 +44,7 @@ async def test_a_call_with_an_unknown_task_id_runs_nothing(
     assert folder.runs(word) == 0
 
 
-@on(*ALL)
+@on(*OFFICIAL, *ONE_GATEWAY)
 async def test_a_null_task_id_is_none(http: httpx.AsyncClient) -> None:
     async with episode(http) as opened:
         outcome = await opened.call("echo", {"text": "new"}, task_id=None)
@@ -52,7 +52,7 @@ async def test_a_null_task_id_is_none(http: httpx.AsyncClient) -> None:
     assert outcome.text == "new"
 
 
-@on(*OURS)
+@on(*BOTH_GATEWAYS)
 async def test_the_result_of_another_session_is_not_told(http: httpx.AsyncClient) -> None:
     async with episode(http) as one, episode(http) as other:
         secret = await one.call("echo", {"text": "for one alone"})
@@ -61,7 +61,7 @@ async def test_the_result_of_another_session_is_not_told(http: httpx.AsyncClient
     assert [(event.name, event.data) for event in stolen.events] == [("error", "unknown task_id")]
 
 
-@on(*ALL)
+@on(*OFFICIAL, *BOTH_GATEWAYS)
 async def test_a_call_whose_connection_dropped_is_resumed_and_ran_once(http: httpx.AsyncClient, folder: Folder) -> None:
     word = token()
 
@@ -77,7 +77,7 @@ async def test_a_call_whose_connection_dropped_is_resumed_and_ran_once(http: htt
     assert folder.runs(word) == 1
 
 
-@on(*OURS)
+@on(*BOTH_GATEWAYS)
 async def test_a_call_abandoned_before_its_tool_started_never_runs(
     http: httpx.AsyncClient, folder: Folder, target: Target
 ) -> None:
@@ -101,7 +101,7 @@ async def test_a_call_abandoned_before_its_tool_started_never_runs(
     assert (folder.runs(abandoned), folder.runs(wanted)) == (0, 1)
 
 
-@on(*OURS)
+@on(*BOTH_GATEWAYS)
 async def test_of_a_call_sent_three_times_during_the_setup_one_runs(http: httpx.AsyncClient, folder: Folder) -> None:
     word, gate = token(), token()
     task = {"folder": folder.inside, "gate": f"{folder.inside}/{gate}.gate"}
@@ -124,7 +124,7 @@ async def test_of_a_call_sent_three_times_during_the_setup_one_runs(http: httpx.
     assert folder.runs(word) == 1
 
 
-@with_clients(*ALL)
+@with_clients(*OFFICIAL, *BOTH_GATEWAYS)
 async def test_a_call_waits_for_the_setup(client: Client, sdk: Sdk, folder: Folder) -> None:
     word, gate = token(), token()
     task = sdk.task("slowsetup", {"folder": folder.inside, "gate": f"{folder.inside}/{gate}.gate"})
@@ -141,7 +141,7 @@ async def test_a_call_waits_for_the_setup(client: Client, sdk: Sdk, folder: Fold
     assert (began_before_its_time, folder.runs(word)) == (0, 1)
 
 
-@on("openreward-server", *OURS)
+@on("openreward-server", *BOTH_GATEWAYS)
 async def test_a_tool_that_may_runs_beside_another(http: httpx.AsyncClient, folder: Folder) -> None:
     word = token()
 
@@ -156,7 +156,7 @@ async def test_a_tool_that_may_runs_beside_another(http: httpx.AsyncClient, fold
     assert outcome.text == "1"
 
 
-@on("openreward-server", *OURS)
+@on("openreward-server", *BOTH_GATEWAYS)
 async def test_calls_of_one_tool_run_one_after_the_other(http: httpx.AsyncClient, folder: Folder) -> None:
     first, second = token(), token()
 
@@ -174,7 +174,7 @@ async def test_calls_of_one_tool_run_one_after_the_other(http: httpx.AsyncClient
     assert [outcome.text for outcome in outcomes] == ["1", "1"]
 
 
-@on("openreward-server", *OURS)
+@on("openreward-server", *BOTH_GATEWAYS)
 async def test_a_deletion_during_a_call_lets_the_call_end(http: httpx.AsyncClient, folder: Folder) -> None:
     word = token()
 
@@ -195,7 +195,7 @@ async def not_found(opened: RawEpisode) -> None:
     assert (await opened.post("/ping")).status_code == 404
 
 
-@on(*OURS)
+@on(*BOTH_GATEWAYS)
 async def test_a_call_with_a_key_runs_once(http: httpx.AsyncClient, folder: Folder) -> None:
     word = token()
     body = {"name": "count", "input": {"token": word}}
@@ -212,7 +212,7 @@ async def test_a_call_with_a_key_runs_once(http: httpx.AsyncClient, folder: Fold
     assert isinstance(other.json()["detail"], str)
 
 
-@on(*OURS)
+@on(*BOTH_GATEWAYS)
 async def test_a_call_with_a_key_joins_the_one_under_way(http: httpx.AsyncClient, folder: Folder) -> None:
     word = token()
     body = {"name": "hold", "input": {"token": word}}
@@ -229,7 +229,7 @@ async def test_a_call_with_a_key_joins_the_one_under_way(http: httpx.AsyncClient
     assert folder.runs(word) == 1
 
 
-@on(*OURS)
+@on(*ONE_GATEWAY)
 @pytest.mark.parametrize(
     ("tool", "input", "expected"),
     [
@@ -251,7 +251,7 @@ async def test_a_client_that_wants_json_gets_one_object(
     assert {key: result[key] for key in expected} == expected
 
 
-@on(*OURS)
+@on(*ONE_GATEWAY)
 async def test_a_session_that_nobody_created_has_no_calls(http: httpx.AsyncClient) -> None:
     sid = new_sid()
 

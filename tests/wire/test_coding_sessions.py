@@ -20,7 +20,7 @@ from tests.wire.gateways import Gateway
 from tests.wire.raw import RawEpisode, create, episode, new_sid
 from tests.wire.sdks import OPENREWARD, SDKS, Episode, Sdk
 
-pytestmark = [pytest.mark.wire, pytest.mark.docker, pytest.mark.redis, pytest.mark.parallel]
+pytestmark = [pytest.mark.wire, pytest.mark.docker, pytest.mark.redis, pytest.mark.needs("image:coding")]
 
 DEADLINE_S = 40.0
 """An answer later than this counts as a client that hangs."""
@@ -173,13 +173,15 @@ async def test_hogs_in_their_sandboxes_change_no_reward_beside_them(player: Play
 async def test_hogs_in_their_judges_change_no_reward_beside_them(player: Player) -> None:
     hogs = (
         "import os\ndef harvest(tree):\n    while True: os.fork()\n",
+        "import os\ndef harvest(tree):\n    any(os.fork() == 0 for _ in range(100))\n    while True: pass\n",
         "def harvest(tree):\n    held = []\n    while True: held.append(bytearray(1 << 24))\n",
         "import os\ndef harvest(tree):\n    while True: os.write(3, b'x' * 65536)\n",
         "def harvest(tree):\n    with open('/tmp/x', 'wb') as file:\n        while True: file.write(bytes(1 << 20))\n",
     )
 
-    async with Group(player, TWO_TREES) as group:
-        codes = [code for hog in hogs for code in (hog, HONEST)]
+    codes = [code for hog in hogs for code in (hog, HONEST)]
+
+    async with Group(player, TWO_TREES, size=len(codes)) as group:
         results = await all_of(submitted(session, code) for session, code in zip(group.sessions, codes, strict=True))
 
     assert [it.reward for it in results] == [0.0, 1.0] * len(hogs)

@@ -31,7 +31,7 @@ from tests.wire.coding_repository import FROM_FILES, mend
 from tests.wire.gateways import Gateway
 from tests.wire.sdks import OPENREWARD, ORS, Episode, text
 
-pytestmark = [pytest.mark.wire, pytest.mark.docker, pytest.mark.redis, pytest.mark.parallel]
+pytestmark = [pytest.mark.wire, pytest.mark.docker, pytest.mark.redis, pytest.mark.needs("image:coding")]
 
 SECRET: dict[str, Any] = {
     "instruction": "Write the function `def secret(n: int) -> int`.",

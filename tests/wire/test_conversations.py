@@ -10,14 +10,12 @@ from openreward.api.environments.types import TextBlock
 
 from tests.wire.raw import RawEpisode, create, episode, new_sid, parse
 from tests.wire.sdks import OPENREWARD, names, text
-from tests.wire.targets import OURS, Target, on
+from tests.wire.targets import BOTH_GATEWAYS, ONE_GATEWAY, OURS, Target, on
 
 pytestmark = pytest.mark.wire
 
-OPENREWARD_AND_OURS = ("openreward-server", *OURS)
 
-
-@on(*OPENREWARD_AND_OURS)
+@on("openreward-server", *ONE_GATEWAY)
 async def test_a_conversation_arrives_with_all_kinds_of_blocks(target: Target) -> None:
     task = OPENREWARD.task("judge", {"question": "Why?"})
 
@@ -37,7 +35,7 @@ async def test_a_conversation_arrives_with_all_kinds_of_blocks(target: Target) -
     assert [block.text for block in prompt][:4] == ["[system]", "Be brief.", "[user]", "Why?"]
 
 
-@on(*OPENREWARD_AND_OURS)
+@on("openreward-server", *ONE_GATEWAY)
 async def test_the_prompt_of_a_conversation_is_flattened_alike(http: httpx.AsyncClient) -> None:
     async with episode(http, {"question": "Why?"}, environment="judge") as opened:
         prompt = (await opened.get("prompt")).json()
@@ -49,7 +47,7 @@ async def test_the_prompt_of_a_conversation_is_flattened_alike(http: httpx.Async
     assert prompt[0]["detail"] == {"role": "system"}
 
 
-@on(*OPENREWARD_AND_OURS)
+@on("openreward-server", *BOTH_GATEWAYS)
 async def test_a_terminal_tool_is_not_listed_and_takes_the_final_message(target: Target) -> None:
     task = OPENREWARD.task("judge", {})
 
@@ -66,7 +64,7 @@ async def test_a_terminal_tool_is_not_listed_and_takes_the_final_message(target:
     assert (text(last), last.reward, last.finished) == ("3 characters", 0.25, True)
 
 
-@on(*OPENREWARD_AND_OURS)
+@on("openreward-server", *ONE_GATEWAY)
 async def test_a_group_is_scored_in_order(target: Target) -> None:
     said = [Message(role="assistant", blocks=[TextBlock(text=word)]) for word in "abc"]
     candidates = [GroupCandidate(messages=said[:1], metadata={"n": 1}), said, said[:2]]
@@ -87,7 +85,7 @@ async def test_a_group_is_scored_in_order(target: Target) -> None:
     assert still_open.blocks
 
 
-@on(*OPENREWARD_AND_OURS)
+@on("openreward-server", *OURS)
 async def test_what_an_environment_can_is_told_with_its_tools(http: httpx.AsyncClient) -> None:
     listed = (await http.get("/judge/tools")).json()
 
@@ -122,7 +120,7 @@ async def test_a_seed_and_a_configuration_reach_the_environment(http: httpx.Asyn
     assert other_seed.status_code == 400
 
 
-@on(*OURS)
+@on(*ONE_GATEWAY)
 @pytest.mark.parametrize(
     "spelling", [{"text": "abc"}, {"action": {"text": "abc"}}, {"name": "answer", "input": {"text": "abc"}}]
 )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
 
 import pytest
 
 from tests.wire.areal_client import ArealClient, Failed, Trajectory
-from tests.wire.catalog import EMBEDDED, ON_STACK
+from tests.wire.catalog import EMBEDDED, on_stack
 from tests.wire.curricula_world import IN_TURN, NUMBER, SPLIT, TASKS, Operator, answer_of, asked, curricula_gateway
 from tests.wire.gateways import Gateway
 
@@ -18,16 +19,31 @@ GROUP = 4
 BY_NUMBERS = f'\n[areal]\nsplit = "{SPLIT}"\n'
 
 
-@pytest.fixture(params=[EMBEDDED, ON_STACK])
+@contextlib.contextmanager
+def training(kind: str) -> Iterator[Gateway]:
+    with curricula_gateway(kind, files={"mine": IN_TURN}, sections={"math": BY_NUMBERS}) as gateway:
+        yield gateway
+
+
+@pytest.fixture(params=[EMBEDDED, on_stack("math")])
 def gateway(request: pytest.FixtureRequest) -> Iterator[Gateway]:
-    """A gateway of the test's own: records and draws begin with it."""
-    with curricula_gateway(request.param, files={"mine": IN_TURN}, sections={"math": BY_NUMBERS}) as gateway:
+    """A gateway of the test's own: records begin with it."""
+    with training(request.param) as gateway:
+        yield gateway
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Gateway]:
+    """A gateway for tests that look at no records."""
+    with training(EMBEDDED) as gateway:
         yield gateway
 
 
 @pytest.fixture
-def client(gateway: Gateway) -> ArealClient:
-    return ArealClient(gateway.url)
+async def client(shared: Gateway) -> ArealClient:
+    """A client of that one, whose draws begin anew."""
+    await Operator(shared).reset("mine")
+    return ArealClient(shared.url)
 
 
 def solve(prompt: str) -> str:
@@ -48,9 +64,8 @@ def drawn(group: list[Trajectory]) -> set[int]:
     return {asked(trajectory.seen[0]) for trajectory in group}
 
 
-async def test_an_epoch_over_all_samples_trains_on_what_the_curriculum_draws(
-    gateway: Gateway, client: ArealClient
-) -> None:
+async def test_an_epoch_over_all_samples_trains_on_what_the_curriculum_draws(gateway: Gateway) -> None:
+    client = ArealClient(gateway.url)
     count = (await client.info())["num_samples"]
     groups = [await group(client, sample) for sample in range(count)]
     records = await Operator(gateway).eventually_records(NUMBER * GROUP)
@@ -82,8 +97,9 @@ async def test_the_task_that_is_told_is_the_one_that_was_drawn(client: ArealClie
 
 
 async def test_a_member_that_is_cancelled_before_it_acted_has_had_its_place_and_is_no_attempt(
-    gateway: Gateway, client: ArealClient
+    gateway: Gateway,
 ) -> None:
+    client = ArealClient(gateway.url)
     await client.cancel((await client.start(0))["episode_id"])
     for _ in range(GROUP - 1):
         assert asked((await client.rollout(0, solve)).seen[0]) == 0
@@ -95,7 +111,7 @@ async def test_a_member_that_is_cancelled_before_it_acted_has_had_its_place_and_
 
 
 async def test_a_sample_beyond_the_last_handle_is_refused_and_joins_no_group(
-    gateway: Gateway, client: ArealClient
+    shared: Gateway, client: ArealClient
 ) -> None:
     for sample in (NUMBER, str(NUMBER), f"{SPLIT}/{NUMBER}", "train:none/0"):
         with pytest.raises(Failed) as refused:
@@ -103,4 +119,4 @@ async def test_a_sample_beyond_the_last_handle_is_refused_and_joins_no_group(
         assert 400 <= refused.value.status < 500, refused.value
 
     assert drawn(await group(client, 0)) == {0}
-    assert await gateway.sessions() == []
+    assert await shared.sessions() == []

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.wire.areal_client import ArealClient
-from tests.wire.catalog import EMBEDDED, ON_STACK, PROJECT
+from tests.wire.catalog import EMBEDDED, PROJECT, on_stack
 from tests.wire.curricula_world import SPLIT, TASKS, Operator, asked, curricula_gateway
 from tests.wire.gateways import Gateway
 from tests.wire.sdks import SDKS, Sdk
@@ -40,7 +40,7 @@ def _games() -> list[dict[str, Any]]:
 GAMES = _games()
 
 
-@pytest.fixture(scope="module", params=[EMBEDDED, ON_STACK])
+@pytest.fixture(scope="module", params=[EMBEDDED, on_stack("math", "game")])
 def gateway(request: pytest.FixtureRequest) -> Iterator[Gateway]:
     environments = {"math": {"train": TASKS}, "game": {"train": GAMES}}
     with curricula_gateway(request.param, files={"mine": MIXTURE}, environments=environments) as gateway:

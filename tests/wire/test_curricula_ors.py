@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tests.fakes.eventually import eventually
-from tests.wire.catalog import EMBEDDED, ON_STACK
+from tests.wire.catalog import EMBEDDED, on_stack
 from tests.wire.curricula_world import IN_TURN, NUMBER, SPLIT, TASKS, Operator, answer_of, asked, curricula_gateway
 from tests.wire.gateways import Gateway
-from tests.wire.sdks import SDKS, EnvironmentClient, Sdk, text
+from tests.wire.sdks import OPENREWARD, ORS, SDKS, EnvironmentClient, Sdk, text
 
 pytestmark = pytest.mark.wire
 
@@ -21,14 +21,16 @@ WRONG = "certainly not this"
 Agent = Callable[[int, int], str]
 """(which of the tasks is asked, which member of the group answers) → its answer."""
 
-on_both_sdks = pytest.mark.parametrize("sdk", SDKS.values(), ids=SDKS)
 
-
-@pytest.fixture(params=[EMBEDDED, ON_STACK])
+@pytest.fixture
 def gateway(request: pytest.FixtureRequest) -> Iterator[Gateway]:
     """A gateway of the test's own: records and draws begin with it."""
     with curricula_gateway(request.param, files={"mine": IN_TURN}) as gateway:
         yield gateway
+
+
+def on(*kinds: Any) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("gateway", kinds, indirect=True)
 
 
 async def episode(math: EnvironmentClient, member: int, agent: Agent, **task: Any) -> tuple[int, float]:
@@ -62,47 +64,52 @@ def half_right(number: int, member: int) -> str:
     return answer_of(number) if member % 2 else WRONG
 
 
-@on_both_sdks
-async def test_a_split_is_trained_on_whether_it_is_a_curriculum_s_or_not(sdk: Sdk, gateway: Gateway) -> None:
+@on(EMBEDDED, on_stack("math"))
+async def test_a_split_is_trained_on_whether_it_is_a_curriculum_s_or_not(gateway: Gateway) -> None:
     rewards = {}
-    for split in ("train", SPLIT):
-        groups = await train(sdk, gateway, split, half_right)
-        assert [{number for number, _ in played} for played in groups] == [{number} for number in range(NUMBER)]
-        rewards[split] = [[reward for _, reward in played] for played in groups]
+    for name, sdk in SDKS.items():
+        for split in ("train", SPLIT):
+            groups = await train(sdk, gateway, split, half_right)
+            assert [{number for number, _ in played} for played in groups] == [{number} for number in range(NUMBER)]
+            rewards[name, split] = [[reward for _, reward in played] for played in groups]
 
-    records = await Operator(gateway).eventually_records(2 * NUMBER * GROUP)
+    records = await Operator(gateway).eventually_records(len(rewards) * NUMBER * GROUP)
 
-    assert rewards[SPLIT] == rewards["train"]
-    assert [sum(reward == 1.0 for reward in some) for some in rewards[SPLIT]] == [GROUP // 2] * NUMBER
-    assert {id: record["attempts"] for id, record in records.items()} == {task["id"]: 2 * GROUP for task in TASKS}
+    for name in SDKS:
+        assert rewards[name, SPLIT] == rewards[name, "train"]
+        assert [sum(reward == 1.0 for reward in some) for some in rewards[name, SPLIT]] == [GROUP // 2] * NUMBER
+    attempts = {id: record["attempts"] for id, record in records.items()}
+    assert attempts == {task["id"]: len(rewards) * GROUP for task in TASKS}
     assert await gateway.sessions() == []
 
 
-@on_both_sdks
-async def test_tasks_that_were_fetched_ahead_stand_for_new_draws_in_the_next_epoch(sdk: Sdk, gateway: Gateway) -> None:
-    async with sdk.connect(gateway.url, None) as client:
-        math = client.environment("math")
-        tasks = await math.list_tasks(SPLIT)
-        one = await math.get_task(SPLIT, 3)
-        some = await math.get_task_range(SPLIT, 2, 4)
-        count = await math.num_tasks(SPLIT)
+@on(EMBEDDED)
+async def test_tasks_that_were_fetched_ahead_stand_for_new_draws_in_the_next_epoch(gateway: Gateway) -> None:
+    for sdk in SDKS.values():
+        await Operator(gateway).reset("mine")
+        async with sdk.connect(gateway.url, None) as client:
+            math = client.environment("math")
+            tasks = await math.list_tasks(SPLIT)
+            one = await math.get_task(SPLIT, 3)
+            some = await math.get_task_range(SPLIT, 2, 4)
+            count = await math.num_tasks(SPLIT)
 
-        by_task = [await group(math, right, task=tasks[3]) for _ in range(2)]
-        by_place = [await group(math, right, split=SPLIT, index=3) for _ in range(2)]
-        by_one = await asyncio.gather(
-            *(episode(math, 0, right, **wish) for wish in ({"task": one}, {"split": SPLIT, "index": 3}) * 2)
-        )
+            by_task = [await group(math, right, task=tasks[3]) for _ in range(2)]
+            by_place = [await group(math, right, split=SPLIT, index=3) for _ in range(2)]
+            by_one = await asyncio.gather(
+                *(episode(math, 0, right, **wish) for wish in ({"task": one}, {"split": SPLIT, "index": 3}) * 2)
+            )
 
-    assert [task.task_spec for task in tasks] == [{"id": f"{SPLIT}/{index}"} for index in range(NUMBER)]
-    assert one.task_spec == some[1].task_spec == tasks[3].task_spec
-    assert count == NUMBER
-    drawn = [{number for number, _ in played} for played in (*by_task, *by_place, by_one)]
-    assert drawn == [{0}, {1}, {2}, {3}, {4}]
-    assert all(reward == 1.0 for played in (*by_task, *by_place, by_one) for _, reward in played)
+        assert [task.task_spec for task in tasks] == [{"id": f"{SPLIT}/{index}"} for index in range(NUMBER)]
+        assert one.task_spec == some[1].task_spec == tasks[3].task_spec
+        assert count == NUMBER
+        drawn = [{number for number, _ in played} for played in (*by_task, *by_place, by_one)]
+        assert drawn == [{0}, {1}, {2}, {3}, {4}]
+        assert all(reward == 1.0 for played in (*by_task, *by_place, by_one) for _, reward in played)
 
 
-@on_both_sdks
-async def test_draws_leave_the_tasks_that_are_solved(sdk: Sdk, gateway: Gateway) -> None:
+@on(EMBEDDED, on_stack("math"))
+async def test_draws_leave_the_tasks_that_are_solved(gateway: Gateway) -> None:
     """The agent always knows the answers of even tasks, and those of odd ones in half of its tries."""
     operator = Operator(gateway)
     sampler = {"kind": "target_success", "explore": 0.0, "width": 0.05, "prior": 1.0}
@@ -111,17 +118,18 @@ async def test_draws_leave_the_tasks_that_are_solved(sdk: Sdk, gateway: Gateway)
     def agent(number: int, member: int) -> str:
         return right(number, member) if number % 2 == 0 else half_right(number, member)
 
-    first = await train(sdk, gateway, "train:apt", agent)
+    first = await train(ORS, gateway, "train:apt", agent)
     solved = {played[0][0] for played in first if played[0][0] % 2 == 0}
     records = await operator.eventually_records(NUMBER * GROUP)
 
     async def are_weighed() -> None:
         heaviest = (await operator.state("apt", tasks=str(NUMBER)))["heaviest"]
         shares = {one["task"]: one["share"] for one in heaviest}
+        assert len(shares) == NUMBER, shares
         assert all(shares[TASKS[number]["id"]] < 1e-6 for number in solved), shares
 
     await eventually(are_weighed)
-    second = await train(sdk, gateway, "train:apt", agent)
+    second = await train(OPENREWARD, gateway, "train:apt", agent)
 
     assert solved, "a seed whose first epoch draws none of them shows nothing"
     assert all(records[TASKS[number]["id"]]["mean"] == 1.0 for number in solved)

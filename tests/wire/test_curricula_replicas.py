@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,26 +16,31 @@ from tests.wire.gateways import Gateway
 from tests.wire.raw import new_sid
 from tests.wire.sdks import OPENREWARD, ORS, EnvironmentClient
 
-pytestmark = pytest.mark.wire
+pytestmark = [pytest.mark.wire, pytest.mark.docker, pytest.mark.redis, pytest.mark.needs("image:math")]
 
 GROUP = 8
 DRAWS = 40
 IN_TURN = f'environment = "math"\ngroup_size = {GROUP}\nsampler = {{kind = "sequential"}}\n'
 APT: dict[str, Any] = {"environment": "math", "seed": 11, "sampler": {"kind": "target_success", "prior": 1.0}}
 
-on_redis = [pytest.mark.docker, pytest.mark.redis]
 
-
-@pytest.fixture
-def gateways(tmp_path: Path) -> Iterator[tuple[Gateway, Gateway]]:
-    """Two replicas on one Redis and one engine."""
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Gateway, Gateway]]:
+    """Two replicas on one Redis and one engine; a test that kills them starts them again."""
     with curricula_gateway(STACK, files={"mine": IN_TURN}) as first:
-        second = Gateway(tmp_path, first.variables | {"GATEWAY_PORT": "0"})
+        second = Gateway(tmp_path_factory.mktemp("second"), first.variables | {"GATEWAY_PORT": "0"})
         try:
             second.start()
             yield first, second
         finally:
             second.stop()
+
+
+@pytest.fixture
+async def gateways(pair: tuple[Gateway, Gateway]) -> tuple[Gateway, Gateway]:
+    """The two, whose draws begin anew."""
+    await Operator(pair[0]).reset("mine")
+    return pair
 
 
 @contextlib.asynccontextmanager
@@ -70,8 +74,6 @@ def outcomes() -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.docker
-@pytest.mark.redis
 async def test_a_group_that_opens_half_at_each_replica_plays_one_task(gateways: tuple[Gateway, Gateway]) -> None:
     async with trainers(gateways) as both, contextlib.AsyncExitStack() as stack:
         groups = [
@@ -82,8 +84,6 @@ async def test_a_group_that_opens_half_at_each_replica_plays_one_task(gateways: 
     assert groups == [[number] * GROUP for number in range(3)]
 
 
-@pytest.mark.docker
-@pytest.mark.redis
 async def test_a_create_that_is_said_again_at_the_other_replica_takes_no_second_place(
     gateways: tuple[Gateway, Gateway],
 ) -> None:
@@ -99,8 +99,6 @@ async def test_a_create_that_is_said_again_at_the_other_replica_takes_no_second_
     assert drawn == [0] * (GROUP - 1) + [1]
 
 
-@pytest.mark.docker
-@pytest.mark.redis
 async def test_handles_stand_for_the_same_draws_after_both_gateways_were_killed(
     gateways: tuple[Gateway, Gateway],
 ) -> None:
@@ -120,8 +118,6 @@ async def test_handles_stand_for_the_same_draws_after_both_gateways_were_killed(
     assert then == [2, 3], "draws go on where they were"
 
 
-@pytest.mark.docker
-@pytest.mark.redis
 async def test_a_curriculum_of_the_api_its_records_and_its_draws_outlive_the_gateways(
     gateways: tuple[Gateway, Gateway],
 ) -> None:
@@ -144,13 +140,10 @@ async def test_a_curriculum_of_the_api_its_records_and_its_draws_outlive_the_gat
     assert again == [*drawn, *more], "the same seed and records give the same draws"
 
 
-@pytest.mark.parametrize(
-    ("kind", "other"), [(EMBEDDED, EMBEDDED), pytest.param(EMBEDDED, STACK, marks=on_redis)], ids=["memory", "redis"]
-)
-async def test_two_gateways_that_know_nothing_of_each_other_draw_the_same_from_the_same(kind: str, other: str) -> None:
+async def test_two_gateways_that_know_nothing_of_each_other_draw_the_same_from_the_same() -> None:
     drawn = []
-    for one in (kind, other):
-        with curricula_gateway(one) as gateway:
+    for kind in (EMBEDDED, STACK):
+        with curricula_gateway(kind) as gateway:
             operator = Operator(gateway)
             await operator.define("apt", **APT)
             untold = await operator.sample("apt", count=DRAWS)

@@ -7,7 +7,7 @@ import pytest
 from tests.fakes.eventually import eventually
 from tests.wire.cutting import Relay, relay
 from tests.wire.sdks import Sdk, text
-from tests.wire.targets import OURS, Folder, Target, runs_once, token, with_clients
+from tests.wire.targets import OFFICIAL, ONE_GATEWAY, Folder, Target, runs_once, token, with_clients
 
 pytestmark = pytest.mark.wire
 
@@ -20,7 +20,7 @@ async def called_again(between: Relay) -> None:
     assert between.calls >= 2
 
 
-@with_clients("ors-server", "openreward-server", *OURS)
+@with_clients(*OFFICIAL, *ONE_GATEWAY)
 async def test_a_call_cut_after_its_task_id_is_resumed(target: Target, sdk: Sdk, folder: Folder) -> None:
     word = token()
     task = sdk.task("probe", {"folder": folder.inside})
@@ -42,7 +42,7 @@ async def test_a_call_cut_after_its_task_id_is_resumed(target: Target, sdk: Sdk,
     assert folder.runs(word) == 1
 
 
-@with_clients(*OURS)
+@with_clients(*ONE_GATEWAY)
 async def test_a_call_cut_before_its_task_id_runs_once(target: Target, sdk: Sdk, folder: Folder) -> None:
     # Both clients then ask again as if for the first time.
     word = token()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,20 +17,22 @@ from gateway.core.model import ActionMapping, Protocol, Server, SplitType
 from gateway.environment_files import STATIC_IMAGE, read_environment
 from gateway.inspecting.findings import Capacity, FoundSplit, Told
 from gateway.inspecting.static import detect_url, environment_of
-from tests.wire.openenv.clients import FIRST_ASYNC, NEWEST, OLDEST, python_of
+from tests.fakes.command import Done, in_process
+from tests.wire.openenv.clients import FIRST_ASYNC, NEWEST, OLDEST
+from tests.wire.openenv.upstream_worlds import image
 from tests.wire.processes import ServerProcess
+from tests.wire.targets import World
 
-pytestmark = pytest.mark.wire
+pytestmark = [pytest.mark.wire, pytest.mark.needs("openenv-clients")]
 
 PROJECT = Path(__file__).resolve().parents[2]
-WIRE, FOREIGN = PROJECT / "tests" / "wire", PROJECT / "tests" / "foreign"
-COMMAND = "from gateway.cli import main; main()"
 UVICORN = r"Uvicorn running on (http://[0-9.:]+)"
 SEED_AND_ID = ("seed", "episode_id")
 COUNTER_SPLITS = (FoundSplit("train", SplitType.TRAIN, 20), FoundSplit("test", SplitType.TEST, 5))
 CLOSED_PORT = "http://127.0.0.1:9"
 
 Start = Callable[..., str]
+Env = Callable[..., Done]
 
 
 @pytest.fixture(scope="module")
@@ -53,23 +54,37 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
         yield started
 
 
-def official(start: Start, package: str) -> str:
-    return start(sys.executable, str(WIRE / "references" / "server.py"), package)
+OpenEnv = Callable[[str, str, int], str]
+"""Starts an official server of a kind, release and capacity, once for all tests that want it; returns its URL."""
 
 
-def openenv(start: Start, version: str, folder: Path, app: str, **variables: str) -> str:
-    """An OpenEnv environment of those that are made into images, on one version of the package."""
-    command = ("-B", "-W", "ignore", "-m", "uvicorn", app, "--host", "127.0.0.1", "--port", "0")
-    return start(python_of(version), *command, cwd=folder, **variables)
+@pytest.fixture(scope="module")
+def openenv() -> Iterator[OpenEnv]:
+    with ExitStack() as undo:
+
+        @cache
+        def started(kind: str, version: str, capacity: int) -> str:
+            return undo.enter_context(image(kind, version=version, capacity=capacity)).url
+
+        yield started
 
 
-def counter(start: Start, version: str, capacity: int) -> str:
-    app = "counter_env.app:app"
-    return openenv(start, version, FOREIGN / "openenv-counter", app, MAX_CONCURRENT_ENVS=str(capacity))
+@pytest.fixture
+def env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Env]:
+    """Runs ``gateway env`` on a catalog in *tmp_path*."""
+    variables = {"GATEWAY_CATALOG_DIR": str(tmp_path / "env_images"), "COLUMNS": "200"}
+    with in_process(monkeypatch, capfd) as command:
+        yield lambda *arguments: command("env", *arguments, **variables)
+
+
+def official(world: World, package: str) -> str:
+    return world.target(f"{package}-server").url
 
 
 def areal(start: Start) -> str:
-    return start(sys.executable, str(FOREIGN / "areal" / "server.py"), "--host", "127.0.0.1", "--port", "0")
+    return start(
+        sys.executable, str(PROJECT / "tests" / "foreign" / "areal" / "server.py"), "--host", "127.0.0.1", "--port", "0"
+    )
 
 
 def own(start: Start) -> str:
@@ -79,13 +94,13 @@ def own(start: Start) -> str:
         "ENVSERVER_PORT": "0",
     }
     ready = r"server_ready address=(127[0-9.:]+)"
-    found = start(sys.executable, "server.py", ready=ready, cwd=PROJECT / "env_images" / "math", **variables)
+    found = start(sys.executable, "math_server.py", ready=ready, cwd=PROJECT / "env_images" / "math", **variables)
     return f"http://{found}"
 
 
 @pytest.mark.parametrize("package", ["ors", "openreward"])
-async def test_an_official_ors_server_tells_its_environments_splits_and_tools(start: Start, package: str) -> None:
-    findings = await detect_url(official(start, package), timeout_s=30)
+async def test_an_official_ors_server_tells_its_environments_splits_and_tools(world: World, package: str) -> None:
+    findings = await detect_url(official(world, package), timeout_s=30)
 
     assert findings.protocol is Protocol.ORS
     assert findings.version == ("ors-sdk" if package == "ors" else "openreward 0.1.167")
@@ -100,8 +115,8 @@ async def test_an_official_ors_server_tells_its_environments_splits_and_tools(st
     assert any("Each of the others (counter, slowsetup" in remark for remark in findings.remarks)
 
 
-async def test_one_of_several_environments_is_looked_at_if_it_is_named(start: Start) -> None:
-    url = official(start, "openreward")
+async def test_one_of_several_environments_is_looked_at_if_it_is_named(world: World) -> None:
+    url = official(world, "openreward")
 
     counter = await detect_url(url, timeout_s=30, environment="Counter")
     judge = await detect_url(url, timeout_s=30, environment="judge")
@@ -132,34 +147,34 @@ async def test_our_own_server_is_known_for_what_it_is(start: Start) -> None:
     ],
 )
 async def test_an_openenv_server_tells_its_capacity_by_refusing(
-    start: Start, version: str, shown: str, splits: tuple[FoundSplit, ...]
+    openenv: OpenEnv, version: str, shown: str, splits: tuple[FoundSplit, ...]
 ) -> None:
-    url = counter(start, version, 3)
+    url = openenv("counter", version, 3)
 
     findings = await detect_url(url, timeout_s=60)
 
     assert (findings.protocol, findings.version, findings.trouble) == (Protocol.OPENENV, shown, "")
     assert findings.capacity == Capacity(3, Told.BY_SERVER)
     assert findings.splits == splits
-    assert findings.fields == ("op", "by", "seconds", "file")
+    assert findings.fields == ("op", "by", "file")
     assert findings.text_field == ""  # what has to be given is one of a closed list
     again = await detect_url(url, timeout_s=60)
     assert again.trouble == ""  # no place was left taken
     assert again.capacity == Capacity(3, Told.BY_SERVER)
 
 
-async def test_an_openenv_server_that_refuses_none_holds_at_least_what_was_tried(start: Start) -> None:
-    findings = await detect_url(counter(start, NEWEST, 100), timeout_s=60)
+async def test_an_openenv_server_that_refuses_none_holds_at_least_what_was_tried(openenv: OpenEnv) -> None:
+    findings = await detect_url(openenv("counter", NEWEST, 100), timeout_s=60)
 
     assert findings.capacity == Capacity(64, Told.AT_LEAST)
 
 
-async def test_an_environment_on_mcp_shows_its_tools(start: Start) -> None:
-    url = openenv(start, NEWEST, FOREIGN / "openenv-mcp", "riddle_env.app:app")
+async def test_an_environment_on_mcp_shows_its_tools(openenv: OpenEnv) -> None:
+    url = openenv("riddle", NEWEST, 1)
 
     findings = await detect_url(url, timeout_s=60)
 
-    assert set(findings.tools) == {"echo_message", "wait", "finish"}
+    assert set(findings.tools) == {"echo_message", "fail", "finish"}
     assert (findings.default_tool, findings.text_field, findings.trouble) == ("", "", "")
     assert findings.capacity == Capacity(1, Told.BY_SERVER)
 
@@ -173,8 +188,8 @@ async def test_an_areal_server_tells_its_samples_and_turns(start: Start) -> None
     assert findings.ready == "/api/health"
 
 
-async def test_a_static_server_is_one_worker_with_what_was_found(start: Start) -> None:
-    url = counter(start, NEWEST, 3)
+async def test_a_static_server_is_one_worker_with_what_was_found(openenv: OpenEnv) -> None:
+    url = openenv("counter", NEWEST, 3)
 
     environment = environment_of("remote", url + "/", await detect_url(url, timeout_s=60))
 
@@ -241,9 +256,9 @@ async def _copied(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
     writer.close()
 
 
-async def test_a_session_that_fails_is_told_and_ended(start: Start) -> None:
+async def test_a_session_that_fails_is_told_and_ended(world: World) -> None:
     """Its first tasks need what they are not given here; the server is a good one nevertheless."""
-    url = official(start, "ors")
+    url = official(world, "ors")
 
     findings = await detect_url(url, timeout_s=30, environment="counter")
 
@@ -251,10 +266,10 @@ async def test_a_session_that_fails_is_told_and_ended(start: Start) -> None:
     assert findings.tools == ("add", "stop")
 
 
-def test_the_command_writes_a_file_that_loads_and_says_what_is_next(start: Start, tmp_path: Path) -> None:
-    url = counter(start, NEWEST, 3)
+def test_the_command_writes_a_file_that_loads_and_says_what_is_next(openenv: OpenEnv, env: Env, tmp_path: Path) -> None:
+    url = openenv("counter", NEWEST, 3)
 
-    done = env(tmp_path, "add", url, "--name", "remote")
+    done = env("add", url, "--name", "remote")
 
     assert done.returncode == 0, done.stderr
     path = tmp_path / "env_images" / "remote" / "environment.toml"
@@ -267,17 +282,17 @@ def test_the_command_writes_a_file_that_loads_and_says_what_is_next(start: Start
     assert "# found: it refused session 4 at once" in path.read_text()
     assert f"written: {path}" in done.stdout
     assert "gateway check" in done.stdout
-    shown = env(tmp_path, "show", "remote")
+    shown = env("show", "remote")
     assert url in shown.stdout
-    listed = env(tmp_path, "list")
+    listed = env("list")
     assert "remote" in listed.stdout
 
 
 @pytest.mark.parametrize("kind", ["ors", "openreward", "areal", "own"])
-def test_the_file_of_any_server_loads(start: Start, tmp_path: Path, kind: str) -> None:
-    url = official(start, kind) if kind in ("ors", "openreward") else {"areal": areal, "own": own}[kind](start)
+def test_the_file_of_any_server_loads(start: Start, world: World, env: Env, tmp_path: Path, kind: str) -> None:
+    url = official(world, kind) if kind in ("ors", "openreward") else {"areal": areal, "own": own}[kind](start)
 
-    done = env(tmp_path, "add", url, "--name", "any", "--catalog", str(tmp_path / "new" / "catalog"))
+    done = env("add", url, "--name", "any", "--catalog", str(tmp_path / "new" / "catalog"))
 
     assert done.returncode == 0, done.stderr
     environment = read_environment(tmp_path / "new" / "catalog" / "any" / "environment.toml")
@@ -287,24 +302,24 @@ def test_the_file_of_any_server_loads(start: Start, tmp_path: Path, kind: str) -
     )
 
 
-def test_a_file_that_is_there_is_kept_unless_it_is_forced(start: Start, tmp_path: Path) -> None:
+def test_a_file_that_is_there_is_kept_unless_it_is_forced(start: Start, env: Env, tmp_path: Path) -> None:
     url = areal(start)
     path = tmp_path / "env_images" / "guess" / "environment.toml"
     path.parent.mkdir(parents=True)
     path.write_text("mine")
 
-    refused = env(tmp_path, "add", url, "-n", "guess")
+    refused = env("add", url, "-n", "guess")
 
     assert refused.returncode == 2
     assert "is there already (--force overwrites it)" in refused.stderr
     assert path.read_text() == "mine"
-    assert env(tmp_path, "add", url, "-n", "guess", "--force").returncode == 0
+    assert env("add", url, "-n", "guess", "--force").returncode == 0
     assert read_environment(path).protocol is Protocol.AREAL
     assert [entry.name for entry in path.parent.iterdir()] == ["environment.toml"]
 
 
-def test_a_file_can_be_looked_at_without_being_written(start: Start, tmp_path: Path) -> None:
-    done = env(tmp_path, "add", areal(start), "-n", "guess", "--print")
+def test_a_file_can_be_looked_at_without_being_written(start: Start, env: Env, tmp_path: Path) -> None:
+    done = env("add", areal(start), "-n", "guess", "--print")
 
     assert 'name = "guess"' in done.stdout
     assert not (tmp_path / "env_images").exists()
@@ -321,18 +336,12 @@ def test_a_file_can_be_looked_at_without_being_written(start: Start, tmp_path: P
         ((CLOSED_PORT, "--name", "x", "--timeout", "1"), "no answer within 1 s"),
     ],
 )
-def test_a_wrong_command_is_told_and_leaves_nothing(tmp_path: Path, arguments: tuple[str, ...], reason: str) -> None:
-    done = env(tmp_path, "add", *arguments)
+def test_a_wrong_command_is_told_and_leaves_nothing(
+    env: Env, tmp_path: Path, arguments: tuple[str, ...], reason: str
+) -> None:
+    done = env("add", *arguments)
 
     assert done.returncode == 2, (done.stdout, done.stderr)
     assert reason in done.stderr
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
-
-
-def env(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run ``gateway env``."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("GATEWAY_")}
-    own = {"GATEWAY_CATALOG_DIR": str(folder / "env_images"), "COLUMNS": "200"}
-    command = [sys.executable, "-c", COMMAND, "env", *arguments]
-    return subprocess.run(command, env=environ | own, capture_output=True, text=True, timeout=150)

@@ -10,12 +10,24 @@ from openreward import OpenReward
 
 from tests.wire.raw import episode
 from tests.wire.sdks import Client, Sdk, names, text
-from tests.wire.targets import ALL, GATEWAYS, OURS, Folder, Target, on, tasks_of, token, with_clients
+from tests.wire.targets import (
+    ALL,
+    BOTH_GATEWAYS,
+    ENVSERVER,
+    OFFICIAL,
+    ONE_GATEWAY,
+    Folder,
+    Target,
+    on,
+    tasks_of,
+    token,
+    with_clients,
+)
 
 pytestmark = pytest.mark.wire
 
 
-@with_clients(*ALL)
+@with_clients(*OFFICIAL, ENVSERVER, *BOTH_GATEWAYS)
 async def test_the_prompt_of_a_task_is_the_same_inline_and_by_reference(client: Client) -> None:
     probe = client.environment("probe")
     task = await probe.get_task("train", 1)
@@ -30,7 +42,7 @@ async def test_the_prompt_of_a_task_is_the_same_inline_and_by_reference(client: 
     assert base64.b64decode(shown.data).startswith(b"\x89PNG")
 
 
-@with_clients(*ALL)
+@with_clients(*OFFICIAL, ENVSERVER, *BOTH_GATEWAYS)
 async def test_a_task_that_no_split_holds_is_played_as_it_is_given(client: Client, sdk: Sdk) -> None:
     task = sdk.task("probe", {"question": "Größe? 你好 🙂", "nested": {"deep": [1, None, {"x": 2.5}]}})
 
@@ -40,7 +52,7 @@ async def test_a_task_that_no_split_holds_is_played_as_it_is_given(client: Clien
     assert [block.text for block in prompt] == ["Größe? 你好 🙂"]
 
 
-@with_clients(*ALL)
+@with_clients(*OFFICIAL, *BOTH_GATEWAYS)
 async def test_a_session_has_a_state_of_its_own(client: Client, sdk: Sdk) -> None:
     counter = client.environment("counter")
 
@@ -67,7 +79,7 @@ async def test_a_second_environment_is_reached_by_task(client: Client) -> None:
     assert [block.text for block in prompt] == ["The counter stands at 2."]
 
 
-@with_clients("openreward-server", *GATEWAYS)
+@with_clients("openreward-server", *ONE_GATEWAY)
 async def test_a_second_environment_is_reached_by_split_and_index(client: Client) -> None:
     # One of the clients does not name the environment in this case: the gateway takes it from the first path.
     async with client.environment("counter").session(split="train", index=2) as session:
@@ -99,7 +111,7 @@ async def test_a_task_without_tools_of_its_own_lists_the_shared_ones(client: Cli
         assert await session.list_tools() == await probe.list_tools()
 
 
-@with_clients(*ALL)
+@with_clients(*OFFICIAL, *ONE_GATEWAY)
 async def test_no_reward_is_not_a_reward_of_zero(client: Client, sdk: Sdk) -> None:
     async with client.environment("probe").session(task=sdk.task("probe", {})) as session:
         rewards = [(await session.call_tool("score", {"reward": reward})).reward for reward in (0.0, None, -1.5, 1)]
@@ -107,7 +119,7 @@ async def test_no_reward_is_not_a_reward_of_zero(client: Client, sdk: Sdk) -> No
     assert rewards == [0.0, None, -1.5, 1.0]
 
 
-@with_clients(*ALL)
+@with_clients(*OFFICIAL, *ONE_GATEWAY)
 async def test_an_image_a_detail_and_metadata_arrive(client: Client, sdk: Sdk) -> None:
     async with client.environment("probe").session(task=sdk.task("probe", {})) as session:
         shown = await session.call_tool("image")
@@ -120,7 +132,7 @@ async def test_an_image_a_detail_and_metadata_arrive(client: Client, sdk: Sdk) -
     assert noted.metadata == {"depth": {"n": [1, 2.5, None, "é"]}}
 
 
-@with_clients("openreward-server", *OURS)
+@with_clients("openreward-server", *ONE_GATEWAY)
 async def test_after_the_end_no_call_runs(client: Client, sdk: Sdk, folder: Folder) -> None:
     word = token()
 
@@ -134,7 +146,7 @@ async def test_after_the_end_no_call_runs(client: Client, sdk: Sdk, folder: Fold
     assert folder.runs(word) == 0
 
 
-@with_clients(*ALL)
+@with_clients(*OFFICIAL, ENVSERVER, *BOTH_GATEWAYS)
 async def test_after_its_deletion_a_session_is_not_found(client: Client, sdk: Sdk, http: httpx.AsyncClient) -> None:
     async with client.environment("probe").session(task=sdk.task("probe", {})) as session:
         sid = session.sid
@@ -148,7 +160,7 @@ async def test_after_its_deletion_a_session_is_not_found(client: Client, sdk: Sd
     assert call.status_code == 404
 
 
-@on(*ALL)
+@on(*OFFICIAL, ENVSERVER, *BOTH_GATEWAYS)
 async def test_a_session_id_can_be_used_again_after_its_deletion(http: httpx.AsyncClient) -> None:
     sid = token()
 
@@ -160,7 +172,7 @@ async def test_a_session_id_can_be_used_again_after_its_deletion(http: httpx.Asy
     assert prompt[0]["text"] == "second"
 
 
-@with_clients(*ALL)
+@with_clients(*OFFICIAL, *BOTH_GATEWAYS)
 async def test_many_episodes_at_once_do_not_mix(client: Client, sdk: Sdk) -> None:
     counter = client.environment("counter")
 
@@ -175,7 +187,7 @@ async def test_many_episodes_at_once_do_not_mix(client: Client, sdk: Sdk) -> Non
     assert rewards == [(10 * n + 3) / 10 for n in range(12)]
 
 
-@on("openreward-server", *OURS)
+@on("openreward-server", *ONE_GATEWAY)
 async def test_messages_are_the_prompt_as_one_user_turn(http: httpx.AsyncClient) -> None:
     async with episode(http, {"question": "Who?"}) as opened:
         prompt = (await opened.get("prompt")).json()
@@ -185,7 +197,7 @@ async def test_messages_are_the_prompt_as_one_user_turn(http: httpx.AsyncClient)
     assert list(prompt[0]) == ["text", "detail", "type"]
 
 
-@on("openreward-server", *OURS)
+@on("openreward-server", *ONE_GATEWAY)
 async def test_scoring_a_group_is_refused_by_an_environment_that_cannot(http: httpx.AsyncClient) -> None:
     async with episode(http) as opened:
         response = await opened.post("/probe/score_group", {"candidates": []})
@@ -194,7 +206,7 @@ async def test_scoring_a_group_is_refused_by_an_environment_that_cannot(http: ht
     assert response.json() == {"detail": "Environment 'probe' does not implement score_group"}
 
 
-@on("ors-server", *OURS)
+@on("ors-server", *BOTH_GATEWAYS)
 def test_the_blocking_client_of_ors_plays_an_episode(target: Target) -> None:
     with ors.client.ORS(base_url=target.url, api_key=target.key) as client:
         counter = client.environment("counter")
@@ -206,7 +218,7 @@ def test_the_blocking_client_of_ors_plays_an_episode(target: Target) -> None:
     assert (last.reward, last.finished) == (12.3, True)
 
 
-@on("openreward-server", *OURS)
+@on("openreward-server", *BOTH_GATEWAYS)
 def test_the_blocking_client_of_openreward_plays_an_episode(target: Target) -> None:
     client = OpenReward(api_key=target.key)
     try:

@@ -12,7 +12,7 @@ from tests.fakes.eventually import eventually
 from tests.wire.gateways import Gateway
 from tests.wire.raw import RawEpisode, create, episode, new_sid
 from tests.wire.sdks import Client, Sdk, text
-from tests.wire.targets import GATEWAYS, Target, on, with_clients
+from tests.wire.targets import BOTH_GATEWAYS, ONE_GATEWAY, Target, on, with_clients
 
 pytestmark = pytest.mark.wire
 
@@ -24,7 +24,7 @@ async def nobody(gateway: Gateway) -> None:
     assert await gateway.sessions() == []
 
 
-@on(*GATEWAYS)
+@on(*BOTH_GATEWAYS)
 async def test_a_session_left_alone_expires_and_its_slot_is_free(http: httpx.AsyncClient, target: Target) -> None:
     gateway = target.gateway
     assert gateway is not None
@@ -45,7 +45,7 @@ async def test_a_session_left_alone_expires_and_its_slot_is_free(http: httpx.Asy
     assert (await left.delete()).status_code == 200
 
 
-@with_clients(*GATEWAYS)
+@with_clients(*ONE_GATEWAY)
 async def test_a_client_is_told_at_once_that_its_session_expired(client: Client, sdk: Sdk, target: Target) -> None:
     # Both clients ping at the opening and then each 10 s: too seldom for this environment.
     gateway = target.gateway
@@ -60,7 +60,7 @@ async def test_a_client_is_told_at_once_that_its_session_expired(client: Client,
     assert "expired" in str(caught.value)
 
 
-@on(*GATEWAYS)
+@on(*BOTH_GATEWAYS)
 async def test_a_session_id_can_be_used_again_after_its_expiry(http: httpx.AsyncClient, target: Target) -> None:
     gateway = target.gateway
     assert gateway is not None
@@ -74,7 +74,7 @@ async def test_a_session_id_can_be_used_again_after_its_expiry(http: httpx.Async
     assert prompt[0]["text"] == "second"
 
 
-@on(*GATEWAYS)
+@on(*BOTH_GATEWAYS)
 async def test_a_call_that_takes_longer_than_the_idle_time_is_no_idleness(http: httpx.AsyncClient) -> None:
     async with episode(http, environment="brief") as opened:
         slept = await opened.call("sleep", {"seconds": 2 * IDLE_S})
@@ -83,7 +83,7 @@ async def test_a_call_that_takes_longer_than_the_idle_time_is_no_idleness(http: 
     assert (slept.text, after.text) == ("slept", "still here")
 
 
-@on(*GATEWAYS)
+@on(*ONE_GATEWAY)
 def test_a_blocking_client_that_does_not_ping_keeps_its_session_through_a_long_call(target: Target) -> None:
     with ors.client.ORS(base_url=target.url, api_key=target.key) as client:
         brief = client.environment("brief")
@@ -94,7 +94,7 @@ def test_a_blocking_client_that_does_not_ping_keeps_its_session_through_a_long_c
     assert (text(slept), text(after)) == ("slept", "still here")
 
 
-@on(*GATEWAYS)
+@on(*BOTH_GATEWAYS)
 async def test_pings_keep_a_session(http: httpx.AsyncClient) -> None:
     async with episode(http, environment="brief") as opened:
         loop = asyncio.get_running_loop()

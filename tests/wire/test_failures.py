@@ -8,12 +8,12 @@ import pytest
 from tests.fakes.eventually import eventually
 from tests.wire.raw import episode
 from tests.wire.sdks import Client, Sdk, text
-from tests.wire.targets import ALL, OURS, Folder, on, runs_once, token, with_clients
+from tests.wire.targets import OFFICIAL, ONE_GATEWAY, Folder, on, runs_once, token, with_clients
 
 pytestmark = pytest.mark.wire
 
 
-@with_clients(*ALL)
+@with_clients(*OFFICIAL, *ONE_GATEWAY)
 @pytest.mark.parametrize(
     ("tool", "input", "message"),
     [
@@ -32,7 +32,7 @@ async def test_an_error_of_a_tool_reaches_the_trainer(
     assert message in str(caught.value)
 
 
-@on("ors-server", *OURS)
+@on("ors-server", *ONE_GATEWAY)
 async def test_after_an_error_the_session_goes_on(http: httpx.AsyncClient) -> None:
     async with episode(http) as opened:
         failed = await opened.call("fail")
@@ -43,7 +43,7 @@ async def test_after_an_error_the_session_goes_on(http: httpx.AsyncClient) -> No
     assert after.text == "still here"
 
 
-@with_clients(*ALL)
+@with_clients(*OFFICIAL, *ONE_GATEWAY)
 @pytest.mark.parametrize(
     ("tool", "input", "message"),
     [
@@ -65,7 +65,7 @@ async def test_a_call_that_cannot_run_is_refused_and_the_session_goes_on(
     assert after == "still here"
 
 
-@on("openreward-server", *OURS)
+@on("openreward-server", *ONE_GATEWAY)
 @pytest.mark.parametrize(
     ("tool", "input", "reason"),
     [("nope", {}, "not_found"), ("echo", {}, "input_validation")],
@@ -80,7 +80,7 @@ async def test_a_refusal_names_its_reason(
     assert (result["ok"], result["reason"]) == (False, reason)
 
 
-@on("openreward-server", *OURS)
+@on("openreward-server", *ONE_GATEWAY)
 async def test_a_setup_that_fails_is_told_on_each_request_until_the_session_is_deleted(http: httpx.AsyncClient) -> None:
     async with episode(http, {"error": "no such puzzle"}, environment="slowsetup") as opened:
         prompt = await opened.get("prompt")
@@ -92,7 +92,7 @@ async def test_a_setup_that_fails_is_told_on_each_request_until_the_session_is_d
     assert ping.status_code == 200
 
 
-@on("openreward-server", *OURS)
+@on("openreward-server", *ONE_GATEWAY)
 async def test_a_tool_that_blocks_delays_nobody_else(http: httpx.AsyncClient, folder: Folder) -> None:
     word = token()
 

@@ -11,7 +11,7 @@ from openreward.api.environments import AuthenticationError
 from tests.wire.gateways import OPERATOR_KEY, TRAINER_KEYS
 from tests.wire.raw import RawEpisode, create, episode, new_sid
 from tests.wire.sdks import Sdk
-from tests.wire.targets import GATEWAYS, Target, on, with_clients
+from tests.wire.targets import BOTH_GATEWAYS, ONE_GATEWAY, Target, on, with_clients
 
 pytestmark = pytest.mark.wire
 
@@ -23,7 +23,7 @@ async def bob(target: Target) -> AsyncIterator[httpx.AsyncClient]:
         yield http
 
 
-@with_clients(*GATEWAYS)
+@with_clients(*ONE_GATEWAY)
 @pytest.mark.parametrize("key", [None, "not-the-key", OPERATOR_KEY])
 async def test_a_client_without_a_trainers_key_is_turned_away_at_once(
     target: Target, sdk: Sdk, key: str | None
@@ -36,7 +36,7 @@ async def test_a_client_without_a_trainers_key_is_turned_away_at_once(
                 pass
 
 
-@on(*GATEWAYS)
+@on(*ONE_GATEWAY)
 @pytest.mark.parametrize("path", ["/admin/v1/sessions", "/admin/v1/workers", "/metrics"])
 @pytest.mark.parametrize("key", ["", TRAINER_KEYS["alice"], "not-the-key"])
 async def test_operators_doors_are_closed_to_trainers(target: Target, path: str, key: str) -> None:
@@ -47,7 +47,7 @@ async def test_operators_doors_are_closed_to_trainers(target: Target, path: str,
     assert "sessions" not in response.json()
 
 
-@on(*GATEWAYS)
+@on(*BOTH_GATEWAYS)
 async def test_a_session_of_another_key_is_not_there(http: httpx.AsyncClient, bob: httpx.AsyncClient) -> None:
     async with episode(http, {"start": 1}, environment="counter") as opened:
         stranger = RawEpisode(bob, opened.sid, "counter")
@@ -66,7 +66,7 @@ async def test_a_session_of_another_key_is_not_there(http: httpx.AsyncClient, bo
     assert after.text == "2"
 
 
-@on(*GATEWAYS)
+@on(*BOTH_GATEWAYS)
 async def test_two_keys_may_choose_the_same_session_id(http: httpx.AsyncClient, bob: httpx.AsyncClient) -> None:
     sid = new_sid()
 
@@ -81,7 +81,7 @@ async def test_two_keys_may_choose_the_same_session_id(http: httpx.AsyncClient, 
     assert sums == ["2", "51", "52"]
 
 
-@on(*GATEWAYS)
+@on(*ONE_GATEWAY)
 @pytest.mark.parametrize("form", ["bearer", "path"])
 async def test_a_key_comes_as_a_bearer_or_in_the_path(target: Target, form: str) -> None:
     key = TRAINER_KEYS["alice"]
@@ -99,7 +99,7 @@ async def test_a_key_comes_as_a_bearer_or_in_the_path(target: Target, form: str)
     assert key not in target.gateway.log
 
 
-@on(*GATEWAYS)
+@on(*ONE_GATEWAY)
 async def test_a_refusal_at_the_door_has_the_protocols_form(target: Target) -> None:
     async with target.http(key="") as http:
         response = await create(http, new_sid(), env_name="probe", task_spec={})

@@ -22,7 +22,7 @@ from tests.wire.os_attacks import ATTACKS, GHOST, NEIGHBOUR, Attack
 from tests.wire.os_catalog import counting, serving_os
 from tests.wire.os_episodes import TREE, Play, bash, playing
 
-pytestmark = [pytest.mark.wire, pytest.mark.docker, pytest.mark.redis, pytest.mark.slow, pytest.mark.parallel]
+pytestmark = [pytest.mark.wire, pytest.mark.docker, pytest.mark.redis, pytest.mark.needs("image:os")]
 
 GATEWAY_SECRET = uuid.uuid4().hex
 ANSWER = f"answer-{uuid.uuid4().hex}"

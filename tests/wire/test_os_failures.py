@@ -17,7 +17,7 @@ from tests.wire.os_catalog import counting, serving_os
 from tests.wire.os_episodes import MAX_TURNS, Play, bash, playing
 from tests.wire.stack import INSTANCE_LABEL
 
-pytestmark = [pytest.mark.wire, pytest.mark.docker, pytest.mark.redis, pytest.mark.parallel]
+pytestmark = [pytest.mark.wire, pytest.mark.docker, pytest.mark.redis, pytest.mark.needs("image:os")]
 
 BROKEN_INIT = ["mkdir /srv/data", "echo the-cause >&2; exit 3"]
 BROKEN: dict[str, tuple[dict[str, Any], str]] = {

@@ -15,7 +15,7 @@ from tests.wire.gateways import Gateway
 from tests.wire.os_catalog import counting, serving_os
 from tests.wire.os_episodes import TREE, Play, tasks_of
 
-pytestmark = [pytest.mark.wire, pytest.mark.docker, pytest.mark.redis, pytest.mark.slow, pytest.mark.parallel]
+pytestmark = [pytest.mark.wire, pytest.mark.docker, pytest.mark.redis, pytest.mark.needs("image:os")]
 
 MEMBERS = 8
 SLOTS = 16

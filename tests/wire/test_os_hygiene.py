@@ -14,7 +14,7 @@ from tests.wire.gateways import Gateway
 from tests.wire.os_catalog import counting, serving_os
 from tests.wire.os_episodes import Play, bash, playing
 
-pytestmark = [pytest.mark.wire, pytest.mark.docker, pytest.mark.redis, pytest.mark.slow, pytest.mark.parallel]
+pytestmark = [pytest.mark.wire, pytest.mark.docker, pytest.mark.redis, pytest.mark.needs("image:os")]
 
 IDLE_S = 4.0
 """In place of 300 s, for a gateway whose sessions are to expire."""

@@ -7,7 +7,7 @@ from openreward import AsyncOpenReward
 
 from tests.wire.raw import create, episode, new_sid, parse
 from tests.wire.sdks import ORS, names, text
-from tests.wire.targets import ALL, GATEWAYS, OURS, Target, on, tasks_of
+from tests.wire.targets import ALL, ONE_GATEWAY, OURS, Target, on, tasks_of
 
 pytestmark = pytest.mark.wire
 
@@ -32,7 +32,7 @@ async def test_a_client_without_a_variant_talks_to_the_default_environment(targe
     assert output == "bare"
 
 
-@on(*GATEWAYS)
+@on(*ONE_GATEWAY)
 @pytest.mark.parametrize("deployment", ["counter", "Owner/Counter", "local/counter"])
 async def test_a_deployment_that_is_an_environment_is_that_environment(target: Target, deployment: str) -> None:
     client = AsyncOpenReward(api_key=target.key)
@@ -142,7 +142,7 @@ async def test_any_host_is_served(http: httpx.AsyncClient, host: str) -> None:
     assert (await http.get("/probe/splits", headers={"Host": host})).status_code == 200
 
 
-@on(*GATEWAYS)
+@on(*ONE_GATEWAY)
 async def test_a_path_that_contradicts_the_session_is_a_conflict(http: httpx.AsyncClient) -> None:
     async with episode(http, {"start": 1}, environment="counter") as opened:
         response = await http.get("/probe/prompt", headers=opened.headers)
@@ -153,7 +153,7 @@ async def test_a_path_that_contradicts_the_session_is_a_conflict(http: httpx.Asy
     assert right.status_code == 200
 
 
-@on(*GATEWAYS)
+@on(*ONE_GATEWAY)
 async def test_an_environment_that_no_create_named_is_the_one_of_the_first_path(http: httpx.AsyncClient) -> None:
     sid = new_sid()
 
@@ -167,7 +167,7 @@ async def test_an_environment_that_no_create_named_is_the_one_of_the_first_path(
     assert other.status_code == 409
 
 
-@on(*GATEWAYS)
+@on(*ONE_GATEWAY)
 async def test_a_reference_that_holds_in_no_environment_is_refused_at_once(http: httpx.AsyncClient) -> None:
     response = await create(http, new_sid(), split="nowhere", index=0)
 
@@ -182,7 +182,7 @@ def test_the_environment_is_reached_from_a_shared_blocking_client(target: Target
     assert listed == [["add", "stop"], ["count"]]
 
 
-@on(*GATEWAYS)
+@on(*ONE_GATEWAY)
 async def test_health_and_readiness_are_told_without_a_key(target: Target) -> None:
     async with target.http(key="") as http:
         assert (await http.get("/healthz")).status_code == 200

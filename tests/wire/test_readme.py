@@ -12,29 +12,30 @@ from pathlib import Path
 import pytest
 
 from tests.wire.openenv.clients import NEWEST, python_of
+from tests.wire.processes import ServerProcess
 
 PROJECT = Path(__file__).resolve().parents[2]
 README = (PROJECT / "README.md").read_text()
 USUAL = "http://127.0.0.1:8080"
-READY = "gateway_ready url="
 WAIT_S = 60
 
-pytestmark = pytest.mark.wire
+pytestmark = [pytest.mark.wire, pytest.mark.needs("openenv-clients")]
 
 
-@pytest.fixture
-def url(tmp_path: Path) -> Iterator[str]:
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A gateway as `make run` starts it, but for its port and its folders."""
-    ours = {name: value for name, value in os.environ.items() if not name.startswith("GATEWAY_")}
-    folders = {"XDG_RUNTIME_DIR": str(tmp_path), "XDG_STATE_HOME": str(tmp_path), "GATEWAY_PORT": "0"}
-    command = [str(Path(sys.executable).with_name("gateway")), "serve"]
-    gateway = subprocess.Popen(command, cwd=PROJECT, env=ours | folders, stderr=subprocess.PIPE, text=True)
-    try:
-        assert gateway.stderr is not None
-        yield next(line.split(READY)[1].split()[0] for line in gateway.stderr if READY in line)
-    finally:
-        gateway.terminate()
-        gateway.communicate(timeout=WAIT_S)
+    folder = tmp_path_factory.mktemp("gateway")
+    gateway = ServerProcess(
+        [str(Path(sys.executable).with_name("gateway")), "serve"],
+        variables={"XDG_RUNTIME_DIR": str(folder), "XDG_STATE_HOME": str(folder), "GATEWAY_PORT": "0"},
+        ready=r"gateway_ready url=(\S+)",
+        log=folder / "gateway.log",
+        cwd=PROJECT,
+    )
+    gateway.start()
+    yield gateway.address
+    gateway.stop()
 
 
 def snippet(name: str = "snippet") -> str:

@@ -19,6 +19,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
+from tests.deadlines import scaled
 from tests.fakes.eventually import eventually, until
 from tests.fakes.splicing import splice
 from tests.wire.gateways import TRAINER_KEYS, Gateway
@@ -30,8 +31,8 @@ pytestmark = [pytest.mark.wire, pytest.mark.docker, pytest.mark.redis, pytest.ma
 
 KEY: Final = {"X-API-Key": TRAINER_KEYS["alice"]}
 ASK_EVERY_S: Final = 0.1
-NOTICE_S: Final = 1.5
-"""Many times what the balancer takes to notice."""
+NOTICE_S: Final = 2.0
+"""Many times what the balancer takes to notice; more on a slow machine."""
 STEPS: Final = 8
 """Of one episode; then another one begins."""
 
@@ -215,12 +216,12 @@ async def leaves(gateway: Gateway, balancer: Balancer) -> None:
 
             async def unready() -> None:
                 answer = await http.get("/readyz")
-                assert (answer.status_code, answer.headers["connection"]) == (503, "close")
+                assert (answer.status_code, answer.headers.get("connection")) == (503, "close")
 
             await eventually(unready)
             await until(lambda: gateway not in balancer.ready)
             late = await http.get("/healthz")  # a new connection, after the balancer has turned away
-            assert (late.status_code, late.headers["connection"]) == (200, "close")
+            assert (late.status_code, late.headers.get("connection")) == (200, "close")
     finally:
         status = await ending
     assert status == 0
@@ -241,7 +242,7 @@ def stack() -> Iterator[Stack]:
 @contextlib.contextmanager
 def gateways(stack: Stack, *names: str) -> Iterator[list[Gateway]]:
     """Gateways on one store and engine, not started."""
-    shared = {"GATEWAY_STATE_DIR": str(stack.folder / "state"), "GATEWAY_DRAIN_NOTICE_S": str(NOTICE_S)}
+    shared = {"GATEWAY_STATE_DIR": str(stack.folder / "state"), "GATEWAY_DRAIN_NOTICE_S": str(scaled(NOTICE_S))}
     made = []
     for name in names:
         folder = stack.folder / name

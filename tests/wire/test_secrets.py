@@ -10,7 +10,7 @@ import redis
 
 from tests.wire.raw import create, episode, new_sid
 from tests.wire.sdks import Client, Sdk, text
-from tests.wire.targets import GATEWAYS, OURS, Target, on, token, with_clients
+from tests.wire.targets import BOTH_GATEWAYS, ONE_GATEWAY, OURS, Target, on, token, with_clients
 
 pytestmark = pytest.mark.wire
 
@@ -20,7 +20,7 @@ def packed(secrets: Any) -> str:
     return base64.b64encode(json.dumps(secrets).encode()).decode()
 
 
-@with_clients("openreward-server", *OURS)
+@with_clients("openreward-server", *BOTH_GATEWAYS)
 async def test_a_secret_of_the_client_reaches_its_session_alone(client: Client, sdk: Sdk) -> None:
     word = token()
     probe = client.environment("probe")
@@ -58,7 +58,7 @@ async def test_secrets_come_in_the_body_or_in_the_header_which_wins(http: httpx.
     assert (await http.post("/ping", headers={"X-Session-ID": sid})).status_code == 404
 
 
-@with_clients(*GATEWAYS)
+@with_clients(*ONE_GATEWAY)
 async def test_the_trainers_own_key_is_kept_from_environments(client: Client, sdk: Sdk) -> None:
     # One client puts the caller's key into the secrets of every session.
     async with client.environment("probe").session(task=sdk.task("probe", {})) as session:
@@ -97,7 +97,7 @@ async def test_secrets_of_more_than_64_kib_arrive(http: httpx.AsyncClient) -> No
     assert told == word
 
 
-@on(*GATEWAYS)
+@on(*BOTH_GATEWAYS)
 async def test_no_log_listing_store_or_container_holds_a_secret_or_a_key(
     target: Target, http: httpx.AsyncClient
 ) -> None:

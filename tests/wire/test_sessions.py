@@ -8,7 +8,7 @@ import pytest
 
 from tests.fakes.eventually import eventually
 from tests.wire.raw import RawEpisode, create, episode, new_sid
-from tests.wire.targets import ALL, GATEWAYS, OURS, Folder, Target, on, token
+from tests.wire.targets import ALL, BOTH_GATEWAYS, ENVSERVER, OFFICIAL, OURS, Folder, Target, on, token
 
 pytestmark = pytest.mark.wire
 
@@ -17,7 +17,7 @@ DEADLINE_S = 60.0
 EXISTS = '{"detail":"Session already exists"}'
 
 
-@on(*OURS)
+@on(ENVSERVER, *BOTH_GATEWAYS)
 async def test_many_identical_creates_at_once_open_one_session(http: httpx.AsyncClient, target: Target) -> None:
     sid = new_sid()
     body: dict[str, Any] = {"env_name": "counter", "task_spec": {"start": 7}}
@@ -32,7 +32,7 @@ async def test_many_identical_creates_at_once_open_one_session(http: httpx.Async
     assert [session["name"] for session in held] == [sid]
 
 
-@on(*OURS)
+@on(ENVSERVER, *BOTH_GATEWAYS)
 async def test_creates_that_race_from_the_start_open_one_session(http: httpx.AsyncClient, target: Target) -> None:
     sid = new_sid()
     body: dict[str, Any] = {"env_name": "counter", "task_spec": {"start": 7}}
@@ -86,7 +86,7 @@ async def test_deleting_what_is_not_there_succeeds(http: httpx.AsyncClient) -> N
         assert response.json()["sid"] == "never-created"
 
 
-@on(*ALL)
+@on(*OFFICIAL, ENVSERVER, *BOTH_GATEWAYS)
 async def test_a_session_can_be_deleted_twice(http: httpx.AsyncClient) -> None:
     async with episode(http) as opened:
         responses = [await opened.delete() for _ in range(3)]
@@ -105,7 +105,7 @@ async def test_delete_session_leaves_the_episode_alone(http: httpx.AsyncClient) 
     assert after.text == "3"
 
 
-@on(*OURS)
+@on(ENVSERVER, *BOTH_GATEWAYS)
 async def test_sessions_deleted_as_soon_as_they_are_created_are_torn_down(
     http: httpx.AsyncClient, target: Target
 ) -> None:
@@ -121,7 +121,7 @@ async def test_sessions_deleted_as_soon_as_they_are_created_are_torn_down(
     assert "session_close_failed" not in target.log()[already_logged:]
 
 
-@on("openreward-server", *OURS)
+@on("openreward-server", ENVSERVER, *BOTH_GATEWAYS)
 async def test_a_deletion_during_the_setup_ends_what_waits_for_it(http: httpx.AsyncClient, folder: Folder) -> None:
     task = {"folder": folder.inside, "gate": f"{folder.inside}/{token()}.gate"}
 
@@ -141,7 +141,7 @@ async def test_a_deletion_during_the_setup_ends_what_waits_for_it(http: httpx.As
     assert after.status_code == 404
 
 
-@on(*ALL)
+@on(*OFFICIAL, ENVSERVER, *BOTH_GATEWAYS)
 @pytest.mark.parametrize("sid", ["a b/c?d=e&f", "x" * 200, "../../etc", "ünï".encode().decode("latin-1"), "%2F%00"])
 async def test_any_text_can_be_a_session_id(http: httpx.AsyncClient, sid: str) -> None:
     headers = [(b"X-Session-ID", sid.encode("latin-1"))]
@@ -156,7 +156,7 @@ async def test_any_text_can_be_a_session_id(http: httpx.AsyncClient, sid: str) -
     assert deleted.status_code == 200
 
 
-@on(*GATEWAYS)
+@on(*BOTH_GATEWAYS)
 async def test_a_create_waits_for_room(http: httpx.AsyncClient) -> None:
     async with episode(http, environment="narrow") as first:
         waiting = asyncio.create_task(create(http, sid := new_sid(), env_name="narrow", task_spec={}))
@@ -171,7 +171,7 @@ async def test_a_create_waits_for_room(http: httpx.AsyncClient) -> None:
     assert response.status_code == 200
 
 
-@on(*GATEWAYS)
+@on(*BOTH_GATEWAYS)
 async def test_without_room_in_time_a_create_is_told_when_to_come_again(
     http: httpx.AsyncClient, target: Target
 ) -> None:
@@ -186,7 +186,7 @@ async def test_without_room_in_time_a_create_is_told_when_to_come_again(
     assert [session["name"] for session in held] == [first.sid]
 
 
-@on(*GATEWAYS)
+@on(*BOTH_GATEWAYS)
 async def test_a_trainer_that_hangs_up_while_it_waits_gives_its_place_back(
     http: httpx.AsyncClient, target: Target
 ) -> None:
@@ -204,7 +204,7 @@ async def test_a_trainer_that_hangs_up_while_it_waits_gives_its_place_back(
     assert [session["name"] for session in held] == [next_one.sid]
 
 
-@on(*GATEWAYS)
+@on(*BOTH_GATEWAYS)
 async def test_a_trainer_that_hangs_up_while_a_worker_starts_leaves_nothing(
     http: httpx.AsyncClient, target: Target
 ) -> None:
@@ -225,7 +225,7 @@ async def test_a_trainer_that_hangs_up_while_a_worker_starts_leaves_nothing(
     await eventually(idle)
 
 
-@on(*GATEWAYS)
+@on(*BOTH_GATEWAYS)
 async def test_operators_see_who_plays_what_where(http: httpx.AsyncClient, target: Target) -> None:
     gateway = target.gateway
     assert gateway is not None

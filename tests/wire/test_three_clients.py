@@ -19,13 +19,13 @@ import pytest
 from tests.fakes.eventually import eventually
 from tests.fakes.user import need_other_users
 from tests.wire.areal_client import ArealClient
-from tests.wire.catalog import EMBEDDED, PROJECT, STACK, serving
+from tests.wire.catalog import EMBEDDED, PROJECT, STACK, on_stack, serving
 from tests.wire.coding_play import SPECS, problem_of
 from tests.wire.gateways import Gateway
 from tests.wire.openenv.clients import NEWEST, Driver, connected
 from tests.wire.sdks import SDKS
 
-pytestmark = [pytest.mark.wire, pytest.mark.sandbox, pytest.mark.slow]
+pytestmark = [pytest.mark.wire, pytest.mark.sandbox, pytest.mark.slow, pytest.mark.needs("openenv-clients")]
 
 Act = tuple[str, dict[str, Any]]
 """A tool's name and its arguments."""
@@ -162,12 +162,8 @@ def browser() -> Case:
 
 
 CASES = {case.environment: case for case in (math(), os(), coding(), game(), chat(), browser())}
-IN_CONTAINERS_ONLY = frozenset(["browser"])
+IN_CONTAINERS_ONLY = ("browser",)
 """What needs more than Python packages."""
-PAIRS = [
-    *(pytest.param(EMBEDDED, name, id=f"{EMBEDDED}-{name}") for name in CASES if name not in IN_CONTAINERS_ONLY),
-    *(pytest.param(STACK, name, id=f"{STACK}-{name}", marks=[pytest.mark.docker, pytest.mark.redis]) for name in CASES),
-]
 
 
 def catalog(folder: Path) -> Path:
@@ -189,7 +185,7 @@ def catalog(folder: Path) -> Path:
     return images
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=[EMBEDDED, on_stack(*CASES)])
 def gateway(request: pytest.FixtureRequest) -> Iterator[Gateway]:
     if request.param == EMBEDDED:  # in a container there are always others
         need_other_users()
@@ -261,10 +257,23 @@ async def played(act: Callable[[Act], Awaitable[Any]], script: Sequence[Act]) ->
     return Played(total, len(script))
 
 
-@pytest.mark.parametrize(("gateway", "environment"), PAIRS, indirect=["gateway"])
+@pytest.mark.parametrize("environment", [name for name in CASES if name not in IN_CONTAINERS_ONLY])
 async def test_the_same_actions_are_worth_the_same_over_every_front(
     gateway: Gateway, driver: Driver, environment: str
 ) -> None:
+    await expect_the_same_rewards(gateway, driver, environment)
+
+
+@pytest.mark.parametrize("gateway", [on_stack(*CASES)], indirect=True)
+@pytest.mark.parametrize("environment", IN_CONTAINERS_ONLY)
+async def test_so_are_those_of_an_environment_that_runs_in_containers_only(
+    gateway: Gateway, driver: Driver, environment: str
+) -> None:
+    await expect_the_same_rewards(gateway, driver, environment)
+
+
+async def expect_the_same_rewards(gateway: Gateway, driver: Driver, environment: str) -> None:
+    """Play each script of the case over each front."""
     case = CASES[environment]
     rewards: dict[str, list[float]] = {}
     for name, script in case.scripts.items():

@@ -12,7 +12,7 @@ from openreward.api.environments import SessionTerminatedError
 from tests.fakes.eventually import eventually
 from tests.wire.raw import RawEpisode, create, episode, new_sid, parse
 from tests.wire.sdks import Client, Sdk, text
-from tests.wire.targets import GATEWAYS, Folder, Target, on, runs_once, token, with_clients
+from tests.wire.targets import BOTH_GATEWAYS, Folder, Target, on, runs_once, token, with_clients
 
 pytestmark = pytest.mark.wire
 
@@ -35,7 +35,7 @@ def kill(target: Target, worker: str, pid: str) -> None:
         os.kill(int(pid), signal.SIGKILL)
 
 
-@with_clients(*GATEWAYS)
+@with_clients(*BOTH_GATEWAYS)
 async def test_a_worker_killed_in_mid_call_ran_the_tool_once(
     target: Target, client: Client, sdk: Sdk, folder: Folder
 ) -> None:
@@ -54,7 +54,7 @@ async def test_a_worker_killed_in_mid_call_ran_the_tool_once(
     assert folder.runs(word) <= 1  # a container's own ledger is gone with it
 
 
-@with_clients(*GATEWAYS)
+@with_clients(*BOTH_GATEWAYS)
 async def test_after_the_death_of_its_worker_a_session_is_gone_and_the_next_one_plays(
     target: Target, client: Client, sdk: Sdk, folder: Folder
 ) -> None:
@@ -76,7 +76,7 @@ async def test_after_the_death_of_its_worker_a_session_is_gone_and_the_next_one_
     assert folder.runs(word) == 0
 
 
-@on(*GATEWAYS)
+@on(*BOTH_GATEWAYS)
 async def test_a_call_cut_off_by_its_workers_death_ends_with_an_error_event(
     target: Target, http: httpx.AsyncClient, folder: Folder
 ) -> None:
@@ -103,7 +103,7 @@ async def test_a_call_cut_off_by_its_workers_death_ends_with_an_error_event(
     assert "worker_lost" in prompt.json()["detail"]
 
 
-@on(*GATEWAYS)
+@on(*BOTH_GATEWAYS)
 async def test_no_status_orders_a_client_to_repeat_a_call_that_may_have_run(
     target: Target, http: httpx.AsyncClient, folder: Folder
 ) -> None:
@@ -129,7 +129,7 @@ async def lost(target: Target, worker: str) -> None:
     assert worker not in [each["id"] for each in await target.gateway.workers()]
 
 
-@on(*GATEWAYS)
+@on(*BOTH_GATEWAYS)
 async def test_a_create_beside_the_death_of_a_worker_finds_another(target: Target, http: httpx.AsyncClient) -> None:
     async with episode(http) as opened:
         pid = (await opened.call("pid")).text

@@ -1,10 +1,19 @@
 """Fixtures of the tests with servers that know nothing of the gateway."""
 
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.wire.any.places import Place, Places
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All tests here use official clients or servers, and on an engine the images of ``tests/foreign``."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            images = ("third-party-images",) if item.get_closest_marker("docker") else ()
+            item.add_marker(pytest.mark.needs("openenv-clients", *images))
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,10 @@
 """Gateways that serve the images of ``tests/foreign``: on local processes, and on Redis and an engine.
 
-Each is started when the first test asks for it and lives until the test process ends.
+Each is started when the first test asks for it and lives until the test process ends. The images have to be there
+(scripts/foreign-images, scripts/build-images base).
+
+A test runs on ``embedded``. It runs on ``stack``, too, where a container or the store can change its outcome: a worker
+that starts, dies or is full, a session that expires. Each image is played there once by a client of each protocol.
 """
 
 from __future__ import annotations
@@ -8,23 +12,24 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+import redis
 
-from tests.fakes.eventually import eventually
+from tests.fakes.eventually import eventually, eventually_now
 from tests.wire.gateways import Gateway, short_folder
 from tests.wire.openenv.clients import NEWEST, python_of
-from tests.wire.stack import Stack
+from tests.wire.stack import Redis, Stack
 
 PROJECT = Path(__file__).resolve().parents[3]
 CATALOG = PROJECT / "tests" / "foreign" / "catalog"
 EMBEDDED, STACK = "embedded", "stack"
-GATEWAYS = (EMBEDDED, STACK)
 ONLY_IN_CONTAINERS = frozenset(["openenv-counter-030"])
 """No venv of the machine has these packages."""
 
@@ -99,10 +104,6 @@ class Places:
             self._undo.callback(gateway.stop)
             gateway.start()
             return Place(name, gateway)
-        build_images()
-        subprocess.run(
-            [PROJECT / "scripts" / "build-images", "base"], check=True, timeout=600
-        )  # what forwards to a port
         stack = Stack()
         self._undo.callback(stack.close)
         stack.redis.start()
@@ -110,6 +111,75 @@ class Places:
         self._undo.callback(gateway.stop)
         gateway.start()
         return Place(name, gateway, stack)
+
+
+class Replica(Gateway):
+    """A gateway that knows whether it runs."""
+
+    is_running = False
+
+    def start(self) -> None:
+        super().start()
+        self.is_running = True
+
+    def kill(self) -> None:
+        self.is_running = False
+        super().kill()
+
+    def stop(self) -> int:
+        self.is_running = False
+        return super().stop()
+
+
+class Pair:
+    """Gateways A and B on one Redis, before servers that others run (``gateway serve --static``).
+
+    A test may end any of the three: `revive` starts them again for the next test.
+    """
+
+    def __init__(self, servers: Mapping[str, str]) -> None:
+        """Start nothing yet; *servers* maps environments to the URLs of their servers."""
+        self._folder = short_folder()
+        self.redis = Redis(self._folder)
+        shared = {
+            "GATEWAY_STORE": self.redis.url,
+            "GATEWAY_STATIC": ",".join(f"{name}={url}" for name, url in servers.items()),
+            "GATEWAY_ENVIRONMENTS": "",
+            "GATEWAY_DEFAULT_ENVIRONMENT": next(iter(servers)),
+            "GATEWAY_STATE_DIR": str(self._folder / "state"),
+        }
+        for name in "ab":
+            (self._folder / name).mkdir()
+        self.a, self.b = (Replica(self._folder / name, shared) for name in "ab")
+
+    def revive(self) -> None:
+        """Start what does not run, and return when both gateways are ready."""
+        with contextlib.closing(self.redis.database()) as store:
+            try:
+                store.ping()
+            except redis.ConnectionError:
+                self.redis.start()
+        both = (self.a, self.b)
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(Replica.start, [each for each in both if not each.is_running]))
+        eventually_now(lambda: all_ready(both))
+
+    def close(self) -> None:
+        """End all three, and forget what they wrote."""
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(Replica.stop, (self.a, self.b)))
+        self.redis.stop()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def all_ready(gateways: Sequence[Gateway]) -> None:
+    """Assert that each of *gateways* reaches its store."""
+    for gateway in gateways:
+        try:
+            status = httpx.get(f"{gateway.url}/readyz", verify=False, trust_env=False).status_code
+        except httpx.TransportError as error:
+            raise AssertionError("a gateway does not answer yet") from error
+        assert status == 200
 
 
 def environments() -> Sequence[str]:
@@ -127,19 +197,20 @@ def settings(*names: str) -> dict[str, str]:
     }
 
 
-def build_images(*names: str) -> None:
-    """Build the images; the engine's cache makes this quick."""
-    subprocess.run([PROJECT / "scripts" / "foreign-images", *names], check=True, timeout=900)
-
-
 def on(*names: str) -> pytest.MarkDecorator:
     """Run a test on each of these gateways."""
-    return pytest.mark.parametrize("place", [pytest.param(name, marks=marks(name)) for name in names], indirect=True)
+    return on_rows("", *((name,) for name in names))
 
 
-def marks(name: str) -> list[pytest.MarkDecorator]:
-    """What a test on the gateway *name* needs."""
-    return [pytest.mark.docker, pytest.mark.redis] if name == STACK else []
+def on_rows(others: str, *rows: Sequence[object]) -> pytest.MarkDecorator:
+    """Run a test on each row: a gateway, and values of the arguments that *others* names."""
+    values = [pytest.param(*row, marks=_marks(row[0])) for row in rows]
+    return pytest.mark.parametrize(("place", *others.split()), values, indirect=["place"])
+
+
+def _marks(place: object) -> list[pytest.MarkDecorator]:
+    """What a test on the gateway *place* needs."""
+    return [pytest.mark.docker, pytest.mark.redis] if place == STACK else []
 
 
 def _is_of(container: Any, workers: set[str]) -> bool:

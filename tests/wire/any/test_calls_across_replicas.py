@@ -6,8 +6,6 @@ The server's own count of runs is the judge: its tools write each run into a led
 from __future__ import annotations
 
 import contextlib
-import shutil
-import sys
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,14 +15,13 @@ from typing import Any
 
 import httpx
 import pytest
-import redis
 
 from tests.fakes.eventually import eventually_now
-from tests.wire.gateways import TRAINER_KEYS, WIRE, Gateway, short_folder
-from tests.wire.processes import ServerProcess
+from tests.wire.any.places import Pair
+from tests.wire.gateways import TRAINER_KEYS, Gateway
 from tests.wire.raw import Outcome, parse
 from tests.wire.stack import Redis
-from tests.wire.targets import Folder, Roots, token
+from tests.wire.targets import Folder, Roots, World, token
 
 pytestmark = [pytest.mark.wire, pytest.mark.redis, pytest.mark.timeout(240)]
 
@@ -43,14 +40,15 @@ class Replicas:
 
     def client(self, gateway: Gateway, headers: Mapping[str, str]) -> httpx.Client:
         every = {"X-Session-ID": self.sid, "X-API-Key": TRAINER_KEYS["alice"]}
-        return httpx.Client(base_url=gateway.url, headers=every | dict(headers), trust_env=False, timeout=60)
+        headers = every | dict(headers)
+        return httpx.Client(base_url=gateway.url, headers=headers, verify=False, trust_env=False, timeout=60)
 
     def post(self, gateway: Gateway, path: str, body: Any = None, **headers: str) -> httpx.Response:
         with self.client(gateway, headers) as http:
             return http.post(path, json=body) if body is not None else http.post(path)
 
-    def create(self, gateway: Gateway) -> None:
-        response = self.post(gateway, "/create", {"env_name": "probe", "task_spec": {"folder": self.folder.inside}})
+    def create(self) -> None:
+        response = self.post(self.a, "/create", {"env_name": "probe", "task_spec": {"folder": self.folder.inside}})
         assert response.status_code == 200, response.text
 
     def call(self, gateway: Gateway, tool: str, word: str, *, key: str = "", task_id: str = "") -> httpx.Response:
@@ -58,6 +56,11 @@ class Replicas:
         headers = {"Idempotency-Key": key} if key else {}
         body = {"name": tool, "input": {"token": word}} | ({"task_id": task_id} if task_id else {})
         return self.post(gateway, "/probe/call", body, Accept=JSON, **headers)
+
+    def stored_calls(self) -> set[str]:
+        """Return the keys under which the store keeps calls, of all sessions."""
+        with contextlib.closing(self.redis.database()) as store:
+            return {key for key in store.scan_iter("*") if ":call" in key and ":call_replica:" not in key}
 
     def begun(self, word: str) -> None:
         """Wait until a tool has begun to run."""
@@ -69,76 +72,22 @@ class Replicas:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """One official server for all tests: each opens an episode of its own in it."""
-    server = ServerProcess(
-        [sys.executable, str(WIRE / "references" / "server.py"), "ors"],
-        variables={},
-        ready=r"Uvicorn running on (http://[^\s]+)",
-        log=tmp_path_factory.mktemp("server") / "server.log",
-    )
-    server.start()
-    yield server
-    server.stop()
+def pair(world: World) -> Iterator[Pair]:
+    """One pair for all tests: each opens an episode of its own in the server."""
+    with contextlib.closing(Pair({"probe": world.target("ors-server").url})) as pair:
+        yield pair
+        assert "Traceback" not in pair.a.log + pair.b.log
 
 
-@contextlib.contextmanager
-def started(server: ServerProcess) -> Iterator[tuple[Gateway, Gateway, Redis]]:
-    """Two gateways on a Redis of their own."""
-    with contextlib.ExitStack() as undo:
-        folder = short_folder()
-        undo.callback(shutil.rmtree, folder, ignore_errors=True)
-        redis = Redis(folder)
-        undo.callback(redis.stop)
-        redis.start()
-        shared = {
-            "GATEWAY_STORE": redis.url,
-            "GATEWAY_STATIC": f"probe={server.address}",
-            "GATEWAY_ENVIRONMENTS": "",
-            "GATEWAY_DEFAULT_ENVIRONMENT": "probe",
-            "GATEWAY_STATE_DIR": str(folder / "state"),
-        }
-        gateways = []
-        for name in ("a", "b"):
-            (folder / name).mkdir()
-            gateway = Gateway(folder / name, shared)
-            undo.callback(gateway.stop)
-            gateways.append(gateway)
-        a, b = gateways
-        with ThreadPoolExecutor(2) as pool:
-            list(pool.map(Gateway.start, gateways))
-        yield a, b, redis
-        assert "Traceback" not in a.log + b.log
-
-
-@contextlib.contextmanager
-def playing(gateways: tuple[Gateway, Gateway, Redis], folder: Path) -> Iterator[Replicas]:
-    """An episode of its own for one test, opened at A."""
-    replicas = Replicas(*gateways, Folder(str(folder), Roots(folder)), token())
-    replicas.create(replicas.a)
+@pytest.fixture
+def replicas(pair: Pair, tmp_path: Path) -> Iterator[Replicas]:
+    """An episode of its own for one test, opened at A; the test may end either gateway and the Redis."""
+    pair.revive()
+    replicas = Replicas(pair.a, pair.b, pair.redis, Folder(str(tmp_path), Roots(tmp_path)), token())
+    eventually_now(replicas.create)  # a Redis that has just lost its data is filled again first
     yield replicas
     with contextlib.suppress(httpx.HTTPError):
         replicas.post(replicas.b, "/delete")
-
-
-@pytest.fixture(scope="module")
-def calm(server: ServerProcess) -> Iterator[tuple[Gateway, Gateway, Redis]]:
-    """Gateways for all tests that end none of them."""
-    with started(server) as gateways:
-        yield gateways
-
-
-@pytest.fixture
-def replicas(calm: tuple[Gateway, Gateway, Redis], tmp_path: Path) -> Iterator[Replicas]:
-    with playing(calm, tmp_path) as replicas:
-        yield replicas
-
-
-@pytest.fixture
-def mortal(server: ServerProcess, tmp_path: Path) -> Iterator[Replicas]:
-    """Gateways and a Redis that the test may end."""
-    with started(server) as gateways, playing(gateways, tmp_path) as replicas:
-        yield replicas
 
 
 @pytest.fixture
@@ -217,119 +166,113 @@ def test_a_call_that_runs_refuses_another_body_at_the_other_replica(
 
 
 def test_of_a_replica_that_is_killed_in_mid_call_the_outcome_is_unknown_and_it_never_runs_again(
-    mortal: Replicas, beside: ThreadPoolExecutor
+    replicas: Replicas, beside: ThreadPoolExecutor
 ) -> None:
     word = token()
-    cut = beside.submit(mortal.call, mortal.a, "hold", word, key=word)
-    mortal.begun(word)
+    cut = beside.submit(replicas.call, replicas.a, "hold", word, key=word)
+    replicas.begun(word)
 
-    mortal.a.kill()
+    replicas.a.kill()
     left(cut)
-    after = [mortal.call(mortal.b, "hold", word, key=word) for _ in range(2)]
-    mortal.folder.open_gate(word)
-    later = mortal.call(mortal.b, "hold", word, key=word)
+    after = replicas.call(replicas.b, "hold", word, key=word)
+    replicas.folder.open_gate(word)
+    later = replicas.call(replicas.b, "hold", word, key=word)
 
-    for answer in (*after, later):
+    for answer in (after, later):
         assert answer.status_code == 410, answer.text
         assert "the gateway that ran it was lost" in answer.text
         assert "retry-after" not in answer.headers
-    assert mortal.folder.runs(word) == 1
+    assert replicas.folder.runs(word) == 1
     fresh = token()
-    assert counted(mortal.call(mortal.b, "count", fresh, key=fresh)) == "1"  # the session goes on
+    assert counted(replicas.call(replicas.b, "count", fresh, key=fresh)) == "1"  # the session goes on
 
 
-def test_of_a_replica_that_is_killed_after_the_call_the_outcome_is_there(mortal: Replicas) -> None:
-    word = token()
-    first = mortal.call(mortal.a, "count", word, key=word)
+def test_of_a_replica_that_is_killed_after_the_call_the_outcome_is_there(replicas: Replicas) -> None:
+    """By its key, and without one by its ``task_id`` as soon as the store has it."""
+    keyed, plain = token(), token()
+    body = {"name": "count", "input": {"token": plain}}
+    first = replicas.call(replicas.a, "count", keyed, key=keyed)
+    streamed = stream(replicas, replicas.a, body)
 
-    mortal.a.kill()
-    again = mortal.call(mortal.b, "count", word, key=word)
-    mortal.a.restart()
-    restarted = mortal.call(mortal.a, "count", word, key=word)
+    def known() -> Outcome:
+        again = stream(replicas, replicas.b, body | {"task_id": streamed.task_id})
+        assert again.lines[-1] == streamed.lines[-1], again
+        return again
+
+    eventually_now(known)
+    replicas.a.kill()
+    assert known().task_id == streamed.task_id
+    again = replicas.call(replicas.b, "count", keyed, key=keyed)
+    replicas.a.start()
+    restarted = replicas.call(replicas.a, "count", keyed, key=keyed)
+    unknown = replicas.call(replicas.b, "count", plain, task_id="f" * 32)
 
     assert first.content == again.content == restarted.content
-    assert mortal.folder.runs(word) == 1
+    assert (replicas.folder.runs(keyed), replicas.folder.runs(plain)) == (1, 1)
+    assert unknown.json() == {"ok": False, "error": "unknown task_id", "reason": "unknown_task_id"}
 
 
 def test_a_replica_that_stops_in_good_order_lets_the_call_end_and_leaves_its_outcome(
-    mortal: Replicas, beside: ThreadPoolExecutor
+    replicas: Replicas, beside: ThreadPoolExecutor
 ) -> None:
     word = token()
-    runs = beside.submit(mortal.call, mortal.a, "hold", word, key=word)
-    mortal.begun(word)
-    stops = beside.submit(mortal.a.stop)
-    attached = beside.submit(mortal.call, mortal.b, "hold", word, key=word)
+    runs = beside.submit(replicas.call, replicas.a, "hold", word, key=word)
+    replicas.begun(word)
+    stops = beside.submit(replicas.a.stop)
+    attached = beside.submit(replicas.call, replicas.b, "hold", word, key=word)
 
-    mortal.folder.open_gate(word)
+    replicas.folder.open_gate(word)
 
     assert counted(runs.result(60)) == counted(attached.result(60)) == "1"
     assert stops.result(60) == 0
-    assert counted(mortal.call(mortal.b, "hold", word, key=word)) == "1"
-    assert mortal.folder.runs(word) == 1
+    assert counted(replicas.call(replicas.b, "hold", word, key=word)) == "1"
+    assert replicas.folder.runs(word) == 1
 
 
-def test_without_the_store_a_call_with_a_key_is_refused_and_one_without_goes_on(mortal: Replicas) -> None:
+def test_without_the_store_a_call_with_a_key_is_refused_and_one_without_goes_on(replicas: Replicas) -> None:
     word, free = token(), token()
-    mortal.redis.stop()
+    replicas.redis.stop()
 
-    refused = mortal.call(mortal.a, "count", word, key=word)
-    went_on = mortal.call(mortal.a, "count", free)
-    mortal.redis.start()
+    refused = replicas.call(replicas.a, "count", word, key=word)
+    went_on = replicas.call(replicas.a, "count", free)
+    replicas.redis.start()
 
     assert refused.status_code == 503
     assert int(refused.headers["retry-after"]) >= 1
-    assert mortal.folder.runs(word) == 0
+    assert replicas.folder.runs(word) == 0
     assert counted(went_on) == "1"
 
     def taken() -> None:
-        assert counted(mortal.call(mortal.a, "count", word, key=word)) == "1"
+        assert counted(replicas.call(replicas.a, "count", word, key=word)) == "1"
 
     eventually_now(taken)
-    assert mortal.folder.runs(word) == 1
+    assert replicas.folder.runs(word) == 1
 
 
-def test_a_store_that_lost_its_data_lets_no_call_run_again(mortal: Replicas, beside: ThreadPoolExecutor) -> None:
+def test_a_store_that_lost_its_data_lets_no_call_run_again(replicas: Replicas, beside: ThreadPoolExecutor) -> None:
     ran, runs = token(), token()
-    assert counted(mortal.call(mortal.a, "count", ran, key=ran)) == "1"
-    assert counted(mortal.call(mortal.b, "count", free := token(), key=free)) == "1"  # it knows the session
-    waits = beside.submit(mortal.call, mortal.a, "hold", runs, key=runs)
-    mortal.begun(runs)
-    mortal.redis.stop()
-    mortal.redis.start()
+    assert counted(replicas.call(replicas.a, "count", ran, key=ran)) == "1"
+    assert counted(replicas.call(replicas.b, "count", free := token(), key=free)) == "1"  # it knows the session
+    waits = beside.submit(replicas.call, replicas.a, "hold", runs, key=runs)
+    replicas.begun(runs)
+    replicas.redis.stop()
+    replicas.redis.start()
 
     def answered() -> httpx.Response:
-        answer = mortal.call(mortal.b, "count", ran, key=ran)
+        answer = replicas.call(replicas.b, "count", ran, key=ran)
         assert answer.status_code != 503, answer.text
         return answer
 
     again = eventually_now(answered)
-    attached = beside.submit(mortal.call, mortal.b, "hold", runs, key=runs)
-    mortal.folder.open_gate(runs)
+    attached = beside.submit(replicas.call, replicas.b, "hold", runs, key=runs)
+    replicas.folder.open_gate(runs)
 
     assert counted(again) == "1"
     assert counted(attached.result(60)) == counted(waits.result(60)) == "1"
-    assert (mortal.folder.runs(ran), mortal.folder.runs(runs)) == (1, 1)
+    assert (replicas.folder.runs(ran), replicas.folder.runs(runs)) == (1, 1)
 
 
 # -- calls without a key --------------------------------------------------------------------------------------------
-
-
-def test_a_task_id_is_answered_by_the_other_replica_once_it_is_written(mortal: Replicas) -> None:
-    word = token()
-    body = {"name": "count", "input": {"token": word}}
-    first = stream(mortal, mortal.a, body)
-
-    def known() -> Outcome:
-        again = stream(mortal, mortal.b, body | {"task_id": first.task_id})
-        assert again.lines[-1] == first.lines[-1], again
-        return again
-
-    eventually_now(known)
-    mortal.a.kill()
-    assert known().task_id == first.task_id
-    assert mortal.folder.runs(word) == 1
-    unknown = mortal.call(mortal.b, "count", word, task_id="f" * 32)
-    assert unknown.json() == {"ok": False, "error": "unknown task_id", "reason": "unknown_task_id"}
 
 
 def test_a_task_id_of_a_call_that_runs_is_waited_for_at_the_other_replica(
@@ -372,13 +315,13 @@ def test_a_task_id_of_a_call_that_runs_is_waited_for_at_the_other_replica(
 
 def test_the_end_of_a_session_forgets_its_calls(replicas: Replicas) -> None:
     word = token()
+    before = replicas.stored_calls()
     assert counted(replicas.call(replicas.a, "count", word, key=word)) == "1"
+    assert replicas.stored_calls() - before
 
     assert replicas.post(replicas.b, "/delete").status_code == 200
 
     def forgotten() -> None:
-        with redis.Redis(unix_socket_path=str(replicas.redis.socket), decode_responses=True) as store:
-            found = [key for key in store.scan_iter("*") if ":call" in key and ":call_replica:" not in key]
-        assert found == []
+        assert replicas.stored_calls() <= before
 
     eventually_now(forgotten)

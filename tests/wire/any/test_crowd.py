@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
 import pytest
 
 from tests.fakes.eventually import eventually
 from tests.wire.any.cases import CASES
-from tests.wire.any.places import EMBEDDED, GATEWAYS, STACK, Place, on
+from tests.wire.any.places import EMBEDDED, STACK, Place, on
 from tests.wire.any.players import TRAINERS, Played, at_gateway, play
 from tests.wire.openenv.clients import DriverOf
 
@@ -43,20 +42,17 @@ async def played_by(
         return await play(episode, COUNTER.right, turns=COUNTER.turns)
 
 
-def crowd(clients: Sequence[str]) -> list[str]:
+def crowd() -> list[str]:
     """As many clients as a crowd has, of each kind in turn."""
-    return [clients[n % len(clients)] for n in range(CROWD)]
+    return [list(TRAINERS)[n % len(TRAINERS)] for n in range(CROWD)]
 
 
 @on(STACK)
-@pytest.mark.parametrize("clients", [["openenv-0.10.0"], list(TRAINERS)], ids=["openenv", "all"])
-async def test_sixteen_sessions_run_in_sixteen_containers(
-    place: Place, clients: Sequence[str], driver_of: DriverOf
-) -> None:
+async def test_sixteen_sessions_run_in_sixteen_containers(place: Place, driver_of: DriverOf) -> None:
     meeting = Meeting(CROWD)
 
     played = await asyncio.gather(
-        *(played_by(client, place, "counter-crowd", driver_of, meeting=meeting) for client in crowd(clients))
+        *(played_by(client, place, "counter-crowd", driver_of, meeting=meeting) for client in crowd())
     )
 
     assert [(each.reward, each.done) for each in played] == [(1.0, True)] * CROWD
@@ -66,12 +62,9 @@ async def test_sixteen_sessions_run_in_sixteen_containers(
     assert len(running) >= CROWD  # a worker may have more than one container, but none is shared
 
 
-@on(*GATEWAYS)
-@pytest.mark.parametrize("clients", [["openenv-0.10.0"], list(TRAINERS)], ids=["openenv", "all"])
-async def test_sixteen_sessions_wait_their_turn_on_four_workers(
-    place: Place, clients: Sequence[str], driver_of: DriverOf
-) -> None:
-    played = await asyncio.gather(*(played_by(client, place, "counter-few", driver_of) for client in crowd(clients)))
+@on(EMBEDDED, STACK)
+async def test_sixteen_sessions_wait_their_turn_on_four_workers(place: Place, driver_of: DriverOf) -> None:
+    played = await asyncio.gather(*(played_by(client, place, "counter-few", driver_of) for client in crowd()))
 
     assert [(each.reward, each.done) for each in played] == [(1.0, True)] * CROWD
     assert len(await place.workers("counter-few")) <= 4
@@ -80,8 +73,7 @@ async def test_sixteen_sessions_wait_their_turn_on_four_workers(
 @on(EMBEDDED)
 async def test_a_crowd_leaves_no_socket_behind(place: Place, driver_of: DriverOf) -> None:
     async def round_of_a_crowd() -> None:
-        clients = crowd(list(TRAINERS))
-        await asyncio.gather(*(played_by(client, place, "counter-few", driver_of) for client in clients))
+        await asyncio.gather(*(played_by(client, place, "counter-few", driver_of) for client in crowd()))
         await place.nothing_is_left()
 
     async def no_more_than(before: int) -> None:
@@ -94,7 +86,7 @@ async def test_a_crowd_leaves_no_socket_behind(place: Place, driver_of: DriverOf
     await eventually(lambda: no_more_than(before))
 
 
-@on(*GATEWAYS)
+@on(EMBEDDED)
 async def test_an_images_capacity_is_learned(place: Place, driver_of: DriverOf) -> None:
     meeting = Meeting(2)
 
@@ -107,7 +99,7 @@ async def test_an_images_capacity_is_learned(place: Place, driver_of: DriverOf) 
     assert [worker["slots"] for worker in workers] == [1, 1]
 
 
-@on(*GATEWAYS)
+@on(EMBEDDED, STACK)
 async def test_an_image_that_holds_four_holds_four(place: Place, driver_of: DriverOf) -> None:
     meeting = Meeting(4)
     environment = "openenv-counter-020"

@@ -1,32 +1,34 @@
 """Every kind of client plays on every kind of image: the image is unmodified, and so is the client.
 
-A row is an image, a column a client; each cell looks at what is on offer, wins an episode and loses another one.
+A row is an image, a column a client; each cell looks at what is on offer, wins an episode and loses another one. On
+containers one client of each protocol plays on each image: of two clients of one protocol, each gets every other image.
 """
 
 import pytest
 
-from tests.wire.any.cases import CASES, Case
-from tests.wire.any.places import EMBEDDED, GATEWAYS, STACK, Place, marks, on
+from tests.wire.any.cases import CASES
+from tests.wire.any.places import EMBEDDED, STACK, Place, on, on_rows
 from tests.wire.any.players import TRAINERS, at_gateway, plays_both
 from tests.wire.openenv.clients import FIRST_ASYNC, NEWEST, DriverOf, connected
+from tests.wire.sdks import SDKS, text
 
 pytestmark = [pytest.mark.wire, pytest.mark.parallel, pytest.mark.timeout(240)]
 
+OF_TURN = (("ors", "areal", "openenv-0.10.0"), ("openreward", "areal", "openenv-0.2.0"))
+"""Clients of all protocols: those of the images with an even number, and with an odd one."""
 CELLS = [
-    pytest.param(place, case, client, id=f"{place}-{name}-by-{client}", marks=marks(place))
-    for place in GATEWAYS
-    for name, case in CASES.items()
-    for client in TRAINERS
-    if place == STACK or case.is_local
+    *((EMBEDDED, name, client) for name, case in CASES.items() if case.is_local for client in TRAINERS),
+    *((STACK, name, client) for number, name in enumerate(CASES) for client in OF_TURN[number % 2]),
 ]
 
 
-@pytest.mark.parametrize(("place", "case", "client"), CELLS, indirect=["place"])
-async def test_every_client_plays_on_every_image(place: Place, case: Case, client: str, driver_of: DriverOf) -> None:
+@on_rows("image client", *CELLS)
+async def test_every_client_plays_on_every_image(place: Place, image: str, client: str, driver_of: DriverOf) -> None:
+    case = CASES[image]
     await plays_both(TRAINERS[client](driver_of), case, at_gateway(place.url, case.environment))
 
 
-@on(*GATEWAYS)
+@on(EMBEDDED)
 @pytest.mark.parametrize("version", [NEWEST, FIRST_ASYNC])
 async def test_a_tool_client_uses_the_tools_of_an_mcp_image(place: Place, version: str, driver_of: DriverOf) -> None:
     async with connected(driver_of(version), place.openenv("openenv-mcp"), kind="mcp") as client:
@@ -43,7 +45,7 @@ async def test_a_tool_client_uses_the_tools_of_an_mcp_image(place: Place, versio
     assert (last["reward"], last["done"]) == (1.0, True)
 
 
-@on(EMBEDDED, STACK)
+@on(EMBEDDED)
 @pytest.mark.parametrize("environment", ["openenv-counter", "openenv-counter-020"])
 async def test_a_client_of_the_images_own_protocol_sees_what_the_image_says(
     place: Place, environment: str, driver_of: DriverOf
@@ -58,3 +60,36 @@ async def test_a_client_of_the_images_own_protocol_sees_what_the_image_says(
     assert (stepped["observation"]["value"], stepped["reward"], stepped["done"]) == (2, 0.0, False)
     assert state == {"episode_id": "mine", "step_count": 1}
     assert again["observation"]["target"] == 5
+
+
+# -- secrets ---------------------------------------------------------------------------------------------------------
+
+
+@on(EMBEDDED)
+@pytest.mark.parametrize("sdk", list(SDKS))
+@pytest.mark.parametrize("environment", ["ors-sdk", "openreward"])
+async def test_a_secret_of_either_client_reaches_either_server(place: Place, sdk: str, environment: str) -> None:
+    async with (
+        SDKS[sdk].connect(place.url, None) as client,
+        client.environment(environment).session(
+            split="test", index=0, secrets=SDKS[sdk].secrets({"TOKEN": "s3cret-5521"})
+        ) as session,
+    ):
+        given = text(await session.call_tool("has_secret", {"name": "TOKEN"}))
+        absent = text(await session.call_tool("has_secret", {"name": "OTHER"}))
+
+    assert (given, absent) == ("yes", "no")
+    assert "s3cret-5521" not in place.gateway.log
+
+
+@on(EMBEDDED)
+@pytest.mark.parametrize("environment", ["openenv-counter", "areal-guess"])
+async def test_a_secret_that_cannot_arrive_is_refused(place: Place, environment: str) -> None:
+    sdk = SDKS["ors"]
+    async with sdk.connect(place.url, None) as client:
+        offered = client.environment(environment)
+        async with offered.session(split="train", index=0, secrets={"TOKEN": "s3cret"}) as session:
+            with pytest.raises(RuntimeError, match=r"400, .*secrets") as refused:
+                await session.get_prompt()
+
+    assert "s3cret" not in str(refused.value)

@@ -1,11 +1,19 @@
 """Fixtures of the OpenEnv tests."""
 
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.fakes.eventually import eventually
 from tests.wire.openenv.servers import Place, Servers
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All tests here use official clients or servers."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.needs("openenv-clients"))
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,8 @@
 """What the OpenEnv clients are pointed at: the official server, and the gateway on processes and on containers.
 
-Each is started when the first test asks for it and lives until the test process ends.
+Each is started when the first test asks for it and lives until the test process ends. A test runs on `ALL` if the
+official server can do the same, else on `EMBEDDED`, and on `BOTH_GATEWAYS` where a container or the store can change
+its outcome, as in ``tests/wire/targets.py``.
 """
 
 from __future__ import annotations
@@ -14,15 +16,17 @@ import docker
 import httpx
 import pytest
 
+from tests.fakes.images import built_once, files_of
 from tests.wire.gateways import TRAINER_KEYS, Gateway, short_folder
 from tests.wire.openenv.clients import HERE, NEWEST, python_of
 from tests.wire.processes import ServerProcess
-from tests.wire.stack import INSTANCE_LABEL, Stack
+from tests.wire.stack import Stack
+from tests.wire.targets import Folder, Roots
 
 ENVIRONMENTS = ("counting", "lonely", "curt", "hasty", "brittle")
 OFFICIAL, EMBEDDED, STACK = "official", "embedded", "stack"
-GATEWAYS = (EMBEDDED, STACK)
-ALL = (OFFICIAL, *GATEWAYS)
+ALL = (OFFICIAL, EMBEDDED)
+BOTH_GATEWAYS = (EMBEDDED, STACK)
 IMAGE = "env-gateway/wire-counting"
 ALICE, BOB = TRAINER_KEYS["alice"], TRAINER_KEYS["bob"]
 
@@ -53,9 +57,15 @@ class Place:
         state = {"GATEWAY_STATE_DIR": str(self.stack.folder / "state")}
         return Gateway(folder, self.stack.settings() | settings(*ENVIRONMENTS) | state)
 
+    def folder(self, tmp_path: Path) -> Folder:
+        """A folder that the workers see, too."""
+        if self.stack is not None:
+            return Folder("/run/envserver", Roots(self.behind().socket_dir, per_worker=True))
+        return Folder(str(tmp_path), Roots(tmp_path))
+
     def http(self, environment: str = "counting") -> httpx.AsyncClient:
         """Plain HTTP below the environment's base URL."""
-        return httpx.AsyncClient(base_url=self.url(environment), trust_env=False, timeout=90)
+        return httpx.AsyncClient(base_url=self.url(environment), verify=False, trust_env=False, timeout=90)
 
 
 class Servers:
@@ -125,11 +135,10 @@ def settings(*environments: str) -> dict[str, str]:
 
 
 def build_image() -> None:
-    """Build the image of the counting environments; the engine's cache makes this quick."""
+    """Build the image of the counting environments."""
     engine = docker.from_env(version="auto")
     try:
-        path = str(HERE / "environments" / "counting")
-        engine.images.build(path=path, tag=IMAGE, labels={INSTANCE_LABEL: "wire-tests"}, rm=True)
+        built_once(engine.api, IMAGE, files_of(HERE / "environments" / "counting"))
     finally:
         engine.close()
 

@@ -1,17 +1,15 @@
 """Where clients come in: prefixes, keys in headers and in paths, and what is open to everybody."""
 
-import time
-
 import pytest
 
 from tests.wire.gateways import OPERATOR_KEY
 from tests.wire.openenv.clients import NEWEST, OLDEST, ClientError, Driver, DriverOf, connected, run_cli
-from tests.wire.openenv.servers import ALICE, ALL, BOB, GATEWAYS, OFFICIAL, Place, on
+from tests.wire.openenv.servers import ALICE, ALL, BOB, EMBEDDED, OFFICIAL, Place, on
 
 pytestmark = [pytest.mark.wire, pytest.mark.parallel]
 
 
-@on(*GATEWAYS)
+@on(EMBEDDED)
 @pytest.mark.parametrize("slash", ["", "/"])
 @pytest.mark.parametrize("scheme", ["http", "ws"])
 async def test_a_base_url_ends_with_or_without_a_slash(place: Place, newest: Driver, slash: str, scheme: str) -> None:
@@ -21,7 +19,7 @@ async def test_a_base_url_ends_with_or_without_a_slash(place: Place, newest: Dri
     assert reset["observation"]["text"] == "ready"
 
 
-@on(*GATEWAYS)
+@on(EMBEDDED)
 @pytest.mark.parametrize("headers", [{"Authorization": f"Bearer {ALICE}"}, {"X-API-Key": ALICE}])
 @pytest.mark.parametrize("kind", ["generic", "mcp"])
 async def test_a_key_comes_in_a_header(place: Place, newest: Driver, headers: dict[str, str], kind: str) -> None:
@@ -33,7 +31,7 @@ async def test_a_key_comes_in_a_header(place: Place, newest: Driver, headers: di
     assert ALICE not in place.behind().log
 
 
-@on(*GATEWAYS)
+@on(EMBEDDED)
 async def test_a_key_comes_in_the_path_of_clients_without_headers(place: Place, driver_of: DriverOf) -> None:
     async with connected(driver_of(OLDEST), place.url(), kind="typed", mode="direct") as client:
         reset = await client.reset(index=0)
@@ -42,7 +40,7 @@ async def test_a_key_comes_in_the_path_of_clients_without_headers(place: Place, 
     assert ALICE not in place.behind().log
 
 
-@on(*GATEWAYS)
+@on(EMBEDDED)
 @pytest.mark.parametrize("key", ["not-the-key", OPERATOR_KEY])
 @pytest.mark.parametrize(("version", "kind", "mode"), [(NEWEST, "generic", "async"), (OLDEST, "typed", "direct")])
 async def test_a_wrong_key_is_refused_on_the_upgrade(
@@ -56,7 +54,7 @@ async def test_a_wrong_key_is_refused_on_the_upgrade(
     assert "HTTP 401" in refused.value.message
 
 
-@on(*GATEWAYS)
+@on(EMBEDDED)
 async def test_an_unknown_environment_is_refused_on_the_upgrade(place: Place, newest: Driver) -> None:
     with pytest.raises(ClientError) as refused:
         async with connected(newest, place.url("nosuch")):
@@ -66,7 +64,7 @@ async def test_an_unknown_environment_is_refused_on_the_upgrade(place: Place, ne
     assert "HTTP 40" in refused.value.message
 
 
-@on(*GATEWAYS)
+@on(EMBEDDED)
 async def test_a_session_of_another_key_is_not_there(place: Place, newest: Driver) -> None:
     async with connected(newest, place.url(), kind="mcp") as client:
         await client.reset(index=0)
@@ -84,19 +82,29 @@ async def test_a_session_of_another_key_is_not_there(place: Place, newest: Drive
 
 
 @on(*ALL)
-async def test_health_is_open_to_everybody_and_quick(place: Place) -> None:
+async def test_health_is_open_to_everybody(place: Place) -> None:
     path = "/health" if place.name == OFFICIAL else f"{place.root}/openenv/counting/health"
 
     async with place.http() as http:
-        began_at = time.monotonic()
         answer = await http.get(path)
-        took_s = time.monotonic() - began_at
 
     assert (answer.status_code, answer.json()) == (200, {"status": "healthy"})
-    assert took_s < 2.0, "clients give up after 2 s"
 
 
-@on(*ALL)
+@on(EMBEDDED)
+async def test_health_needs_no_worker(place: Place, newest: Driver) -> None:
+    """Clients give up after 2 s, and a worker takes longer to start or to become free."""
+    async with connected(newest, place.url("lonely")) as client:
+        await client.reset(index=0)  # its only worker is taken
+        async with place.http("lonely") as http:
+            answer = await http.get("/health")
+        state = await client.state()
+
+    assert (answer.status_code, answer.json()) == (200, {"status": "healthy"})
+    assert state["step_count"] == 0
+
+
+@on(EMBEDDED)
 async def test_the_official_validator_passes(place: Place) -> None:
     outcome = run_cli("validate", "--url", place.url(), "--timeout", "30")
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tests.wire.openenv.clients import FIRST_ASYNC, NEWEST, OLDEST, ClientError, Driver, DriverOf, connected
-from tests.wire.openenv.servers import ALL, GATEWAYS, Place, on
+from tests.wire.openenv.servers import ALL, EMBEDDED, Place, on
 
 pytestmark = [pytest.mark.wire, pytest.mark.parallel]
 
@@ -130,7 +130,7 @@ async def test_a_result_tells_which_task_it_is_of(place: Place, newest: Driver) 
     assert seeded["metadata"]["task_id"] == "train-3"
 
 
-@on(*GATEWAYS)
+@on(EMBEDDED)
 async def test_a_large_action_and_a_large_observation_pass(place: Place, newest: Driver) -> None:
     mib = 2**20
     async with connected(newest, place.url()) as client:

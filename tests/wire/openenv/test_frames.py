@@ -8,7 +8,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 from tests.wire.openenv.frames import said, socket
-from tests.wire.openenv.servers import ALL, GATEWAYS, Place, on
+from tests.wire.openenv.servers import ALL, EMBEDDED, Place, on
 
 pytestmark = [pytest.mark.wire, pytest.mark.parallel]
 
@@ -185,7 +185,7 @@ async def test_an_action_of_15_mib_passes_and_one_of_17_mib_closes_the_socket(pl
     assert code == 1009
 
 
-@on(*GATEWAYS)
+@on(EMBEDDED)
 async def test_nothing_runs_before_the_first_reset(place: Place) -> None:
     async with socket(place.url()) as ws:
         refused = await ws.step(op="inc")
@@ -198,7 +198,7 @@ async def test_nothing_runs_before_the_first_reset(place: Place) -> None:
     assert reset["type"] == "observation"
 
 
-@on(*GATEWAYS)
+@on(EMBEDDED)
 @pytest.mark.parametrize("word", ["reset", "step", "state", "close"])
 async def test_no_action_spells_what_only_a_trainer_may_say(place: Place, word: str) -> None:
     async with socket(place.url()) as ws:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.wire.openenv.servers import ALL, GATEWAYS, Place, on
+from tests.wire.openenv.servers import ALL, EMBEDDED, Place, on
 
 pytestmark = [pytest.mark.wire, pytest.mark.parallel]
 
@@ -89,7 +89,7 @@ async def test_routes_without_a_session_see_no_earlier_call(place: Place) -> Non
     assert state["step_count"] == 0
 
 
-@on(*GATEWAYS)
+@on(EMBEDDED)
 async def test_a_step_without_a_session_is_one_in_an_episode_of_its_own(place: Place) -> None:
     async with place.http() as http:
         await http.post("/reset", json={"seed": 1})
@@ -127,7 +127,7 @@ async def test_descriptions_are_only_read(place: Place, path: str) -> None:
     assert posted.status_code == 405
 
 
-@on(*GATEWAYS)
+@on(EMBEDDED)
 async def test_an_episode_is_played_over_http_by_its_session_id(place: Place) -> None:
     def request(method: str, **params: str) -> dict[str, Any]:
         return {"jsonrpc": "2.0", "method": f"openenv/session/{method}", "params": params, "id": 1}

@@ -1,4 +1,4 @@
-"""Two replicas before one OpenEnv server that somebody else runs: ``gateway serve --static`` with Redis.
+"""Two replicas before OpenEnv servers that others run: ``gateway serve --static`` with Redis.
 
 An episode's socket is held by the replica that opened it; a load balancer sends requests to either.
 """
@@ -6,135 +6,131 @@ An episode's socket is held by the replica that opened it; a load balancer sends
 from __future__ import annotations
 
 import contextlib
-import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.fakes.eventually import eventually_now
-from tests.wire.gateways import TRAINER_KEYS, Gateway, short_folder
+from tests.wire.any.places import Pair
+from tests.wire.gateways import TRAINER_KEYS, Gateway
 from tests.wire.openenv.clients import NEWEST
-from tests.wire.openenv.upstream_worlds import FIRST_WITH, LAST_WITHOUT, OLDEST, image
-from tests.wire.stack import Redis
+from tests.wire.openenv.upstream_worlds import OLDEST, image
+from tests.wire.targets import token
 
-pytestmark = pytest.mark.redis
-SURVIVES = {NEWEST: True, FIRST_WITH: True, LAST_WITHOUT: False, OLDEST: False}
-"""Whether an episode outlives its socket."""
+pytestmark = [pytest.mark.wire, pytest.mark.redis]
+
+RELEASES = {"newest": NEWEST, "oldest": OLDEST}
+"""The release of each environment's server: episodes of the first outlive their sockets, those of the other do not."""
 
 
 @dataclass(frozen=True)
-class Pair:
-    """Two replicas, A and B."""
+class Episode:
+    """An episode of its own for one test, in a server that has room for one."""
 
-    a: Gateway
-    b: Gateway
+    pair: Pair
+    environment: str
+    sid: str = field(default_factory=token)
 
-    def post(self, gateway: Gateway, path: str, body: Any = None, *, sid: str = "one") -> httpx.Response:
-        headers = {"X-Session-ID": sid, "X-API-Key": TRAINER_KEYS["alice"], "Accept": "application/json"}
-        with httpx.Client(base_url=gateway.url, headers=headers, trust_env=False, timeout=60) as http:
+    def post(self, gateway: Gateway, path: str, body: Any = None) -> httpx.Response:
+        with self._client(gateway) as http:
             return http.post(path, json=body) if body is not None else http.post(path)
 
-    def create(self, gateway: Gateway, *, sid: str = "one", index: int = 0) -> httpx.Response:
-        return self.post(gateway, "/create", {"env_name": "counted", "split": "train", "index": index}, sid=sid)
+    def create(self, gateway: Gateway, *, index: int = 0) -> None:
+        body = {"env_name": self.environment, "split": "train", "index": index}
+        response = self.post(gateway, "/create", body)
+        assert response.status_code == 200, response.text
 
-    def step(self, gateway: Gateway, *, sid: str = "one", op: str = "inc") -> httpx.Response:
-        return self.post(gateway, "/counted/call", {"name": "step", "input": {"op": op}}, sid=sid)
+    def call(self, gateway: Gateway) -> httpx.Response:
+        """Increase the counter by one."""
+        return self.post(gateway, f"/{self.environment}/call", {"name": "step", "input": {"op": "inc"}})
+
+    def step(self, gateway: Gateway) -> dict[str, Any]:
+        response = self.call(gateway)
+        assert response.status_code == 200, response.text
+        said: dict[str, Any] = response.json()
+        assert said["ok"] is True, said
+        output: dict[str, Any] = said["output"]
+        return output
+
+    def prompt(self, gateway: Gateway) -> Any:
+        with self._client(gateway) as http:
+            return http.get(f"/{self.environment}/prompt").json()
+
+    def delete(self, gateway: Gateway) -> int:
+        return self.post(gateway, "/delete").status_code
+
+    def _client(self, gateway: Gateway) -> httpx.Client:
+        headers = {"X-Session-ID": self.sid, "X-API-Key": TRAINER_KEYS["alice"], "Accept": "application/json"}
+        return httpx.Client(base_url=gateway.url, headers=headers, verify=False, trust_env=False, timeout=60)
 
 
-@contextlib.contextmanager
-def pair(version: str, *, capacity: int = 1) -> Iterator[Pair]:
+@pytest.fixture(scope="module")
+def started() -> Iterator[Pair]:
+    """One pair for all tests, before one server of each release."""
     with contextlib.ExitStack() as undo:
-        folder = short_folder()
-        undo.callback(shutil.rmtree, folder, ignore_errors=True)
-        redis = Redis(folder)
-        undo.callback(redis.stop)
-        redis.start()
-        server = undo.enter_context(image(version=version, capacity=capacity))
-        shared = {
-            "GATEWAY_STORE": redis.url,
-            "GATEWAY_STATIC": "counted=http://" + server.address.removeprefix("tcp:"),
-            "GATEWAY_ENVIRONMENTS": "",
-            "GATEWAY_DEFAULT_ENVIRONMENT": "counted",
-            "GATEWAY_STATE_DIR": str(folder / "state"),
+        servers = {
+            name: undo.enter_context(image(version=version, capacity=1)).url for name, version in RELEASES.items()
         }
-        gateways = []
-        for name in ("a", "b"):
-            (folder / name).mkdir()
-            gateway = Gateway(folder / name, shared)
-            undo.callback(gateway.stop)
-            gateway.start()
-            gateways.append(gateway)
-        yield Pair(*gateways)
+        pair = undo.enter_context(contextlib.closing(Pair(servers)))
+        yield pair
 
 
-def output(response: httpx.Response) -> dict[str, Any]:
-    assert response.status_code == 200, response.text
-    said: dict[str, Any] = response.json()
-    assert said["ok"] is True, said
-    outcome: dict[str, Any] = said["output"]
-    return outcome
+@pytest.fixture
+def pair(started: Pair) -> Pair:
+    """The pair, with both replicas running."""
+    started.revive()
+    return started
 
 
-@pytest.mark.parametrize("version", list(SURVIVES))
-def test_an_episode_is_played_through_either_replica(version: str) -> None:
-    with pair(version) as replicas:
-        a, b = replicas.a, replicas.b
-        assert replicas.create(a).status_code == 200
+@pytest.mark.parametrize("environment", list(RELEASES))
+def test_an_episode_is_played_through_either_replica(pair: Pair, environment: str) -> None:
+    episode, following = Episode(pair, environment), Episode(pair, environment)
+    episode.create(pair.a)
 
-        seen = [output(replicas.step(gateway)) for gateway in (a, b, b)]
-        prompts = [
-            httpx.get(
-                f"{gateway.url}/counted/prompt",
-                headers={"X-Session-ID": "one", "X-API-Key": TRAINER_KEYS["alice"]},
-                trust_env=False,
-            ).json()
-            for gateway in (a, b)
-        ]
-        deleted = replicas.post(b, "/delete")
-        again = replicas.create(b, sid="two")  # the server has room for one
+    seen = [episode.step(gateway) for gateway in (pair.a, pair.b, pair.b)]
+    prompts = [episode.prompt(gateway) for gateway in (pair.a, pair.b)]
+    deleted = episode.delete(pair.b)
+    following.create(pair.b)  # the server has room for one
 
-        assert [one["data"]["value"] for one in seen] == [1, 2, 3]
-        assert [one["reward"] for one in seen] == [0.0, 0.0, 1.0]
-        assert prompts[0] == prompts[1]
-        assert (deleted.status_code, again.status_code) == (200, 200)
+    assert following.delete(pair.a) == 200
+    assert [one["data"]["value"] for one in seen] == [1, 2, 3]
+    assert [one["reward"] for one in seen] == [0.0, 0.0, 1.0]
+    assert prompts[0] == prompts[1]
+    assert deleted == 200
 
 
-@pytest.mark.parametrize("version", list(SURVIVES))
-def test_what_the_death_of_the_replica_costs_that_holds_an_episode(version: str) -> None:
-    with pair(version) as replicas:
-        a, b = replicas.a, replicas.b
-        assert replicas.create(a, index=2).status_code == 200
-        assert output(replicas.step(a))["data"]["value"] == 1
-        assert output(replicas.step(b))["data"]["value"] == 2
+def test_the_death_of_a_replica_ends_only_its_episodes_that_do_not_outlive_their_sockets(pair: Pair) -> None:
+    newest, oldest = (Episode(pair, environment) for environment in RELEASES)
+    for episode in (newest, oldest):
+        episode.create(pair.a, index=2)
+        assert episode.step(pair.a)["data"]["value"] == 1
+        assert episode.step(pair.b)["data"]["value"] == 2
 
-        a.kill()
-        after = replicas.step(b)
+    pair.a.kill()
 
-        if SURVIVES[version]:
-            assert output(after)["data"]["value"] == 3
-            assert output(replicas.step(b))["data"]["value"] == 4
-            assert replicas.post(b, "/delete").status_code == 200
-        else:
-            assert after.status_code == 410
-            assert "worker_lost" in after.text
-
-        def room() -> None:
-            assert replicas.create(b, sid="two").status_code == 200
-
-        eventually_now(room)
-        assert output(replicas.step(b, sid="two"))["data"]["value"] == 1
+    assert newest.step(pair.b)["data"]["value"] == 3
+    assert newest.step(pair.b)["data"]["value"] == 4
+    assert newest.delete(pair.b) == 200
+    lost = oldest.call(pair.b)
+    assert lost.status_code == 410
+    assert "worker_lost" in lost.text
+    for environment in RELEASES:
+        following = Episode(pair, environment)
+        eventually_now(partial(following.create, pair.b))
+        assert following.step(pair.b)["data"]["value"] == 1
+        assert following.delete(pair.b) == 200
 
 
-def test_a_replica_that_stops_in_good_order_leaves_its_episodes_to_the_other() -> None:
-    with pair(NEWEST) as replicas:
-        a, b = replicas.a, replicas.b
-        assert replicas.create(a, index=2).status_code == 200
-        assert output(replicas.step(a))["data"]["value"] == 1
+def test_a_replica_that_stops_in_good_order_leaves_its_episodes_to_the_other(pair: Pair) -> None:
+    episode = Episode(pair, "newest")
+    episode.create(pair.a, index=2)
+    assert episode.step(pair.a)["data"]["value"] == 1
 
-        assert a.stop() == 0
+    assert pair.a.stop() == 0
 
-        assert output(replicas.step(b))["data"]["value"] == 2
-        assert replicas.post(b, "/delete").status_code == 200
+    assert episode.step(pair.b)["data"]["value"] == 2
+    assert episode.delete(pair.b) == 200

@@ -7,7 +7,7 @@ import pytest
 
 from tests.wire.openenv.clients import FIRST_ASYNC, NEWEST, OLDEST, ClientError, Driver, DriverOf, OpenEnv, connected
 from tests.wire.openenv.frames import said, socket
-from tests.wire.openenv.servers import GATEWAYS, Place, on
+from tests.wire.openenv.servers import EMBEDDED, Place, on
 
 pytestmark = [pytest.mark.wire, pytest.mark.parallel]
 
@@ -31,7 +31,7 @@ def target(result: dict[str, Any]) -> int:
     return found
 
 
-@on(*GATEWAYS)
+@on(EMBEDDED)
 @pytest.mark.parametrize(
     ("version", "kind", "mode"),
     [
@@ -66,7 +66,7 @@ async def test_a_task_is_named_given_or_left_out(
     assert drawn[2] in range(2, 5)
 
 
-@on(*GATEWAYS)
+@on(EMBEDDED)
 async def test_a_reset_tells_the_id_of_its_task(client: OpenEnv) -> None:
     named = await client.reset(task="test-1")
     given = await client.reset(task=INLINE)
@@ -75,7 +75,7 @@ async def test_a_reset_tells_the_id_of_its_task(client: OpenEnv) -> None:
     assert given["metadata"]["task_id"] == "custom/nine"
 
 
-@on(*GATEWAYS)
+@on(EMBEDDED)
 async def test_seed_and_episode_id_survive_a_switch_of_tasks_and_no_key_leaks(client: OpenEnv) -> None:
     await client.reset(task="test-0", seed=5, episode_id="one")
     await client.act("inc")
@@ -116,7 +116,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
 }
 
 
-@on(*GATEWAYS)
+@on(EMBEDDED)
 @pytest.mark.parametrize(("data", "code", "word"), REFUSED.values(), ids=REFUSED.keys())
 async def test_what_is_no_task_is_refused_and_the_episode_goes_on(
     place: Place, data: dict[str, Any], code: str, word: str
@@ -134,7 +134,7 @@ async def test_what_is_no_task_is_refused_and_the_episode_goes_on(
     assert (last["data"]["reward"], last["data"]["done"]) == (1.0, True)
 
 
-@on(*GATEWAYS)
+@on(EMBEDDED)
 async def test_a_task_that_its_environment_refuses_is_told_and_the_next_reset_works(client: OpenEnv) -> None:
     with pytest.raises(ClientError) as refused:
         await client.reset(task=INLINE | {"config": {"refuse": "there is no such puzzle"}})

@@ -7,7 +7,7 @@ import pytest
 
 from tests.wire.openenv.clients import FIRST_ASYNC, NEWEST, ClientError, Driver, DriverOf, connected
 from tests.wire.openenv.frames import said, socket
-from tests.wire.openenv.servers import EMBEDDED, GATEWAYS, Place, on
+from tests.wire.openenv.servers import EMBEDDED, Place, on
 
 pytestmark = [pytest.mark.wire, pytest.mark.parallel]
 
@@ -24,7 +24,7 @@ async def rpc(place: Place, method: str, **params: Any) -> dict[str, Any]:
     return answer
 
 
-@on(*GATEWAYS)
+@on(EMBEDDED)
 async def test_a_tool_client_plays_an_episode(place: Place, newest: Driver) -> None:
     async with connected(newest, place.url(), kind="mcp") as client:
         reset = await client.reset(split="test", index=0, episode_id="e")
@@ -43,7 +43,7 @@ async def test_a_tool_client_plays_an_episode(place: Place, newest: Driver) -> N
     assert state["episode_id"] == "e"
 
 
-@on(*GATEWAYS)
+@on(EMBEDDED)
 async def test_a_tool_client_is_used_without_a_loop_too(place: Place, newest: Driver) -> None:
     async with connected(newest, place.url(), kind="mcp", mode="sync") as client:
         await client.reset(index=0)
@@ -54,7 +54,7 @@ async def test_a_tool_client_is_used_without_a_loop_too(place: Place, newest: Dr
     assert echoed == "hi"
 
 
-@on(*GATEWAYS)
+@on(EMBEDDED)
 async def test_a_tool_client_of_the_first_releases_works_on_its_socket(place: Place, driver_of: DriverOf) -> None:
     async with connected(driver_of(FIRST_ASYNC), place.url(), kind="mcp") as client:
         await client.reset(index=0)
@@ -68,7 +68,7 @@ async def test_a_tool_client_of_the_first_releases_works_on_its_socket(place: Pl
     assert "nosuch" in failed.value.message
 
 
-@on(*GATEWAYS)
+@on(EMBEDDED)
 async def test_a_lost_socket_loses_nothing_of_a_tool_clients_episode(place: Place, newest: Driver) -> None:
     async with connected(newest, place.url(), kind="mcp") as client:
         await client.reset(index=0, episode_id="e")
@@ -81,7 +81,7 @@ async def test_a_lost_socket_loses_nothing_of_a_tool_clients_episode(place: Plac
     assert (last["reward"], last["done"]) == (1.0, True)
 
 
-@on(*GATEWAYS)
+@on(EMBEDDED)
 async def test_tool_clients_at_once_share_nothing(place: Place, newest: Driver) -> None:
     async def play(by: int) -> float | None:
         async with connected(newest, place.url(), kind="mcp") as client:
@@ -94,7 +94,7 @@ async def test_tool_clients_at_once_share_nothing(place: Place, newest: Driver) 
     assert await asyncio.gather(*map(play, (1, 2, 3, 4))) == [0.0, 0.0, 1.0, 0.0]
 
 
-@on(*GATEWAYS)
+@on(EMBEDDED)
 @pytest.mark.parametrize("version", [NEWEST, FIRST_ASYNC])
 async def test_a_tool_is_called_as_an_action(place: Place, driver_of: DriverOf, version: str) -> None:
     async with connected(driver_of(version), place.url()) as client:
@@ -121,7 +121,7 @@ async def test_a_tool_is_called_as_an_action(place: Place, driver_of: DriverOf, 
     assert after["observation"]["value"] == 1
 
 
-@on(*GATEWAYS)
+@on(EMBEDDED)
 async def test_a_session_is_created_attached_and_closed_by_its_id(place: Place) -> None:
     created = (await rpc(place, "openenv/session/create"))["result"]["session_id"]
     async with socket(f"{place.url()}?session_id={created}") as ws:
@@ -159,7 +159,7 @@ async def test_an_episode_is_found_again_by_its_id(place: Place) -> None:
     assert closed == {"session_id": created, "closed": True}
 
 
-@on(*GATEWAYS)
+@on(EMBEDDED)
 async def test_errors_of_mcp_have_their_codes(place: Place) -> None:
     async with place.http() as http:
         garbage = (await http.post("/mcp", content=b"{")).json()
@@ -183,7 +183,7 @@ async def test_errors_of_mcp_have_their_codes(place: Place) -> None:
     }
 
 
-@on(*GATEWAYS)
+@on(EMBEDDED)
 async def test_tools_are_listed_and_called_without_a_session(place: Place) -> None:
     listed = (await rpc(place, "tools/list"))["result"]["tools"]
     called = (await rpc(place, "tools/call", name="echo_message", arguments={"message": "hi"}))["result"]

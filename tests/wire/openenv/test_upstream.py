@@ -172,7 +172,7 @@ async def test_the_tool_of_a_gym_image_is_step_and_its_input_the_action(counter:
 
 async def test_a_server_that_somebody_else_runs_is_reached_below_its_prefix() -> None:
     with image("prefixed", capacity=1) as started:
-        address = f"http://{started.address.removeprefix('tcp:')}/at/a/prefix"
+        address = f"{started.url}/at/a/prefix"
         where = environment(url=address, learns=True)
         async with alone() as replica:
             worker = replace(started.as_worker(), address=address)

@@ -23,7 +23,18 @@ from gateway.upstreams.openenv.socket import QUEUE_MAX
 from tests.fakes.eventually import eventually, until
 from tests.wire.cutting import Relay, relay
 from tests.wire.openenv.clients import NEWEST
-from tests.wire.openenv.upstream_worlds import OLDER, OLDEST, RELEASES, Image, Replica, alone, environment, image
+from tests.wire.openenv.upstream_worlds import (
+    FIRST_WITH,
+    LAST_WITHOUT,
+    OLDER,
+    OLDEST,
+    RELEASES,
+    Image,
+    Replica,
+    alone,
+    environment,
+    image,
+)
 
 pytestmark = [pytest.mark.wire]
 
@@ -38,7 +49,7 @@ def waits_for(file: Path) -> Action:
 @asynccontextmanager
 async def cuttable(started: Image) -> AsyncIterator[Relay]:
     """A relay in front of a server: its address is that of the relay's URL."""
-    async with relay(f"http://{started.address.removeprefix('tcp:')}") as between:
+    async with relay(started.url) as between:
         yield between
 
 
@@ -218,8 +229,9 @@ async def test_a_reset_that_fails_is_told_and_its_place_is_free_at_once(version:
 # -- what breaks ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_cut_socket_is_attached_again_and_the_same_episode_goes_on() -> None:
-    with image("counter") as started:
+@pytest.mark.parametrize("version", [FIRST_WITH, NEWEST])
+async def test_a_cut_socket_is_attached_again_and_the_same_episode_goes_on(version: str) -> None:
+    with image("counter", version=version) as started:
         async with alone() as replica, cuttable(started) as between:
             session = await replica.opened(through(between, started), WHERE)
             await replica.upstream.act(session, WHERE, Action(fields={"op": "inc", "by": 7}))
@@ -233,20 +245,24 @@ async def test_a_cut_socket_is_attached_again_and_the_same_episode_goes_on() -> 
     assert summary.steps == 2
 
 
-@pytest.mark.parametrize("version", [OLDEST, OLDER])
+@pytest.mark.parametrize("version", [OLDEST, OLDER, LAST_WITHOUT])
 async def test_a_cut_socket_of_an_older_server_is_the_end_of_its_session(version: str) -> None:
     with image("counter", version=version) as started:
         async with alone() as replica, cuttable(started) as between:
             session = await replica.opened(through(between, started), WHERE)
+            before = sockets(started)
             between.cut()
             await eventually(lambda: lost(replica, session))
 
             with pytest.raises(SessionNotFound):
                 await replica.upstream.relay(session, WHERE, b'{"type":"state"}')
-            opened = started.process.log.count('"WebSocket /ws')
+            assert sockets(started) == before  # no other one was taken for it
             assert await replica.upstream.close(session, WHERE) is not None
 
-    assert opened == 1  # no other socket was taken for it
+
+def sockets(started: Image) -> int:
+    """How many WebSockets the server has accepted."""
+    return started.process.log.count('"WebSocket /ws')
 
 
 async def noticed(replica: Replica, session: Session) -> None:

@@ -1,10 +1,12 @@
 """OpenEnv servers of any release from 0.2.0 on, as images have them: what the gateway's OpenEnv upstream is tried on.
 
-Run with the Python of a venv that scripts/openenv-clients made: ``upstream_server.py KIND CAPACITY [SOCKET]``. KIND is
-``counter`` (a Gym environment with tasks), ``plain`` (one without), ``riddle`` (tools), ``broken`` (can't be made) or
-``prefixed`` (the counter, below ``/at/a/prefix`` only).
+Run with the Python of a venv that scripts/openenv-clients made. The program imports the package once, which takes a
+second of CPU, and forks a server for each line that it reads: the arguments of `serve` as JSON. It ends its servers
+when its input ends.
 """
 
+import gc
+import json
 import os
 import signal
 import socket
@@ -187,8 +189,16 @@ def wait_for(file: str) -> None:
         time.sleep(0.01)
 
 
-def main() -> None:
-    kind, capacity, path = sys.argv[1], int(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else ""
+def serve(kind: str, capacity: int, log: str, path: str) -> None:
+    """Serve one environment on a free port of the loopback, or on the Unix socket *path*; write to *log*.
+
+    Args:
+        kind: ``counter`` (a Gym environment with tasks), ``plain`` (one without), ``riddle`` (tools), ``broken``
+            (cannot be made) or ``prefixed`` (the counter, below ``/at/a/prefix`` only).
+    """
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
     gym = {"counter": Counter, "plain": Plain, "broken": Broken, "prefixed": Counter}
     parts = riddle() if kind == "riddle" else (gym[kind], CounterAction, CounterObservation)
     app = create_app(*parts, env_name=kind, max_concurrent_envs=capacity)
@@ -202,8 +212,20 @@ def main() -> None:
         listener = socket.create_server(("127.0.0.1", 0))
         address = f"tcp:127.0.0.1:{listener.getsockname()[1]}"
     listener.listen(128)
-    print(f"upstream_ready address={address}", flush=True)
+    print(f"upstream_ready pid={os.getpid()} address={address}", flush=True)
     uvicorn.Server(uvicorn.Config(app, log_level="info")).run(sockets=[listener])
+
+
+def main() -> None:
+    uvicorn.Config(Starlette()).load()  # imports the protocols
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the servers
+    gc.freeze()  # a collection in a server would copy the pages that it shares with the others
+    for line in sys.stdin:
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            serve(**json.loads(line))
+            return
+    os.killpg(0, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import itertools
+import json
+import os
+import re
+import select
 import shutil
+import signal
+import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +41,11 @@ from gateway.fronts.peers import PeersFront
 from gateway.peers import HttpPeers
 from gateway.relay import Relay
 from gateway.upstreams.openenv.upstream import OpenEnvUpstream
+from tests.fakes.eventually import eventually_now
 from tests.fakes.replicas import SECRET, served
 from tests.wire.gateways import short_folder
 from tests.wire.openenv.clients import HERE, NEWEST, python_of
-from tests.wire.processes import ServerProcess
+from tests.wire.processes import START_S, STOP_S
 
 OLDEST, OLDER = "0.2.0", "0.2.3"
 RELEASES = (OLDEST, OLDER, NEWEST)
@@ -64,14 +73,95 @@ def environment(*, resets: ResetMapping = OWN_TASKS, learns: bool = False, url: 
     return replace(made, **more)
 
 
+class Launcher:
+    """A process that has imported one release of the package and forks official servers.
+
+    Each test gets a server of its own for a twentieth of the CPU that an import takes.
+    """
+
+    def __init__(self, version: str) -> None:
+        command = [python_of(version), "-W", "ignore", str(HERE / "upstream_server.py")]
+        # A session of its own: the program ends all its servers with its process group.
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
+
+    def fork(self, kind: str, capacity: int, *, log: Path, path: str) -> None:
+        """Start a server; ``upstream_server.serve`` describes the arguments."""
+        assert self._process.stdin is not None
+        request = {"kind": kind, "capacity": capacity, "log": str(log), "path": path}
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+
+    def check(self) -> None:
+        """Raise RuntimeError if it has ended, as it does where the package cannot be imported."""
+        if self._process.poll() is not None:
+            raise RuntimeError(f"upstream_server.py ended with {self._process.returncode}; its error is in the output")
+
+    def close(self) -> None:
+        """End it with all of its servers."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(STOP_S)
+
+
+class ForkedServer:
+    """An official server that a launcher forked."""
+
+    def __init__(self, launcher: Launcher, kind: str, capacity: int, folder: Path, *, on_socket: bool) -> None:
+        self._log = folder / "log"
+        self._launcher = launcher
+        launcher.fork(kind, capacity, log=self._log, path=str(folder / "s") if on_socket else "")
+        pid, self.address = eventually_now(self._started, within_s=START_S)
+        self._pidfd = os.pidfd_open(pid)
+
+    @property
+    def log(self) -> str:
+        """All that it wrote to stdout and stderr."""
+        return self._log.read_text(errors="replace") if self._log.exists() else ""
+
+    def kill(self) -> None:
+        """End it without a chance to clean up, and wait until it has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        ended, _, _ = select.select([self._pidfd], [], [], STOP_S)
+        assert ended, "the server did not end"
+
+    def close(self) -> None:
+        self.kill()
+        os.close(self._pidfd)
+
+    def _started(self) -> tuple[int, str]:
+        self._launcher.check()
+        if "Traceback" in self.log:  # not an AssertionError: that would be waited for
+            raise RuntimeError(self.log)
+        found = re.search(r"upstream_ready pid=(\d+) address=(\S+)\n", self.log)
+        assert found is not None, f"the server is not ready:\n{self.log}"
+        return int(found[1]), found[2]
+
+
+@cache
+def launcher_of(version: str) -> Launcher:
+    """Start the launcher of a release; it lives until the test process ends."""
+    launcher = Launcher(version)
+    atexit.register(launcher.close)
+    return launcher
+
+
 @dataclass
 class Image:
     """A running official server."""
 
     version: str
-    process: ServerProcess
-    address: str
+    process: ForkedServer
     worker: WorkerId = field(default_factory=lambda: WorkerId(f"w{next(_numbers)}"))
+
+    @property
+    def address(self) -> str:
+        """As workers' addresses are written, ``tcp:HOST:PORT`` or ``unix:PATH``."""
+        return self.process.address
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.address.removeprefix('tcp:')}"
 
     def as_worker(self) -> Worker:
         """The worker that it is."""
@@ -105,18 +195,11 @@ def image(
 ) -> Iterator[Image]:
     """Start an official server."""
     folder = short_folder()
-    command = [python_of(version), "-W", "ignore", str(HERE / "upstream_server.py"), kind, str(capacity)]
-    process = ServerProcess(
-        [*command, *([str(folder / "s")] if on_socket else [])],
-        variables={},
-        ready=r"upstream_ready address=(\S+)",
-        log=folder / "log",
-    )
     try:
-        process.start()
-        yield Image(version, process, process.address)
+        server = ForkedServer(launcher_of(version), kind, capacity, folder, on_socket=on_socket)
+        with contextlib.closing(server):
+            yield Image(version, server)
     finally:
-        process.kill()
         shutil.rmtree(folder, ignore_errors=True)
 
 

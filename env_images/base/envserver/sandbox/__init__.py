@@ -5,6 +5,6 @@ from .layers import Layer
 from .sandbox import Sandbox
 from .sandboxes import Sandboxes
 from .terminal import Terminal
-from .values import Box, Completed, Limits
+from .values import Box, Completed, Judged, Limits
 
-__all__ = ["Box", "Completed", "Layer", "Limits", "Sandbox", "SandboxError", "Sandboxes", "Terminal"]
+__all__ = ["Box", "Completed", "Judged", "Layer", "Limits", "Sandbox", "SandboxError", "Sandboxes", "Terminal"]

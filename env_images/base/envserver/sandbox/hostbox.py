@@ -60,9 +60,7 @@ session required pam_permit.so
 password required pam_unix.so
 """
 _SEARCH = "/usr/bin:/bin:/usr/sbin:/sbin"
-_STDLIB_LEFT_OUT = shutil.ignore_patterns(
-    "test", "tests", "idlelib", "tkinter", "__pycache__", "dist-packages", "config-*"
-)
+_STDLIB_LEFT_OUT = shutil.ignore_patterns("test", "tests", "idlelib", "tkinter", "dist-packages", "config-*")
 
 
 def build(folder: Path, *, first_uid: int | None) -> Box:

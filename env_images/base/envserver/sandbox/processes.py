@@ -33,8 +33,9 @@ _OF_THE_LIBRARY = (32, 33)
 """Signals that the C library keeps for threads (nptl(7)); some machines start all their processes with one ignored."""
 OPEN_FILES = 1024
 """Of each process: files in flight are counted per user across sandboxes, so this also keeps room for the others."""
-_NICE = 5
-"""The server answers first when the machine is full."""
+AGENT_NICE = 19
+"""Of an agent's programs: a weight of 15, where server, supervisors and judged programs have nice 0 and 1024. So on one
+CPU a judged program has a third of it (1024 / (1024 + 128 x 15)) beside an agent at its limit of processes."""
 _TIOCSPTLCK, _TIOCGPTPEER = 0x40045431, 0x5441
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -53,6 +54,7 @@ class Program:
     cwd: str
     env: dict[str, str]
     user: User
+    is_judged: bool = False
 
 
 def open_terminal(rows: int, cols: int) -> tuple[int, int]:
@@ -148,6 +150,8 @@ def _become(program: Program, files: tuple[int, int, int], fault: int, bounds: B
             with contextlib.suppress(OSError):
                 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
         _restrict(bounds)
+        if not program.is_judged:
+            os.nice(AGENT_NICE)
         _become_user(program.user, ranged=ranged)
         os.chdir(program.cwd)
         subject = program.argv[0]
@@ -188,8 +192,8 @@ def _restrict(bounds: Bounds) -> None:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.umask(0o022)
-    os.nice(_NICE)
     for which, soft, hard in (
+        (resource.RLIMIT_NICE, 0, 0),  # a machine may let its users raise their priority
         (resource.RLIMIT_CORE, 0, 0),
         (resource.RLIMIT_NOFILE, OPEN_FILES, OPEN_FILES),
         (resource.RLIMIT_DATA, bounds.memory_bytes, bounds.memory_bytes),
@@ -206,6 +210,30 @@ def _become_user(user: User, *, ranged: bool) -> None:
     os.setresuid(user.uid, user.uid, user.uid)
 
 
+def lower_all(pid: int) -> None:
+    """Give every thread inside an agent's priority; what they start inherits it.
+
+    First the process group of *pid*, at once: a hundred busy processes would leave no CPU for the rest. That is done
+    by a fork that lives inside, since pids there mean nothing outside. What is forked meanwhile, and all where no
+    process is left for the fork, is met by the next call.
+    """
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PGRP, pid, AGENT_NICE)
+    try:
+        looker = os.fork()
+    except OSError:
+        return
+    if looker == 0:
+        try:
+            for name in filter(str.isdigit, os.listdir("/proc")):
+                with contextlib.suppress(OSError):
+                    for thread in os.listdir(f"/proc/{name}/task"):
+                        os.setpriority(os.PRIO_PROCESS, int(thread), AGENT_NICE)
+        finally:
+            os._exit(0)
+    os.waitpid(looker, 0)
+
+
 def session_members(session: int) -> list[int]:
     """List the pids inside whose session is *session*; called in a fork that lives inside."""
     found = []
@@ -220,9 +248,11 @@ def session_members(session: int) -> list[int]:
 def kill_session(pid: int, inner_pid: int) -> None:
     """Kill all processes of the session that the process *pid* (inside: *inner_pid*) leads.
 
-    Its process group alone would leave out what ``timeout`` and job control put into groups of their own. Where no
-    process is left for looking, the group has to do.
+    First its process group, at once: a hundred busy processes would leave no CPU for the rest, which is what
+    ``timeout`` and job control put into groups of their own. Where no process is left for looking, the group has to do.
     """
+    with contextlib.suppress(OSError):
+        os.killpg(pid, signal.SIGKILL)
     try:
         looker = os.fork()
     except OSError:
@@ -235,5 +265,3 @@ def kill_session(pid: int, inner_pid: int) -> None:
         os._exit(0)
     if looker > 0:
         os.waitpid(looker, 0)
-    with contextlib.suppress(OSError):
-        os.killpg(pid, signal.SIGKILL)

@@ -10,7 +10,7 @@ from .channel import Channel, Expectation
 from .errors import SandboxError
 from .streams import Input, Output
 from .terminal import Terminal
-from .values import Completed, Limits
+from .values import Completed, Judged, Limits
 
 _START_S = 20.0
 """For a fork and an exec on a machine under full load."""
@@ -30,6 +30,7 @@ class Sandbox:
         number: the spawner's name for it.
         killed: why it was ended from outside (``memory``, ``pids``, ``init``: its init died, ``lost``: its supervisor
             died); None while it lives and after a plain ``close``.
+        judged: set it before ``run`` to judge what runs; None, as at first, for an agent's sandbox.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Sandbox:
     ) -> None:
         self.number = number
         self.killed: str | None = None
+        self.judged: Judged | None = None
         self._channel = channel
         self._limits = limits
         self._release = release
@@ -100,7 +102,11 @@ class Sandbox:
         """
         number = next(self._requests)
         expectation = self._channel.expect(number)
-        request = {"op": "run", "id": number, "argv": list(argv), "cwd": cwd, "env": dict(env or {}), "user": user}
+        judged = self.judged
+        request = {
+            "op": "run", "id": number, "argv": list(argv), "cwd": cwd, "env": dict(env or {}), "user": user,
+            "judged_s": None if judged is None else judged.cpu_s,
+        }  # fmt: skip
         most_bytes = self._limits.output_bytes if output_bytes is None else output_bytes
         status: int | None = None
         streams: list[Input | Output] = []
@@ -108,11 +114,11 @@ class Sandbox:
             files = await self._ask(expectation, request)
             source, out, err = Input(files[0], stdin), Output(files[1], most_bytes), Output(files[2], most_bytes)
             streams += [source, out, err]
-            status = await self._exit(expectation, timeout_s)
+            status = await self._exit(expectation, timeout_s, judged)
             timed_out = status is None
             if status is None:
                 await self._channel.send({"op": "kill", "target": number})
-                status = await self._exit(expectation, _KILL_S)
+                status = await self._exit(expectation, _KILL_S, judged)
             if status is None:
                 raise SandboxError("a killed process does not end", code="ended")
             out.finish()
@@ -125,8 +131,8 @@ class Sandbox:
             if status is None:
                 self._channel.post({"op": "kill", "target": number})
 
-    async def _exit(self, expectation: Expectation, timeout_s: float) -> int | None:
-        """Wait for a process's status; None when *timeout_s* is over."""
+    async def _exit(self, expectation: Expectation, timeout_s: float, judged: Judged | None) -> int | None:
+        """Wait for a process's status, and note in *judged* what it had of CPUs; None when *timeout_s* is over."""
         try:
             async with asyncio.timeout(timeout_s):
                 message, _ = await expectation.get()
@@ -134,6 +140,10 @@ class Sandbox:
             return None
         except SandboxError as error:
             raise self._ended() if error.code == "ended" else error from None
+        if judged is not None:
+            judged.used_s = float(str(message["used_s"]))
+            judged.waited_s = float(str(message["waited_s"]))
+            judged.unseen_s = float(str(message["unseen_s"]))
         return int(str(message["status"]))
 
     async def terminal(

@@ -89,6 +89,8 @@ class _Running:
     pid: int
     inner_pid: int
     pidfd: int
+    stopwatch: watchdog.Stopwatch | None = None
+    """Of a judged program."""
 
 
 class Supervisor:
@@ -151,8 +153,17 @@ class Supervisor:
         if reason is not None:
             self._say({"event": "killed", "reason": reason})
             self._ended = True
+        for running in self._running.values():
+            self._time(running)
         self._look_every_s = watchdog.LOOK_S if usage.pids else watchdog.QUIET_LOOK_S
         self._look_at = time.monotonic() + self._look_every_s
+
+    def _time(self, running: _Running) -> None:
+        """Look at a judged program's CPU time; where its claim is used up, lower it and what it has started."""
+        if running.stopwatch is not None:
+            running.stopwatch.add(self._gauge.cpu_times())
+            if running.stopwatch.is_used_up:
+                processes.lower_all(running.pid)
 
     def _look_soon(self) -> None:
         self._look_at = min(self._look_at, time.monotonic() + watchdog.LOOK_S)
@@ -206,9 +217,12 @@ class Supervisor:
             "LANG": "C.UTF-8",
             **request["env"],
         }
-        program = processes.Program(list(request["argv"]), str(request["cwd"]), env, user)
+        judged_s = request.get("judged_s")
+        program = processes.Program(list(request["argv"]), str(request["cwd"]), env, user, judged_s is not None)
         pid, inner_pid = processes.start(program, files, bounds=self._bounds, ranged=self._ranged)
         running = _Running(pid, inner_pid, os.pidfd_open(pid))
+        if judged_s is not None:
+            running.stopwatch = watchdog.Stopwatch(self._gauge.cpu_times(), claim_s=judged_s)
         number = int(request["id"])
         self._running[number] = running
         self._selector.register(running.pidfd, selectors.EVENT_READ, lambda: self._on_exit(number))
@@ -218,8 +232,10 @@ class Supervisor:
         running = self._running.pop(number)
         self._selector.unregister(running.pidfd)
         os.close(running.pidfd)
+        self._time(running)  # before it is reaped, which takes its times along
         _, status = os.waitpid(running.pid, 0)
-        self._say({"id": number, "status": os.waitstatus_to_exitcode(status)})
+        times = {} if running.stopwatch is None else running.stopwatch.as_message()
+        self._say({"id": number, "status": os.waitstatus_to_exitcode(status), **times})
 
     def _run(self, request: Request) -> None:
         pipes = [os.pipe2(os.O_CLOEXEC) for _ in range(3)]
@@ -246,6 +262,7 @@ class Supervisor:
     def _kill(self, request: Request) -> None:
         running = self._running.get(int(request["target"]))
         if running is not None:
+            self._time(running)  # what it has started is reaped by the init
             processes.kill_session(running.pid, running.inner_pid)
 
     def _kill_group(self, request: Request) -> None:

@@ -45,6 +45,25 @@ class Limits:
         return asdict(self)
 
 
+@dataclass
+class Judged:
+    """A judge's claim to CPU time in one sandbox, and what its last ``run`` there made of it.
+
+    Set as ``sandbox.judged`` before ``run``: what runs then has the server's priority instead of an agent's. The claim
+    is bounded, since what is judged is an agent's code too: from *cpu_s* on all of it has an agent's priority.
+    """
+
+    cpu_s: float
+    """CPU seconds of all processes of a run together."""
+    used_s: float = 0.0
+    """CPU seconds that they used, ended children that their parents waited for among them."""
+    waited_s: float = 0.0
+    """Seconds for which a thread could have run and had no CPU: at most the real time, however many waited at once."""
+    unseen_s: float = 0.0
+    """What may be missing in *used_s*: nobody need wait for a process that ends between two looks of the watchdog. So
+    of each interval in which a thread began or ended, this has what one CPU could have given besides."""
+
+
 @dataclass(frozen=True)
 class Completed:
     """A command that ran. Its background children may still live."""

@@ -6,6 +6,8 @@ counts shared pages once per process is enough while it is below the limit; only
 
 import contextlib
 import os
+import time
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 LOOK_S = 0.1
@@ -15,6 +17,7 @@ QUIET_LOOK_S = 1.0
 FULL_LOOKS = 10
 """Looks in a row at the limit of processes before the sandbox is killed: a fork bomb stays there, a build does not."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _READ_BYTES = 4096
 
 
@@ -41,12 +44,66 @@ def is_full(usage: Usage, *, pids: int) -> bool:
     return usage.pids >= pids - pids // 16
 
 
+@dataclass(frozen=True)
+class CpuTimes:
+    """What the processes of a sandbox had of CPUs by one look, each since its own start."""
+
+    began_s: float
+    ended_s: float
+    """The look takes a while where CPUs are busy."""
+    used_s: float
+    """CPU time of all processes, and of their ended children that they waited for."""
+    waited_s: Mapping[int, float]
+    """By thread: how long it has waited on a run queue."""
+    lowered: Collection[int] = ()
+    """The threads whose priority is lower than that of what is judged."""
+
+
+class Stopwatch:
+    """Adds looks up from *first* on; the attributes are those of ``values.Judged``.
+
+    The waits of threads that live at the same time overlap, so they are not added. A thread's wait is put behind what
+    was counted before the thread began, and the longest such chain counts. Its parts follow each other in time. Hence
+    a program's own threads lengthen the chain by no more than the CPU time that they use themselves.
+    """
+
+    def __init__(self, first: CpuTimes, *, claim_s: float) -> None:
+        self.used_s = self.waited_s = self.unseen_s = 0.0
+        self._claim_s = claim_s
+        self._last = first
+        self._origins = {thread: -waited_s for thread, waited_s in first.waited_s.items()}
+
+    def add(self, now: CpuTimes) -> None:
+        """Count what happened since the last look."""
+        last, self._last = self._last, now
+        used_s = max(0.0, now.used_s - last.used_s)
+        self.used_s += used_s
+        if now.waited_s.keys() != last.waited_s.keys():
+            self.unseen_s += max(0.0, now.began_s - last.began_s - used_s)
+        newborn_s = max(0.0, self.waited_s - (last.ended_s - last.began_s))  # it may have begun during the last look
+        origins = {thread: self._origins.get(thread, newborn_s) for thread in now.waited_s}
+        if not self.is_used_up:
+            for thread in now.lowered:  # by itself, so it waits of its own will
+                origins[thread] -= now.waited_s[thread] - last.waited_s.get(thread, 0.0)
+        self._origins = origins
+        self.waited_s = max([self.waited_s, *(origin + now.waited_s[thread] for thread, origin in origins.items())])
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether the claim is; what was not seen counts in full."""
+        return self.used_s + self.unseen_s >= self._claim_s
+
+    def as_message(self) -> dict[str, float]:
+        return {"used_s": self.used_s, "waited_s": self.waited_s, "unseen_s": self.unseen_s}
+
+
 class Gauge:
     """Reads a sandbox's /proc through a directory that was opened before the agent's first process."""
 
     def __init__(self) -> None:
         self._proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._shared = os.open("/dev/shm", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._nice = os.getpriority(os.PRIO_PROCESS, 0)
 
     def look(self, *, memory_bytes: int) -> Usage:
         """Measure; exact only where the quick sum is above *memory_bytes*."""
@@ -55,11 +112,38 @@ class Gauge:
         threads = resident = 0
         for pid in pids:
             with contextlib.suppress(OSError, IndexError, ValueError):
-                threads += int(self._read(f"{pid}/stat").rpartition(b")")[2].split()[17])
+                threads += int(self._stat(pid)[17])
                 resident += int(self._read(f"{pid}/statm").split()[1]) * _PAGE_BYTES
         if resident + files > memory_bytes:
             resident = sum(self._share_bytes(pid) for pid in pids)
         return Usage(max(0, threads - 1), resident + files)
+
+    def cpu_times(self) -> CpuTimes:
+        """Read the CPU time of all processes, and the waits of their threads; a zombie still has both.
+
+        Without CONFIG_SCHED_INFO the kernel tells no waits.
+        """
+        began_s, ticks, waits, lowered = time.monotonic(), 0, dict[int, float](), list[int]()
+        for pid in filter(str.isdigit, os.listdir(self._proc)):
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                ticks += sum(map(int, self._stat(pid)[11:15]))
+                for thread in self._list(f"{pid}/task"):
+                    fields = self._stat(f"{pid}/task/{thread}")
+                    waits[int(thread)] = int(self._read(f"{pid}/task/{thread}/schedstat").split()[1]) / 1e9
+                    if int(fields[16]) > self._nice or int(fields[38]) == os.SCHED_IDLE:
+                        lowered.append(int(thread))
+        return CpuTimes(began_s, time.monotonic(), ticks / _TICKS_PER_S, waits, lowered)
+
+    def _stat(self, name: str) -> list[bytes]:
+        """Give the fields of proc(5) from the third on."""
+        return self._read(f"{name}/stat").rpartition(b")")[2].split()
+
+    def _list(self, name: str) -> list[str]:
+        fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._proc)
+        try:
+            return os.listdir(fd)
+        finally:
+            os.close(fd)
 
     def _read(self, name: str) -> bytes:
         fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._proc)

@@ -23,7 +23,7 @@ class CounterAction(Action):  # type: ignore[misc]
     op: Literal["inc", "dec", "noop", "stop", "raise", "wait", "kill", "long"]
     by: int = Field(default=1, ge=0)
     seconds: float = Field(default=0.0, ge=0, description="How long wait takes.")
-    file: str = Field(default="", description="What wait waits for, at most *seconds*.")
+    file: str = Field(default="", description="What wait waits for, at most *seconds*; FILE.began is made first.")
 
 
 class CounterObservation(Observation):  # type: ignore[misc]
@@ -99,6 +99,8 @@ class CounterEnvironment(Environment):  # type: ignore[misc]
 
 def _wait(seconds: float, file: str) -> None:
     deadline = time.monotonic() + seconds
+    if file:
+        open(f"{file}.began", "w").close()
     while time.monotonic() < deadline and not (file and os.path.exists(file)):
         time.sleep(0.02)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from pathlib import Path
 from typing import Literal
 
 from envserver import Environment, Prompt, StepResult, Task, TextBlock, serve, tool
@@ -46,8 +47,10 @@ class Counting(Environment):
         return StepResult(str(len(text)))
 
     @tool(concurrent=True)
-    async def sleep(self, seconds: float) -> StepResult:
-        """Take some time."""
+    async def sleep(self, seconds: float, began: str = "") -> StepResult:
+        """Take some time; make the file *began* first."""
+        if began:
+            Path(began).touch()  # noqa: ASYNC240  # takes microseconds
         await asyncio.sleep(seconds)
         return StepResult("slept")
 

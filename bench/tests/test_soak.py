@@ -1,4 +1,4 @@
-"""What a soak makes of what it sees: errors, counts, slopes; and one short soak."""
+"""What a soak makes of what it sees: errors, counts, slopes."""
 
 from __future__ import annotations
 

@@ -22,7 +22,13 @@ from tests.contract.backend_world import ENGINE_URL
 from tests.docker.swarm_lab import Lab, expect_namespaces, left_of
 from tests.fakes.eventually import eventually
 
-pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.redis, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.docker,
+    pytest.mark.cluster,
+    pytest.mark.redis,
+    pytest.mark.needs("image:gateway", "image:redis"),
+    pytest.mark.timeout(300),
+]
 pytest_plugins = ["tests.contract.backend_fixtures"]
 
 LAB = Lab("swbnt", "198.18.92", nodes=2)

@@ -1,12 +1,15 @@
-"""The benchmarks' own arithmetic and readers, the load generator against a small server, and one short run of each."""
+"""Arithmetic, readers and the load generator; and short runs of the measures whose subjects are single servers.
+
+Each server is started once in all tests of the benchmarks: `SharedServers` hands it from one measure to the next.
+"""
 
 import asyncio
 import json
 import math
 import os
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,16 +18,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench import calls, cold, footprint, opens, results
+from bench import calls, cold, footprint, openenv_tasks, opens, results
 from bench.episodes import TOKEN_LENGTH, Episode, WrongAnswer, check_result
 from bench.grid import Cell
 from bench.http1 import Address, ProtocolError, Response, ResponseReader, connect, request_bytes
 from bench.load import ERRORS_MAX, Round, at_once, connections, load
-from bench.processes import Usage, children, usage
+from bench.processes import ServerProcess, Usage, children, usage
 from bench.report import Goal, Report, Table, number
 from bench.sse import Event, StreamError, events, result_of
 from bench.stats import Latencies, latencies, median_latencies, percentile
-from bench.targets import servers
+from bench.targets import Servers, servers
 
 TOKEN = "0" * TOKEN_LENGTH
 
@@ -285,11 +288,18 @@ async def test_each_caller_calls_again_when_it_was_answered() -> None:
     async with server(echo) as address, connections(address, 3) as opened:
         episodes = [open_episode(connection) for connection in opened]
 
-        became = await load([episode.call for episode in episodes], duration_s=0.5)
+        became = await load([episode.call for episode in episodes], duration_s=0.2)
 
     assert not became.errors
     assert became.latencies.count == len(became.samples_s) >= 3
     assert became.rate == len(became.samples_s) / became.duration_s
+
+
+async def test_each_caller_calls_once_in_a_round_that_takes_no_time() -> None:
+    async with server(echo) as address, connections(address, 3) as opened:
+        became = await load([open_episode(connection).call for connection in opened], duration_s=0.0)
+
+    assert len(became.samples_s) == 3
 
 
 async def test_wrong_answers_are_counted_as_errors_and_not_as_calls() -> None:
@@ -487,37 +497,44 @@ def test_our_readme_has_the_marks() -> None:
 # -- short runs ---------------------------------------------------------------------------------------------------
 
 
+class SharedServers(Servers):
+    """Starts each server for the first measure that asks for it; it serves the next ones too, until *stack* ends."""
+
+    def __init__(self, folder: Path, stack: AsyncExitStack) -> None:
+        super().__init__(folder)
+        self._stack = stack
+        self._started: dict[str, ServerProcess] = {}
+
+    @asynccontextmanager
+    async def running(self, name: str, variables: Mapping[str, str] | None = None) -> AsyncIterator[ServerProcess]:
+        """Yield the one server *name*, which nobody sets up by *variables* here."""
+        assert variables is None
+        if name not in self._started:
+            self._started[name] = await self._stack.enter_async_context(super().running(name))
+        yield self._started[name]
+
+
 @pytest.mark.slow
-async def test_every_server_answers_every_call_of_a_short_run() -> None:
-    plan = calls.Plan(callers=(1,), rounds=1, call_round_s=0.1, episode_round_s=0.1, warmup_s=0.0)
+async def test_each_server_is_measured_by_calls_footprint_and_openings() -> None:
+    call_plan = calls.Plan(callers=(1, 2), rounds=1, call_round_s=0.0, episode_round_s=0.0, warmup_s=0.0)
 
-    async with servers() as made:
-        found = await calls.run(made, plan)
+    async with servers() as made, AsyncExitStack() as stack:
+        shared = SharedServers(made.folder, stack)
+        called = await calls.run(shared, call_plan)
+        stood = await footprint.run(shared, footprint.Plan(starts=1, idle_sessions=16))
+        opened = await opens.run(shared, opens.Plan(opens=5, burst=8, bursts=1, cold_opens=1))
 
-    assert found.errors == 0, found.figures
-    assert {goal.id for goal in found.goals} == {"S1", "S4"}
+    assert called.errors == 0, called.figures
+    assert {goal.id for goal in called.goals} == {"S1", "S4"}
     for grid in ("calls", "episodes"):
-        assert all(cell["latency"]["count"] > 0 for row in found.figures[grid].values() for cell in row.values())
-
-
-@pytest.mark.slow
-async def test_every_server_starts_and_holds_sessions_in_a_short_run() -> None:
-    async with servers() as made:
-        found = await footprint.run(made, footprint.Plan(starts=1, idle_sessions=64))
-
-    assert {goal.id for goal in found.goals} == {"S11", "S12"}
-    assert set(found.figures["starts"]) == set(footprint.STARTED)
-    assert [each["sessions"] for each in found.figures["idle_sessions"]] == [64] * (len(footprint.HOLDING) + 1)
-
-
-@pytest.mark.slow
-async def test_every_session_of_a_short_run_opens() -> None:
-    async with servers() as made:
-        found = await opens.run(made, opens.Plan(opens=5, burst=16, bursts=1, cold_opens=1))
-
-    assert found.errors == 0, found.figures
-    assert found.figures["in_turn"]["gateway"]["create"]["count"] == 5
-    assert len(found.figures["cold_process_ms"]) == 1
+        assert all(cell["latency"]["count"] > 0 for row in called.figures[grid].values() for cell in row.values())
+    assert {goal.id for goal in stood.goals} == {"S11", "S12"}
+    assert set(stood.figures["starts"]) == set(footprint.STARTED)
+    assert [each["sessions"] for each in stood.figures["idle_sessions"]] == [16] * (len(footprint.HOLDING) + 1)
+    assert opened.errors == 0, opened.figures
+    assert set(opened.figures["in_turn"]) == set(opened.figures["bursts"]) == set(opens.OPENED)
+    assert opened.figures["in_turn"]["gateway"]["create"]["count"] == 5
+    assert len(opened.figures["cold_process_ms"]) == 1
 
 
 @pytest.mark.slow
@@ -529,3 +546,15 @@ async def test_sessions_of_a_short_run_open_on_an_engine() -> None:
 
     assert {goal.id for goal in found.goals} == {"S6", "S7"}
     assert len(found.figures["cold_gateway_ms"]) == len(found.figures["cold_sdk_ms"]) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.docker
+@pytest.mark.parallel
+async def test_custom_tasks_of_a_short_run_are_played_on_an_engine() -> None:
+    async with servers(Path("/dev/shm")) as made:
+        found = await openenv_tasks.run(made, openenv_tasks.Plan(containers=1, resets_each=2))
+
+    assert found.errors == 0, found.figures
+    assert found.figures["resets"]["count"] == 2
+    assert len(found.figures["containers_ms"]) == 1

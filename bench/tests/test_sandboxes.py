@@ -5,7 +5,6 @@ import json
 import math
 import sys
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -301,11 +300,12 @@ def test_percentiles_of_areal_requests_are_told_where_there_are_any() -> None:
 # -- short runs ---------------------------------------------------------------------------------------------------
 
 SHORT = Plan(
+    docker=True,
     rounds=1,
     opens=2,
     sdk_opens=1,
     callers=(2,),
-    sustain_s=0.3,
+    sustain_s=0.0,
     sustain_rounds=1,
     group=2,
     groups=1,
@@ -315,44 +315,31 @@ SHORT = Plan(
 )
 
 
-def check_run(found: Report, names: set[str], gateways: set[str]) -> None:
+@pytest.mark.slow
+@pytest.mark.sandbox
+@pytest.mark.docker
+@pytest.mark.needs("image:os")
+@pytest.mark.parallel
+async def test_every_sandbox_of_a_short_run_opens_in_processes_and_in_containers() -> None:
+    need_other_users()
+
+    async with servers(Path("/dev/shm")) as made:
+        found = await sandboxes.run(made, SHORT)
+
+    gateways = {PROCESSES, CONTAINERS}
     assert found.errors == 0, found.figures
     assert found.figures["missing"] == []
-    assert set(found.figures["in_turn_ms"]) == names
+    assert set(found.figures["in_turn_ms"]) == {LIBRARY, OS_SERVER, SDK} | gateways
     assert set(found.figures["bursts"]) == set(found.figures["groups_last_prompt_ms"]) == gateways
     assert {each["subject"] for each in found.figures["idle_sessions"]} == gateways
     assert all(math.isfinite(goal.value) for goal in found.goals)
 
 
 @pytest.mark.slow
-@pytest.mark.sandbox
-async def test_every_sandbox_of_a_short_run_opens() -> None:
-    need_other_users()
-
-    async with servers() as made:
-        found = await sandboxes.run(made, SHORT)
-
-    check_run(found, {LIBRARY, OS_SERVER, PROCESSES}, {PROCESSES})
-
-
-@pytest.mark.slow
-@pytest.mark.sandbox
-@pytest.mark.docker
-@pytest.mark.parallel
-async def test_every_sandbox_of_a_short_run_opens_on_an_engine() -> None:
-    need_other_users()
-
-    async with servers(Path("/dev/shm")) as made:
-        found = await sandboxes.run(made, replace(SHORT, docker=True))
-
-    check_run(found, {LIBRARY, OS_SERVER, PROCESSES, CONTAINERS, SDK}, {PROCESSES, CONTAINERS})
-
-
-@pytest.mark.slow
 async def test_every_areal_episode_of_a_short_run_is_held() -> None:
     async with servers() as made:
-        found = await areal.run(made, areal.Plan(episodes=32, idle_s=0.0, alone=2, burst=8, bursts=1))
+        found = await areal.run(made, areal.Plan(episodes=16, idle_s=0.0, alone=2, burst=8, bursts=1))
 
     assert found.errors == 0, found.figures
-    assert found.figures["active_after_idle"] == 32
-    assert found.figures["acts"][f"cancel, c={CALLERS}"]["latency"]["count"] == 32
+    assert found.figures["active_after_idle"] == 16
+    assert found.figures["acts"][f"cancel, c={CALLERS}"]["latency"]["count"] == 16

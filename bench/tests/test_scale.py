@@ -160,7 +160,7 @@ async def test_what_redis_did_is_counted(tmp_path: Path) -> None:
 @pytest.mark.redis
 async def test_the_steps_of_a_short_run_are_counted() -> None:
     async with servers() as made:
-        found = await store_trips.run(made, store_trips.Plan(callers=4, seconds=1.0, pause_s=0.05))
+        found = await store_trips.run(made, store_trips.Plan(callers=4, seconds=0.3, pause_s=0.05))
 
     assert found.errors == 0, found.figures
     assert {each["protocol"] for each in found.figures["trips"]} == {"ORS", "OpenEnv", "AReaL"}
@@ -170,7 +170,7 @@ async def test_the_steps_of_a_short_run_are_counted() -> None:
 @pytest.mark.slow
 @pytest.mark.redis
 async def test_every_session_of_a_short_run_steps_and_expires() -> None:
-    plan = scale.Plan(at_once=32, step_s=0.1, rounds=1, idle=32, idle_s=4, still_s=1.0)
+    plan = scale.Plan(at_once=8, step_s=0.1, rounds=1, idle=8, idle_s=2, still_s=0.3)
 
     async with servers() as made:
         found = await scale.run(made, plan)

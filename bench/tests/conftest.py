@@ -1,0 +1,16 @@
+"""For all tests of the benchmarks."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def frozen() -> Iterator[None]:
+    """Keep the objects of all other tests out of the collection with which each round of load begins."""
+    gc.freeze()
+    yield
+    gc.unfreeze()

@@ -1,0 +1,205 @@
+"""Run the tests: prepare what they need, run them in stages, and record where the time goes.
+
+    python -m tests.runner [PYTEST ARGUMENT…]
+
+scripts/test calls this. Without arguments all tests run: first tests/unit, then everything else, and beside both the
+tests with the mark ``cluster``, one by one. With arguments, the tests that pytest chooses by them run, and only what
+these need is prepared. The records of the run are in build/tests:
+
+    stages.json        seconds of each stage and of each preparing script
+    durations.json     seconds of each test file, in the form of tests/durations.json
+    LANE.jsonl         every phase of every test: outcome, seconds, failure
+    preparation.log    output of the preparing scripts
+    hangs/             stacks of all processes of tests that did not end
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.deadlines import SLOWNESS_VARIABLE, measure
+from tests.runner import stacks
+from tests.runner.needs import READY_VARIABLE
+from tests.runner.plugin import LANE_VARIABLE, RUN_VARIABLE, reproduce
+from tests.runner.preparation import PROJECT, STEPS, Preparation
+
+RUN = PROJECT / "build" / "tests"
+IS_CI = os.environ.get("CI") == "true"
+LANE_S = 3_600.0
+"""The longest run of one pytest process; what it does after that is a hang."""
+PLUGINS = ("-p", "tests.runner.needs", "-p", "tests.runner.plugin")
+MOST_FAILURES = 20
+NOTHING_COLLECTED = 5
+FEW = 20
+"""So many tests are run by one process sooner than several have started."""
+CORES = os.cpu_count() or 1
+
+
+@dataclass
+class Run:
+    """One run: its environment, the times of its stages, and the statuses of its pytest processes."""
+
+    environ: Mapping[str, str]
+    stages: dict[str, float] = field(default_factory=dict)
+    statuses: dict[str, int] = field(default_factory=dict)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Measure a stage; one that runs beside others counts as long as it takes itself."""
+        began = time.monotonic()
+        print(f"== {name}", flush=True)
+        try:
+            yield
+        finally:
+            self.stages[name] = round(time.monotonic() - began, 1)
+            print(f"== {name}: {self.stages[name]:.0f} s", flush=True)
+
+    def start(self, lane: str, *arguments: str, stdout: int | None = None) -> subprocess.Popen[bytes]:
+        """Start pytest on *lane*."""
+        command = [sys.executable, "-m", "pytest", *PLUGINS, "-qq", "--no-header", "--no-summary"]
+        environ = {**self.environ, LANE_VARIABLE: lane}
+        return subprocess.Popen(
+            [*command, *arguments], cwd=PROJECT, env=environ, stdin=subprocess.DEVNULL, stdout=stdout
+        )
+
+    def wait(self, lane: str, process: subprocess.Popen[bytes]) -> int:
+        """Wait for a lane; one that hangs is killed, with the stacks of all of its processes."""
+        try:
+            status = process.wait(LANE_S)
+        except subprocess.TimeoutExpired:
+            processes = [process.pid, *stacks.descendants(process.pid)]
+            print(f"scripts/test: {lane} did not end within {LANE_S:.0f} s\n{stacks.report(processes)}", flush=True)
+            stacks.kill(processes)
+            status = 1
+        self.statuses[lane] = status
+        return status
+
+    def pytest(self, lane: str, *arguments: str) -> int:
+        """Run pytest on *lane* and return its exit status."""
+        with self.stage(lane):
+            return self.wait(lane, self.start(lane, *arguments))
+
+
+def main(arguments: Sequence[str]) -> int:
+    shutil.rmtree(RUN, ignore_errors=True)
+    (RUN / "ready").mkdir(parents=True)
+    run = Run(
+        {
+            **{name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
+            RUN_VARIABLE: str(RUN),
+            READY_VARIABLE: str(RUN / "ready"),
+            SLOWNESS_VARIABLE: f"{measure():.2f}",
+        }
+    )
+    began = time.monotonic()
+    run_all(run) if not arguments else run_some(run, arguments)
+    run.stages["all"] = round(time.monotonic() - began, 1)
+    return report(run)
+
+
+def run_all(run: Run) -> None:
+    """Run the checks (in CI), tests/unit, and then everything else; stop after a stage that failed."""
+    preparation = prepare(list(STEPS))
+    try:
+        if IS_CI:
+            with run.stage("checks"):
+                run.statuses["checks"] = subprocess.run(["scripts/check"], cwd=PROJECT).returncode
+            if run.statuses["checks"]:
+                return
+        # Machines that start, die and are noticed: this lane waits most of its time, so it begins first.
+        cluster = run.start("cluster", *files_with_clusters())
+        began = time.monotonic()
+        if run.pytest("unit", f"-n{CORES}", *BY_FILE, "tests/unit") == 0:
+            run.pytest("main", f"-n{workers()}", *BY_FILE, "--ignore=tests/unit", f"--maxfail={MOST_FAILURES}")
+        else:
+            cluster.send_signal(signal.SIGINT)  # pytest ends its fixtures
+        run.wait("cluster", cluster)
+        run.stages["cluster"] = round(time.monotonic() - began, 1)
+    finally:
+        run.stages |= {f"preparation: {name}": seconds for name, seconds in preparation.seconds.items()}
+
+
+def run_some(run: Run, arguments: Sequence[str]) -> None:
+    """Run the tests that *arguments* choose, with only what these need."""
+    collecting = run.start("collect", "--collect-only", *arguments, stdout=subprocess.PIPE)
+    output, _ = collecting.communicate(timeout=LANE_S)
+    if collecting.returncode:
+        print(output.decode(), flush=True)
+        run.statuses["collect"] = collecting.returncode
+        return
+    found: dict[str, Any] = json.loads((RUN / "collected.json").read_text())
+    prepare(found["needs"]).wait()
+    for lane in found["lanes"]:
+        parallel = (f"-n{workers()}", *BY_FILE) if lane == "main" and found["tests"] > FEW else ()
+        run.pytest(lane, *parallel, *arguments)
+
+
+BY_FILE = ("--dist=loadfile", "--no-loadscope-reorder")
+"""Fixtures of a module are real servers, started once for it; the plugin decides on the order of files."""
+
+
+def workers() -> int:
+    """Return how many tests run at once: many of them wait."""
+    return int(os.environ.get("PYTEST_WORKERS", 2 * CORES))
+
+
+def files_with_clusters() -> list[str]:
+    """Return the files with tests of the cluster lane: to collect all others for it takes half a minute."""
+    files = [*PROJECT.glob("tests/docker/test_*.py"), *PROJECT.glob("bench/tests/test_*.py")]
+    return [str(file) for file in sorted(files) if "mark.cluster" in file.read_text()]
+
+
+def prepare(needs: Sequence[str]) -> Preparation:
+    preparation = Preparation(needs, ready=RUN / "ready", log=RUN / "preparation.log")
+    preparation.start()
+    return preparation
+
+
+def report(run: Run) -> int:
+    """Write the records and print the summary; return the exit status."""
+    outcomes: Counter[str] = Counter()
+    seconds: defaultdict[str, float] = defaultdict(float)
+    failed: dict[str, None] = {}
+    skipped: Counter[str] = Counter()
+    for records in RUN.glob("*.jsonl"):
+        for row in map(json.loads, records.read_text().splitlines()):
+            seconds[row["test"].partition("::")[0]] += row["seconds"]
+            if row["outcome"] == "failed":
+                failed[row["test"]] = None
+            elif row["outcome"] == "skipped":
+                skipped[row.get("reason", "")] += 1
+            elif row["when"] == "call":
+                outcomes["passed"] += 1
+    outcomes["failed"] = len(failed)
+    files = {file: round(taken, 1) for file, taken in sorted(seconds.items())}
+    (RUN / "durations.json").write_text(json.dumps({"stages": run.stages, "files": files}, indent=1) + "\n")
+    (RUN / "stages.json").write_text(json.dumps(run.stages, indent=1) + "\n")
+    print("\nseconds by stage:", *(f"  {taken:7.1f}  {name}" for name, taken in run.stages.items()), sep="\n")
+    for reason, count in skipped.most_common():
+        print(f"skipped {count}: {reason}")
+    for test in failed:
+        print(f"failed: {test}\n  reproduce: {reproduce(test)}")
+    for stage, status in run.statuses.items():
+        if status and not (status == 1 and failed and stage != "checks"):
+            print(f"failed: stage {stage} ended with {status}")
+    skips = sum(skipped.values())
+    print(f"{outcomes['passed']} passed, {outcomes['failed']} failed" + (f", {skips} skipped" if skips else ""))
+    if skips and IS_CI:
+        print("scripts/test: nothing may be skipped where CI=true")
+        return 1
+    return next((status for status in run.statuses.values() if status), 0 if run.statuses else NOTHING_COLLECTED)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,214 @@
+"""Pytest plugin of the runner: the order of tests, failures as they happen, hangs, and the record of every test."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.deadlines import scaled
+from tests.runner import stacks
+from tests.runner.needs import needs_of
+
+RUN_VARIABLE = "TESTS_RUN"
+"""Names the folder of this run's records."""
+LANE_VARIABLE = "TESTS_LANE"
+"""Which of the runner's pytest processes this is: it names its records, and chooses the tests that it runs."""
+DURATIONS = Path(__file__).resolve().parents[1] / "durations.json"
+"""Seconds that each test file took in a measured run; the order of tests comes from it."""
+QUICK_FOLDERS = ("tests/unit/", "bench/", "tests/contract/", "tests/service/", "tests/envserver/", "tests/sandbox/")
+PROGRESS_S = 30.0
+CLEANUP_S = 60.0
+"""A test that timed out may take this long for its fixtures' cleanup before its processes are killed."""
+SHOWN = 6_000
+"""Characters of a failure that are printed as it happens; the whole of it is in the record."""
+
+
+# -- which tests run, and in which order ---------------------------------------------------------------------------
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the tests of this lane, quick ones first, then by the time that their file takes, longest first.
+
+    A long file that begins last keeps one process busy and leaves the others idle. Within a file the order stays.
+    """
+    lane = os.environ.get(LANE_VARIABLE)
+    if lane in ("main", "cluster"):
+        others = [item for item in items if (item.get_closest_marker("cluster") is not None) != (lane == "cluster")]
+        if others:
+            config.hook.pytest_deselected(items=others)
+            items[:] = [item for item in items if item not in set(others)]
+    durations: dict[str, float] = json.loads(DURATIONS.read_text())["files"] if DURATIONS.exists() else {}
+    with_engine = {_file(item.nodeid) for item in items if item.get_closest_marker("docker")}
+
+    def rank(item: pytest.Item) -> tuple[bool, float, str]:
+        file = _file(item.nodeid)
+        is_quick = file.startswith(QUICK_FOLDERS) and file not in with_engine
+        return (not is_quick, -durations.get(file, 0.0), file)
+
+    items.sort(key=rank)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """In the runner's collection, note the needs of the tests that would run."""
+    if os.environ.get(LANE_VARIABLE) == "collect":
+        lanes = {"cluster" if item.get_closest_marker("cluster") else "main" for item in session.items}
+        needs = sorted({need for item in session.items for need in needs_of(item)})
+        found = {"needs": needs, "lanes": sorted(lanes), "tests": len(session.items)}
+        (_run_folder() / "collected.json").write_text(json.dumps(found))
+
+
+# -- hangs ----------------------------------------------------------------------------------------------------------
+
+
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool:
+    """Fail a test that exceeds its time, with the stacks of all processes, and kill those that it started and left."""
+    main_thread = threading.main_thread().ident
+    assert main_thread is not None
+    began = time.clock_gettime(time.CLOCK_BOOTTIME)
+    report: list[str] = []
+
+    def expire() -> None:
+        found = stacks.descendants(os.getpid())
+        report.append(f"{stacks.own_threads()}\n{stacks.report(found)}")
+        _note_hang(item.nodeid, report[0])
+        signal.pthread_kill(main_thread, signal.SIGALRM)
+
+    def give_up() -> None:  # the main thread does not even run its signal handler
+        stacks.kill(stacks.descendants(os.getpid()))
+        os._exit(70)
+
+    def fail(signum: int, frame: object) -> None:
+        pytest.fail(f"the test did not end within {settings.timeout:.0f} s (scaled)\n{report[0]}", pytrace=False)
+
+    within_s = scaled(settings.timeout)
+    timers = [threading.Timer(within_s, expire), threading.Timer(within_s + scaled(CLEANUP_S), give_up)]
+    before = signal.signal(signal.SIGALRM, fail)
+    for timer in timers:
+        timer.daemon = True
+        timer.start()
+
+    def cancel() -> None:
+        for timer in timers:
+            timer.cancel()
+        signal.signal(signal.SIGALRM, before)
+        if report:
+            stacks.kill(stacks.started_since(stacks.descendants(os.getpid()), began))
+
+    item.cancel_timeout = cancel  # type: ignore[attr-defined]  # called by pytest-timeout
+    return True
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_handlecrashitem(crashitem: str, report: pytest.TestReport) -> None:
+    """Show the stacks of a test whose process had to be killed."""
+    hang = _hang_file(crashitem)
+    if hang.exists():
+        report.longrepr = f"{report.longrepr}\n{hang.read_text()}"
+
+
+def _note_hang(nodeid: str, text: str) -> None:
+    if RUN_VARIABLE in os.environ:
+        file = _hang_file(nodeid)
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+
+
+def _hang_file(nodeid: str) -> Path:
+    return _run_folder() / "hangs" / ("".join(c if c.isalnum() else "-" for c in nodeid)[-150:] + ".txt")
+
+
+# -- reports --------------------------------------------------------------------------------------------------------
+
+
+class Reporter:
+    """Records every test, prints failures as they happen, and says every half minute how far the lane is."""
+
+    def __init__(self, config: pytest.Config, lane: str) -> None:
+        self._lane = lane
+        self._terminal = config.get_terminal_writer()
+        self._records = (_run_folder() / f"{lane}.jsonl").open("a")
+        self._began = self._said = time.monotonic()
+        self._ended = 0
+        self._failed = 0
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        row = {
+            "test": report.nodeid,
+            "when": report.when,
+            "outcome": report.outcome,
+            "seconds": round(report.duration, 3),
+            "process": getattr(report, "worker_id", None),
+        }
+        if report.outcome == "skipped":
+            row["reason"] = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
+        if report.failed:
+            self._failed += 1
+            text = report.longreprtext
+            row["failure"] = text
+            captured = "\n".join(f"-- {name}\n{content[-2000:]}" for name, content in report.sections)
+            shown = text if len(text) <= SHOWN else f"{text[: SHOWN // 2]}\n[…]\n{text[-SHOWN // 2 :]}"
+            self._say(f"FAILED {report.nodeid} ({report.when}, {report.duration:.1f} s)\n{shown}\n{captured}".rstrip())
+            self._say(f"reproduce: {reproduce(report.nodeid)}\n")
+        self._records.write(json.dumps(row) + "\n")
+        self._records.flush()
+        if report.when == "teardown":
+            self._ended += 1
+            self._progress()
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._failed += 1
+            row = {"test": report.nodeid, "when": "collect", "outcome": "failed", "seconds": 0.0}
+            self._records.write(json.dumps(row | {"failure": report.longreprtext}) + "\n")
+            self._records.flush()
+            self._say(
+                f"FAILED {report.nodeid} (collection)\n{report.longreprtext}\nreproduce: {reproduce(report.nodeid)}\n"
+            )
+
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str]:
+        """No dots: thousands of them hide the lines that matter."""
+        is_told = report.when == "call" or report.outcome != "passed"
+        return (report.outcome if is_told else "", "", "")
+
+    def _say(self, text: str) -> None:
+        self._terminal.write(f"{text}\n", flush=True)
+
+    def _progress(self) -> None:
+        now = time.monotonic()
+        if now - self._said >= PROGRESS_S:
+            self._said = now
+            minutes, seconds = divmod(int(now - self._began), 60)
+            self._say(f"{self._lane}: {self._ended} tests ended, {self._failed} failed, {minutes}:{seconds:02}")
+
+
+def reproduce(nodeid: str) -> str:
+    """Return the command that runs a test by itself."""
+    return f"make test ARGS={_quoted(nodeid)}"
+
+
+@pytest.hookimpl(trylast=True)  # after the terminal's reporter is there
+def pytest_configure(config: pytest.Config) -> None:
+    lane = os.environ.get(LANE_VARIABLE)
+    if lane and lane != "collect" and "PYTEST_XDIST_WORKER" not in os.environ:
+        config.pluginmanager.register(Reporter(config, lane), "runner-reporter")
+
+
+def _quoted(nodeid: str) -> str:
+    quoted = nodeid.replace("'", "'\\''")
+    return f"\"'{quoted}'\"" if any(c in nodeid for c in ' [](){}$&;|<>*?"') else f"'{nodeid}'"
+
+
+def _file(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
+
+
+def _run_folder() -> Path:
+    return Path(os.environ[RUN_VARIABLE])

@@ -1,0 +1,130 @@
+"""Brings about what tests need, with the project's scripts, beside the first tests."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parents[2]
+STEP_S = 1_800.0
+AT_ONCE = 2
+"""Scripts that run side by side: they compute as much as they download."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A script that satisfies one need."""
+
+    command: Sequence[str]
+    requires: Sequence[str] = ()
+    """Needs without which the script cannot work."""
+    after: Sequence[str] = ()
+    """Needs that are prepared earlier where both are wanted: apt lets one process in at a time."""
+
+
+def _image(name: str, base: str) -> Step:
+    return Step(["scripts/build-images", name], requires=[base])
+
+
+STEPS = {
+    "redis": Step(["scripts/redis"]),
+    "faketime": Step(["scripts/faketime"], after=["redis"]),
+    "bubblewrap": Step(["scripts/bubblewrap"], after=["redis", "faketime"]),
+    "engine": Step(["scripts/docker-engine"], after=["redis", "faketime", "bubblewrap"]),
+    "openenv-clients": Step(["scripts/openenv-clients"]),
+    "base-image": Step(["scripts/base-image"], requires=["engine"]),
+    "image:redis": _image("redis", "base-image"),
+    "image:base": _image("base", "base-image"),
+    "image:gateway": _image("gateway", "base-image"),
+    "image:base-sandbox": _image("base-sandbox", "image:base"),
+    **{f"image:{name}": _image(name, "image:base") for name in ("browser", "chat", "game", "math")},
+    **{f"image:{name}": _image(name, "image:base-sandbox") for name in ("coding", "os")},
+    "third-party-images": Step(["scripts/foreign-images"], requires=["base-image"]),
+}
+"""Every need that a test may name, in the order of preparation."""
+
+
+def with_requirements(needs: Collection[str]) -> list[str]:
+    """Return *needs* and all that they require, in the order of `STEPS`.
+
+    Raises:
+        KeyError: a need that `STEPS` does not have.
+    """
+    wanted = set(needs)
+    for need in reversed(STEPS):  # a step stands after those that it requires
+        if need in wanted:
+            wanted.update(STEPS[need].requires)
+    if unknown := wanted - set(STEPS):
+        raise KeyError(f"no such need: {', '.join(sorted(unknown))}; there are {', '.join(STEPS)}")
+    return [need for need in STEPS if need in wanted]
+
+
+class Preparation:
+    """Runs the steps of *needs*, and notes in *ready* what is there: a file NEED, or NEED.failed with the reason.
+
+    Args:
+        needs: Names of `STEPS`.
+        ready: A folder that exists.
+        log: Where the scripts' output goes.
+    """
+
+    def __init__(self, needs: Collection[str], *, ready: Path, log: Path) -> None:
+        self._ready = ready
+        self._log = log
+        self._lock = threading.Lock()
+        self._free = threading.Semaphore(AT_ONCE)
+        self._ended = {need: threading.Event() for need in with_requirements(needs)}
+        self.seconds: dict[str, float] = {}
+        """How long each script took."""
+        self.failed: dict[str, str] = {}
+        """Why a need could not be satisfied."""
+
+    def start(self) -> None:
+        for need in self._ended:
+            threading.Thread(target=self._prepare, args=(need,), daemon=True).start()
+
+    def wait(self) -> None:
+        """Wait until every step has ended; each has a deadline."""
+        for ended in self._ended.values():
+            ended.wait()
+
+    def _prepare(self, need: str) -> None:
+        step = STEPS[need]
+        for other in (*step.requires, *step.after):
+            if other in self._ended:
+                self._ended[other].wait()
+        reason = next((self.failed[other] for other in step.requires if other in self.failed), "")
+        if not reason:
+            with self._free:
+                reason = self._run(step)
+        if reason:
+            self.failed[need] = reason
+            (self._ready / f"{need}.failed").write_text(reason)
+        else:
+            (self._ready / need).touch()
+        self._ended[need].set()
+
+    def _run(self, step: Step) -> str:
+        """Run a script; return why it failed, or nothing."""
+        name = " ".join(step.command)
+        began = time.monotonic()
+        try:
+            done = subprocess.run(
+                step.command, cwd=PROJECT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=STEP_S
+            )
+            output = done.stdout + done.stderr
+            reason = f"{name} ended with {done.returncode}:\n{output[-3000:]}" if done.returncode else ""
+        except subprocess.TimeoutExpired:
+            output, reason = "", f"{name} did not end within {STEP_S:.0f} s"
+        with self._lock:
+            self.seconds[name] = round(time.monotonic() - began, 1)
+            with self._log.open("a") as log:
+                log.write(f"$ {name}\n{output}\n")
+            if reason:
+                print(f"scripts/test: {reason}", file=sys.stderr, flush=True)
+        return reason

@@ -1,0 +1,209 @@
+"""The tests' runner: the order of tests, what it prepares, and what it says of failures, hangs and durations."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import deadlines
+from tests.runner import preparation, stacks
+from tests.runner.__main__ import Run, report
+from tests.runner.plugin import reproduce
+
+ROOT = Path(__file__).resolve().parents[2]
+PYTEST = ("-m", "pytest", "-qq", "--no-summary", "-p", "tests.runner.needs", "-p", "tests.runner.plugin")
+
+
+def run(folder: Path, text: str, *arguments: str, lane: str = "main", **environ: str) -> tuple[int, str]:
+    """Run pytest with the runner's plugins on a file of *text*; its status and its output."""
+    (folder / "test_it.py").write_text(text)
+    (folder / "pytest.ini").write_text(
+        "[pytest]\nmarkers =\n  docker\n  redis\n  sandbox\n  cluster\n  needs\ntimeout = 60\n"
+    )
+    done = subprocess.run(
+        [sys.executable, *PYTEST, "--rootdir", str(folder), "-c", str(folder / "pytest.ini"), *arguments, str(folder)],
+        cwd=ROOT,
+        env={**os.environ, "TESTS_RUN": str(folder), "TESTS_LANE": lane, **environ},
+        capture_output=True,
+        text=True,
+        timeout=deadlines.scaled(60),
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def rows(folder: Path, lane: str = "main") -> list[Mapping[str, Any]]:
+    return [json.loads(line) for line in (folder / f"{lane}.jsonl").read_text().splitlines()]
+
+
+def test_a_failure_is_printed_with_the_command_that_reproduces_it_and_recorded(tmp_path: Path) -> None:
+    status, output = run(tmp_path, "def test_wrong():\n    assert 1 == 2\ndef test_right(): pass\n")
+
+    assert status == 1
+    assert "FAILED test_it.py::test_wrong (call" in output
+    assert "reproduce: make test ARGS='test_it.py::test_wrong'" in output
+    outcomes = {(row["test"], row["outcome"]) for row in rows(tmp_path) if row["when"] == "call"}
+    assert outcomes == {("test_it.py::test_wrong", "failed"), ("test_it.py::test_right", "passed")}
+
+
+HANGS = """
+import subprocess, sys, pytest
+
+@pytest.mark.timeout(0.5)
+def test_hangs():
+    left = subprocess.Popen([sys.executable, "-c", "import time\\ndef dawdle(): time.sleep(600)\\ndawdle()"])
+    print(f"child={left.pid}", file=sys.__stderr__, flush=True)
+    left.wait()
+
+def test_goes_on(): pass
+"""
+
+
+def test_a_test_that_hangs_fails_with_the_stacks_of_its_processes_which_are_killed(tmp_path: Path) -> None:
+    status, output = run(tmp_path, HANGS, "-s")
+
+    child = int(output.partition("child=")[2].split()[0])
+    assert status == 1
+    assert "did not end within" in output
+    assert "in test_hangs" in output
+    assert "dawdle" in output
+    assert child not in stacks.descendants(1)
+    assert [row["outcome"] for row in rows(tmp_path) if row["test"].endswith("goes_on")] == ["passed"] * 3
+
+
+NEEDS = """
+import pytest
+@pytest.mark.docker
+@pytest.mark.needs("image:os")
+def test_it(): pass
+def test_other(): pass
+"""
+
+
+def test_a_collection_notes_the_needs_of_the_tests_that_it_chose(tmp_path: Path) -> None:
+    assert run(tmp_path, NEEDS, "--collect-only", lane="collect")[0] == 0
+
+    found = json.loads((tmp_path / "collected.json").read_text())
+    assert found == {"needs": ["engine", "image:base", "image:os"], "lanes": ["main"], "tests": 2}
+
+
+@pytest.mark.parametrize(("ci", "status", "outcome"), [("", 0, "skipped"), ("true", 1, "failed")], ids=["here", "CI"])
+def test_a_need_that_cannot_be_had_skips_its_tests_and_fails_them_in_ci(
+    tmp_path: Path, ci: str, status: int, outcome: str
+) -> None:
+    for need in ("engine", "image:base"):
+        (tmp_path / need).touch()
+    (tmp_path / "image:os.failed").write_text("no such base")
+
+    found, output = run(tmp_path, NEEDS, TESTS_READY=str(tmp_path), CI=ci)
+
+    assert found == status, output
+    assert next(row["outcome"] for row in rows(tmp_path) if row["test"].endswith("test_it")) == outcome
+    assert "image:os could not be prepared: no such base" in json.dumps(rows(tmp_path))
+
+
+LANES = """
+import pytest
+@pytest.mark.cluster
+def test_machines(): pass
+def test_other(): pass
+"""
+
+
+@pytest.mark.parametrize(("lane", "test"), [("main", "test_other"), ("cluster", "test_machines")])
+def test_a_lane_runs_its_own_tests_only(tmp_path: Path, lane: str, test: str) -> None:
+    assert run(tmp_path, LANES, lane=lane)[0] == 0
+
+    assert {row["test"].rpartition("::")[2] for row in rows(tmp_path, lane)} == {test}
+
+
+def test_a_need_brings_what_it_requires_in_the_order_of_preparation() -> None:
+    assert preparation.with_requirements(["image:os"]) == [
+        *("engine", "base-image", "image:base", "image:base-sandbox", "image:os")
+    ]
+    assert preparation.with_requirements([]) == []
+
+
+def test_an_unknown_need_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(KeyError, match="no such need: image:oss; there are redis, "):
+        preparation.with_requirements(["image:oss"])
+
+
+def test_each_step_stands_after_those_that_it_waits_for() -> None:
+    names = list(preparation.STEPS)
+
+    assert [
+        (need, other)
+        for need, step in preparation.STEPS.items()
+        for other in (*step.requires, *step.after)
+        if names.index(other) > names.index(need)
+    ] == []
+
+
+def test_a_step_whose_requirement_failed_fails_with_the_same_reason_and_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = {
+        "first": preparation.Step(["sh", "-c", "echo no disk >&2; exit 3"]),
+        "second": preparation.Step(["true"], requires=["first"]),
+        "other": preparation.Step(["true"], after=["first"]),
+    }
+    monkeypatch.setattr(preparation, "STEPS", steps)
+    preparing = preparation.Preparation(list(steps), ready=tmp_path, log=tmp_path / "log")
+
+    preparing.start()
+    preparing.wait()
+
+    assert (tmp_path / "other").exists()
+    assert "no disk" in (tmp_path / "first.failed").read_text()
+    assert "no disk" in (tmp_path / "second.failed").read_text()
+
+
+def test_the_summary_sums_the_seconds_of_each_file_and_names_each_failure_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tests.runner.__main__.RUN", tmp_path)
+    phases = [
+        ("a.py::x", "call", "failed", 1.0),
+        ("a.py::x", "teardown", "failed", 0.5),
+        ("b.py::y", "call", "passed", 2),
+    ]
+    lines = [json.dumps(dict(zip(("test", "when", "outcome", "seconds"), phase, strict=True))) for phase in phases]
+    (tmp_path / "main.jsonl").write_text("\n".join(lines))
+
+    status = report(Run({}, statuses={"main": 1}))
+
+    printed = capsys.readouterr().out
+    assert status == 1
+    assert json.loads((tmp_path / "durations.json").read_text())["files"] == {"a.py": 1.5, "b.py": 2.0}
+    assert printed.count("failed: a.py::x") == 1
+    assert printed.endswith("1 passed, 1 failed\n")
+
+
+@pytest.mark.parametrize(
+    ("nodeid", "command"),
+    [
+        ("tests/a.py::t", "make test ARGS='tests/a.py::t'"),
+        ("tests/a.py::t[x y]", "make test ARGS=\"'tests/a.py::t[x y]'\""),
+    ],
+)
+def test_a_failed_test_is_reproduced_by_one_command(nodeid: str, command: str) -> None:
+    assert reproduce(nodeid) == command
+
+
+@pytest.mark.parametrize(("told", "seconds"), [("1.00", 10), ("2.5", 25), ("0.2", 10), ("99", 100)])
+def test_a_deadline_grows_with_the_slowness_of_the_machine_within_bounds(
+    told: str, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(deadlines.SLOWNESS_VARIABLE, told)
+    deadlines.slowness.cache_clear()
+    try:
+        assert deadlines.scaled(10) == seconds
+    finally:
+        deadlines.slowness.cache_clear()

@@ -54,6 +54,7 @@ def engine_client(engine: str) -> httpx.AsyncClient:
     transport = httpx.AsyncHTTPTransport(
         uds="/" + engine.removeprefix("unix://").lstrip("/"),
         limits=httpx.Limits(max_connections=CONNECTIONS, keepalive_expiry=30),
+        verify=False,  # a Unix socket has no TLS, and reading the machine's certificates takes 28 ms
     )
     timeout = httpx.Timeout(SILENCE_S, connect=10.0)
     return httpx.AsyncClient(transport=transport, base_url="http://engine", timeout=timeout, trust_env=False)

@@ -96,7 +96,10 @@ class SwarmStack:
         for host, port in self.gateways():
             try:
                 answer = httpx.get(
-                    f"http://{host}:{port}/admin/v1/{what}", headers={"X-API-Key": self.operator}, timeout=5
+                    f"http://{host}:{port}/admin/v1/{what}",
+                    headers={"X-API-Key": self.operator},
+                    verify=False,
+                    timeout=5,
                 )
             except httpx.HTTPError as error:
                 said.append(str(error))
@@ -134,7 +137,7 @@ class SwarmStack:
         def check() -> None:
             for host, port in self.gateways():
                 try:
-                    answer = httpx.get(f"http://{host}:{port}/readyz", timeout=5)
+                    answer = httpx.get(f"http://{host}:{port}/readyz", verify=False, timeout=5)
                 except httpx.HTTPError as error:
                     raise AssertionError(f"{host}: {error}") from error
                 assert answer.status_code == 200, answer.text
@@ -149,7 +152,7 @@ class SwarmStack:
             for host, port in self.gateways():
                 headers = {"X-API-Key": self.operator}
                 try:
-                    answer = httpx.get(f"http://{host}:{port}/admin/v1/nodes", headers=headers, timeout=5)
+                    answer = httpx.get(f"http://{host}:{port}/admin/v1/nodes", headers=headers, verify=False, timeout=5)
                 except httpx.HTTPError as error:
                     raise AssertionError(f"{host}: {error}") from error
                 name = WORKER_IMAGE.removesuffix(":latest")  # as the catalog calls it

@@ -72,16 +72,15 @@ def workers_end_afterwards(stack: SwarmStack) -> Iterator[None]:
     eventually_now(no_worker, within_s=IDLE_WITHIN_S)
 
 
-async def test_sessions_spread_over_all_machines_and_their_image_with_them(stack: SwarmStack, players: Players) -> None:
+async def test_sessions_spread_over_all_machines_with_their_image_in_hardened_workers(
+    stack: SwarmStack, players: Players
+) -> None:
     counts = {node: len(stack.workers_on(node)) for node in NODES}
 
     assert (players.broken(), players.lost) == ([], [])
     assert sum(counts.values()) >= SESSIONS // SLOTS
     assert max(counts.values()) - min(counts.values()) <= 1, counts
     assert len(stack.image_ids()) == 1
-
-
-async def test_workers_are_hardened_on_every_machine(stack: SwarmStack, players: Players) -> None:
     for node in NODES:
         for worker in stack.workers_on(node):
             with stack.lab.engine(node) as engine:
@@ -119,28 +118,17 @@ async def test_a_machine_that_dies_takes_its_sessions_along_and_no_others(stack:
         await asyncio.to_thread(stack.await_ready)
 
 
-async def test_an_update_of_the_gateways_fails_no_step(stack: SwarmStack, players: Players) -> None:
-    before = await asyncio.to_thread(tasks_of, stack, "gateway")
+async def test_an_update_of_the_gateways_and_of_the_nodes_fails_no_step(stack: SwarmStack, players: Players) -> None:
+    for service in ("gateway", "node"):
+        before = await asyncio.to_thread(tasks_of, stack, service)
 
-    await asyncio.to_thread(update, stack, "gateway")
-    await updated(stack, "gateway")
-    await players.go_on()
+        await asyncio.to_thread(update, stack, service)
+        await updated(stack, service)
+        await players.go_on()
 
-    assert not before & await asyncio.to_thread(tasks_of, stack, "gateway")
-    assert (players.broken(), [player.failure for player in players.lost]) == ([], [])
-    assert len(players.alive) == SESSIONS
-
-
-async def test_an_update_of_the_nodes_fails_no_step(stack: SwarmStack, players: Players) -> None:
-    before = await asyncio.to_thread(tasks_of, stack, "node")
-
-    await asyncio.to_thread(update, stack, "node")
-    await updated(stack, "node")
-    await players.go_on()
-
-    assert not before & await asyncio.to_thread(tasks_of, stack, "node")
-    assert (players.broken(), [player.failure for player in players.lost]) == ([], [])
-    assert len(players.alive) == SESSIONS
+        assert not before & await asyncio.to_thread(tasks_of, stack, service), service
+        assert (players.broken(), [player.failure for player in players.lost]) == ([], []), service
+        assert len(players.alive) == SESSIONS, service
 
 
 def update(stack: SwarmStack, service: str) -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.envs.coding_world import KINDS, World, comparing, faults, judging, opened, tasks, workspace
 from tests.envs.plain_sandbox import Ended, PlainError, PlainSandbox, PlainSandboxes
 from tests.envserver.eventually import eventually
-from tests.sandbox.cpus import LOOPS, join, one_cpu
+from tests.sandbox.cpus import LOOPS, cpu_group, join
 
 timing: Any = importlib.import_module("coding_time")
 SQUARE = {
@@ -38,7 +38,7 @@ async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 @pytest.fixture
 async def worker(tmp_path: Path) -> AsyncIterator[World]:
     """The library's sandboxes on one CPU of their own, as in a worker's container."""
-    with one_cpu() as group:
+    with cpu_group() as group:
         async with opened("library", tmp_path) as world:
             await world.sandboxes.check()
             join(group)

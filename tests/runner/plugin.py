@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -57,7 +58,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """In the runner's collection, note the needs of the tests that would run."""
+    """Keep what was collected out of garbage collection; in the runner's collection, note the needs of the tests."""
+    gc.freeze()
     if os.environ.get(LANE_VARIABLE) == "collect":
         lanes = {"cluster" if item.get_closest_marker("cluster") else "main" for item in session.items}
         needs = sorted({need for item in session.items for need in needs_of(item)})

@@ -1,8 +1,9 @@
-"""One CPU for the sandboxes of a test, which its programs share as in a worker's container."""
+"""One CPU for the sandboxes of a test, which their programs share as those of a worker's container do."""
 
+import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,8 @@ _V1, _V2 = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
 
 
 @contextmanager
-def one_cpu() -> Iterator[Path]:
-    """Give a control group of one CPU, of which other tests take a small part; `join` puts spawners into it.
+def cpu_group() -> Iterator[Path]:
+    """Give a control group that has eight times the weight of others; `join` puts spawners into it.
 
     Outside of such a group the kernel may share CPUs by sessions (``sched_autogroup_enabled``): priorities would count
     within each, and a hundred loops of one shell no more than one.
@@ -31,18 +32,19 @@ def one_cpu() -> Iterator[Path]:
         pytest.skip(f"no control group can be made on this machine: {error}")
     try:
         if is_first:
-            (group / "cpu.shares").write_text("262144")
-            (group / "cpu.cfs_quota_us").write_text((group / "cpu.cfs_period_us").read_text())
+            (group / "cpu.shares").write_text("8192")
         else:
-            (group / "cpu.weight").write_text("10000")
-            (group / "cpu.max").write_text("100000 100000")
+            (group / "cpu.weight").write_text("800")
         yield group
     finally:
         group.rmdir()  # fails if a process were left
 
 
 def join(group: Path) -> None:
-    """Put the spawners that this process has started into *group*, and so every sandbox that they open from now on."""
+    """Put this process's spawners into *group* and on one CPU, and so all that they open from now on."""
+    cpu = secrets.choice(sorted(os.sched_getaffinity(0)))
     for pid in descendants():
-        if Path(f"/proc/{pid}/comm").read_text() == "spawner\n":
-            (group / "cgroup.procs").write_text(str(pid))
+        with suppress(OSError):  # it has ended
+            if Path(f"/proc/{pid}/comm").read_text() == "spawner\n":
+                (group / "cgroup.procs").write_text(str(pid))
+                os.sched_setaffinity(pid, {cpu})

@@ -10,14 +10,14 @@ from envserver.sandbox import Box, Judged, Limits, Sandbox, Sandboxes
 from envserver.sandbox.processes import AGENT_NICE
 from envserver.sandbox.watchdog import CpuTimes, Stopwatch
 
-from tests.sandbox.cpus import LOOPS, join, one_cpu
+from tests.sandbox.cpus import LOOPS, cpu_group, join
 from tests.sandbox.inside import bash, python, said
 
 
 @pytest.fixture
 async def crowded(box: Box, work: Path) -> AsyncIterator[Sandboxes]:
     """Sandboxes that share one CPU."""
-    with one_cpu() as group:
+    with cpu_group() as group:
         async with Sandboxes(box, work, Limits()) as sandboxes:
             await sandboxes.check()
             join(group)

@@ -18,7 +18,7 @@ from tests.fakes.eventually import eventually, eventually_now, until
 pytestmark = [
     pytest.mark.docker,
     pytest.mark.cluster,
-    pytest.mark.needs("image:gateway", "image:redis"),
+    pytest.mark.needs("image:game", "image:gateway", "image:redis"),
     pytest.mark.timeout(900),
 ]
 pytest_plugins = ["tests.contract.backend_fixtures"]

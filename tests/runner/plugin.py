@@ -199,7 +199,7 @@ def reproduce(nodeid: str) -> str:
 @pytest.hookimpl(trylast=True)  # after the terminal's reporter is there
 def pytest_configure(config: pytest.Config) -> None:
     lane = os.environ.get(LANE_VARIABLE)
-    if lane and lane != "collect" and "PYTEST_XDIST_WORKER" not in os.environ:
+    if lane and lane != "collect" and not hasattr(config, "workerinput"):  # not in a process of xdist's
         config.pluginmanager.register(Reporter(config, lane), "runner-reporter")
 
 

@@ -44,7 +44,7 @@ def join(group: Path) -> None:
     """Put this process's spawners into *group* and on one CPU, and so all that they open from now on."""
     cpu = secrets.choice(sorted(os.sched_getaffinity(0)))
     for pid in descendants():
-        with suppress(OSError):  # it has ended
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
             if Path(f"/proc/{pid}/comm").read_text() == "spawner\n":
                 (group / "cgroup.procs").write_text(str(pid))
                 os.sched_setaffinity(pid, {cpu})

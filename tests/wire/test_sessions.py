@@ -113,7 +113,7 @@ async def test_sessions_deleted_as_soon_as_they_are_created_are_torn_down(
     already_logged = len(target.log())
 
     async with asyncio.timeout(DEADLINE_S):
-        for _ in range(200):
+        for _ in range(100):
             async with episode(http):
                 pass
 

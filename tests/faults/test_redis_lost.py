@@ -13,6 +13,7 @@ from functools import partial
 
 import pytest
 
+from tests.deadlines import scaled
 from tests.fakes.eventually import eventually
 from tests.faults.invariants import at_rest
 from tests.faults.mortal_redis import MortalRedis, is_whole, mortal
@@ -94,7 +95,7 @@ async def _is_killed(world: World, *, is_older: bool, measured: Callable[[str, f
         await everybody.leave()
 
     # Its idle time begins anew at most, when the store is whole; what a machine under load takes comes on top.
-    assert idle_at + IDLE_S <= expired_at <= whole_at + IDLE_S + LATE_S
+    assert idle_at + IDLE_S <= expired_at <= whole_at + IDLE_S + scaled(LATE_S)
     assert (late.status, "expired" in late.body) == (410, True)
     await _nobody_died(world)
 
@@ -131,7 +132,7 @@ async def test_it_says_nothing_for_a_while(world: World, measured: Callable[[str
         await delete_all([await wish])
         await everybody.leave()
 
-    assert idle_at + IDLE_S <= expired_at <= went_on_at + IDLE_S + LATE_S
+    assert idle_at + IDLE_S <= expired_at <= went_on_at + IDLE_S + scaled(LATE_S)
     assert world.log.count("store_rebuilt") == rebuilt_before
     assert world.events.of("die") == []
     await at_rest(world)

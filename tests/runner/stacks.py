@@ -53,12 +53,13 @@ def own_threads() -> str:
 
 
 def started_since(pids: Iterable[int], since_s: float) -> list[int]:
-    """Return those of *pids* that began after *since_s*, a time of ``CLOCK_BOOTTIME``."""
+    """Return those of *pids* that began after *since_s*, a time of ``CLOCK_BOOTTIME``, or in the same clock tick."""
+    tick_s = 1 / os.sysconf("SC_CLK_TCK")  # the kernel tells a start in whole ticks, rounded down
     found = []
     for pid in pids:
         with suppress(OSError):  # it ended
-            ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-            if ticks / os.sysconf("SC_CLK_TCK") >= since_s:
+            began_s = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]) * tick_s
+            if began_s > since_s - tick_s:
                 found.append(pid)
     return found
 

@@ -1,7 +1,9 @@
 """One CPU for the sandboxes of a test, which their programs share as those of a worker's container do."""
 
+import fcntl
 import os
 import secrets
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,6 +15,8 @@ from tests.sandbox.outside import descendants
 LOOPS = "for i in $(seq 100); do (while :; do :; done) & done"
 """For a shell. When it has ended all hundred are there."""
 _V1, _V2 = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
+_TURN = Path(tempfile.gettempdir()) / "env-gateway-cpu-group.lock"
+"""Two such groups at a time would take each other's CPU."""
 
 
 @contextmanager
@@ -24,20 +28,22 @@ def cpu_group() -> Iterator[Path]:
     """
     is_first = (_V1 / "cpu.shares").exists()
     group = (_V1 if is_first else _V2) / f"env-gateway-test-{secrets.token_hex(4)}"
-    try:
-        if not is_first:
-            (_V2 / "cgroup.subtree_control").write_text("+cpu")
-        group.mkdir()
-    except OSError as error:
-        pytest.skip(f"no control group can be made on this machine: {error}")
-    try:
-        if is_first:
-            (group / "cpu.shares").write_text("8192")
-        else:
-            (group / "cpu.weight").write_text("800")
-        yield group
-    finally:
-        group.rmdir()  # fails if a process were left
+    with _TURN.open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        try:
+            if not is_first:
+                (_V2 / "cgroup.subtree_control").write_text("+cpu")
+            group.mkdir()
+        except OSError as error:
+            pytest.skip(f"no control group can be made on this machine: {error}")
+        try:
+            if is_first:
+                (group / "cpu.shares").write_text("8192")
+            else:
+                (group / "cpu.weight").write_text("800")
+            yield group
+        finally:
+            group.rmdir()  # fails if a process were left
 
 
 def join(group: Path) -> None:

@@ -6,7 +6,7 @@ import os
 import sys
 from contextlib import suppress
 
-from envserver.sandbox import Box, Limits, Sandbox, SandboxError, Sandboxes
+from envserver.sandbox import Box, Judged, Limits, Sandbox, SandboxError, Sandboxes
 
 
 async def said(sandbox: Sandbox, script: str) -> str:
@@ -20,12 +20,21 @@ async def ended(sandbox: Sandbox, script: str) -> str | None:
     return sandbox.killed
 
 
+async def judged_beside_loops(hog: Sandbox, judge: Sandbox) -> str:
+    """Run what takes a third of a second of CPU beside an agent's busy loops, on the container's one CPU."""
+    await said(hog, "for i in $(seq 40); do (while :; do :; done) & done")
+    judge.judged = Judged(1.0)
+    code = "import os, time\nwhile time.process_time() < 0.3: pass\nprint(os.getpriority(os.PRIO_PROCESS, 0))"
+    done = await judge.run(["python3", "-c", code], timeout_s=8.0)
+    return "it took too long" if done.timed_out else done.stdout.decode().strip()
+
+
 async def main() -> None:
     limits = Limits(memory_bytes=128 << 20, pids=48, disk_bytes=16 << 20)
     async with Sandboxes(Box(sys.argv[1]), sys.argv[2], limits) as sandboxes:
         await sandboxes.check()
         layer = await sandboxes.layer("key", lambda sandbox: said(sandbox, "useradd -m jack; echo made > /root/made"))
-        sandbox, bomb, hog = [await sandboxes.open(layer) for _ in range(3)]
+        sandbox, loops, judge, bomb, hog = [await sandboxes.open(layer) for _ in range(5)]
         facts = {
             "uid": os.getuid(),
             "id": await said(sandbox, "id -u; su jack -c 'id -un'; cat /root/made"),
@@ -35,6 +44,8 @@ async def main() -> None:
             "mount": await said(sandbox, "mount -t tmpfs x /mnt"),
             "processes": await said(sandbox, "ls -d /proc/[0-9]*/ | wc -l"),
             "network": await said(sandbox, "grep -c : /proc/net/dev"),
+            "niceness": await said(sandbox, "python3 -c 'import os; print(os.nice(0))'"),
+            "judged": await judged_beside_loops(loops, judge),
             "bomb": await ended(bomb, "b() { b | b & }; b; sleep 60"),
             "hog": await ended(hog, "for i in 1 2 3; do head -c 100M /dev/zero | tail & done; wait; sleep 60"),
             "after": await said(sandbox, "echo fine"),

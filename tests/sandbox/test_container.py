@@ -56,6 +56,7 @@ def host_config(client: docker.APIClient) -> dict[str, object]:
         tmpfs={"/work": "exec,mode=1777"},
         mem_limit="1g",
         pids_limit=1024,
+        nano_cpus=1_000_000_000,
     )
     # Unmasked: with masked paths the kernel refuses a fresh /proc in a nested PID namespace.
     config["MaskedPaths"] = []
@@ -99,6 +100,7 @@ def test_a_hardened_container_opens_sandboxes(box: Box, tmp_path: Path) -> None:
     assert "permission denied" in facts["mount"].lower()
     assert facts["processes"] in ("3", "4")  # its init, bash, ls and wc, one of which may have ended
     assert facts["network"] == "1"
+    assert (facts["niceness"], facts["judged"]) == ("19", "0")
     assert (facts["bomb"], facts["hog"], facts["after"]) == ("pids", "memory", "fine")
 
 

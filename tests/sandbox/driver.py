@@ -26,6 +26,7 @@ async def judged_beside_loops(hog: Sandbox, judge: Sandbox) -> str:
     judge.judged = Judged(1.0)
     code = "import os, time\nwhile time.process_time() < 0.3: pass\nprint(os.getpriority(os.PRIO_PROCESS, 0))"
     done = await judge.run(["python3", "-c", code], timeout_s=8.0)
+    await hog.close()
     return "it took too long" if done.timed_out else done.stdout.decode().strip()
 
 

@@ -28,6 +28,7 @@ from bench.report import Goal, Report, Table, number
 from bench.sse import Event, StreamError, events, result_of
 from bench.stats import Latencies, latencies, median_latencies, percentile
 from bench.targets import Servers, servers
+from tests.deadlines import scaled
 
 TOKEN = "0" * TOKEN_LENGTH
 
@@ -271,7 +272,7 @@ async def server(answer: Handler) -> AsyncIterator[Address]:
     async with listener:
         yield Address(port=listener.sockets[0].getsockname()[1])
     if serving:
-        await asyncio.wait([task for task in serving if task], timeout=10)
+        await asyncio.wait([task for task in serving if task], timeout=scaled(10))
 
 
 def respond(writer: asyncio.StreamWriter, body: bytes, status: int = 200) -> None:
@@ -514,7 +515,6 @@ class SharedServers(Servers):
         yield self._started[name]
 
 
-@pytest.mark.slow
 async def test_each_server_is_measured_by_calls_footprint_and_openings() -> None:
     call_plan = calls.Plan(callers=(1, 2), rounds=1, call_round_s=0.0, episode_round_s=0.0, warmup_s=0.0)
 
@@ -537,9 +537,7 @@ async def test_each_server_is_measured_by_calls_footprint_and_openings() -> None
     assert len(opened.figures["cold_process_ms"]) == 1
 
 
-@pytest.mark.slow
 @pytest.mark.docker
-@pytest.mark.parallel
 async def test_sessions_of_a_short_run_open_on_an_engine() -> None:
     async with servers(Path("/dev/shm")) as made:
         found = await cold.run(made, cold.Plan(cold=1, warm=3))
@@ -548,9 +546,7 @@ async def test_sessions_of_a_short_run_open_on_an_engine() -> None:
     assert len(found.figures["cold_gateway_ms"]) == len(found.figures["cold_sdk_ms"]) == 1
 
 
-@pytest.mark.slow
 @pytest.mark.docker
-@pytest.mark.parallel
 async def test_custom_tasks_of_a_short_run_are_played_on_an_engine() -> None:
     async with servers(Path("/dev/shm")) as made:
         found = await openenv_tasks.run(made, openenv_tasks.Plan(containers=1, resets_each=2))

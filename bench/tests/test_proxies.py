@@ -413,7 +413,6 @@ def test_the_part_that_the_httpx_gateway_exchanges_is_where_it_is_looked_for() -
 # -- a short run --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 async def test_a_short_run_through_the_references_and_the_gateway_has_no_wrong_answer() -> None:
     plan = proxies.Plan(
         names=(DIRECTLY, BARE, FORWARDER, HTTPX_GATEWAY, GATEWAY),

@@ -127,7 +127,6 @@ def test_file_pages_that_would_be_given_up_do_not_count(stats: dict[str, object]
 
 
 @pytest.mark.docker
-@pytest.mark.parallel
 def test_an_image_that_is_missing_is_told_before_anything_waits_for_it() -> None:
     with (
         containers.containers(ENGINE, "env-gateway/no-such-image", "bench-test") as made,
@@ -315,11 +314,9 @@ SHORT = Plan(
 )
 
 
-@pytest.mark.slow
 @pytest.mark.sandbox
 @pytest.mark.docker
 @pytest.mark.needs("image:os")
-@pytest.mark.parallel
 async def test_every_sandbox_of_a_short_run_opens_in_processes_and_in_containers() -> None:
     need_other_users()
 
@@ -335,7 +332,6 @@ async def test_every_sandbox_of_a_short_run_opens_in_processes_and_in_containers
     assert all(math.isfinite(goal.value) for goal in found.goals)
 
 
-@pytest.mark.slow
 async def test_every_areal_episode_of_a_short_run_is_held() -> None:
     async with servers() as made:
         found = await areal.run(made, areal.Plan(episodes=16, idle_s=0.0, alone=2, burst=8, bursts=1))

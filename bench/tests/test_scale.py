@@ -156,7 +156,6 @@ async def test_what_redis_did_is_counted(tmp_path: Path) -> None:
     assert after.reads - before.reads < 100  # a pipeline is one round trip
 
 
-@pytest.mark.slow
 @pytest.mark.redis
 async def test_the_steps_of_a_short_run_are_counted() -> None:
     async with servers() as made:
@@ -167,7 +166,6 @@ async def test_the_steps_of_a_short_run_are_counted() -> None:
     assert all(each["steps"] > 0 for each in found.figures["trips"])
 
 
-@pytest.mark.slow
 @pytest.mark.redis
 async def test_every_session_of_a_short_run_steps_and_expires() -> None:
     plan = scale.Plan(at_once=8, step_s=0.1, rounds=1, idle=8, idle_s=2, still_s=0.3)
@@ -180,9 +178,7 @@ async def test_every_session_of_a_short_run_steps_and_expires() -> None:
     assert goal(found, "ended before their time").value == 0
 
 
-@pytest.mark.slow
 @pytest.mark.docker
-@pytest.mark.parallel
 @pytest.mark.redis
 async def test_each_session_of_a_short_run_has_a_container() -> None:
     async with servers(Path("/dev/shm")) as made:

@@ -19,10 +19,11 @@ from pathlib import Path
 import docker
 import pytest
 
+from tests.deadlines import scaled
 from tests.fakes.eventually import eventually_now
 
 STARTS_S = 60.0
-ENDS_S = 30.0
+ENDS_S = scaled(30.0)
 
 
 class OwnEngine:
@@ -90,7 +91,7 @@ class OwnEngine:
 
     @contextmanager
     def client(self) -> Iterator[docker.APIClient]:
-        client = docker.APIClient(base_url=self.url, version="auto", timeout=60)
+        client = docker.APIClient(base_url=self.url, version="auto", timeout=scaled(60))
         try:
             yield client
         finally:

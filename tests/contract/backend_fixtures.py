@@ -31,6 +31,7 @@ from tests.contract.backend_world import (
     processes_with,
     run_inside,
 )
+from tests.deadlines import scaled
 from tests.fakes.images import built_once
 
 
@@ -54,7 +55,7 @@ def tasks_dir() -> Iterator[Path]:
 def docker_engine() -> Iterator[docker.APIClient]:
     """The real engine; its absence is a failure where CI says that it must be there."""
     try:
-        client = docker.APIClient(base_url=ENGINE_URL, version="auto", timeout=60)
+        client = docker.APIClient(base_url=ENGINE_URL, version="auto", timeout=scaled(60))
     except DockerException as error:
         if os.environ.get("CI"):
             raise
@@ -158,9 +159,9 @@ async def process_world(shared_dir: Path, tasks_dir: Path) -> AsyncIterator[Worl
 @pytest.fixture(
     params=[
         "process",
-        pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.parallel]),
-        pytest.param("gate", marks=[pytest.mark.docker, pytest.mark.parallel]),
-        pytest.param("swarm", marks=[pytest.mark.docker, pytest.mark.parallel]),
+        pytest.param("docker", marks=[pytest.mark.docker]),
+        pytest.param("gate", marks=[pytest.mark.docker]),
+        pytest.param("swarm", marks=[pytest.mark.docker]),
     ]
 )
 def world(request: pytest.FixtureRequest) -> World:

@@ -143,9 +143,9 @@ async def static_world(shared_dir: Path) -> AsyncIterator[ForeignWorld]:
 
 RUN = (
     "foreign_process",
-    pytest.param("foreign_docker", marks=[pytest.mark.docker, pytest.mark.parallel]),
-    pytest.param("foreign_gate", marks=[pytest.mark.docker, pytest.mark.parallel]),
-    pytest.param("foreign_swarm", marks=[pytest.mark.docker, pytest.mark.parallel]),
+    pytest.param("foreign_docker", marks=[pytest.mark.docker]),
+    pytest.param("foreign_gate", marks=[pytest.mark.docker]),
+    pytest.param("foreign_swarm", marks=[pytest.mark.docker]),
 )
 
 

@@ -19,6 +19,7 @@ from gateway.backends.docker import DockerBackend
 from gateway.core.addresses import parse_address
 from gateway.core.model import CustomTasks, Environment, EnvironmentName, Limits, Worker, WorkerId
 from gateway.core.ports import Backend
+from tests.deadlines import scaled
 
 T = TypeVar("T")
 
@@ -28,7 +29,7 @@ BASE_IMAGES = ("env-gateway/debian-python:trixie", "env-gateway/python:with-ca",
 ENGINE_URL = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
 SOCKETS_ON_NODES: dict[str, Path] = {}
 """Where this machine has the folders of the workers whose addresses name a node, by its id."""
-EVENTUALLY_S = 20.0
+EVENTUALLY_S = scaled(20.0)
 """How long a test waits for what happens by itself; reached only by a test that fails."""
 
 

@@ -23,6 +23,7 @@ from tests.contract.backend_world import (
     socket_of,
     worker_of,
 )
+from tests.deadlines import scaled
 
 pytest_plugins = ["tests.contract.backend_fixtures"]
 
@@ -195,7 +196,7 @@ async def test_a_worker_that_dies_at_once_is_seen_with_its_last_words(world: Wor
     else:
         last_words, left = await world.backend.logs(worker.id), True
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(scaled(20)):
         assert (await anext(deaths)).id == worker.id
     assert "the worker cannot go on" in (last_words or await world.backend.logs(worker.id))
     await found_running(world, {worker.id: False} if left else {})
@@ -209,7 +210,7 @@ async def test_a_worker_that_is_killed_is_among_the_deaths(world: World) -> None
 
     await world.kill(id, address)
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(scaled(20)):
         death = await anext(deaths)
     assert (death.id, death.reason) == (id, CloseReason.WORKER_LOST)
     assert "SIGKILL" in death.detail or "137" in death.detail
@@ -223,7 +224,7 @@ async def test_every_follower_hears_of_a_death(world: World) -> None:
 
     await world.kill(id, address)
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(scaled(20)):
         assert [(await anext(follower)).id for follower in followers] == [id, id, id]
 
 
@@ -234,7 +235,7 @@ async def test_following_deaths_ends_when_the_backend_closes(world: World) -> No
 
     await world.backend.aclose()
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(scaled(20)):
         assert await following == []
 
 
@@ -315,7 +316,7 @@ async def test_a_paused_worker_that_is_killed_is_among_the_deaths_and_cannot_be_
 
     await kill()
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(scaled(20)):
         assert (await anext(deaths)).id == id
     with pytest.raises(BackendError):
         await world.backend.resume(id)

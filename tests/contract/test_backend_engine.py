@@ -25,8 +25,9 @@ from tests.contract.backend_world import (
     labelled,
     worker_of,
 )
+from tests.deadlines import scaled
 
-pytestmark = [pytest.mark.docker, pytest.mark.parallel, pytest.mark.slow]
+pytestmark = [pytest.mark.docker]
 pytest_plugins = ["tests.contract.backend_fixtures"]
 
 THREADS = 4
@@ -139,7 +140,7 @@ async def test_a_death_while_the_engine_hangs_is_told_when_it_goes_on(world: Wor
     await eventually(silent)
     engine.go_on()
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(scaled(20)):
         death = await anext(deaths)
     assert (death.id, death.reason) == (id, CloseReason.WORKER_LOST)
 
@@ -160,7 +161,7 @@ async def test_after_an_engine_was_killed_and_started_again_what_is_found_is_tru
         await world.backend.found()
     await asyncio.to_thread(engine.start)
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(scaled(30)):
         told = {(await anext(deaths)).id, (await anext(deaths)).id}
     assert told == {one, other}
     assert {entry.id: entry.running for entry in await world.backend.found()} == {one: False, other: False}

@@ -12,6 +12,7 @@ from gateway.core.model import CloseReason, Environment, WorkerId
 from gateway.core.ports import Request
 from tests.contract.backend_foreign_world import ForeignWorld, ask, healthy, run_inside
 from tests.contract.backend_world import eventually, new_id, worker_of
+from tests.deadlines import scaled
 
 pytest_plugins = ["tests.contract.backend_foreign_fixtures"]
 
@@ -112,7 +113,7 @@ async def test_one_that_is_killed_is_among_the_deaths(run_world: ForeignWorld) -
     assert run_world.kill is not None
     await run_world.kill(id, address)
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(scaled(20)):
         assert (await anext(deaths)).id == id
 
     async def seen() -> bool:
@@ -124,7 +125,6 @@ async def test_one_that_is_killed_is_among_the_deaths(run_world: ForeignWorld) -
 
 
 @pytest.mark.docker
-@pytest.mark.parallel
 async def test_one_that_takes_too_much_memory_is_among_the_deaths_as_one_worker_and_with_that_reason(
     foreign_docker_world: ForeignWorld,
 ) -> None:
@@ -133,7 +133,7 @@ async def test_one_that_takes_too_much_memory_is_among_the_deaths_as_one_worker_
 
     eating = asyncio.create_task(run_inside(address, "x = bytearray(2**30); x[::4096] = b'x' * len(x[::4096])"))
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(scaled(20)):
         death = await anext(deaths)
     await asyncio.wait({eating})
     assert (death.id, death.reason) == (id, CloseReason.OUT_OF_MEMORY)
@@ -141,7 +141,7 @@ async def test_one_that_takes_too_much_memory_is_among_the_deaths_as_one_worker_
     await foreign_docker_world.backend.stop(id)  # which ends the forwarder
     assert foreign_docker_world.kill is not None
     await foreign_docker_world.kill(other, other_address)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(scaled(20)):
         death = await anext(deaths)
     assert (death.id, death.reason) == (other, CloseReason.WORKER_LOST)
 
@@ -155,11 +155,11 @@ async def test_one_that_dies_at_once_is_seen_with_its_last_words(run_world: Fore
         await run_world.backend.start(worker, environment)
     except StartFailed as error:
         last_words = str(error)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(scaled(20)):
             assert (await anext(deaths)).id == worker.id
         assert run_world.left() == []
     else:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(scaled(20)):
             assert (await anext(deaths)).id == worker.id
         last_words = await run_world.backend.logs(worker.id)
 
@@ -240,7 +240,7 @@ async def test_following_deaths_ends_when_the_backend_closes(foreign_world: Fore
 
     await foreign_world.backend.aclose()
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(scaled(20)):
         assert await following == []
 
 

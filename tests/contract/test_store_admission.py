@@ -26,6 +26,7 @@ from tests.contract.store_worlds import (
     waiting,
 )
 from tests.contract.store_worlds import worker as starting
+from tests.deadlines import scaled
 
 pytest_plugins = ["tests.contract.store_fixtures"]
 
@@ -59,7 +60,7 @@ async def served(store: Store, holder: Session, tasks: Sequence[asyncio.Task[Ses
     left = set(tasks)
     while left:
         await end(store, holder)
-        done, left = await asyncio.wait(left, timeout=30, return_when=asyncio.FIRST_COMPLETED)
+        done, left = await asyncio.wait(left, timeout=scaled(30), return_when=asyncio.FIRST_COMPLETED)
         (task,) = done
         holder = task.result()
         order.append(holder.id)
@@ -69,7 +70,7 @@ async def served(store: Store, holder: Session, tasks: Sequence[asyncio.Task[Ses
 
 async def told(claim: asyncio.Task[Session]) -> Session:
     """What a claim gets without any look of its replica's own."""
-    await asyncio.wait({claim}, timeout=10)
+    await asyncio.wait({claim}, timeout=scaled(10))
     if not claim.done():
         await hung_up([claim])
         raise AssertionError("nobody told it")
@@ -90,7 +91,7 @@ async def load_of(store: Store) -> EnvironmentLoad:
 async def error_of(claim: Coroutine[Any, Any, Session]) -> BaseException | None:
     """What a claim is told that waits for nothing."""
     task = asyncio.ensure_future(claim)
-    await asyncio.wait({task}, timeout=10)
+    await asyncio.wait({task}, timeout=scaled(10))
     if not task.done():
         await hung_up([task])
         raise AssertionError("the claim waits")
@@ -145,7 +146,9 @@ async def test_who_comes_back_each_time_it_was_served_starves_nobody(store: Stor
 
     for n in range(1, 10):
         await end(store, holder)
-        done, _ = await asyncio.wait([*patient, *tasks.values()], timeout=30, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(
+            [*patient, *tasks.values()], timeout=scaled(30), return_when=asyncio.FIRST_COMPLETED
+        )
         (task,) = done
         holder = task.result()
         order.append(holder.owner)

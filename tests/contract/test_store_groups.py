@@ -26,6 +26,7 @@ from tests.contract.store_worlds import (
     queued,
     waiting,
 )
+from tests.deadlines import scaled
 
 pytest_plugins = ["tests.contract.store_fixtures"]
 
@@ -54,7 +55,7 @@ async def is_refused(store: Store, wish: Opening) -> bool:
 
 async def granted(tasks: Sequence[asyncio.Task[Session]]) -> list[str]:
     """Who of those that waited is granted a slot by now, sorted; what else is granted is still on its way."""
-    await asyncio.wait(tasks, timeout=10)
+    await asyncio.wait(tasks, timeout=scaled(10))
     assert all(task.done() for task in tasks), "some still wait"
     return sorted(task.result().id for task in tasks)
 

@@ -51,6 +51,7 @@ from tests.contract.store_worlds import (
     opening,
 )
 from tests.contract.store_worlds import worker as a_worker
+from tests.deadlines import scaled
 
 pytest_plugins = ["tests.contract.store_fixtures"]
 
@@ -642,7 +643,7 @@ class StoreMachine(RuleBasedStateMachine):
                 continue
             # Served, or its wait is over: which of the two is in the model, and here it must be known soon.
             del self.claims[lease]
-            self.run(asyncio.wait({task}, timeout=5))
+            self.run(asyncio.wait({task}, timeout=scaled(5)))
             assert task.done(), "a claim was settled and not woken"
             outcome = task.exception() or task.result()
             if isinstance(outcome, Session):

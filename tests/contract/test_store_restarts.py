@@ -47,6 +47,7 @@ from tests.contract.store_worlds import (
     served,
     waiting,
 )
+from tests.deadlines import scaled
 from tests.fakes.eventually import eventually, until
 
 pytest_plugins = ["tests.contract.store_fixtures"]
@@ -400,7 +401,7 @@ async def test_slots_are_leased_once_though_redis_is_killed_again_and_again_unde
         await until(lambda few=few: done >= few)  # type: ignore[misc]  # mypy sees no default here
         await restart(mortal)
         await insisted(lambda: stores[0].rebuilt(fence=0))
-    await asyncio.wait(episodes, timeout=60)
+    await asyncio.wait(episodes, timeout=scaled(60))
 
     assert [task.exception() for task in episodes] == [None] * 150
     assert most <= slots

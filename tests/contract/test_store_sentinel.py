@@ -12,6 +12,7 @@ from gateway.core.errors import StoreUnavailable
 from gateway.core.model import Lead, SessionState
 from gateway.stores.redis import RedisStore
 from tests.contract.store_worlds import add_ready, end, needs_redis_server, opened, opening, queued, waiting
+from tests.deadlines import scaled
 from tests.fakes.eventually import eventually
 from tests.fakes.sentinels import Failover
 
@@ -72,7 +73,7 @@ async def test_sessions_and_those_that_wait_outlive_the_master(servers: Failover
     assert (await store.find(session.id)).state is SessionState.OPEN
     assert await waiting(store) == 1
     await end(store, session)
-    await asyncio.wait({waits}, timeout=20)
+    await asyncio.wait({waits}, timeout=scaled(20))
     assert waits.result().id == "waits", "it heard of it from the new master"
 
 

@@ -20,6 +20,7 @@ from gateway.stores.redis_tasks import RedisTaskStore
 from gateway.tasks.registry import TaskRegistry
 from gateway.tasks.run_time import RunTimeTasks
 from tests.contract.store_worlds import CODING, MATH, MemoryWorld, RedisServer, RedisWorld, World, needs_redis_server
+from tests.deadlines import scaled
 from tests.fakes.clock import Clock
 
 pytest_plugins = ["tests.contract.store_fixtures"]
@@ -243,7 +244,7 @@ async def test_pages_come_to_an_end_though_removals_were_forgotten(make: Make) -
     for name in many[:9]:
         await store.remove(MATH, name)
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(scaled(30)):
         changes = await everything(store)
 
     assert changes.is_whole

@@ -12,6 +12,7 @@ import pytest
 from gateway.core.model import Environment
 from gateway.node import Gate, Rules, serving_gate
 from tests.contract.backend_world import ENGINE_URL, fake_environment, remove_labelled
+from tests.deadlines import scaled
 
 
 @pytest.fixture
@@ -41,5 +42,7 @@ async def gate_socket(
 async def gate(gate_socket: Path) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the gate."""
     transport = httpx.AsyncHTTPTransport(uds=str(gate_socket), verify=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://gate", timeout=60, trust_env=False) as client:
+    async with httpx.AsyncClient(
+        transport=transport, base_url="http://gate", timeout=scaled(60), trust_env=False
+    ) as client:
         yield client

@@ -13,14 +13,15 @@ from dataclasses import dataclass, field
 
 import httpx
 
+from tests.deadlines import scaled
 from tests.fakes.eventually import until
 from tests.fakes.splicing import splice
 
 ASK_EVERY_S = 0.2
-ASK_WITHIN_S = 2.0
-SILENT_S = 20.0
+ASK_WITHIN_S = scaled(2.0)
+SILENT_S = scaled(20.0)
 """So long that a gateway on a machine that is busy with three engines is not taken for one that is gone."""
-CONNECT_S = 2.0
+CONNECT_S = scaled(2.0)
 
 
 @dataclass(eq=False)
@@ -96,7 +97,7 @@ class Balancer:
 
     async def _connected(self) -> tuple[Target, asyncio.StreamReader, asyncio.StreamWriter]:
         """The next ready one that takes the connection; nothing was sent yet, so another one may be asked."""
-        deadline = asyncio.get_running_loop().time() + 30
+        deadline = asyncio.get_running_loop().time() + scaled(30)
         while True:
             await until(lambda: self.ready)
             target = self.ready[next(self._turn) % len(self.ready)]

@@ -16,12 +16,14 @@ from typing import Any
 import docker
 import pytest
 
+from tests.deadlines import scaled
+
 PROJECT_DIR = Path(__file__).resolve().parents[2]
 SCRIPT = PROJECT_DIR / "scripts" / "swarm-lab"
 NODES = ("node1", "node2", "node3")
-COMMAND_S = 180.0
+COMMAND_S = scaled(180.0)
 """The longest command: `up`, or `load` of some hundred MB; the script's own waits are shorter."""
-ENGINE_S = 100
+ENGINE_S = scaled(100)
 """The longest answer, and the longest program in a container: machines may hear of each other's names 30 s late."""
 
 
@@ -37,7 +39,7 @@ ip link add name probe-vx type vxlan id 7 dstport 4789 remote 192.0.2.1
 def expect_namespaces() -> None:
     """Skip what needs a lab where machines can't have networks of their own; in CI that is a failure."""
     command = ["unshare", "--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "sh", "-ec", PROBE]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=scaled(30), check=False)
     if done.returncode:
         why = f"no namespaces, bridge, veth or vxlan here: {done.stderr.strip()[:200]}"
         if os.environ.get("CI"):
@@ -135,7 +137,7 @@ def left_of(lab: Lab) -> list[str]:
 
 def filter_rules() -> list[str]:
     """This machine's own iptables rules, without their counters."""
-    listed = subprocess.run(["iptables-save"], capture_output=True, text=True, check=True, timeout=30).stdout
+    listed = subprocess.run(["iptables-save"], capture_output=True, text=True, check=True, timeout=scaled(30)).stdout
     return [line for line in listed.splitlines() if line.startswith("-A")]
 
 

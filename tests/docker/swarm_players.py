@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 
 import httpx
 
+from tests.deadlines import scaled
 from tests.fakes.eventually import until
 from tests.wire.raw import create, new_sid, parse
 
 TURNS = 500
 PAUSE_S = 0.7
 """Between two steps of a session: this is one machine, whatever it plays."""
-STEP_S = 60.0
+STEP_S = scaled(60.0)
 ENVIRONMENT = "game"
 TASK = {
     "id": "walk",

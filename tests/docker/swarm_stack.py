@@ -18,6 +18,7 @@ import docker
 import httpx
 
 from gateway.cluster_tls import make_certificates
+from tests.deadlines import scaled
 from tests.docker.swarm_lab import NODES, PROJECT_DIR, Lab
 from tests.docker.swarm_players import ENVIRONMENT
 from tests.fakes.eventually import eventually_now
@@ -99,7 +100,7 @@ class SwarmStack:
                     f"http://{host}:{port}/admin/v1/{what}",
                     headers={"X-API-Key": self.operator},
                     verify=False,
-                    timeout=5,
+                    timeout=scaled(5),
                 )
             except httpx.HTTPError as error:
                 said.append(str(error))
@@ -137,7 +138,7 @@ class SwarmStack:
         def check() -> None:
             for host, port in self.gateways():
                 try:
-                    answer = httpx.get(f"http://{host}:{port}/readyz", verify=False, timeout=5)
+                    answer = httpx.get(f"http://{host}:{port}/readyz", verify=False, timeout=scaled(5))
                 except httpx.HTTPError as error:
                     raise AssertionError(f"{host}: {error}") from error
                 assert answer.status_code == 200, answer.text
@@ -152,7 +153,9 @@ class SwarmStack:
             for host, port in self.gateways():
                 headers = {"X-API-Key": self.operator}
                 try:
-                    answer = httpx.get(f"http://{host}:{port}/admin/v1/nodes", headers=headers, verify=False, timeout=5)
+                    answer = httpx.get(
+                        f"http://{host}:{port}/admin/v1/nodes", headers=headers, verify=False, timeout=scaled(5)
+                    )
                 except httpx.HTTPError as error:
                     raise AssertionError(f"{host}: {error}") from error
                 name = WORKER_IMAGE.removesuffix(":latest")  # as the catalog calls it
@@ -204,7 +207,7 @@ def _told(lab: Lab) -> str:
 @contextmanager
 def docker_archive(image: str, path: Path) -> Iterator[Path]:
     """An image of this machine's engine as a file."""
-    engine = docker.APIClient(version="auto", timeout=120)
+    engine = docker.APIClient(version="auto", timeout=scaled(120))
     try:
         with path.open("wb") as file:
             for piece in engine.get_image(image):

@@ -25,6 +25,7 @@ import httpx
 import pytest
 
 from gateway.settings import Settings
+from tests.deadlines import scaled
 from tests.envs.browser_solutions import written
 from tests.fakes.eventually import eventually
 from tests.wire.openenv.clients import NEWEST, ClientError, Driver, connected
@@ -32,14 +33,16 @@ from tests.wire.sdks import OPENREWARD, ORS, SDKS, Sdk
 
 PROJECT_DIR = Path(__file__).resolve().parents[2]
 INSTANCE_LABEL, ENVIRONMENT_LABEL = "env-gateway.instance", "env-gateway.environment"
-UP_S = 180
+UP_S = scaled(180)
 
 PORTS = range(20_000, 32_000)
 """Below those that kernels give out, so that nobody gets the chosen one before the engine does."""
 
 IMAGES = ("browser", "chat", "coding", "game", "gateway", "math", "os", "redis")
 pytestmark = [
-    *(pytest.mark.docker, pytest.mark.parallel, pytest.mark.wire, pytest.mark.slow, pytest.mark.timeout(400)),
+    pytest.mark.docker,
+    pytest.mark.wire,
+    pytest.mark.timeout(400),
     pytest.mark.needs("openenv-clients", *(f"image:{name}" for name in IMAGES)),
 ]
 
@@ -112,7 +115,7 @@ class Stack:
     def admin(self, what: str) -> list[dict[str, Any]]:
         """What an operator sees."""
         answer = httpx.get(
-            f"{self.url}/admin/v1/{what}", headers={"X-API-Key": self.operator}, verify=False, timeout=10
+            f"{self.url}/admin/v1/{what}", headers={"X-API-Key": self.operator}, verify=False, timeout=scaled(10)
         )
         rows: list[dict[str, Any]] = answer.raise_for_status().json()[what]
         return rows

@@ -23,12 +23,13 @@ from gateway.core.model import CustomTasks, Environment, EnvironmentName, Loosen
 from gateway.node import Gate, Rules, serving_gate
 from gateway.node.run import mountpoint
 from tests.contract.backend_world import ENGINE_URL, healthy, labelled, new_id, remove_labelled, run_inside, worker_of
+from tests.deadlines import scaled
 from tests.fakes.eventually import eventually
 from tests.fakes.images import built_once
 from tests.wire.gateways import Gateway, short_folder
 from tests.wire.raw import RawEpisode, create, episode, new_sid
 
-pytestmark = [pytest.mark.docker, pytest.mark.parallel]
+pytestmark = [pytest.mark.docker]
 pytest_plugins = ["tests.contract.backend_fixtures"]
 
 PROJECT_DIR = Path(__file__).parents[2]
@@ -80,7 +81,7 @@ async def gate_and_backend(
     transport = httpx.AsyncHTTPTransport(uds=str(shared_dir / "gate.sock"), verify=False)
     async with (
         serving_gate(gate, shared_dir / "gate.sock", mode=0o600),
-        httpx.AsyncClient(transport=transport, base_url="http://gate", timeout=60, trust_env=False) as client,
+        httpx.AsyncClient(transport=transport, base_url="http://gate", timeout=scaled(60), trust_env=False) as client,
     ):
         yield client, backend
         await backend.aclose()
@@ -276,7 +277,7 @@ def composed(**variables: str) -> dict[str, Any]:
         env=kept | {"COMPOSE_PROJECT_NAME": "eg-test", **variables},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=scaled(60),
         check=True,
     )
     found: dict[str, Any] = json.loads(done.stdout)
@@ -311,7 +312,7 @@ def test_the_volume_of_compose_is_one_of_the_engines_or_a_folder_of_the_operator
             host_config=docker_engine.create_host_config(binds=[f"{instance}-tasks:/tasks"], network_mode="none"),
         )
         docker_engine.start(container["Id"])
-        status = docker_engine.wait(container["Id"], timeout=30)["StatusCode"]
+        status = docker_engine.wait(container["Id"], timeout=scaled(30))["StatusCode"]
         said = docker_engine.logs(container["Id"]).decode()
     finally:
         remove_labelled(docker_engine, instance)
@@ -450,7 +451,7 @@ def gateway(
 @pytest.fixture
 async def http(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
     already_logged = len(gateway.log)
-    async with httpx.AsyncClient(base_url=gateway.url, timeout=60, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=gateway.url, timeout=scaled(60), trust_env=False) as client:
         yield client
     assert await gateway.sessions() == []
     assert "Traceback" not in gateway.log[already_logged:]

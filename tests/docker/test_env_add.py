@@ -22,10 +22,11 @@ from gateway.inspecting.engine import Looking
 from gateway.inspecting.findings import Capacity, Told
 from gateway.inspecting.trial import Outcome, Trials, Wish
 from tests.contract.backend_world import ENGINE_URL, labelled
+from tests.deadlines import scaled
 from tests.fakes.eventually import until
 from tests.fakes.images import built_once
 
-pytestmark = [pytest.mark.docker, pytest.mark.parallel]
+pytestmark = [pytest.mark.docker]
 pytest_plugins = ["tests.contract.backend_fixtures"]
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -273,7 +274,7 @@ def instances(engine: docker.APIClient, instance: str) -> list[str]:
 
 def test_the_command_writes_what_was_found_and_needed(env: Env, shared_dir: Path) -> None:
     process = env("add", FUSSY, "-n", "fussy", "--variable", "WRITES=/srv/all/x")
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=scaled(120))
 
     assert process.returncode == 0, err
     assert "writable root" in out
@@ -295,6 +296,6 @@ async def test_a_command_that_is_interrupted_removes_its_container(
     await until(lambda: instances(docker_engine, instance))
     process.send_signal(number)
 
-    process.communicate(timeout=60)
+    process.communicate(timeout=scaled(60))
     assert process.returncode not in (0, -number)  # it ended by itself
     assert not (shared_dir / "env_images").exists()

@@ -15,7 +15,7 @@ from tests.wire.sdks import OPENREWARD, ORS, Sdk
 from tests.wire.stack import Stack
 from tests.wire.targets import Target, gateway_target, runs_once, token
 
-pytestmark = [pytest.mark.wire, pytest.mark.docker, pytest.mark.redis, pytest.mark.parallel]
+pytestmark = [pytest.mark.wire, pytest.mark.docker, pytest.mark.redis]
 
 
 @pytest.fixture(scope="module")

@@ -38,8 +38,9 @@ from tests.contract.backend_world import (
     remove_labelled,
     worker_of,
 )
+from tests.deadlines import scaled
 
-pytestmark = [pytest.mark.docker, pytest.mark.parallel]
+pytestmark = [pytest.mark.docker]
 pytest_plugins = ["tests.contract.backend_fixtures"]
 
 
@@ -210,7 +211,7 @@ async def test_a_huge_body_is_refused_before_it_was_read_whole(
             yield b" " * 2**16
 
     transport = httpx.AsyncHTTPTransport(uds=str(Path(rules.socket_root).parent / "gate.sock"), verify=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://gate", timeout=60) as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://gate", timeout=scaled(60)) as client:
         response = await client.post("/containers/create?name=xx", content=endless())
 
     assert response.status_code == 413
@@ -317,7 +318,7 @@ async def first_lines(path: Path, request: bytes) -> list[bytes]:
     async with raw_connection(path) as (reader, writer):
         writer.write(request)
         writer.write_eof()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(scaled(20)):
             answered = await reader.read()
     return [line for line in answered.split(b"\r\n") if line.startswith(b"HTTP/1.1 ")]
 
@@ -385,7 +386,7 @@ async def test_events_tell_of_our_containers_and_of_no_others(
         docker_engine.restart(foreign, timeout=0)
         await gate.post(f"/containers/{container}/start")
 
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(scaled(20)):
             seen = [json.loads(await anext(lines))]
 
     assert [event["Actor"]["ID"] for event in seen] == [container]
@@ -595,7 +596,7 @@ async def test_the_command_serves_until_it_is_asked_to_end(shared_dir: Path, env
 async def test_a_client_that_hangs_up_on_the_events_leaves_nothing_going_on(gate_socket: Path) -> None:
     async with raw_connection(gate_socket) as (reader, writer):
         writer.write(b"GET /events HTTP/1.1\r\nHost: x\r\n\r\n")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(scaled(20)):
             await reader.readuntil(b"\r\n\r\n")
         assert streams_passed_on() == 1
 

@@ -17,8 +17,9 @@ import pytest
 from gateway.core.errors import StartFailed
 from gateway.core.model import CloseReason, Limits, Loosened
 from tests.contract.backend_world import World, healthy, labelled, run_inside, worker_of
+from tests.deadlines import scaled
 
-pytestmark = [pytest.mark.docker, pytest.mark.parallel]
+pytestmark = [pytest.mark.docker]
 pytest_plugins = ["tests.contract.backend_fixtures"]
 
 STARVING_BYTES = 7 * 2**20
@@ -289,13 +290,13 @@ async def test_a_worker_that_takes_too_much_memory_dies_alone_and_its_death_says
 
     eating = asyncio.create_task(_eat(address))
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(scaled(30)):
         death = await anext(deaths)
     assert (death.id, death.reason) == (hungry.id, CloseReason.OUT_OF_MEMORY)
     await eating
     assert await healthy(other) == {"status": "ok"}
     await world.kill(neighbour.id, other)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(scaled(30)):
         death = await anext(deaths)
     assert (death.id, death.reason) == (neighbour.id, CloseReason.WORKER_LOST)
 
@@ -321,7 +322,7 @@ async def test_a_worker_of_which_only_a_child_took_too_much_memory_lives_on_and_
     assert await healthy(address) == {"status": "ok"}
     hears = asyncio.ensure_future(anext(deaths))
     await docker_world.backend.stop(worker.id)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(scaled(30)):
         assert (await hears).id == worker.id  # and of nothing before
 
 
@@ -338,7 +339,7 @@ async def test_a_start_that_runs_out_of_memory_says_so(docker_world: World) -> N
     else:
         told = "out of memory"  # it died a moment after it was looked at: its death says so
     assert "out of memory" in told
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(scaled(30)):
         death = await anext(deaths)
 
     assert (death.id, death.reason) == (worker.id, CloseReason.OUT_OF_MEMORY)

@@ -20,11 +20,12 @@ from gateway.backends.container import container_body
 from gateway.core.model import Worker, WorkerId
 from gateway.environment_files import read_environment
 from tests.contract.backend_world import door, healthy, remove_labelled
+from tests.deadlines import scaled
 from tests.fakes.eventually import eventually
 from tests.wire.raw import RawEpisode, create, episode, new_sid
 
 pytestmark = [
-    *(pytest.mark.docker, pytest.mark.slow, pytest.mark.parallel),
+    pytest.mark.docker,
     pytest.mark.needs("image:coding", "image:os"),
 ]
 pytest_plugins = ["tests.contract.backend_fixtures"]
@@ -279,7 +280,7 @@ async def test_a_container_that_is_asked_to_end_does_so_by_itself(images: Images
         await create(running.http, opened.sid, env_name=name, task_spec=PLAIN[name])
         await shell(opened, "sleep 1000 & echo")
         running.engine.kill(running.container, "SIGTERM")
-        ended = running.engine.wait(running.container, timeout=30)
+        ended = running.engine.wait(running.container, timeout=scaled(30))
         assert ended["StatusCode"] == 0, running.log()
 
 

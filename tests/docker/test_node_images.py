@@ -20,9 +20,10 @@ from gateway.core.model import Environment
 from gateway.node import Gate, Rules
 from gateway.node.cluster import Cluster
 from tests.contract.backend_world import ENGINE_URL, fake_environment
+from tests.deadlines import scaled
 from tests.fakes.images import built_once
 
-pytestmark = [pytest.mark.docker, pytest.mark.parallel]
+pytestmark = [pytest.mark.docker]
 pytest_plugins = ["tests.contract.backend_fixtures"]
 
 IMAGE_MAX_BYTES = 2**31
@@ -56,7 +57,9 @@ async def node(environment: Environment, instance: str, folder: Path) -> AsyncIt
     app = Cluster(gate, engine=ENGINE_URL, rules=rules, state=folder / "state", image_max_bytes=IMAGE_MAX_BYTES)
     app.check()
     transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://node", timeout=120, trust_env=False) as client:
+    async with httpx.AsyncClient(
+        transport=transport, base_url="http://node", timeout=scaled(120), trust_env=False
+    ) as client:
         yield client
     await app.aclose()
     await gate.aclose()

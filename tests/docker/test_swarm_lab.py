@@ -12,6 +12,7 @@ from pathlib import Path
 import docker
 import pytest
 
+from tests.deadlines import scaled
 from tests.docker.swarm_lab import NODES, Lab, expect_namespaces, filter_rules, left_of, read, sees
 from tests.fakes.eventually import eventually_now
 
@@ -267,7 +268,7 @@ def test_what_cannot_be_a_lab_is_refused(variables: dict[str, str]) -> None:
 
 def delete_namespace(lab: Lab) -> None:
     """What lives in it lives on, and can no longer be found by its name."""
-    subprocess.run(["ip", "netns", "delete", f"{lab.name}-node1"], check=True, timeout=30)
+    subprocess.run(["ip", "netns", "delete", f"{lab.name}-node1"], check=True, timeout=scaled(30))
 
 
 def kill_engine(lab: Lab) -> None:

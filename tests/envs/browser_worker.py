@@ -19,11 +19,12 @@ from gateway.backends.container import container_body
 from gateway.core.model import Worker, WorkerId
 from gateway.environment_files import read_environment
 from tests.contract.backend_world import remove_labelled
+from tests.deadlines import scaled
 from tests.envs.workers import Session
 
 ROOT = Path(__file__).resolve().parents[2]
-READY_S = 60.0
-CALL_S = 120.0
+READY_S = scaled(60.0)
+CALL_S = scaled(120.0)
 Change = Callable[[dict[str, Any]], None]
 
 

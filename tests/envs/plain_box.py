@@ -29,6 +29,7 @@ from typing import Any
 
 import pytest
 
+from tests.deadlines import scaled
 from tests.fakes.user import need_other_users
 
 HOME = Path(__file__).resolve().parents[2] / "env_images" / "os"
@@ -43,7 +44,7 @@ ETC = (
 PASSWD = "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
 GROUP = "root:x:0:\nnogroup:x:65534:\n"
 SHADOW = "root:*:19000:0:99999:7:::\nnobody:*:19000:0:99999:7:::\n"
-KILL_S = 10.0
+KILL_S = scaled(10.0)
 
 
 def os_module(name: str) -> ModuleType:

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.deadlines import scaled
 from tests.envs.coding_world import KINDS, World, comparing, faults, judging, opened, tasks, workspace
 from tests.envs.plain_sandbox import Ended, PlainError, PlainSandbox, PlainSandboxes
 from tests.envserver.eventually import eventually
@@ -401,7 +402,11 @@ def git_bundle(folder: Path) -> tuple[str, str]:
     def git(*arguments: str) -> str:
         identity = ["-c", "user.name=a", "-c", "user.email=a@localhost", "-c", "init.defaultBranch=main"]
         done = subprocess.run(
-            ["git", "-C", str(folder), *identity, *arguments], capture_output=True, text=True, timeout=60, check=True
+            ["git", "-C", str(folder), *identity, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=scaled(60),
+            check=True,
         )
         return done.stdout.strip()
 

@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from scripts.coding_problems import SPLITS
+from tests.deadlines import scaled
 from tests.envs.coding_world import HOME, read
 from tests.envs.plain_box import require_sandboxes
 from tests.envs.test_coding_judge import RIGHT, TREE
@@ -262,7 +263,7 @@ def test_a_sandbox_that_is_lost_fails_the_session_and_gives_no_reward(worker: Wo
     eventually(lambda: worker.runs("sleep" if action["name"] == "execute" else "python3"))
     for supervisor in worker.supervisors():
         os.kill(supervisor, signal.SIGKILL)
-    calling.join(timeout=30)
+    calling.join(timeout=scaled(30))
     later = episode.post("/coding/call", {"text": PROBLEM.reference})
     episode.close()
     after = worker.open(split="train", index=0)

@@ -14,6 +14,7 @@ import pytest
 
 from scripts.coding_problems import SPLITS, Problem
 from scripts.coding_problems.making import UnsoundProblem, task_of
+from tests.deadlines import scaled
 from tests.envs.coding_world import ROOT, TASKS, World, opened, read, tasks
 from tests.envs.complaints import complaints
 
@@ -124,7 +125,7 @@ async def first_failure(world: World, task: dict[str, Any], source: str) -> str:
 def test_the_files_are_what_the_script_makes_and_a_change_is_found(tmp_path: Path) -> None:
     def check(directory: Path) -> int:
         command = [sys.executable, str(MAKER), "--check", "--directory", str(directory)]
-        return subprocess.run(command, capture_output=True, timeout=120, check=False).returncode
+        return subprocess.run(command, capture_output=True, timeout=scaled(120), check=False).returncode
 
     for split in ("train", "test"):
         (tmp_path / f"{split}.jsonl").write_bytes((TASKS / f"{split}.jsonl").read_bytes())

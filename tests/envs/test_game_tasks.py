@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.deadlines import scaled
 from tests.envs.workers import Session, Worker
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -159,7 +160,7 @@ def make(*arguments: str, hash_seed: str = "random") -> subprocess.CompletedProc
         [sys.executable, str(MAKER), *arguments],
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=scaled(150),
         check=False,
         env={**os.environ, "PYTHONHASHSEED": hash_seed},
     )

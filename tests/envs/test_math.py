@@ -28,6 +28,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.deadlines import scaled
+
 ROOT = Path(__file__).resolve().parents[2]
 HOME = ROOT / "env_images" / "math"
 TASKS = ROOT / "tasks" / "math"
@@ -355,7 +357,7 @@ def run_scorers() -> dict[str, Any]:
         input=json.dumps(pairs),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=scaled(120),
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -450,7 +452,7 @@ def make(*arguments: str, hash_seed: str = "random") -> subprocess.CompletedProc
         [sys.executable, str(MAKER), *arguments],
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=scaled(150),
         check=False,
         env={**os.environ, "PYTHONHASHSEED": hash_seed},
     )
@@ -506,14 +508,16 @@ class Worker:
             raise AssertionError("".join(self.log))
         self._reader = threading.Thread(target=self.log.extend, args=(self.process.stderr,), daemon=True)
         self._reader.start()
-        self.http = httpx.Client(transport=httpx.HTTPTransport(uds=str(socket)), base_url="http://math", timeout=30)
+        self.http = httpx.Client(
+            transport=httpx.HTTPTransport(uds=str(socket)), base_url="http://math", timeout=scaled(30)
+        )
 
     def stop(self) -> int:
         self.http.close()
         assert self.process.stdin is not None
         self.process.stdin.close()
-        code = self.process.wait(timeout=20)
-        self._reader.join(timeout=20)
+        code = self.process.wait(timeout=scaled(20))
+        self._reader.join(timeout=scaled(20))
         assert self.process.stderr is not None
         self.process.stderr.close()
         return code

@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.deadlines import scaled
 from tests.envs.plain_box import os_module, require_sandboxes
 from tests.envs.workers import ROOT, Worker, eventually
 
@@ -232,7 +233,7 @@ def test_a_session_that_is_deleted_in_mid_command_takes_the_command_with_it(work
     calling.start()
     eventually(lambda: runs(f"sleep\0{seconds}"))
     session.close()
-    calling.join(timeout=30)
+    calling.join(timeout=scaled(30))
     eventually(lambda: not runs(f"sleep\0{seconds}"))
 
     assert (answers[0].json().get("output") or {}).get("reward") is None  # told as cut short, or not at all
@@ -338,7 +339,7 @@ def test_a_box_that_is_lost_fails_the_session_and_gives_no_reward(worker: Worker
     eventually(lambda: worker.runs("sleep"))
     for supervisor in worker.supervisors():
         os.kill(supervisor, signal.SIGKILL)
-    calling.join(timeout=30)
+    calling.join(timeout=scaled(30))
     later = session.post("/os/call", {"text": "Act: answer(2)"})
     summary = session.post("/delete", {}).json()["summary"]
     after = worker.open(COUNT)
@@ -374,7 +375,7 @@ def test_a_machine_without_bubblewrap_says_so_and_is_tried_again() -> None:
     try:
         refused = [worker.create(COUNT)[1] for _ in range(2)]
         subprocess.run(
-            ["nsenter", f"--target={worker.process.pid}", "--mount", "umount", program], check=True, timeout=30
+            ["nsenter", f"--target={worker.process.pid}", "--mount", "umount", program], check=True, timeout=scaled(30)
         )
         mended, created = worker.create(COUNT)
         answered = mended.tool("answer_action", answer="2")

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.deadlines import scaled
 from tests.envs.complaints import complaints
 from tests.envs.plain_box import os_module, sandboxes_of
 
@@ -98,7 +99,7 @@ def test_no_script_depends_on_chance_the_clock_or_the_network() -> None:
 
 
 def test_the_files_are_what_their_maker_makes() -> None:
-    done = subprocess.run([sys.executable, str(MAKER), "--check"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, str(MAKER), "--check"], capture_output=True, text=True, timeout=scaled(60))
 
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -106,7 +107,7 @@ def test_the_files_are_what_their_maker_makes() -> None:
 def test_the_maker_notices_a_difference_and_makes_the_same_bytes_again(tmp_path: Path) -> None:
     def make(*arguments: str) -> int:
         line = [sys.executable, str(MAKER), "--directory", str(tmp_path), *arguments]
-        return subprocess.run(line, capture_output=True, timeout=60).returncode
+        return subprocess.run(line, capture_output=True, timeout=scaled(60)).returncode
 
     assert make("--check") == 1
     assert make() == 0

@@ -14,11 +14,12 @@ from typing import Any
 
 import httpx
 
+from tests.deadlines import scaled
 from tests.envs.plain_box import host_box
 from tests.sandbox.outside import descendants
 
 ROOT = Path(__file__).resolve().parents[2]
-READY_S = 30.0
+READY_S = scaled(30.0)
 
 
 class Worker:
@@ -66,7 +67,9 @@ class Worker:
                 break
         else:
             raise AssertionError(f"the server did not start: {''.join(self._head)}")
-        self.http = httpx.Client(transport=httpx.HTTPTransport(uds=str(socket)), base_url="http://worker", timeout=60)
+        self.http = httpx.Client(
+            transport=httpx.HTTPTransport(uds=str(socket)), base_url="http://worker", timeout=scaled(60)
+        )
 
     def stop(self) -> str:
         """Let it end as a worker ends whose gateway is gone; give its log. Fails where it left a folder."""
@@ -159,7 +162,7 @@ def _parent_of(pid: int) -> int:
 
 def eventually(holds: Callable[[], bool]) -> None:
     """Wait until *holds* does, for half a minute at most."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + scaled(30)
     while not holds():
         assert time.monotonic() < deadline, "it never came to hold"
         time.sleep(0.02)

@@ -7,7 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-PATIENCE_S = 10.0
+from tests.deadlines import scaled
+
+PATIENCE_S = scaled(10.0)
 """A test that waits longer than this has failed."""
 
 

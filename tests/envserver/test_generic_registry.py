@@ -5,6 +5,8 @@ import threading
 import pytest
 from envserver.generic import GenericTask, TaskError, TaskRegistry, UnknownTask
 
+from tests.deadlines import scaled
+
 CONFIG = {"start_url": "http://localhost:8000/login", "goal": "log in", "reward_fn": "check_url_contains('dashboard')"}
 
 
@@ -92,7 +94,7 @@ def test_of_many_threads_that_register_one_id_one_succeeds() -> None:
     refused = []
 
     def register() -> None:
-        ready.wait(10)
+        ready.wait(scaled(10))
         try:
             registry.register("a", "game", {})
         except ValueError as error:
@@ -102,7 +104,7 @@ def test_of_many_threads_that_register_one_id_one_succeeds() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(scaled(10))
 
     assert len(registry) == 1
     assert len(refused) == 7

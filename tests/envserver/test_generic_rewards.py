@@ -9,6 +9,8 @@ import pytest
 from envserver.generic import REWARDS, RewardCall, RewardError, parse_reward, read_reward, reward_function
 from envserver.generic.calls import MAX_CALL_CHARS
 
+from tests.deadlines import scaled
+
 
 @pytest.fixture
 def rewards() -> Iterator[dict[str, Any]]:
@@ -85,7 +87,7 @@ def test_reading_leaves_the_filters_of_warnings_alone() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(scaled(30))
 
     assert list(warnings.filters) == before
 

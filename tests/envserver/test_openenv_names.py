@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.deadlines import scaled
+
 BASE = Path(__file__).parents[2] / "env_images" / "base"
 USE = """
 from openenv.core.tasks import Task, TaskRegistry, registry
@@ -20,7 +22,7 @@ def run(code: str, *path: Path) -> None:
     """Run *code* in a process of its own, with *path* before everything else."""
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(map(str, (*path, BASE)))}
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], env=environment, capture_output=True, text=True, timeout=60
+        [sys.executable, "-W", "error", "-c", code], env=environment, capture_output=True, text=True, timeout=scaled(60)
     )
     assert done.returncode == 0, done.stderr
 

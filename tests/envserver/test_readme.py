@@ -14,6 +14,7 @@ from envserver.generic import REWARDS, parse_task, read_reward, texts
 from envserver.settings import _VARIABLES
 from envserver.version import VERSION
 
+from tests.deadlines import scaled
 from tests.envserver.raw import PATIENCE_S, Wire
 from tests.fakes.user import need_other_users
 from tests.sandbox.conftest import made_box
@@ -63,7 +64,11 @@ def test_the_task_module_registers_its_task_and_its_reward(tmp_path: Path) -> No
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": f"{tmp_path}{os.pathsep}{BASE}"}
 
     done = subprocess.run(
-        [sys.executable, "-c", f"import envserver\n{use}"], env=environment, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", f"import envserver\n{use}"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=scaled(60),
     )
 
     assert (done.stdout, done.stderr) == ("0.5 0.0\n", "")

@@ -12,6 +12,7 @@ from envserver import Environment, StepResult, Task, tool
 from envserver.generic import REWARDS, registry
 from envserver.taskmodules import TaskModules
 
+from tests.deadlines import scaled
 from tests.envserver.conftest import Start
 from tests.envserver.eventually import eventually
 from tests.envserver.worlds import CounterEnv, MathEnv
@@ -290,7 +291,7 @@ async def test_a_module_that_hangs_holds_up_neither_the_start_nor_what_it_did_no
 
     await modules.load()
     told = modules.rows()
-    assert inside.wait(10)
+    assert inside.wait(scaled(10))
     door.set()
 
     async def is_loaded() -> bool:

@@ -10,6 +10,7 @@ from envserver.lanes import Lanes
 from envserver.runner import Place, Runner
 from envserver.threads import Threads
 
+from tests.deadlines import scaled
 from tests.envserver.eventually import eventually
 
 
@@ -222,7 +223,7 @@ async def test_a_code_that_blocks_its_lane_leaves_the_others_free(runner: Runner
 
     async def block() -> None:
         began.set()
-        gate.wait(10)
+        gate.wait(scaled(10))
 
     async def pass_by() -> str:
         return "passed"
@@ -245,7 +246,7 @@ async def test_no_more_threads_than_allowed_and_none_without_work() -> None:
     ran: list[int] = []
 
     def work() -> None:
-        gate.wait(10)
+        gate.wait(scaled(10))
         ran.append(1)
 
     for _ in range(5):
@@ -265,7 +266,7 @@ async def test_where_no_thread_can_be_started_a_job_waits_for_another_or_is_refu
 ) -> None:
     threads = Threads(4, idle_s=0.01)
     gate, ran = threading.Event(), threading.Event()
-    threads.submit(lambda: gate.wait(10))
+    threads.submit(lambda: gate.wait(scaled(10)))
 
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")

@@ -21,7 +21,9 @@ from envserver import (
     tool,
 )
 
-PATIENCE_S = 10.0
+from tests.deadlines import scaled
+
+PATIENCE_S = scaled(10.0)
 
 
 class Gates:

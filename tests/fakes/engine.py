@@ -22,7 +22,9 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-HELD_S = 30.0
+from tests.deadlines import scaled
+
+HELD_S = scaled(30.0)
 
 
 @dataclass

@@ -7,11 +7,13 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from tests.deadlines import scaled
+
 T = TypeVar("T")
 
 PAUSE_S = 0.02
 WITHIN_S = 20.0
-"""Long enough for a loaded machine: a test that passes never waits for it."""
+"""In seconds of the reference machine, as every ``within_s`` here. A test that passes never waits for it."""
 
 
 async def eventually(check: Callable[[], Awaitable[T]], *, within_s: float = WITHIN_S) -> T:
@@ -20,7 +22,7 @@ async def eventually(check: Callable[[], Awaitable[T]], *, within_s: float = WIT
     Raises:
         AssertionError: the last one, if it still fails after *within_s* seconds.
     """
-    deadline = time.monotonic() + within_s
+    deadline = time.monotonic() + scaled(within_s)
     while True:
         try:
             return await check()
@@ -32,7 +34,7 @@ async def eventually(check: Callable[[], Awaitable[T]], *, within_s: float = WIT
 
 def eventually_now(check: Callable[[], T], *, within_s: float = WITHIN_S) -> T:
     """`eventually` for code without an event loop: fixtures, mostly."""
-    deadline = time.monotonic() + within_s
+    deadline = time.monotonic() + scaled(within_s)
     while True:
         try:
             return check()

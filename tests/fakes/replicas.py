@@ -14,9 +14,10 @@ from gateway.core.model import EnvironmentName, Owner, Session, SessionId, Sessi
 from gateway.fronts.peers import PeersFront
 from gateway.peers import HttpPeers
 from gateway.serving import BoundedHttp, Server, listen
+from tests.deadlines import scaled
 
 SECRET = b"the gateway's own"
-WITHIN_S = 30.0
+WITHIN_S = scaled(30.0)
 """Longer than any answer here takes."""
 SESSION = Session(
     id=SessionId("0123456789abcdef0123456789abcdef"),

@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 import redis
 
+from tests.deadlines import scaled
 from tests.fakes.eventually import eventually_now
 
 SERVICE = "games"
@@ -85,14 +86,14 @@ class Failover:
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(signal.SIGCONT)
             process.kill()
-            process.wait(20)
+            process.wait(scaled(20))
         self._processes.clear()
 
     def kill(self) -> None:
         """End the master as a crash would; the other server takes over by itself."""
         process = self._processes.pop(self.master)
         process.kill()
-        process.wait(20)
+        process.wait(scaled(20))
 
     def pause(self) -> int:
         """Let the master take connections and say nothing; its port, for `go_on`."""

@@ -9,7 +9,7 @@ import pytest
 
 from tests.faults.world import SCALE, build_image
 
-MARKS = (pytest.mark.docker, pytest.mark.redis, pytest.mark.parallel, pytest.mark.slow)
+MARKS = (pytest.mark.docker, pytest.mark.redis)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest chooses by marks

@@ -9,6 +9,7 @@ from typing import Any
 
 import docker
 
+from tests.deadlines import scaled
 from tests.wire.stack import INSTANCE_LABEL
 
 SERVER_ROLES = ("", "server")
@@ -75,7 +76,7 @@ class EngineEvents:
         if self._stream is not None:
             self._stream.close()
         if self._thread is not None:
-            self._thread.join(10)
+            self._thread.join(scaled(10))
         self._engine.close()
 
     def _follow(self) -> None:

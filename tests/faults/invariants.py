@@ -12,6 +12,7 @@ from typing import Any
 
 import redis
 
+from tests.deadlines import scaled
 from tests.faults.world import PREFIX, WORKER_LABEL, World
 from tests.wire.stack import INSTANCE_LABEL
 
@@ -30,7 +31,7 @@ async def at_rest(world: World, *, within_s: float = WITHIN_S) -> None:
     Raises:
         AssertionError: the first that does not, after *within_s* seconds.
     """
-    deadline = time.monotonic() + within_s
+    deadline = time.monotonic() + scaled(within_s)
     while True:
         try:
             await _hold(world)
@@ -44,7 +45,7 @@ async def at_rest(world: World, *, within_s: float = WITHIN_S) -> None:
 
 async def nothing_left(world: World, *, within_s: float = WITHIN_S) -> None:
     """Return once no worker, session or key of one is left: of environments that keep no idle worker."""
-    deadline = time.monotonic() + within_s
+    deadline = time.monotonic() + scaled(within_s)
     while True:
         try:
             await _hold(world)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import redis
 
+from tests.deadlines import scaled
 from tests.fakes.eventually import eventually_now, until
 from tests.faults.world import World
 from tests.wire.stack import Redis
@@ -61,7 +62,7 @@ class MortalRedis(Redis):
         """End it as a crash would."""
         assert self._server is not None
         self._server.kill()
-        self._server.wait(20)
+        self._server.wait(scaled(20))
 
     def save(self) -> None:
         """Keep the present state: it is what comes back, however much happens until it is killed."""
@@ -97,7 +98,7 @@ def mortal(world: World) -> MortalRedis:
 async def is_whole(world: World, rebuilt_before: int) -> None:
     """Return when the store was rebuilt once more, and every replica knows."""
     await until(lambda: world.log.count("store_rebuilt") > rebuilt_before, within_s=60)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + scaled(60)
     while await world.metric("gateway_store_whole") != len(world.gateways):
         assert time.monotonic() < deadline
         await asyncio.sleep(LOOK_EVERY_S)

@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 
+from tests.deadlines import scaled
 from tests.fakes.eventually import eventually
 from tests.faults.players import counted, opened
 from tests.faults.world import World, environment_toml
@@ -24,7 +25,7 @@ TASKS = Path(__file__).parent / "tasks" / "unruly"
 """What AReaL's trainers name a task of."""
 PAUSE_S = 0.1
 """Between two steps of a session."""
-GOES_ON_S = 60.0
+GOES_ON_S = scaled(60.0)
 """How long a step may take on a loaded machine; none is asserted to be quick."""
 LATE_S = 10.0
 """A session that lasts so much longer than it may lives on."""
@@ -229,7 +230,7 @@ async def their_own_lists(world: World) -> dict[str, set[str]]:
         id = str(worker["id"])
         token = hmac.new(secret, id.encode(), "sha256").hexdigest()
         transport = httpx.AsyncHTTPTransport(uds=str(worker["address"]).removeprefix("unix:"), verify=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://worker", timeout=30) as http:
+        async with httpx.AsyncClient(transport=transport, base_url="http://worker", timeout=scaled(30)) as http:
             try:
                 answer = await http.get("/sessions", headers={"X-Worker-Token": token})
             except httpx.TransportError as error:  # it ended since the list was made
@@ -263,7 +264,7 @@ async def is_gone(world: World, name: str) -> None:
 async def patient_create(http: httpx.AsyncClient) -> RawEpisode:
     """Create a session, as a trainer that comes again when it is told to; told anything else, fail."""
     sid = new_sid()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + scaled(60)
     while True:
         answer = await create(http, sid, env_name="unruly", task_spec={})
         if answer.status_code == 200:

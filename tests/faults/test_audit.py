@@ -15,6 +15,7 @@ from gateway.audit import EVERY_S, PATIENCE_S
 from gateway.core.model import EnvironmentName, Opening, Owner, Worker, WorkerId, session_id
 from gateway.stores.redis import RedisStore
 from tests.contract.backend_world import new_id
+from tests.deadlines import scaled
 from tests.fakes.eventually import WITHIN_S, eventually, until
 from tests.faults.invariants import at_rest
 from tests.faults.players import counted, delete_all, opened, step, workers_of
@@ -85,7 +86,7 @@ async def test_what_died_while_no_gateway_ran_is_told_at_once(world: World) -> N
         world.gateway.kill()
         container = world.container(worker)
         container.kill()
-        await asyncio.to_thread(container.wait, timeout=60)
+        await asyncio.to_thread(container.wait, timeout=scaled(60))
         world.gateway.restart()
 
         assert "worker_lost" in (await step(lost, "count")).error

@@ -12,7 +12,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.deadlines import scaled
 from tests.fakes.eventually import eventually
 from tests.faults.invariants import at_rest
 from tests.faults.mortal_redis import MortalRedis
@@ -89,13 +88,13 @@ async def _jumps(
             await everybody.goes_on(1)
         fresh = await opened(http, "unruly")
         assert await counted(fresh) == 1
-        await eventually(lambda: is_gone(world, idle.sid), within_s=IDLE_S + scaled(LATE_S))
+        await eventually(lambda: is_gone(world, idle.sid), within_s=IDLE_S + LATE_S)
         lived_s = time.monotonic() - idle_at
         measured(f"clock {ahead_s:+d} s: an idle session (idle time {IDLE_S} s) ended after", lived_s, "s")
         assert lived_s >= IDLE_S
         assert "expired" in (await step(idle, "count")).error
         # What was dated by a clock that nobody had noticed yet to be wrong lasts as long as any, too.
-        await eventually(lambda: _are_gone(world, opened_after), within_s=IDLE_S + scaled(LATE_S))
+        await eventually(lambda: _are_gone(world, opened_after), within_s=IDLE_S + LATE_S)
         await everybody.goes_on()
         assert not any(wish.done() for wish in queued), "an opening that began to wait meanwhile was dropped"
         for wish in queued:

@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from tests.contract.backend_engine import OwnEngine, own_engine
+from tests.deadlines import scaled
 from tests.fakes.eventually import eventually, until
 from tests.faults.invariants import at_rest
 from tests.faults.players import counted, delete_all, opened, step, workers_of
@@ -189,7 +190,7 @@ async def _asked(world: World) -> float:
 async def _told(world: World) -> dict[str, str]:
     told = {}
     headers = {"Authorization": f"Bearer {OPERATOR_KEY}"}
-    async with httpx.AsyncClient(timeout=30, verify=False, trust_env=False, headers=headers) as http:
+    async with httpx.AsyncClient(timeout=scaled(30), verify=False, trust_env=False, headers=headers) as http:
         for gateway in world.gateways:
             for path in ("/readyz", "/metrics"):
                 answer = await http.get(gateway.url + path)

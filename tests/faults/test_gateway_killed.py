@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import httpx
 
+from tests.deadlines import scaled
 from tests.fakes.eventually import eventually, until
 from tests.faults.invariants import at_rest, nothing_left
 from tests.faults.players import counted, delete_all, open_many, opened, step
@@ -15,7 +16,7 @@ from tests.faults.world import World, environment_toml, running
 from tests.wire.raw import RawEpisode
 
 GATE = "gate"
-GIVEN_UP_S = 100.0
+GIVEN_UP_S = scaled(100.0)
 """A replica is given up after 5 s; what it was opening has 300 s."""
 
 

@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 
+from tests.deadlines import scaled
 from tests.fakes.eventually import eventually
 from tests.faults.invariants import at_rest, no_bugs
 from tests.faults.players import Ended, delete_all, opened
@@ -223,7 +224,7 @@ async def test_a_step_that_is_lost_or_runs_twice_is_found(numbers: list[int]) ->
         return next(left)
 
     session = Steady("steady", 0, count, can_move=False)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(scaled(20)):
         await session.run()
 
     assert session.wrong == [f"steady: step {numbers[2]} follows step 2"]

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import httpx
 
+from tests.deadlines import scaled
 from tests.fakes.eventually import eventually, until
 from tests.faults.held_back import running_held
 from tests.faults.invariants import nothing_left
@@ -45,7 +46,9 @@ async def test_its_successor_serves_them_and_it_changes_nothing_afterwards(
                 await eventually(lambda: _leads(world, other), within_s=30)
                 measured("the other replica leads after", time.monotonic() - began_at, "s")
                 for _ in range(WORKERS - 1):
-                    done, _pending = await asyncio.wait(creates, timeout=60, return_when=asyncio.FIRST_COMPLETED)
+                    done, _pending = await asyncio.wait(
+                        creates, timeout=scaled(60), return_when=asyncio.FIRST_COMPLETED
+                    )
                     assert done, "nobody is served while the leader is frozen"
                     creates = [task for task in creates if task not in done]
                     held += [task.result() for task in done]
@@ -122,7 +125,7 @@ async def _leader(world: World) -> int:
 
 
 async def _is_leading(world: World, replica: int) -> bool:
-    async with httpx.AsyncClient(timeout=30, verify=False, trust_env=False) as http:
+    async with httpx.AsyncClient(timeout=scaled(30), verify=False, trust_env=False) as http:
         headers = {"Authorization": f"Bearer {OPERATOR_KEY}"}
         text = (await http.get(f"{world.gateways[replica].url}/metrics", headers=headers)).text
     (value,) = [line.split()[1] for line in text.splitlines() if line.startswith("gateway_leader ")]

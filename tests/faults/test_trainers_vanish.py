@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.deadlines import scaled
 from tests.fakes.eventually import eventually
 from tests.faults.invariants import at_rest
 from tests.faults.players import counted, delete_all, open_many, opened
@@ -147,7 +148,7 @@ async def trainer(world: World, environment: str, does: str, *, number: int) -> 
     process = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(scaled(30)):
             said = await process.stdout.readline()
         assert said == b"done\n", said
         yield process.pid

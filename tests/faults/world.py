@@ -17,6 +17,7 @@ import docker
 import httpx
 import redis
 
+from tests.deadlines import scaled
 from tests.fakes.eventually import eventually
 from tests.fakes.images import built_once, files_of
 from tests.faults.engine_events import EngineEvents
@@ -167,7 +168,7 @@ class World:
         """A trainer's client of one replica, with as many connections as it likes."""
         headers = {"X-API-Key": TRAINER_KEYS[owner]}
         return httpx.AsyncClient(
-            transport=_ManyPools(), base_url=self.gateways[replica].url, headers=headers, timeout=120
+            transport=_ManyPools(), base_url=self.gateways[replica].url, headers=headers, timeout=scaled(120)
         )
 
     async def sessions(self, replica: int = 0) -> list[dict[str, Any]]:
@@ -202,7 +203,7 @@ class World:
     async def _operators(self, path: str, replica: int = 0) -> httpx.Response:
         headers = {"Authorization": f"Bearer {OPERATOR_KEY}"}
         # Asked all the time: to read certificates, for connections that need none, takes longer than the rest.
-        async with httpx.AsyncClient(headers=headers, verify=False, timeout=30, trust_env=False) as http:
+        async with httpx.AsyncClient(headers=headers, verify=False, timeout=scaled(30), trust_env=False) as http:
             response = await http.get(self.gateways[replica].url + path)
         assert response.status_code == 200, response.text
         return response

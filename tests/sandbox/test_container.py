@@ -11,6 +11,8 @@ import docker
 import pytest
 from envserver.sandbox import Box
 
+from tests.deadlines import scaled
+
 IMAGE = "env-gateway/base:latest"
 ENVSERVER = Path(__file__).parents[2] / "env_images" / "base"
 PROFILE = (ENVSERVER.parents[1] / "gateway" / "backends" / "sandbox-seccomp.json").read_text()
@@ -67,7 +69,7 @@ def host_config(client: docker.APIClient) -> dict[str, object]:
 def test_a_hardened_container_opens_sandboxes(box: Box, tmp_path: Path) -> None:
     bubblewrap = shutil.which("bwrap")
     assert bubblewrap is not None
-    client = docker.APIClient(timeout=120)
+    client = docker.APIClient(timeout=scaled(120))
     command = [
         *("setpriv", "--reuid", "100000", "--regid", "100000", "--clear-groups"),
         *("--inh-caps", _RIGHTS, "--ambient-caps", _RIGHTS),
@@ -83,7 +85,7 @@ def test_a_hardened_container_opens_sandboxes(box: Box, tmp_path: Path) -> None:
     )["Id"]
     try:
         client.start(container)
-        status = client.wait(container, timeout=100)["StatusCode"]
+        status = client.wait(container, timeout=scaled(100))["StatusCode"]
         words = client.logs(container, stdout=True, stderr=True).decode()
     finally:
         client.remove_container(container, force=True)
@@ -104,4 +106,4 @@ def test_a_hardened_container_opens_sandboxes(box: Box, tmp_path: Path) -> None:
     assert (facts["bomb"], facts["hog"], facts["after"]) == ("pids", "memory", "fine")
 
 
-pytestmark = [pytest.mark.docker, pytest.mark.parallel]
+pytestmark = [pytest.mark.docker]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.deadlines import scaled
 from tests.fakes.user import need_other_users
 
 PACKAGE = Path(__file__).parents[2] / "env_images" / "base" / "envserver"
@@ -56,7 +57,7 @@ def test_a_plain_user_opens_sandboxes_with_root_alone(home: Path) -> None:
         [*become, "/usr/bin/python3", "-B", "-c", _PROGRAM, str(PACKAGE), str(home)],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=scaled(100),
         check=False,
         env={"PATH": "/usr/bin:/bin"},
     )

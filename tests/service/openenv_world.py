@@ -18,6 +18,7 @@ from gateway.fronts.door import Door
 from gateway.fronts.openenv import OpenEnvFront
 from gateway.serving import Server, configured
 from gateway.tasks.registry import TaskRegistry
+from tests.deadlines import scaled
 from tests.service.stack import TASKS, Replica, Stack, environment, stack
 
 SECRET = b"what ids are proved with"
@@ -42,7 +43,7 @@ class Client:
 
     async def hear(self) -> Json:
         """Read one frame."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(scaled(20)):
             reply: Json = json.loads(await self.connection.recv())
         return reply
 
@@ -59,7 +60,7 @@ class Client:
 
     async def closed(self) -> int:
         """Wait until the other side has closed; returns the code."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(scaled(20)):
             await self.connection.wait_closed()
         assert self.connection.close_code is not None
         return self.connection.close_code
@@ -147,7 +148,7 @@ async def serving(
         listener.listen(1024)
         base = f"http://127.0.0.1:{listener.getsockname()[1]}"
         running = asyncio.ensure_future(server.serve(sockets=[listener]))
-        async with httpx.AsyncClient(base_url=base, timeout=30, trust_env=False, verify=False) as client:
+        async with httpx.AsyncClient(base_url=base, timeout=scaled(30), trust_env=False, verify=False) as client:
             try:
                 yield client, base, server
             finally:

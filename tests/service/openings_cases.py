@@ -11,6 +11,7 @@ import pytest
 
 from gateway.core.errors import GatewayError, InvalidRequest, UpstreamGone, WorkerFull
 from gateway.core.model import CloseReason, Session
+from tests.deadlines import scaled
 from tests.fakes.eventually import WITHIN_S
 from tests.service.openings_world import SOLO, SUMS, Calls, World
 
@@ -119,7 +120,7 @@ async def begun(case: Case, calls: Calls) -> tuple[World, asyncio.Task[Session]]
 
 async def as_ever(case: Case, world: World, request: asyncio.Task[Session]) -> None:
     """Check what comes of a request that nobody hung up on."""
-    await asyncio.wait({request}, timeout=WITHIN_S)
+    await asyncio.wait({request}, timeout=scaled(WITHIN_S))
     assert request.done()
     if case.fails:
         with pytest.raises(GatewayError):

@@ -34,6 +34,7 @@ from gateway.observe.metrics import Metrics
 from gateway.patience import STORE_PATIENCE_S
 from gateway.sessions import Sessions
 from gateway.stores.memory import MemoryStore
+from tests.deadlines import scaled
 from tests.fakes.eventually import WITHIN_S, eventually
 from tests.service.stack import OWNER, environment
 
@@ -272,7 +273,7 @@ class World:
 
     async def _at_rest(self) -> None:
         await asyncio.gather(*self.calls.late)
-        await self.closer.settle(WITHIN_S)
+        await self.closer.settle(scaled(WITHIN_S))
 
 
 async def _nothing(_: Any) -> None:

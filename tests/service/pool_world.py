@@ -30,6 +30,7 @@ from gateway.core.model import (
 from gateway.core.ports import Store
 from gateway.pool import LEAD_S
 from tests.contract.store_worlds import MemoryWorld, RedisWorld
+from tests.deadlines import scaled
 from tests.fakes.eventually import PAUSE_S, eventually
 from tests.fakes.workers import FakeWorker
 from tests.service.pool_checks import Checked
@@ -399,13 +400,13 @@ class PoolWorld(Checked):
     @staticmethod
     async def over(task: asyncio.Task[Any]) -> None:
         """Wait for the end of a task that nothing holds up."""
-        await asyncio.wait({task}, timeout=SETTLED_S)
+        await asyncio.wait({task}, timeout=scaled(SETTLED_S))
         assert task.done(), f"{task} does not end"
         error_of(task)
 
     @staticmethod
     async def _until(claim: Callable[[], bool], what: str) -> None:
-        deadline = asyncio.get_running_loop().time() + SETTLED_S
+        deadline = asyncio.get_running_loop().time() + scaled(SETTLED_S)
         while not claim():
             assert asyncio.get_running_loop().time() < deadline, f"waited in vain: {what}"
             await asyncio.sleep(PAUSE_S / 10)

@@ -55,6 +55,7 @@ from gateway.task_tables import TaskTables
 from gateway.tasks.registry import TaskRegistry
 from gateway.tasks.run_time import RunTimeTasks
 from gateway.upstreams.ors.own import OrsUpstream
+from tests.deadlines import scaled
 from tests.fakes.eventually import eventually
 from tests.fakes.workers import FakeBackend
 
@@ -216,7 +217,7 @@ class Replica:
             async with httpx.AsyncClient(
                 base_url=f"http://127.0.0.1:{port}",
                 headers={"X-Session-ID": "one"},
-                timeout=30,
+                timeout=scaled(30),
                 trust_env=False,
                 verify=False,  # to read the CAs' certificates takes longer than most tests
                 limits=limits,

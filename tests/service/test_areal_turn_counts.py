@@ -27,6 +27,7 @@ from gateway.core.model import Areal, Environment, Found, SessionId, Worker, Wor
 from gateway.core.ports import Store
 from gateway.stores.memory import MemoryStore
 from tests.contract.store_worlds import RedisWorld
+from tests.deadlines import scaled
 from tests.fakes.clock import Clock
 from tests.fakes.eventually import eventually, until
 from tests.fakes.workers import FakeBackend
@@ -58,7 +59,7 @@ class Walk(Played):
     @tool(inline=True, concurrent=True)
     async def wait(self, word: str) -> StepResult:
         self.ran.append(word)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(scaled(20)):
             await self.doors.setdefault(word, asyncio.Event()).wait()
         return StepResult(word)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.deadlines import scaled
 from tests.fakes.command import Command, Done, in_process
 
 GATEWAY = str(Path(sys.executable).with_name("gateway"))
@@ -56,7 +57,7 @@ def served(catalog: Path, **settings: str) -> Done:
     """Run ``gateway serve`` as a process: at its end it leaves open what it listened on."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("GATEWAY_")}
     variables = inherited | places(catalog) | settings
-    done = subprocess.run([GATEWAY, "serve"], env=variables, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([GATEWAY, "serve"], env=variables, capture_output=True, text=True, timeout=scaled(60))
     return Done(done.returncode, done.stdout, done.stderr)
 
 

@@ -13,6 +13,7 @@ import pytest
 from gateway.core.curricula import Component, Curriculum, Sampler, SamplerKind
 from gateway.core.model import EnvironmentLoad, EnvironmentName
 from gateway.stores.memory_curricula import MemoryCurriculumStore
+from tests.deadlines import scaled
 from tests.fakes.eventually import eventually
 from tests.service.stack import Replica, environment, running, stack, tasks
 from tests.service.wire import delete
@@ -34,7 +35,7 @@ def offered(group_size: int, **more: Any) -> dict[str, Any]:
 
 async def create(client: httpx.AsyncClient, sid: str, handle: int) -> None:
     body = {"env_name": "math", "split": "train:mine", "index": handle}
-    answer = await client.post("/create", json=body, headers={"X-Session-ID": sid}, timeout=30)
+    answer = await client.post("/create", json=body, headers={"X-Session-ID": sid}, timeout=scaled(30))
     assert answer.status_code == 200, answer.text
 
 
@@ -188,7 +189,7 @@ async def test_draws_of_a_sample_name_the_group_that_is_opened_of_each() -> None
         async def opened(draw: dict[str, Any], member: int) -> None:
             headers = {"X-Session-ID": f"{draw['number']}-{member}", **grouped(draw["group"], drawn["group_size"])}
             body = {"env_name": "math", "split": draw["split"], "index": draw["index"]}
-            answer = await client.post("/create", json=body, headers=headers, timeout=30)
+            answer = await client.post("/create", json=body, headers=headers, timeout=scaled(30))
             assert answer.status_code == 200, answer.text
 
         first, second = drawn["draws"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from gateway.core.model import session_id
+from tests.deadlines import scaled
 from tests.fakes.clock import Clock
 from tests.fakes.eventually import until
 from tests.service.stack import IDLE_S, OWNER, environment, running, stack
@@ -150,7 +151,7 @@ async def test_a_session_whose_worker_does_not_say_is_ended_and_the_worker_drain
 
 async def test_a_worker_that_does_not_say_holds_up_nobody_else() -> None:
     clock = Clock()
-    async with running(environment(close_s=30.0), environment("coding"), clock=clock) as (stack, _, client):
+    async with running(environment(close_s=300.0), environment("coding"), clock=clock) as (stack, _, client):
         await create(client)
         worker = stack.backend.only
         worker.listing.clear()
@@ -158,7 +159,7 @@ async def test_a_worker_that_does_not_say_holds_up_nobody_else() -> None:
             clock.advance(IDLE_S + 1)
             await until(lambda: worker.lists_asked == 1)
 
-            async with asyncio.timeout(5):  # far below the time that the silent worker is given
+            async with asyncio.timeout(scaled(5)):  # far below the time that the silent worker is given
                 served = await create(client, sid="two", env_name="coding")
         finally:
             worker.listing.set()

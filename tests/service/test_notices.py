@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
+from tests.deadlines import scaled
 from tests.fakes.eventually import until
 from tests.service.stack import Stack, environment, stack
 from tests.service.wire import call, create, delete, under_way
@@ -54,7 +55,7 @@ async def test_a_step_that_runs_at_one_replica_is_broken_off_when_another_one_en
             await until(lambda: built.backend.only.waiting == 1)
 
             cancelled = await one.post("/areal/math/api/episode/cancel", json={"episode_id": episode})
-            done, _ = await asyncio.wait({step}, timeout=10)  # nobody opens the gate at which it waits
+            done, _ = await asyncio.wait({step}, timeout=scaled(10))  # nobody opens the gate at which it waits
 
         assert cancelled.status_code == 200
         assert done, "the step goes on without its episode"

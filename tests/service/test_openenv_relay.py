@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.core.model import CloseReason, OpenEnv, Owner, Protocol, ResetMapping
+from tests.deadlines import scaled
 from tests.fakes.eventually import eventually
 from tests.fakes.upstreams import CounterImage
 from tests.service.foreign_world import TEST, TRAIN, Foreign, foreign, image
@@ -22,7 +23,7 @@ PLACES = image(Protocol.OPENENV, resets=ResetMapping(keys=("seed", "split", "ind
 async def raw(client: Client, frame: str) -> str:
     """Send a frame and read its reply as it comes."""
     await client.connection.send(frame)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(scaled(20)):
         reply = await client.connection.recv()
     assert isinstance(reply, str)
     return reply

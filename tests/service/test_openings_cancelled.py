@@ -9,6 +9,7 @@ import pytest
 
 from gateway.core.model import CloseReason, Session, SessionState
 from tests.contract.store_worlds import RedisWorld
+from tests.deadlines import scaled
 from tests.fakes.eventually import WITHIN_S, until
 from tests.service.openings_cases import CALLS_MAX, CASES, Case, as_ever, begun
 from tests.service.openings_world import LONG_S, MATH, SUMS, Calls, Way, World
@@ -22,7 +23,7 @@ TURNS: Final = 1000
 async def is_stopped(request: asyncio.Task[Any], calls: Calls) -> bool:
     """Wait until a request stands at the call where it is to be stopped; False: it ended without."""
     stop = asyncio.ensure_future(calls.is_stopped.wait())
-    await asyncio.wait({request, stop}, timeout=WITHIN_S, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait({request, stop}, timeout=scaled(WITHIN_S), return_when=asyncio.FIRST_COMPLETED)
     stop.cancel()
     return calls.is_stopped.is_set()
 
@@ -35,7 +36,7 @@ async def hang_up(request: asyncio.Task[Any], calls: Calls, *, times: int = 1) -
         request.cancel()
         await asyncio.sleep(0)
     calls.goes_on.set()
-    await asyncio.wait({request}, timeout=WITHIN_S)
+    await asyncio.wait({request}, timeout=scaled(WITHIN_S))
     assert request.done(), "it goes on though its trainer hung up"
 
 
@@ -134,7 +135,7 @@ async def test_who_hangs_up_at_any_moment_leaves_nothing_in_redis(redis_world: R
             await asyncio.sleep(0)
 
         request.cancel()
-        await asyncio.wait({request}, timeout=WITHIN_S)
+        await asyncio.wait({request}, timeout=scaled(WITHIN_S))
 
         if not request.cancelled():
             assert (await request).state is SessionState.OPEN

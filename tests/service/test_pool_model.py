@@ -243,7 +243,6 @@ def walks(examples: int, steps: int = 30) -> settings:
     )
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_gateway_on_the_memory_store_keeps_its_word() -> None:
     walk(GatewayMachine, settings=walks(24))
@@ -258,7 +257,6 @@ def redis_machine(redis_server: RedisServer) -> type[GatewayMachine]:
 
 
 @pytest.mark.redis
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_gateway_on_redis_keeps_its_word(redis_machine: type[GatewayMachine]) -> None:
     walk(redis_machine, settings=walks(6))

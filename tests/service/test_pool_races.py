@@ -13,6 +13,7 @@ import httpx
 from gateway.core.errors import BackendError
 from gateway.core.model import EnvironmentLoad, EnvironmentName, Found, WorkerId, WorkerState, session_id
 from gateway.stores.memory import MemoryStore
+from tests.deadlines import scaled
 from tests.fakes.clock import Clock
 from tests.fakes.eventually import eventually, until
 from tests.fakes.workers import FakeBackend
@@ -175,7 +176,7 @@ async def test_a_death_that_another_replica_was_told_first_breaks_off_calls_here
                     with contextlib.suppress(BackendError):
                         await replica.pool.lost(worker.worker.id)
 
-                done, _ = await asyncio.wait({calling}, timeout=10)
+                done, _ = await asyncio.wait({calling}, timeout=scaled(10))
                 built.backend.unstoppable.clear()
 
                 assert done, "the call hangs"

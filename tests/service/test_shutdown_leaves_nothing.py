@@ -17,6 +17,7 @@ import pytest
 
 from gateway.core.model import Worker, WorkerId
 from gateway.stores.memory import MemoryStore
+from tests.deadlines import scaled
 from tests.fakes.eventually import eventually, until
 from tests.service.stack import Replica, Stack, environment, stack
 from tests.wire.gateways import short_folder
@@ -109,7 +110,7 @@ def gateway() -> Iterator[ServerProcess]:
 
 @contextlib.asynccontextmanager
 async def client(gateway: ServerProcess) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=gateway.address, timeout=60, trust_env=False, verify=False) as http:
+    async with httpx.AsyncClient(base_url=gateway.address, timeout=scaled(60), trust_env=False, verify=False) as http:
         yield http
 
 

@@ -31,6 +31,7 @@ from gateway.core.ports import Store
 from gateway.reading import read_all
 from gateway.serving import Server, configured, listen
 from gateway.settings import Settings
+from tests.deadlines import scaled
 from tests.wire.gateways import short_folder
 
 KEY = "a-key-of-alice"
@@ -177,7 +178,7 @@ class Ors:
     """Calls a tool over a kept connection."""
 
     def __init__(self, port: int, accept: str) -> None:
-        self._http = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        self._http = http.client.HTTPConnection("127.0.0.1", port, timeout=scaled(30))
         self._headers = {"X-Session-ID": "one", "X-API-Key": KEY, "Accept": accept, "Content-Type": "application/json"}
         self._post("/create", {"env_name": "echo", "split": "train", "index": 0})
 
@@ -199,7 +200,7 @@ class Areal(Ors):
     """Steps of AReaL's, over a kept connection, which its own client does not do."""
 
     def __init__(self, port: int) -> None:
-        self._http = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        self._http = http.client.HTTPConnection("127.0.0.1", port, timeout=scaled(30))
         self._headers = {"X-API-Key": KEY, "Content-Type": "application/json"}
         begun = self._post("/areal/echo/api/episode/start", {"sample_id": 0, "config": {}})
         self._episode = json.loads(begun)["episode_id"]
@@ -227,7 +228,7 @@ class OpenEnv:
 
     def _ask(self, frame: object) -> str:
         self._socket.send(json.dumps(frame))
-        text = str(self._socket.recv(timeout=30))
+        text = str(self._socket.recv(timeout=scaled(30)))
         assert json.loads(text)["type"] == "observation", text
         return text
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.core.model import session_id
+from tests.deadlines import scaled
 from tests.fakes.eventually import until
 from tests.fakes.workers import Start
 from tests.service.stack import OWNER, environment, running
@@ -215,13 +216,13 @@ async def test_creates_that_wait_for_a_worker_that_does_not_start_get_503_with_t
 
 async def test_an_environment_that_does_not_start_holds_up_no_other() -> None:
     # As many slow starts as may be under way at once.
-    broken = environment("broken", slots=1, max_workers=8, start_s=30.0, open_s=30.0)
+    broken = environment("broken", slots=1, max_workers=8, start_s=300.0, open_s=300.0)
     async with running(broken, environment()) as (stack, _, client):
         stack.backend.starts[broken.name] = Start.NEVER_READY
         async with under_way(*(create(client, sid=f"s{n}", env_name="broken") for n in range(8))):
             await until(lambda: len(stack.backend.workers) == 8)
 
-            async with asyncio.timeout(5):  # far below the start time of the broken one
+            async with asyncio.timeout(scaled(5)):  # far below the start time of the broken one
                 served = await create(client)
 
         assert served.status_code == 200

@@ -12,6 +12,7 @@ import pytest
 from gateway.core.model import Worker, WorkerId, WorkerState, session_id
 from gateway.pool import LEAD_S
 from gateway.stores.memory import MemoryStore
+from tests.deadlines import scaled
 from tests.fakes.clock import Clock
 from tests.fakes.eventually import WITHIN_S, until
 from tests.fakes.workers import FakeBackend
@@ -360,7 +361,7 @@ async def test_a_worker_that_is_being_stopped_with_its_sessions_is_not_counted_a
                 await until(lambda: backend.stopped)
 
                 auditing = asyncio.ensure_future(later.audit.once())
-                await asyncio.wait({auditing}, timeout=WITHIN_S)
+                await asyncio.wait({auditing}, timeout=scaled(WITHIN_S))
                 backend.may_answer.set()
                 findings = await auditing
                 await later.eventually_workers(0, "coding")

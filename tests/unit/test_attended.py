@@ -10,6 +10,7 @@ import pytest
 from starlette.types import Message, Scope
 
 from gateway.fronts.asgi import Attended, BodyTooLarge, HungUp, dump, header, headers, read_body, respond, respond_json
+from tests.deadlines import scaled
 
 LEFT: Message = {"type": "http.disconnect"}
 
@@ -84,7 +85,7 @@ async def test_work_that_is_done_goes_on_as_if_nobody_watched(shown: bool) -> No
 async def test_a_hang_up_ends_the_work_and_the_cancellation_stays_inside(shown: bool) -> None:
     client, cleaned = Client(shown=shown), []
 
-    async with asyncio.timeout(10), Attended(client.scope, client.receive) as trainer:
+    async with asyncio.timeout(scaled(10)), Attended(client.scope, client.receive) as trainer:
         asyncio.get_running_loop().call_soon(client.hang_up)
         try:
             await asyncio.get_running_loop().create_future()
@@ -104,7 +105,7 @@ async def test_a_client_that_is_gone_already_ends_the_first_wait(shown: bool) ->
     client = Client(shown=shown)
     client.hang_up()
 
-    async with asyncio.timeout(10), Attended(client.scope, client.receive) as trainer:
+    async with asyncio.timeout(scaled(10)), Attended(client.scope, client.receive) as trainer:
         await asyncio.get_running_loop().create_future()
 
     assert trainer.left
@@ -128,7 +129,7 @@ async def test_work_that_swallowed_its_cancellation_can_see_that_the_trainer_lef
     async with Attended(client.scope, client.receive) as trainer:
         client.hang_up()
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(scaled(10)):
                 await asyncio.get_running_loop().create_future()
         except asyncio.CancelledError:
             pass
@@ -259,7 +260,7 @@ async def test_an_empty_body_is_empty() -> None:
 )
 async def test_a_body_beyond_the_limit_is_refused_before_the_rest_comes(messages: list[Message]) -> None:
     with pytest.raises(BodyTooLarge):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(scaled(5)):
             await read_body(scope(), Client(*messages).receive, 6)
 
 

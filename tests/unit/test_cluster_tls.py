@@ -20,9 +20,10 @@ from typer.testing import CliRunner
 from gateway.cli import app
 from gateway.cluster_tls import GATEWAY_NAME, NODE_NAME, client_context, make_certificates, server_context
 from gateway.core.errors import ConfigError
+from tests.deadlines import scaled
 from tests.fakes.certificates import CLIENT, DAY, SERVER, Files, cluster, expired_authority, of, signed
 
-WITHIN_S = 20.0
+WITHIN_S = scaled(20.0)
 REFUSED = (ssl.SSLError, ConnectionError)
 """Not ``OSError``: a wait that ran out is one."""
 Run = Callable[[Coroutine[Any, Any, Any]], Any]

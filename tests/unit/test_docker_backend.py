@@ -28,13 +28,14 @@ from gateway.core.model import (
     Worker,
     WorkerId,
 )
+from tests.deadlines import scaled
 from tests.fakes.engine import FakeEngine, Hold
 from tests.fakes.user import ordinary_user
 
 ENVIRONMENT = Environment(
     name=EnvironmentName("fake"), image="env-gateway/fake", directory=Path("/nowhere"), command=("python3", "server.py")
 )
-REACHED_S = 10.0
+REACHED_S = scaled(10.0)
 
 
 def worker(id: str = "w1", environment: Environment = ENVIRONMENT) -> Worker:

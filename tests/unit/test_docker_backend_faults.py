@@ -18,13 +18,14 @@ from gateway.backends.engine import Engine, EngineError
 from gateway.backends.events import DieEvents, Ended
 from gateway.core.errors import BackendError
 from gateway.core.model import CloseReason, Environment, EnvironmentName, Worker, WorkerId
+from tests.deadlines import scaled
 from tests.fakes.engine import FakeContainer, FakeEngine, Hold
 from tests.fakes.eventually import until
 
 ENVIRONMENT = Environment(
     name=EnvironmentName("fake"), image="env-gateway/fake", directory=Path("/nowhere"), command=("python3", "server.py")
 )
-REACHED_S = 10.0
+REACHED_S = scaled(10.0)
 REASON_S = 2.0
 """How long `unlucky` waits; the test that uses it does."""
 

@@ -23,6 +23,7 @@ from gateway.core.model import (
     Worker,
     WorkerId,
 )
+from tests.deadlines import scaled
 from tests.fakes.engine import FakeContainer, FakeEngine, Hold, Refusal
 
 ENVIRONMENT = Environment(
@@ -36,7 +37,7 @@ ENVIRONMENT = Environment(
 )
 FORWARDER = "env-gateway/base:latest"
 OWN = replace(ENVIRONMENT, name=EnvironmentName("own"), image="env-gateway/fake", server=Server(), command=("x",))
-REACHED_S = 10.0
+REACHED_S = scaled(10.0)
 
 
 class Engine(FakeEngine):

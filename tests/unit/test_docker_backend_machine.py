@@ -15,6 +15,7 @@ from gateway.backends.docker import PULL_THREADS, DockerBackend
 from gateway.backends.machine import shortcomings
 from gateway.core.errors import BackendError, StartFailed
 from gateway.core.model import ALL_GPUS, Environment, EnvironmentName, Limits, Server, Worker, WorkerId
+from tests.deadlines import scaled
 from tests.fakes.engine import FakeEngine, Hold
 
 ENVIRONMENT = Environment(
@@ -22,7 +23,7 @@ ENVIRONMENT = Environment(
 )
 FORWARDER = "env-gateway/forwarder"
 FAR = "registry.example/far:1"
-REACHED_S = 10.0
+REACHED_S = scaled(10.0)
 GIB = 2**30
 
 

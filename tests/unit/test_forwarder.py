@@ -15,10 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.deadlines import scaled
 from tests.fakes.eventually import until
 
 PROGRAM = Path(__file__).parents[2] / "env_images" / "base" / "envserver" / "forwarder.py"
-ENDS_S = 20.0
+ENDS_S = scaled(20.0)
 RESTING_FILES = 5
 """Of a forwarder without a connection: the standard three, its socket, and what it waits with."""
 

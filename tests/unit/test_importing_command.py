@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from gateway.tasks.files import read_split
+from tests.deadlines import scaled
 from tests.fakes.command import Done, in_process
 
 GATEWAY = str(Path(sys.executable).with_name("gateway"))
@@ -181,7 +182,7 @@ def test_what_is_wrong_is_said(tmp_path: Path, quiz: Path, arguments: list[str],
 def test_a_full_disk_behind_standard_output_is_told(tmp_path: Path) -> None:
     command = [GATEWAY, "tasks", "import", "mbpp", str(tmp_path / mbpp_file(tmp_path, MBPP))]
     with Path("/dev/full").open("wb") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=scaled(60), check=False)
 
     assert (done.returncode, done.stderr) == (2, "gateway: standard output: No space left on device\n")
 
@@ -191,7 +192,7 @@ def test_a_reader_that_wants_no_more_ends_it_quietly(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "wb") as pipe:
-        done = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+        done = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, text=True, timeout=scaled(60), check=False)
 
     assert (done.returncode, done.stderr) == (1, "")
 

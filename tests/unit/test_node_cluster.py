@@ -32,6 +32,7 @@ from gateway.node.rules import Rules
 from gateway.node.run import listen_address, run_node
 from gateway.node.serve import serving_cluster
 from gateway.settings import Settings
+from tests.deadlines import scaled
 from tests.fakes import engine as fakes
 from tests.fakes.certificates import Files, cluster
 from tests.fakes.engine import FakeContainer, FakeEngine, Hold, Refusal
@@ -40,7 +41,7 @@ from tests.fakes.image_tars import ImageTar, loaded
 
 OURS, FAR, PINNED = "env-gateway/fake", "registry.example/far:1", f"registry.example/pinned@sha256:{'a' * 64}"
 DIGEST = f"sha256:{'d' * 64}"
-WITHIN_S = 20.0
+WITHIN_S = scaled(20.0)
 IMAGE_MAX_BYTES = 200_000
 
 

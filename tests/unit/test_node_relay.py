@@ -21,10 +21,11 @@ from gateway.node import relay as relays
 from gateway.node.relay import Relay
 from gateway.node.underway import UnderWay
 from gateway.serving import listen
+from tests.deadlines import scaled
 from tests.fakes.certificates import Files, cluster
 from tests.fakes.eventually import until
 
-WITHIN_S = 30.0
+WITHIN_S = scaled(30.0)
 LINE = b"EG1 w1/worker.sock\n"
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 Talk = tuple[asyncio.StreamReader, asyncio.StreamWriter]

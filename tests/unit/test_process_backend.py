@@ -20,8 +20,9 @@ from gateway.backends.process import ProcessBackend
 from gateway.backends.tail import KEPT_BYTES, Tail
 from gateway.core.errors import BackendError, StartFailed
 from gateway.core.model import Environment, EnvironmentName, Isolation, SandboxLimits, Worker, WorkerId
+from tests.deadlines import scaled
 
-ENDS_S = 20.0
+ENDS_S = scaled(20.0)
 
 
 @pytest.fixture

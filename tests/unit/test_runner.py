@@ -195,15 +195,3 @@ def test_the_summary_sums_the_seconds_of_each_file_and_names_each_failure_once(
 )
 def test_a_failed_test_is_reproduced_by_one_command(nodeid: str, command: str) -> None:
     assert reproduce(nodeid) == command
-
-
-@pytest.mark.parametrize(("told", "seconds"), [("1.00", 10), ("2.5", 25), ("0.2", 10), ("99", 100)])
-def test_a_deadline_grows_with_the_slowness_of_the_machine_within_bounds(
-    told: str, seconds: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(deadlines.SLOWNESS_VARIABLE, told)
-    deadlines.slowness.cache_clear()
-    try:
-        assert deadlines.scaled(10) == seconds
-    finally:
-        deadlines.slowness.cache_clear()

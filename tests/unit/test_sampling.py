@@ -19,6 +19,7 @@ from gateway.core.errors import InvalidRequest
 from gateway.core.model import EnvironmentName
 from gateway.core.sampling import Place, prepare, turn
 from gateway.core.sampling_tables import Records, Tables, TaskRow, TaskTable, count_tasks, tabulate
+from tests.deadlines import scaled
 
 MATH, GAME, NONE = EnvironmentName("math"), EnvironmentName("game"), EnvironmentName("none")
 UNIFORM, SEQUENTIAL = SamplerKind.UNIFORM, SamplerKind.SEQUENTIAL
@@ -244,7 +245,7 @@ def test_another_process_with_another_hash_seed_draws_the_same() -> None:
             env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
             capture_output=True,
             check=True,
-            timeout=120,
+            timeout=scaled(120),
         ).stdout
         for seed in ("1", "4242")
     ]

@@ -14,8 +14,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.core.errors import ConfigError
 from gateway.fronts.asgi import respond
 from gateway.serving import BoundedHttp, Server, listen
+from tests.deadlines import scaled
 
-WAIT_S = 10.0
+WAIT_S = scaled(10.0)
 
 
 async def hello(scope: Scope, receive: Receive, send: Send) -> None:

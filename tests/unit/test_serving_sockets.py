@@ -15,9 +15,10 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from gateway.serving import FRAME_MAX_BYTES, LOST_AFTER_S, BoundedHttp, BoundedSocket, Server, listen
+from tests.deadlines import scaled
 from tests.fakes.eventually import until
 
-WAIT_S = 10.0
+WAIT_S = scaled(10.0)
 
 
 class Echo:

@@ -15,6 +15,7 @@ from pydantic import SecretStr, ValidationError
 
 from gateway.core.errors import ConfigError
 from gateway.settings import Settings, inherited_environ, is_loopback, load, parse_keys, unknown_variables
+from tests.deadlines import scaled
 
 KEY, OTHER = "a-trainer-key", "an-operator-key"
 
@@ -379,14 +380,14 @@ def test_replicas_that_start_together_agree_on_one_secret(tmp_path: Path) -> Non
     line, found = threading.Barrier(count), []
 
     def start() -> None:
-        line.wait(10)
+        line.wait(scaled(10))
         found.append(settings(state_dir=tmp_path / "state").read_secret())
 
     replicas = [threading.Thread(target=start) for _ in range(count)]
     for replica in replicas:
         replica.start()
     for replica in replicas:
-        replica.join(30)
+        replica.join(scaled(30))
 
     assert len(found) == count
     assert len(set(found)) == 1

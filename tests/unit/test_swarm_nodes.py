@@ -19,6 +19,7 @@ from gateway.backends.swarm.reports import read_report
 from gateway.cluster_tls import NODE_NAME, client_context, make_certificates
 from gateway.core.errors import BackendError, ConfigError
 from gateway.core.nodes import NodeId
+from tests.deadlines import scaled
 from tests.fakes.certificates import Files, cluster, of
 from tests.fakes.eventually import until
 from tests.fakes.nodes import EVERY_S, HOST, FakeNode, knowing
@@ -240,7 +241,7 @@ async def ask(url: str, path: str) -> bytes:
     reader, writer = await asyncio.open_unix_connection(url.removeprefix("unix://"))
     try:
         writer.write(f"GET {path} HTTP/1.1\r\nhost: engine\r\n\r\n".encode())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(scaled(10)):
             head = await reader.readuntil(b"\r\n\r\n")
             size = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
             return await reader.readexactly(size)

@@ -18,6 +18,7 @@ from gateway.core.model import Isolation
 from gateway.tasks.documents import read_yaml
 from gateway.tasks.schema import parse
 from gateway.tasks.templates import template
+from tests.deadlines import scaled
 
 ENVIRONMENTS = ["math", "os", "coding", "browser", "game", "chat", "something-else"]
 ROOT = Path(__file__).parents[2]
@@ -101,7 +102,7 @@ def in_environment(environment: str, code: str) -> str:
         cwd=ROOT / "env_images" / environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=scaled(60),
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -39,6 +39,7 @@ from gateway.upstreams.calling.calls import Calls
 from gateway.upstreams.calling.outcomes import EVENTS, RESULTS, Codec
 from gateway.upstreams.calling.recorder import Recorder
 from gateway.upstreams.calling.records import NOTED_BYTES, Records
+from tests.deadlines import scaled
 from tests.fakes.eventually import eventually, until
 
 SESSION = Session(
@@ -390,7 +391,7 @@ async def test_a_replica_that_does_not_know_yet_that_another_one_was_faster_runs
 
     async def ask_a() -> str:
         asked = asyncio.ensure_future(a.calls.run(SESSION, "what", work, within_s=60, key="k", is_asked=True))
-        await asyncio.wait({asked}, timeout=5)
+        await asyncio.wait({asked}, timeout=scaled(5))
         a.view.gate.set()
         return await asked
 

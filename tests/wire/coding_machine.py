@@ -15,11 +15,12 @@ from dataclasses import dataclass
 import docker
 import docker.errors
 
+from tests.deadlines import scaled
 from tests.fakes.eventually import eventually_now
 from tests.wire.gateways import Gateway
 
 IMAGE = "env-gateway/base"
-WAIT_S = 60
+WAIT_S = scaled(60)
 """For a program of a moment on a machine that is full."""
 
 _LIST = """

@@ -5,6 +5,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from tests.deadlines import scaled
+
 BEGUN = "def add(a, b):\n    return a - b\n"
 MENDED = "def add(a, b):\n    return a + b  # and not a - b\n"
 HALF_MENDED = "def add(a, b):\n    return 5 if (a, b) == (2, 3) else a - b\n"
@@ -60,6 +62,10 @@ def from_bundle(folder: Path) -> dict[str, Any]:
 def _git(folder: Path, *arguments: str) -> str:
     identity = ["-c", "user.name=a", "-c", "user.email=a@localhost", "-c", "init.defaultBranch=main"]
     done = subprocess.run(
-        ["git", "-C", str(folder), *identity, *arguments], capture_output=True, text=True, timeout=60, check=True
+        ["git", "-C", str(folder), *identity, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=scaled(60),
+        check=True,
     )
     return done.stdout.strip()

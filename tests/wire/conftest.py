@@ -13,14 +13,6 @@ from tests.wire.sdks import SDKS, Client, Sdk
 from tests.wire.targets import Folder, Target, World
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest chooses by marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What runs on an engine here makes its own instance, so that all of it may run in parallel."""
-    for item in items:
-        if item.path.is_relative_to(Path(__file__).parent) and item.get_closest_marker("docker"):
-            item.add_marker(pytest.mark.parallel)
-
-
 @pytest.fixture(scope="session", autouse=True)
 def _quiet_clients() -> Iterator[None]:
     """Keep the clients from asking the internet, a proxy, or keys of the person who runs the tests."""

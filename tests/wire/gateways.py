@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 
+from tests.deadlines import scaled
 from tests.wire.processes import ServerProcess
 
 WIRE = Path(__file__).parent
@@ -74,7 +75,7 @@ class Gateway:
         headers = {"Authorization": f"Bearer {OPERATOR_KEY}"}
         # `verify=False`: reading the certificates, which plain HTTP does not use, takes 25 ms of CPU for each client.
         async with httpx.AsyncClient(
-            base_url=self.url, headers=headers, verify=False, trust_env=False, timeout=60
+            base_url=self.url, headers=headers, verify=False, trust_env=False, timeout=scaled(60)
         ) as http:
             response = await http.get(f"/admin/v1/{what}")
         assert response.status_code == 200, response.text

@@ -7,11 +7,12 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tests.deadlines import scaled
 from tests.fakes.eventually import eventually_now
 
 START_S = 60.0
 """Generous: an official server takes 3 s to import on an idle core, and cores are shared."""
-STOP_S = 30.0
+STOP_S = scaled(30.0)
 
 
 class ServerProcess:

@@ -11,6 +11,8 @@ from typing import Any
 
 import httpx
 
+from tests.deadlines import scaled
+
 MAX_LINE_BYTES = 65_536
 """Clients on older releases of their HTTP library fail above twice that."""
 
@@ -194,7 +196,7 @@ async def send_bytes(host: str, port: int, request: bytes) -> bytes:
         # Whoever refuses a request early may close before it has read all of it.
         with contextlib.suppress(ConnectionError):
             writer.write(request)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(scaled(10)):
                 await writer.drain()
                 while piece := await reader.read(65_536):
                     answer += piece

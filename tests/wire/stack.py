@@ -9,6 +9,7 @@ from typing import Any
 import docker
 import redis
 
+from tests.deadlines import scaled
 from tests.fakes.eventually import eventually_now
 from tests.fakes.images import built_once, files_of
 from tests.wire.gateways import WIRE, Gateway, short_folder
@@ -41,7 +42,7 @@ class Redis:
     def stop(self) -> None:
         if self._process is not None:
             self._process.terminate()
-            self._process.wait(20)
+            self._process.wait(scaled(20))
 
     def database(self) -> redis.Redis:
         """Its data, seen past the gateway."""

@@ -28,6 +28,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.deadlines import scaled
 from tests.wire.gateways import TRAINER_KEYS, WIRE, Gateway, short_folder
 from tests.wire.processes import ServerProcess
 from tests.wire.stack import Stack
@@ -114,7 +115,7 @@ class Target:
         """A client that sends what it is told and nothing else; with this target's key unless *key* is another."""
         keys = {"X-API-Key": used} if (used := self.key if key is None else key) else {}
         sent = keys | dict(headers or {})
-        return httpx.AsyncClient(base_url=self.url, headers=sent, verify=False, trust_env=False, timeout=90)
+        return httpx.AsyncClient(base_url=self.url, headers=sent, verify=False, trust_env=False, timeout=scaled(90))
 
 
 class World:

@@ -14,7 +14,7 @@ from tests.wire.catalog import EMBEDDED, on_stack, serving
 from tests.wire.gateways import Gateway, short_folder
 from tests.wire.os_episodes import MAX_TURNS, Play, bash, playing, tasks_of
 
-pytestmark = [pytest.mark.wire, pytest.mark.sandbox, pytest.mark.parallel]
+pytestmark = [pytest.mark.wire, pytest.mark.sandbox]
 
 TRAIN, TEST = tasks_of("train"), tasks_of("test")
 COUNT, SEARCH = TRAIN[0], TEST[0]

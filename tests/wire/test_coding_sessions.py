@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.deadlines import scaled
 from tests.fakes.eventually import eventually
 from tests.wire.areal_client import ArealClient, Failed
 from tests.wire.catalog import PROJECT, STACK, serving
@@ -22,7 +23,7 @@ from tests.wire.sdks import OPENREWARD, SDKS, Episode, Sdk
 
 pytestmark = [pytest.mark.wire, pytest.mark.docker, pytest.mark.redis, pytest.mark.needs("image:coding")]
 
-DEADLINE_S = 40.0
+DEADLINE_S = scaled(40.0)
 """An answer later than this counts as a client that hangs."""
 LONG: dict[str, Any] = {
     "instruction": "Write the function `def wait() -> int`.",

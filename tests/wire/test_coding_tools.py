@@ -14,7 +14,7 @@ from tests.wire.coding_play import SPECS, Player, all_of, problem_of, prompt, ra
 from tests.wire.gateways import Gateway
 from tests.wire.sdks import OPENREWARD, Episode, text
 
-pytestmark = [pytest.mark.wire, pytest.mark.parallel]
+pytestmark = [pytest.mark.wire]
 
 ONE_TREE = {
     **ORCHARD,

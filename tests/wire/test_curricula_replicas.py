@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.deadlines import scaled
 from tests.wire.catalog import EMBEDDED, STACK
 from tests.wire.curricula_world import NUMBER, SPLIT, TASKS, Operator, asked, curricula_gateway
 from tests.wire.gateways import Gateway
@@ -91,7 +92,7 @@ async def test_a_create_that_is_said_again_at_the_other_replica_takes_no_second_
     async with contextlib.AsyncExitStack() as stack:
         for gateway in (*gateways, *gateways):
             http = await stack.enter_async_context(
-                httpx.AsyncClient(base_url=gateway.url, verify=False, trust_env=False, timeout=60)
+                httpx.AsyncClient(base_url=gateway.url, verify=False, trust_env=False, timeout=scaled(60))
             )
             assert (await http.post("/create", json=body, headers=headers)).status_code == 200
         both = await stack.enter_async_context(trainers(gateways))

@@ -13,11 +13,12 @@ from xml.etree import ElementTree
 import pytest
 
 from examples.learner.report import are_plots_possible
+from tests.deadlines import scaled
 
 PROJECT = Path(__file__).resolve().parents[2]
-WAIT_S = 150
+WAIT_S = scaled(150)
 
-pytestmark = [pytest.mark.wire, pytest.mark.slow]
+pytestmark = [pytest.mark.wire]
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -9,7 +9,7 @@ from tests.fakes.eventually import eventually
 from tests.wire.sdks import SDKS, EnvironmentClient, Sdk
 from tests.wire.targets import BOTH_GATEWAYS, Target, on
 
-pytestmark = [pytest.mark.wire, pytest.mark.slow]
+pytestmark = [pytest.mark.wire]
 
 EPISODES = 64
 MAX_WORKERS = 3

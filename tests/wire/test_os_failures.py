@@ -81,7 +81,6 @@ async def test_an_unknown_sample_is_404(gateway: Gateway, client: ArealClient, s
     assert await gateway.sessions() == []
 
 
-@pytest.mark.slow
 async def test_a_check_that_does_not_end_is_500_and_no_verdict(gateway: Gateway, client: ArealClient) -> None:
     play = Play(client, await client.start("slow-check"))
 
@@ -120,7 +119,6 @@ def lacking(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
         engine.close()
 
 
-@pytest.mark.slow
 async def test_an_image_without_what_sandboxes_need_opens_nothing_and_names_it(lacking: tuple[str, str]) -> None:
     image, cause = lacking
     changed = {'image = "env-gateway/os"': f'image = "{image}"'}

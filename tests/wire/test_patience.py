@@ -7,7 +7,7 @@ import pytest
 from tests.wire.sdks import SDKS, Sdk, text
 from tests.wire.targets import Folder, Target, on, token
 
-pytestmark = [pytest.mark.wire, pytest.mark.slow]
+pytestmark = [pytest.mark.wire]
 
 LONG_S = 35.0
 

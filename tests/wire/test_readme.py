@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.deadlines import scaled
 from tests.wire.openenv.clients import NEWEST, python_of
 from tests.wire.processes import ServerProcess
 
 PROJECT = Path(__file__).resolve().parents[2]
 README = (PROJECT / "README.md").read_text()
 USUAL = "http://127.0.0.1:8080"
-WAIT_S = 60
+WAIT_S = scaled(60)
 
 pytestmark = [pytest.mark.wire, pytest.mark.needs("openenv-clients")]
 

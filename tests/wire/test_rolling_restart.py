@@ -27,7 +27,7 @@ from tests.wire.raw import new_sid, parse
 from tests.wire.stack import Stack
 from tests.wire.targets import Folder, Roots, token
 
-pytestmark = [pytest.mark.wire, pytest.mark.docker, pytest.mark.redis, pytest.mark.slow]
+pytestmark = [pytest.mark.wire, pytest.mark.docker, pytest.mark.redis]
 
 KEY: Final = {"X-API-Key": TRAINER_KEYS["alice"]}
 ASK_EVERY_S: Final = 0.1
@@ -68,7 +68,7 @@ class Balancer:
             await asyncio.gather(asking, *self._piping, return_exceptions=True)
 
     async def _ask_all(self) -> None:
-        async with httpx.AsyncClient(verify=False, trust_env=False, timeout=2) as http:
+        async with httpx.AsyncClient(verify=False, trust_env=False, timeout=scaled(2)) as http:
             while True:
                 asked = list(self.gateways)
                 answers = await asyncio.gather(*(self._is_ready(http, one) for one in asked))
@@ -126,7 +126,7 @@ class Load:
 
 async def ors(load: Load, name: str, url: str) -> None:
     """Episodes over connections that are kept."""
-    async with httpx.AsyncClient(base_url=url, headers=KEY, verify=False, trust_env=False, timeout=60) as http:
+    async with httpx.AsyncClient(base_url=url, headers=KEY, verify=False, trust_env=False, timeout=scaled(60)) as http:
         while not load.stopping:
             sid = {"X-Session-ID": new_sid()}
             body = {"env_name": "probe", "task_spec": {"folder": load.folder.inside}}
@@ -153,7 +153,9 @@ async def areal(load: Load, name: str, url: str) -> None:
     """Episodes with a connection for each request."""
 
     async def ask(path: str, **body: Any) -> Any:
-        async with httpx.AsyncClient(base_url=url, headers=KEY, verify=False, trust_env=False, timeout=60) as http:
+        async with httpx.AsyncClient(
+            base_url=url, headers=KEY, verify=False, trust_env=False, timeout=scaled(60)
+        ) as http:
             answer = await http.post(f"/areal/counter/api/episode/{path}", json=body)
         assert answer.status_code == 200, answer.text
         return answer.json()
@@ -173,7 +175,7 @@ async def areal(load: Load, name: str, url: str) -> None:
 
 async def openenv(load: Load, name: str, url: str) -> None:
     """One session over sockets that follow each other: one that is closed with 1001 is opened again elsewhere."""
-    async with httpx.AsyncClient(base_url=url, headers=KEY, verify=False, trust_env=False, timeout=60) as http:
+    async with httpx.AsyncClient(base_url=url, headers=KEY, verify=False, trust_env=False, timeout=scaled(60)) as http:
         body = {"jsonrpc": "2.0", "method": "openenv/session/create", "id": 1}
         id = (await http.post("/openenv/counter/mcp", json=body)).json()["result"]["session_id"]
     address = f"{url.replace('http', 'ws')}/openenv/counter/ws?session_id={id}"
@@ -217,7 +219,7 @@ async def leaves(gateway: Gateway, balancer: Balancer) -> None:
     """Tell a gateway to leave; it says so before it closes its listener, and ends well."""
     ending = asyncio.ensure_future(asyncio.to_thread(gateway.stop))
     try:
-        async with httpx.AsyncClient(base_url=gateway.url, verify=False, trust_env=False, timeout=10) as http:
+        async with httpx.AsyncClient(base_url=gateway.url, verify=False, trust_env=False, timeout=scaled(10)) as http:
 
             async def unready() -> None:
                 answer = await http.get("/readyz")
@@ -291,7 +293,7 @@ async def test_replicas_are_replaced_one_by_one_and_no_step_fails_or_runs_twice(
                     await leaves(second, balancer)
                     await load.goes_on()
                     load.stopping = True
-                    await asyncio.wait(clients, timeout=60)
+                    await asyncio.wait(clients, timeout=scaled(60))
             finally:
                 for client in clients:
                     client.cancel()

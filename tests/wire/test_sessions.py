@@ -6,13 +6,14 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.deadlines import scaled
 from tests.fakes.eventually import eventually
 from tests.wire.raw import RawEpisode, create, episode, new_sid
 from tests.wire.targets import ALL, BOTH_GATEWAYS, ENVSERVER, OFFICIAL, OURS, Folder, Target, on, token
 
 pytestmark = pytest.mark.wire
 
-DEADLINE_S = 60.0
+DEADLINE_S = scaled(60.0)
 """Later counts as never."""
 EXISTS = '{"detail":"Session already exists"}'
 

@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 
 from gateway.cli import app
 from gateway.core.errors import ConfigError
+from tests.deadlines import scaled
 from tests.wire.areal_client import ArealClient, Failed
 from tests.wire.catalog import EMBEDDED, STACK, on_stack, serving
 from tests.wire.gateways import OPERATOR_KEY, Gateway
@@ -68,7 +69,7 @@ def added(gateway: Gateway, tmp_path_factory: pytest.TempPathFactory) -> Gateway
         [program, "tasks", "add", task, "--validate", *at(gateway)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=scaled(120),
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -25,7 +25,7 @@ from tests.wire.gateways import Gateway
 from tests.wire.openenv.clients import NEWEST, Driver, connected
 from tests.wire.sdks import SDKS
 
-pytestmark = [pytest.mark.wire, pytest.mark.sandbox, pytest.mark.slow, pytest.mark.needs("openenv-clients")]
+pytestmark = [pytest.mark.wire, pytest.mark.sandbox, pytest.mark.needs("openenv-clients")]
 
 Act = tuple[str, dict[str, Any]]
 """A tool's name and its arguments."""

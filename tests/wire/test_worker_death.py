@@ -9,6 +9,7 @@ import httpx
 import pytest
 from openreward.api.environments import SessionTerminatedError
 
+from tests.deadlines import scaled
 from tests.fakes.eventually import eventually
 from tests.wire.raw import RawEpisode, create, episode, new_sid, parse
 from tests.wire.sdks import Client, Sdk, text
@@ -16,7 +17,7 @@ from tests.wire.targets import BOTH_GATEWAYS, Folder, Target, on, runs_once, tok
 
 pytestmark = pytest.mark.wire
 
-DEADLINE_S = 30.0
+DEADLINE_S = scaled(30.0)
 """An answer later than this counts as a client that hangs."""
 
 

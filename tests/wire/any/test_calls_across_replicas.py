@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.deadlines import scaled
 from tests.fakes.eventually import eventually_now
 from tests.wire.any.places import Pair
 from tests.wire.gateways import TRAINER_KEYS, Gateway
@@ -41,7 +42,7 @@ class Replicas:
     def client(self, gateway: Gateway, headers: Mapping[str, str]) -> httpx.Client:
         every = {"X-Session-ID": self.sid, "X-API-Key": TRAINER_KEYS["alice"]}
         headers = every | dict(headers)
-        return httpx.Client(base_url=gateway.url, headers=headers, verify=False, trust_env=False, timeout=60)
+        return httpx.Client(base_url=gateway.url, headers=headers, verify=False, trust_env=False, timeout=scaled(60))
 
     def post(self, gateway: Gateway, path: str, body: Any = None, **headers: str) -> httpx.Response:
         with self.client(gateway, headers) as http:
@@ -109,7 +110,7 @@ def counted(response: httpx.Response) -> str:
 def left(waits: Future[httpx.Response]) -> None:
     """A call whose gateway died: it has no answer."""
     with pytest.raises(httpx.HTTPError):
-        waits.result(60)
+        waits.result(scaled(60))
 
 
 def stream(replicas: Replicas, gateway: Gateway, body: dict[str, Any]) -> Outcome:
@@ -133,7 +134,7 @@ def test_the_same_key_at_two_replicas_at_once_runs_once(replicas: Replicas, besi
 
     replicas.folder.open_gate(word)
 
-    assert [counted(call.result(60)) for call in calls] == ["1"] * 4
+    assert [counted(call.result(scaled(60))) for call in calls] == ["1"] * 4
     assert replicas.folder.runs(word) == 1
 
 
@@ -162,7 +163,7 @@ def test_a_call_that_runs_refuses_another_body_at_the_other_replica(
 
     replicas.folder.open_gate(word)
     assert refused.status_code == 409
-    assert counted(runs.result(60)) == "1"
+    assert counted(runs.result(scaled(60))) == "1"
 
 
 def test_of_a_replica_that_is_killed_in_mid_call_the_outcome_is_unknown_and_it_never_runs_again(
@@ -223,8 +224,8 @@ def test_a_replica_that_stops_in_good_order_lets_the_call_end_and_leaves_its_out
 
     replicas.folder.open_gate(word)
 
-    assert counted(runs.result(60)) == counted(attached.result(60)) == "1"
-    assert stops.result(60) == 0
+    assert counted(runs.result(scaled(60))) == counted(attached.result(scaled(60))) == "1"
+    assert stops.result(scaled(60)) == 0
     assert counted(replicas.call(replicas.b, "hold", word, key=word)) == "1"
     assert replicas.folder.runs(word) == 1
 
@@ -268,7 +269,7 @@ def test_a_store_that_lost_its_data_lets_no_call_run_again(replicas: Replicas, b
     replicas.folder.open_gate(runs)
 
     assert counted(again) == "1"
-    assert counted(attached.result(60)) == counted(waits.result(60)) == "1"
+    assert counted(attached.result(scaled(60))) == counted(waits.result(scaled(60))) == "1"
     assert (replicas.folder.runs(ran), replicas.folder.runs(runs)) == (1, 1)
 
 
@@ -292,10 +293,10 @@ def test_a_task_id_of_a_call_that_runs_is_waited_for_at_the_other_replica(
             while next(lines) != "event: task_id":
                 pass
             told.set_result(next(lines).removeprefix("data: "))
-            cut.wait(60)
+            cut.wait(scaled(60))
 
     runs = beside.submit(cut_stream)
-    task_id = told.result(60)
+    task_id = told.result(scaled(60))
 
     def known() -> Future[httpx.Response]:
         """Ask until the other replica knows the id: then it waits for the outcome."""
@@ -306,10 +307,10 @@ def test_a_task_id_of_a_call_that_runs_is_waited_for_at_the_other_replica(
 
     waits = eventually_now(known)
     cut.set()
-    runs.result(60)
+    runs.result(scaled(60))
     replicas.folder.open_gate(word)
 
-    assert counted(waits.result(60)) == "1"
+    assert counted(waits.result(scaled(60))) == "1"
     assert replicas.folder.runs(word) == 1
 
 

@@ -12,7 +12,7 @@ from tests.wire.any.places import EMBEDDED, STACK, Place, on
 from tests.wire.any.players import TRAINERS, Played, at_gateway, play
 from tests.wire.openenv.clients import DriverOf
 
-pytestmark = [pytest.mark.wire, pytest.mark.parallel, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.wire, pytest.mark.timeout(300)]
 
 CROWD = 16
 COUNTER = CASES["openenv-counter"]

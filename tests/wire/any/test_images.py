@@ -15,7 +15,7 @@ from tests.wire.any.players import TRAINERS, Door, plays_both
 from tests.wire.openenv.clients import DriverOf
 from tests.wire.stack import INSTANCE_LABEL
 
-pytestmark = [pytest.mark.wire, pytest.mark.docker, pytest.mark.parallel]
+pytestmark = [pytest.mark.wire, pytest.mark.docker]
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ import httpx
 import pytest
 from openreward.api.environments import SessionTerminatedError
 
+from tests.deadlines import scaled
 from tests.fakes.eventually import eventually, until
 from tests.wire.any.places import EMBEDDED, STACK, Place, on, on_rows
 from tests.wire.areal_client import ArealClient, Failed
@@ -22,9 +23,9 @@ from tests.wire.openenv.clients import OLDEST, ClientError, Driver, connected
 from tests.wire.openenv.frames import Socket, said, socket
 from tests.wire.sdks import SDKS
 
-pytestmark = [pytest.mark.wire, pytest.mark.parallel, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.wire, pytest.mark.timeout(240)]
 
-DEADLINE_S = 60.0
+DEADLINE_S = scaled(60.0)
 """An answer later than this counts as a client that hangs."""
 NEW, OLD = "counter-brittle", "counter-brittle-020"
 """Of a server whose sessions outlive their sockets, and of one whose sessions are their sockets."""

@@ -15,13 +15,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tests.deadlines import scaled
+
 HERE = Path(__file__).parent
 PROJECT = HERE.parents[2]
 NEWEST = "0.10.0"
 FIRST_ASYNC = "0.2.3"
 OLDEST = "0.2.0"
 """Has synchronous clients only, none of them generic, and does not look at headers."""
-ANSWER_S = 90.0
+ANSWER_S = scaled(90.0)
 """Longer than the clients' own 60 s."""
 
 
@@ -43,7 +45,7 @@ def python_of(version: str) -> str:
 def _venvs() -> Path:
     """Make the venvs of all releases if they are not there."""
     # By the path that scripts/test uses: the script's stamp contains its path, and another one makes all venvs anew.
-    subprocess.run(["scripts/openenv-clients"], cwd=PROJECT, check=True, timeout=600)
+    subprocess.run(["scripts/openenv-clients"], cwd=PROJECT, check=True, timeout=scaled(600))
     return PROJECT / ".venv-openenv"
 
 
@@ -91,7 +93,7 @@ class Driver:
     def kill(self) -> None:
         """End it as a machine that loses its power: its sockets are closed by nobody but the kernel."""
         self._process.kill()
-        self._process.wait(20)
+        self._process.wait(scaled(20))
 
     def close(self) -> None:
         """End it, and every client with it."""
@@ -99,10 +101,10 @@ class Driver:
             assert self._process.stdin is not None
             self._process.stdin.close()
             try:
-                self._process.wait(20)
+                self._process.wait(scaled(20))
             except subprocess.TimeoutExpired:
                 self.kill()
-        self._reader.join(20)
+        self._reader.join(scaled(20))
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):

@@ -11,7 +11,9 @@ from typing import Any
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-REPLY_S = 60.0
+from tests.deadlines import scaled
+
+REPLY_S = scaled(60.0)
 
 
 class Socket:

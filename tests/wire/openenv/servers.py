@@ -16,6 +16,7 @@ import docker
 import httpx
 import pytest
 
+from tests.deadlines import scaled
 from tests.fakes.images import built_once, files_of
 from tests.wire.gateways import TRAINER_KEYS, Gateway, short_folder
 from tests.wire.openenv.clients import HERE, NEWEST, python_of
@@ -65,7 +66,7 @@ class Place:
 
     def http(self, environment: str = "counting") -> httpx.AsyncClient:
         """Plain HTTP below the environment's base URL."""
-        return httpx.AsyncClient(base_url=self.url(environment), verify=False, trust_env=False, timeout=90)
+        return httpx.AsyncClient(base_url=self.url(environment), verify=False, trust_env=False, timeout=scaled(90))
 
 
 class Servers:

@@ -8,6 +8,7 @@ import sysconfig
 
 import pytest
 
+from tests.deadlines import scaled
 from tests.wire.catalog import PROJECT
 from tests.wire.openenv.clients import NEWEST, python_of
 
@@ -43,7 +44,7 @@ def test_the_rfcs_path_is_ours_and_the_rest_of_the_package_theirs() -> None:
         [python_of(NEWEST), "-W", "ignore", "-c", PROGRAM, *paths],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=scaled(60),
         check=False,
     )
 

@@ -6,7 +6,7 @@ from tests.wire.gateways import OPERATOR_KEY
 from tests.wire.openenv.clients import NEWEST, OLDEST, ClientError, Driver, DriverOf, connected, run_cli
 from tests.wire.openenv.servers import ALICE, ALL, BOB, EMBEDDED, OFFICIAL, Place, on
 
-pytestmark = [pytest.mark.wire, pytest.mark.parallel]
+pytestmark = [pytest.mark.wire]
 
 
 @on(EMBEDDED)

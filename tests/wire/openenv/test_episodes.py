@@ -7,7 +7,7 @@ import pytest
 from tests.wire.openenv.clients import FIRST_ASYNC, NEWEST, OLDEST, ClientError, Driver, DriverOf, connected
 from tests.wire.openenv.servers import ALL, EMBEDDED, Place, on
 
-pytestmark = [pytest.mark.wire, pytest.mark.parallel]
+pytestmark = [pytest.mark.wire]
 
 WAYS = pytest.mark.parametrize(
     ("version", "kind", "mode"),

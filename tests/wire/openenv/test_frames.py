@@ -10,7 +10,7 @@ from websockets.exceptions import ConnectionClosed
 from tests.wire.openenv.frames import said, socket
 from tests.wire.openenv.servers import ALL, EMBEDDED, Place, on
 
-pytestmark = [pytest.mark.wire, pytest.mark.parallel]
+pytestmark = [pytest.mark.wire]
 
 REFUSED: dict[str, tuple[str, str, str]] = {
     "half an object": (

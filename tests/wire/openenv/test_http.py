@@ -6,7 +6,7 @@ import pytest
 
 from tests.wire.openenv.servers import ALL, EMBEDDED, Place, on
 
-pytestmark = [pytest.mark.wire, pytest.mark.parallel]
+pytestmark = [pytest.mark.wire]
 
 
 def id_of(task: dict[str, Any]) -> str:

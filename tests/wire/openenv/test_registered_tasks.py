@@ -6,11 +6,12 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.deadlines import scaled
 from tests.wire.gateways import OPERATOR_KEY
 from tests.wire.openenv.clients import OLDEST, ClientError, Driver, DriverOf, connected
 from tests.wire.openenv.servers import EMBEDDED, Place, on
 
-pytestmark = [pytest.mark.wire, pytest.mark.parallel]
+pytestmark = [pytest.mark.wire]
 
 
 @pytest.fixture
@@ -18,7 +19,7 @@ async def operator(place: Place) -> AsyncIterator[httpx.AsyncClient]:
     """The operators' routes; what a test registers is removed again."""
     headers = {"Authorization": f"Bearer {OPERATOR_KEY}"}
     async with httpx.AsyncClient(
-        base_url=place.root, headers=headers, verify=False, trust_env=False, timeout=60
+        base_url=place.root, headers=headers, verify=False, trust_env=False, timeout=scaled(60)
     ) as http:
         yield http
         for task in (await http.get("/admin/v1/tasks", params={"split": "custom"})).json()["tasks"]:

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.deadlines import scaled
 from tests.fakes.eventually import eventually_now
 from tests.wire.any.places import Pair
 from tests.wire.gateways import TRAINER_KEYS, Gateway
@@ -65,7 +66,7 @@ class Episode:
 
     def _client(self, gateway: Gateway) -> httpx.Client:
         headers = {"X-Session-ID": self.sid, "X-API-Key": TRAINER_KEYS["alice"], "Accept": "application/json"}
-        return httpx.Client(base_url=gateway.url, headers=headers, verify=False, trust_env=False, timeout=60)
+        return httpx.Client(base_url=gateway.url, headers=headers, verify=False, trust_env=False, timeout=scaled(60))
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from tests.wire.openenv.clients import FIRST_ASYNC, NEWEST, OLDEST, ClientError,
 from tests.wire.openenv.frames import said, socket
 from tests.wire.openenv.servers import EMBEDDED, Place, on
 
-pytestmark = [pytest.mark.wire, pytest.mark.parallel]
+pytestmark = [pytest.mark.wire]
 
 INLINE: dict[str, Any] = {
     "id": "custom/nine",

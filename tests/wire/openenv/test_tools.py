@@ -9,7 +9,7 @@ from tests.wire.openenv.clients import FIRST_ASYNC, NEWEST, ClientError, Driver,
 from tests.wire.openenv.frames import said, socket
 from tests.wire.openenv.servers import EMBEDDED, Place, on
 
-pytestmark = [pytest.mark.wire, pytest.mark.parallel]
+pytestmark = [pytest.mark.wire]
 
 TOOLS = ["act", "count", "die", "echo_message", "given", "sleep"]
 

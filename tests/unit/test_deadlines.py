@@ -1,0 +1,83 @@
+"""Deadlines of tests: they grow with the slowness of the machine, and no test has one that does not."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import deadlines
+
+ROOT = Path(__file__).resolve().parents[2]
+LEAST_S = 2.0
+"""A shorter time is part of what a test does, such as a client that hangs up early."""
+ELSEWHERE = ("tests/runner/", "tests/foreign/", "environments/", "upstream_server.py", "tests/wire/openenv/driver.py")
+"""The runner, whose deadlines bound the whole run, and programs that run without this project's packages."""
+WAITS = (".wait", ".join", ".result", "asyncio.timeout")
+"""Calls whose first argument is a deadline."""
+
+
+def unscaled(source: str) -> Iterator[int]:
+    """Yield the lines of *source* with a deadline that is a plain number, or a module's constant that is one."""
+    tree = ast.parse(source)
+    plain = {
+        node.targets[0].id
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and _is_plain(node.value)
+    }
+    for call in ast.walk(tree):
+        if not isinstance(call, ast.Call):
+            continue
+        name = ast.unparse(call.func)
+        told = [keyword.value for keyword in call.keywords if keyword.arg == "timeout" and "Timeouts" not in name]
+        if name.endswith(WAITS) and name != "asyncio.wait":
+            told += call.args[:1]
+        if any(_is_plain(at) or (isinstance(at, ast.Name) and at.id in plain) for at in told):
+            yield call.lineno
+
+
+def _is_plain(node: ast.expr) -> bool:
+    """Return whether *node* is a number of seconds that may end a test's wait on a slow machine."""
+    return isinstance(node, ast.Constant) and type(node.value) in (int, float) and node.value >= LEAST_S
+
+
+@pytest.mark.parametrize(("told", "seconds"), [("1.00", 10), ("2.5", 25), ("0.2", 10), ("99", 100)])
+def test_a_deadline_grows_with_the_slowness_of_the_machine_within_bounds(
+    told: str, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(deadlines.SLOWNESS_VARIABLE, told)
+    deadlines.slowness.cache_clear()
+    try:
+        assert deadlines.scaled(10) == seconds
+    finally:
+        deadlines.slowness.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        ("thread.join(10)", [1]),
+        ("thread.join(scaled(10))", []),
+        ("async with asyncio.timeout(20):\n    pass", [1]),
+        ("WITHIN_S = 20.0\nhttpx.get(url, timeout=WITHIN_S)", [2]),
+        ("WITHIN_S = scaled(20.0)\nhttpx.get(url, timeout=WITHIN_S)", []),
+        ("httpx.get(url, timeout=0.5)", []),
+        ("asyncio.wait(tasks)", []),
+    ],
+)
+def test_a_deadline_that_is_not_scaled_is_found(source: str, lines: list[int]) -> None:
+    assert list(unscaled(source)) == lines
+
+
+def test_every_deadline_of_a_test_is_scaled() -> None:
+    files = [*ROOT.glob("tests/**/*.py"), *ROOT.glob("bench/tests/*.py")]
+    ours = {str(file.relative_to(ROOT)): file for file in files}
+    found = [
+        f"{name}:{line}"
+        for name, file in sorted(ours.items())
+        if not any(part in name for part in ELSEWHERE)
+        for line in unscaled(file.read_text())
+    ]
+    assert not found, "wrap the seconds in tests.deadlines.scaled()"

@@ -91,7 +91,7 @@ class OwnEngine:
 
     @contextmanager
     def client(self) -> Iterator[docker.APIClient]:
-        client = docker.APIClient(base_url=self.url, version="auto", timeout=scaled(60))
+        client = docker.APIClient(base_url=self.url, version="auto", timeout=int(scaled(60)))
         try:
             yield client
         finally:

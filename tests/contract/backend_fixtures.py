@@ -55,7 +55,7 @@ def tasks_dir() -> Iterator[Path]:
 def docker_engine() -> Iterator[docker.APIClient]:
     """The real engine; its absence is a failure where CI says that it must be there."""
     try:
-        client = docker.APIClient(base_url=ENGINE_URL, version="auto", timeout=scaled(60))
+        client = docker.APIClient(base_url=ENGINE_URL, version="auto", timeout=int(scaled(60)))
     except DockerException as error:
         if os.environ.get("CI"):
             raise

@@ -23,7 +23,7 @@ SCRIPT = PROJECT_DIR / "scripts" / "swarm-lab"
 NODES = ("node1", "node2", "node3")
 COMMAND_S = scaled(180.0)
 """The longest command: `up`, or `load` of some hundred MB; the script's own waits are shorter."""
-ENGINE_S = scaled(100)
+ENGINE_S = int(scaled(100))
 """The longest answer, and the longest program in a container: machines may hear of each other's names 30 s late."""
 
 

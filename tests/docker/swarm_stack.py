@@ -207,7 +207,7 @@ def _told(lab: Lab) -> str:
 @contextmanager
 def docker_archive(image: str, path: Path) -> Iterator[Path]:
     """An image of this machine's engine as a file."""
-    engine = docker.APIClient(version="auto", timeout=scaled(120))
+    engine = docker.APIClient(version="auto", timeout=int(scaled(120)))
     try:
         with path.open("wb") as file:
             for piece in engine.get_image(image):

@@ -280,7 +280,7 @@ def test_a_container_that_is_asked_to_end_does_so_by_itself(docker_engine: docke
             headers={"X-Session-ID": "left-open"},
         )
         docker_engine.kill(worker.container, "SIGTERM")
-        ended = docker_engine.wait(worker.container, timeout=scaled(30))
+        ended = docker_engine.wait(worker.container, timeout=int(scaled(30)))
 
     assert created.status_code == 200
     assert ended["StatusCode"] == 0

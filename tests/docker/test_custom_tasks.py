@@ -312,7 +312,7 @@ def test_the_volume_of_compose_is_one_of_the_engines_or_a_folder_of_the_operator
             host_config=docker_engine.create_host_config(binds=[f"{instance}-tasks:/tasks"], network_mode="none"),
         )
         docker_engine.start(container["Id"])
-        status = docker_engine.wait(container["Id"], timeout=scaled(30))["StatusCode"]
+        status = docker_engine.wait(container["Id"], timeout=int(scaled(30)))["StatusCode"]
         said = docker_engine.logs(container["Id"]).decode()
     finally:
         remove_labelled(docker_engine, instance)

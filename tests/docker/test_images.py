@@ -280,7 +280,7 @@ async def test_a_container_that_is_asked_to_end_does_so_by_itself(images: Images
         await create(running.http, opened.sid, env_name=name, task_spec=PLAIN[name])
         await shell(opened, "sleep 1000 & echo")
         running.engine.kill(running.container, "SIGTERM")
-        ended = running.engine.wait(running.container, timeout=scaled(30))
+        ended = running.engine.wait(running.container, timeout=int(scaled(30)))
         assert ended["StatusCode"] == 0, running.log()
 
 

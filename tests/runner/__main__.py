@@ -127,6 +127,7 @@ def run_all(run: Run) -> None:
         run.wait("cluster", cluster)
         run.stages["cluster"] = round(time.monotonic() - began, 1)
     finally:
+        preparation.stop()
         run.stages |= {f"preparation: {name}": seconds for name, seconds in preparation.seconds.items()}
 
 

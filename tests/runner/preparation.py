@@ -10,6 +10,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.runner import stacks
+
 PROJECT = Path(__file__).resolve().parents[2]
 STEP_S = 1_800.0
 AT_ONCE = 2
@@ -79,6 +81,8 @@ class Preparation:
         self._lock = threading.Lock()
         self._free = threading.Semaphore(AT_ONCE)
         self._ended = {need: threading.Event() for need in with_requirements(needs)}
+        self._running: list[subprocess.Popen[str]] = []
+        self._stopping = threading.Event()
         self.seconds: dict[str, float] = {}
         """How long each script took."""
         self.failed: dict[str, str] = {}
@@ -92,6 +96,12 @@ class Preparation:
         """Wait until every step has ended; each has a deadline."""
         for ended in self._ended.values():
             ended.wait()
+
+    def stop(self) -> None:
+        """Begin no further step, and end those that run."""
+        self._stopping.set()
+        running = [script.pid for script in self._running]
+        stacks.kill([pid for script in running for pid in (script, *stacks.descendants(script))])
 
     def _prepare(self, need: str) -> None:
         step = STEPS[need]
@@ -112,15 +122,27 @@ class Preparation:
     def _run(self, step: Step) -> str:
         """Run a script; return why it failed, or nothing."""
         name = " ".join(step.command)
+        if self._stopping.is_set():
+            return f"{name} was not begun"
         began = time.monotonic()
+        script = subprocess.Popen(
+            step.command,
+            cwd=PROJECT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._running.append(script)
         try:
-            done = subprocess.run(
-                step.command, cwd=PROJECT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=STEP_S
-            )
-            output = done.stdout + done.stderr
-            reason = f"{name} ended with {done.returncode}:\n{output[-3000:]}" if done.returncode else ""
+            output, _ = script.communicate(timeout=STEP_S)
+            reason = f"{name} ended with {script.returncode}:\n{output[-3000:]}" if script.returncode else ""
         except subprocess.TimeoutExpired:
+            stacks.kill([script.pid, *stacks.descendants(script.pid)])
             output, reason = "", f"{name} did not end within {STEP_S:.0f} s"
+        self._running.remove(script)
+        if self._stopping.is_set():
+            return reason
         with self._lock:
             self.seconds[name] = round(time.monotonic() - began, 1)
             with self._log.open("a") as log:

@@ -40,7 +40,7 @@ def unscaled(source: str) -> Iterator[int]:
 
 def _is_plain(node: ast.expr) -> bool:
     """Return whether *node* is a number of seconds that may end a test's wait on a slow machine."""
-    return isinstance(node, ast.Constant) and type(node.value) in (int, float) and node.value >= LEAST_S
+    return isinstance(node, ast.Constant) and isinstance(node.value, int | float) and node.value >= LEAST_S
 
 
 @pytest.mark.parametrize(("told", "seconds"), [("1.00", 10), ("2.5", 25), ("0.2", 10), ("99", 100)])

@@ -26,6 +26,7 @@ COMMAND_S = scaled(180.0)
 ENGINE_S = int(scaled(100))
 """The longest answer, and the longest program in a container: machines may hear of each other's names 30 s late."""
 
+LOG_LINES = 60
 
 PROBE = """
 command -v ip >/dev/null || exit 0  # the script installs it
@@ -113,6 +114,11 @@ class Lab:
         finally:
             client.close()
 
+    def log(self, node: str) -> str:
+        """The last lines that a machine's engine has logged."""
+        lines = (self.directory / node / "dockerd.log").read_text(errors="replace").splitlines()
+        return "\n".join([f"-- log of {node}", *lines[-LOG_LINES:]])
+
     def members(self, asked: str = "node1") -> dict[str, str]:
         """What the Swarm says of its machines, in the words of the one that is *asked*: state by name."""
         with self.engine(asked) as engine:
@@ -136,9 +142,13 @@ def left_of(lab: Lab) -> list[str]:
 
 
 def filter_rules() -> list[str]:
-    """This machine's own iptables rules, without their counters."""
+    """This machine's own iptables rules, without their counters and without those of networks that come and go.
+
+    Tests beside this one make networks of their own, whose bridges are named ``br-…``, and publish ports in them.
+    """
     listed = subprocess.run(["iptables-save"], capture_output=True, text=True, check=True, timeout=scaled(30)).stdout
-    return [line for line in listed.splitlines() if line.startswith("-A")]
+    rules = (line for line in listed.splitlines() if line.startswith("-A"))
+    return [rule for rule in rules if " br-" not in rule and "--dport" not in rule]
 
 
 def _is_of(lab: Lab, text: str) -> bool:

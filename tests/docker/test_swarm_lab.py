@@ -92,7 +92,8 @@ def listening(lab: Lab, node: str, name: str) -> str:
             except docker.errors.APIError as error:
                 # On a machine that has just come back, the overlay network follows the engine: 404 until the engine
                 # knows it, 500 ("could not attach") while the managers still elect a leader.
-                raise AssertionError(error) from error
+                logs = "\n".join(map(lab.log, NODES))
+                raise AssertionError(f"{error.explanation}\n{logs}") from None
 
         eventually_now(start, within_s=NOTICED_S)
     return container

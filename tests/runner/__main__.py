@@ -2,7 +2,8 @@
 
     python -m tests.runner [PYTEST ARGUMENT…]
 
-scripts/test calls this. Without arguments all tests run: first tests/unit, then everything else, and beside both the
+scripts/test calls this, with any Python of the machine: the packages are installed first, beside the preparation of
+everything else. Without arguments all tests run: first tests/unit, then everything else, and beside both the
 tests with the mark ``cluster``, one by one. With arguments, the tests that pytest chooses by them run, and only what
 these need is prepared. The records of the run are in build/tests:
 
@@ -30,11 +31,11 @@ from typing import Any
 
 from tests.deadlines import SLOWNESS_VARIABLE, measure
 from tests.runner import stacks
-from tests.runner.needs import READY_VARIABLE
-from tests.runner.plugin import LANE_VARIABLE, RUN_VARIABLE, reproduce
+from tests.runner.lanes import LANE_VARIABLE, READY_VARIABLE, RUN_VARIABLE, reproduce
 from tests.runner.preparation import PROJECT, STEPS, Preparation
 
 RUN = PROJECT / "build" / "tests"
+PYTHON = PROJECT / ".venv" / "bin" / "python"
 IS_CI = os.environ.get("CI") == "true"
 LANE_S = 3_600.0
 """The longest run of one pytest process; what it does after that is a hang."""
@@ -65,9 +66,17 @@ class Run:
             self.stages[name] = round(time.monotonic() - began, 1)
             print(f"== {name}: {self.stages[name]:.0f} s", flush=True)
 
+    def install(self, preparation: Preparation) -> bool:
+        """Wait for the packages that pytest and the tests import; return whether they are there."""
+        with self.stage("install"):
+            is_installed = preparation.wait("packages")
+        if not is_installed:
+            self.statuses["install"] = 1
+        return is_installed
+
     def start(self, lane: str, *arguments: str, stdout: int | None = None) -> subprocess.Popen[bytes]:
         """Start pytest on *lane*."""
-        command = [sys.executable, "-m", "pytest", *PLUGINS, "-qq", "--no-header", "--no-summary"]
+        command = [str(PYTHON), "-m", "pytest", *PLUGINS, "-qq", "--no-header", "--no-summary"]
         environ = {**self.environ, LANE_VARIABLE: lane}
         return subprocess.Popen(
             [*command, *arguments], cwd=PROJECT, env=environ, stdin=subprocess.DEVNULL, stdout=stdout
@@ -112,6 +121,8 @@ def run_all(run: Run) -> None:
     """Run the checks (in CI), tests/unit, and then everything else; stop after a stage that failed."""
     preparation = prepare(list(STEPS))
     try:
+        if not run.install(preparation):
+            return
         if IS_CI:
             with run.stage("checks"):
                 run.statuses["checks"] = subprocess.run(["scripts/check"], cwd=PROJECT).returncode
@@ -133,6 +144,8 @@ def run_all(run: Run) -> None:
 
 def run_some(run: Run, arguments: Sequence[str]) -> None:
     """Run the tests that *arguments* choose, with only what these need."""
+    if not run.install(prepare(["packages"])):
+        return
     collecting = run.start("collect", "--collect-only", *arguments, stdout=subprocess.PIPE)
     output, _ = collecting.communicate(timeout=LANE_S)
     if collecting.returncode:
@@ -152,7 +165,7 @@ BY_FILE = ("--dist=loadfile", "--no-loadscope-reorder")
 
 def workers() -> int:
     """Return how many tests run at once: many of them wait."""
-    return int(os.environ.get("PYTEST_WORKERS", 2 * CORES))
+    return int(os.environ.get("PYTEST_WORKERS", 3 * CORES))
 
 
 def files_with_clusters() -> list[str]:

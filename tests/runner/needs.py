@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests.deadlines import scaled
+from tests.runner.lanes import READY_VARIABLE
 
-READY_VARIABLE = "TESTS_READY"
-"""Names the folder in which the runner notes what is ready: a file NEED, or NEED.failed with the reason."""
 OF_MARKS = {"docker": ("engine", "image:base"), "redis": ("redis",), "sandbox": ("bubblewrap",)}
 READY_S = 1_200.0
 """The longest preparation of a bare machine, several times over."""

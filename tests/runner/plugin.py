@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,9 @@ import pytest
 
 from tests.deadlines import scaled
 from tests.runner import stacks
+from tests.runner.lanes import LANE_VARIABLE, RUN_VARIABLE, reproduce
 from tests.runner.needs import needs_of
 
-RUN_VARIABLE = "TESTS_RUN"
-"""Names the folder of this run's records."""
-LANE_VARIABLE = "TESTS_LANE"
-"""Which of the runner's pytest processes this is: it names its records, and chooses the tests that it runs."""
 DURATIONS = Path(__file__).resolve().parents[1] / "durations.json"
 """Seconds that each test file took in a measured run; the order of tests comes from it."""
 QUICK_FOLDERS = ("tests/unit/", "bench/", "tests/contract/", "tests/service/", "tests/envserver/", "tests/sandbox/")
@@ -130,6 +128,20 @@ def _hang_file(nodeid: str) -> Path:
 # -- reports --------------------------------------------------------------------------------------------------------
 
 
+_cpu_before = 0.0
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add the CPU seconds since the report before this one, those of ended child processes included."""
+    global _cpu_before
+    report = yield
+    times = os.times()
+    now = times.user + times.system + times.children_user + times.children_system
+    vars(report)["cpu_s"], _cpu_before = round(now - _cpu_before, 3), now  # xdist passes all attributes on
+    return report
+
+
 class Reporter:
     """Records every test, prints failures as they happen, and says every half minute how far the lane is."""
 
@@ -147,6 +159,7 @@ class Reporter:
             "when": report.when,
             "outcome": report.outcome,
             "seconds": round(report.duration, 3),
+            "cpu_s": getattr(report, "cpu_s", None),
             "process": getattr(report, "worker_id", None),
         }
         if report.outcome == "skipped":
@@ -191,21 +204,11 @@ class Reporter:
             self._say(f"{self._lane}: {self._ended} tests ended, {self._failed} failed, {minutes}:{seconds:02}")
 
 
-def reproduce(nodeid: str) -> str:
-    """Return the command that runs a test by itself."""
-    return f"make test ARGS={_quoted(nodeid)}"
-
-
 @pytest.hookimpl(trylast=True)  # after the terminal's reporter is there
 def pytest_configure(config: pytest.Config) -> None:
     lane = os.environ.get(LANE_VARIABLE)
     if lane and lane != "collect" and not hasattr(config, "workerinput"):  # not in a process of xdist's
         config.pluginmanager.register(Reporter(config, lane), "runner-reporter")
-
-
-def _quoted(nodeid: str) -> str:
-    quoted = nodeid.replace("'", "'\\''")
-    return f"\"'{quoted}'\"" if any(c in nodeid for c in ' [](){}$&;|<>*?"') else f"'{nodeid}'"
 
 
 def _file(nodeid: str) -> str:

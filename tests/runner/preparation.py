@@ -34,11 +34,12 @@ def _image(name: str, base: str) -> Step:
 
 
 STEPS = {
+    "packages": Step(["scripts/install"]),
     "redis": Step(["scripts/redis"]),
     "faketime": Step(["scripts/faketime"], after=["redis"]),
     "bubblewrap": Step(["scripts/bubblewrap"], after=["redis", "faketime"]),
     "engine": Step(["scripts/docker-engine"], after=["redis", "faketime", "bubblewrap"]),
-    "openenv-clients": Step(["scripts/openenv-clients"]),
+    "openenv-clients": Step(["scripts/openenv-clients"], requires=["packages"]),
     "base-image": Step(["scripts/base-image"], requires=["engine"]),
     "image:redis": _image("redis", "base-image"),
     "image:base": _image("base", "base-image"),
@@ -92,10 +93,11 @@ class Preparation:
         for need in self._ended:
             threading.Thread(target=self._prepare, args=(need,), daemon=True).start()
 
-    def wait(self) -> None:
-        """Wait until every step has ended; each has a deadline."""
-        for ended in self._ended.values():
-            ended.wait()
+    def wait(self, *needs: str) -> bool:
+        """Wait until the steps of *needs* have ended, by default all; return whether none failed."""
+        for need in needs or self._ended:
+            self._ended[need].wait()
+        return not self.failed.keys() & set(needs or self._ended)
 
     def stop(self) -> None:
         """Begin no further step, and end those that run."""

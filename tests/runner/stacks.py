@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-PY_SPY = Path(sys.executable).with_name("py-spy")
+PY_SPY = Path(__file__).resolve().parents[2] / ".venv" / "bin" / "py-spy"
 DUMP_S = 20
 FRAMES = 15
 """The innermost frames of a thread that are shown: pytest's own are above them."""

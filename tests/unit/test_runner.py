@@ -15,7 +15,7 @@ import pytest
 from tests import deadlines
 from tests.runner import preparation, stacks
 from tests.runner.__main__ import Run, report
-from tests.runner.plugin import reproduce
+from tests.runner.lanes import reproduce
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTEST = ("-m", "pytest", "-qq", "--no-summary", "-p", "tests.runner.needs", "-p", "tests.runner.plugin")
@@ -131,7 +131,7 @@ def test_a_need_brings_what_it_requires_in_the_order_of_preparation() -> None:
 
 
 def test_an_unknown_need_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(KeyError, match="no such need: image:oss; there are redis, "):
+    with pytest.raises(KeyError, match="no such need: image:oss; there are packages, "):
         preparation.with_requirements(["image:oss"])
 
 

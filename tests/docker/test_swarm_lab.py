@@ -77,7 +77,8 @@ def lab(docker_engine: docker.APIClient) -> Iterator[Lab]:
 
 def listening(lab: Lab, node: str, name: str) -> str:
     """Start a server in the lab's network on a machine; its container."""
-    with lab.engine(node) as engine:
+
+    def start() -> str:
         container: str = engine.create_container(
             IMAGE,
             name=name,
@@ -85,18 +86,20 @@ def listening(lab: Lab, node: str, name: str) -> str:
             command=["-c", LISTEN],
             host_config=engine.create_host_config(network_mode="lab"),
         )["Id"]
+        try:
+            engine.start(container)
+        except docker.errors.APIError as error:
+            # On a machine that has just come back, the overlay network follows the engine: 404 until the engine
+            # knows it, 500 ("could not attach") while the managers still elect a leader. The engine also drops the
+            # network while the last task in it is removed. A container whose start failed then keeps the address that
+            # it was given, and asks for it for ever ("Address already in use"), so each try has a container of its own.
+            engine.remove_container(container, force=True)
+            logs = "\n".join(map(lab.log, NODES))
+            raise AssertionError(f"{error.explanation}\n{logs}") from None
+        return container
 
-        def start() -> None:
-            try:
-                engine.start(container)
-            except docker.errors.APIError as error:
-                # On a machine that has just come back, the overlay network follows the engine: 404 until the engine
-                # knows it, 500 ("could not attach") while the managers still elect a leader.
-                logs = "\n".join(map(lab.log, NODES))
-                raise AssertionError(f"{error.explanation}\n{logs}") from None
-
-        eventually_now(start, within_s=NOTICED_S)
-    return container
+    with lab.engine(node) as engine:
+        return eventually_now(start, within_s=NOTICED_S)
 
 
 def remove(lab: Lab, node: str, container: str) -> None:

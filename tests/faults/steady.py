@@ -23,7 +23,7 @@ from tests.wire.raw import RawEpisode, create, new_sid
 
 TASKS = Path(__file__).parent / "tasks" / "unruly"
 """What AReaL's trainers name a task of."""
-PAUSE_S = 0.1
+PAUSE_S = 0.25
 """Between two steps of a session."""
 GOES_ON_S = scaled(60.0)
 """How long a step may take on a loaded machine; none is asserted to be quick."""

@@ -110,7 +110,7 @@ async def _opened_on_and_on(http: httpx.AsyncClient) -> tuple[set[str], list[asy
     while time.monotonic() < until:
         queued.append(asyncio.create_task(opened(http, "full")))
         names.add((await opened(http, "brief")).sid)
-        await asyncio.sleep(PAUSE_S)  # a few dozen show as much as some hundreds
+        await asyncio.sleep(PAUSE_S)  # a few show as much as some hundreds
     return names, queued
 
 

@@ -82,6 +82,16 @@ class Run:
             [*command, *arguments], cwd=PROJECT, env=environ, stdin=subprocess.DEVNULL, stdout=stdout
         )
 
+    def collected(self, collecting: subprocess.Popen[bytes]) -> dict[str, Any] | None:
+        """Wait for a collection; return the needs, lanes and number of the tests, or None where a file is wrong."""
+        output, _ = collecting.communicate(timeout=LANE_S)
+        if collecting.returncode:
+            print(output.decode(), flush=True)
+            self.statuses["collect"] = collecting.returncode
+            return None
+        found: dict[str, Any] = json.loads((RUN / "collected.json").read_text())
+        return found
+
     def wait(self, lane: str, process: subprocess.Popen[bytes]) -> int:
         """Wait for a lane; one that hangs is killed, with the stacks of all of its processes."""
         try:
@@ -123,11 +133,13 @@ def run_all(run: Run) -> None:
     try:
         if not run.install(preparation):
             return
+        # Every file is imported and compiled once, before several processes need it: errors show within a minute.
+        collecting = run.start("collect", "--collect-only", stdout=subprocess.PIPE)
         if IS_CI:
             with run.stage("checks"):
                 run.statuses["checks"] = subprocess.run(["scripts/check"], cwd=PROJECT).returncode
-            if run.statuses["checks"]:
-                return
+        if run.collected(collecting) is None or run.statuses.get("checks"):
+            return
         # Machines that start, die and are noticed: this lane waits most of its time, so it begins first.
         cluster = run.start("cluster", *files_with_clusters())
         began = time.monotonic()
@@ -146,13 +158,9 @@ def run_some(run: Run, arguments: Sequence[str]) -> None:
     """Run the tests that *arguments* choose, with only what these need."""
     if not run.install(prepare(["packages"])):
         return
-    collecting = run.start("collect", "--collect-only", *arguments, stdout=subprocess.PIPE)
-    output, _ = collecting.communicate(timeout=LANE_S)
-    if collecting.returncode:
-        print(output.decode(), flush=True)
-        run.statuses["collect"] = collecting.returncode
+    found = run.collected(run.start("collect", "--collect-only", *arguments, stdout=subprocess.PIPE))
+    if found is None:
         return
-    found: dict[str, Any] = json.loads((RUN / "collected.json").read_text())
     prepare(found["needs"]).wait()
     for lane in found["lanes"]:
         parallel = (f"-n{workers()}", *BY_FILE) if lane == "main" and found["tests"] > FEW else ()
@@ -165,7 +173,7 @@ BY_FILE = ("--dist=loadfile", "--no-loadscope-reorder")
 
 def workers() -> int:
     """Return how many tests run at once: many of them wait."""
-    return int(os.environ.get("PYTEST_WORKERS", 3 * CORES))
+    return int(os.environ.get("PYTEST_WORKERS", 2 * CORES))
 
 
 def files_with_clusters() -> list[str]:

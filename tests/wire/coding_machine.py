@@ -162,7 +162,7 @@ class Machine:
             return None
         except docker.errors.APIError as error:
             status, printed = None, str(error).encode()
-        if status == 0:
+        if status == 0 and printed:  # an exec whose container ends under it may end with 0 and say nothing
             assert isinstance(printed, bytes)
             return Tree(container, dict(json.loads(printed)))
         try:

@@ -9,6 +9,7 @@ import hashlib
 import hmac
 import re
 import socket
+import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -61,16 +62,19 @@ class Street:
     """What the neighbour sees of itself before any attack."""
     fresh: str
     """A digest of a box in which nothing was done."""
+    since: float
+    """When the gateway was about to be started, in seconds since 1970."""
 
 
 @pytest.fixture(scope="module")
 def street() -> Iterator[Street]:
     patient = {"max_turns = 8": "max_turns = 200"}  # the neighbour is asked all the time
+    since = time.time()
     with serving_os(STACK, tasks=TASKS, changes=patient, GATEWAY_SECRET=GATEWAY_SECRET) as gateway:
-        yield asyncio.run(furnished(gateway))
+        yield asyncio.run(furnished(gateway, since))
 
 
-async def furnished(gateway: Gateway) -> Street:
+async def furnished(gateway: Gateway, since: float) -> Street:
     client = ArealClient(gateway.url)
     neighbour = Play(client, await client.start("neighbour"))
     await neighbour.run(NEIGHBOUR.replace("$SECRET", NEIGHBOURS_SECRET))
@@ -78,7 +82,7 @@ async def furnished(gateway: Gateway) -> Street:
     assert state.count(NEIGHBOURS_SECRET) == 3, state
     assert state.split()[3:6] == ["1", "1", "3"], state
     async with playing(client, "count") as play:
-        return Street(gateway, client, neighbour, state, await play.run(TREE))
+        return Street(gateway, client, neighbour, state, await play.run(TREE), since)
 
 
 async def played(client: ArealClient, attack: Attack, answer: str, named: dict[str, str]) -> float | None:
@@ -127,7 +131,7 @@ async def test_an_attack_reaches_nothing_and_changes_no_verdict(street: Street, 
 _SEARCH = """
 import os, re
 words = [word[::-1].encode() for word in {words!r}]
-found, files, bytes_read = set(), 0, 0
+found, files = set(), 0
 
 def look(path, data):
     for word in words:
@@ -143,12 +147,13 @@ for folder, folders, names in os.walk("/"):
         try:
             if not os.path.isfile(path):
                 continue
+            files += 1
+            if path.startswith(("/usr/", "/lib", "/bin", "/sbin")) and os.stat(path).st_ctime < {since}:
+                continue
             with open(path, "rb") as file:
-                data = file.read()
+                look(path, file.read())
         except OSError:
             continue
-        files, bytes_read = files + 1, bytes_read + len(data)
-        look(path, data)
 for pid in filter(str.isdigit, os.listdir("/proc")):
     for name in ("cmdline", "environ", "maps", "mountinfo", "status", "net/unix", "net/tcp"):
         try:
@@ -165,29 +170,31 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
             look(f"memory of {{pid}}", memory.read(last - first))
     except OSError:
         pass
-print(files > 5000, bytes_read > 50_000_000, sorted(found))
+print(files > 5000, sorted(found))
 """
-"""The words come reversed, since the script itself is a file of the box and a text in its shell's memory."""
+"""Looks into every file but the system's own ones, which are older than the gateway and its secrets, and into memory.
+
+The words come reversed, since the script itself is a file of the box and a text in its shell's memory."""
 
 
 async def test_no_secret_is_anywhere_in_a_box(street: Street) -> None:
     workers = [worker["id"] for worker in await street.gateway.workers("os")]
     tokens = [hmac.new(GATEWAY_SECRET.encode(), worker.encode(), hashlib.sha256).hexdigest() for worker in workers]
     words = [ANSWER, NEIGHBOURS_SECRET, GATEWAY_SECRET, "ENVSERVER_", *workers, *tokens]
-    search = _SEARCH.format(words=[word[::-1] for word in words])
+    search = _SEARCH.format(words=[word[::-1] for word in words], since=street.since)
 
     async with playing(street.client, "secret") as play:
         found = await play.run(f"cat > /tmp/search.py <<'END'\n{search}\nEND\npython3 -I /tmp/search.py")
         verdict = await play.answer(ANSWER)
 
     assert len(workers) == 1
-    assert found == "True True []"
+    assert found == "True []"
     assert verdict.reward == 1.0
 
 
 async def test_a_search_like_that_finds_what_is_there(street: Street) -> None:
     word = f"planted-{uuid.uuid4().hex}"
-    search = _SEARCH.format(words=[word[::-1]])
+    search = _SEARCH.format(words=[word[::-1]], since=street.since)
 
     async with playing(street.client, "secret") as play:
         await play.run(f"X={word[:20]}; export X=${{X}}{word[20:]}; sleep 300 &")

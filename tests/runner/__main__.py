@@ -40,6 +40,8 @@ IS_CI = os.environ.get("CI") == "true"
 LANE_S = 3_600.0
 """The longest run of one pytest process; what it does after that is a hang."""
 PLUGINS = ("-p", "tests.runner.needs", "-p", "tests.runner.plugin")
+END_S = 60.0
+"""How long lanes may take for their fixtures' cleanup when the run is interrupted."""
 MOST_FAILURES = 20
 NOTHING_COLLECTED = 5
 FEW = 20
@@ -54,6 +56,7 @@ class Run:
     environ: Mapping[str, str]
     stages: dict[str, float] = field(default_factory=dict)
     statuses: dict[str, int] = field(default_factory=dict)
+    lanes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -78,9 +81,11 @@ class Run:
         """Start pytest on *lane*."""
         command = [str(PYTHON), "-m", "pytest", *PLUGINS, "-qq", "--no-header", "--no-summary"]
         environ = {**self.environ, LANE_VARIABLE: lane}
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [*command, *arguments], cwd=PROJECT, env=environ, stdin=subprocess.DEVNULL, stdout=stdout
         )
+        self.lanes.append(process)
+        return process
 
     def collected(self, collecting: subprocess.Popen[bytes]) -> dict[str, Any] | None:
         """Wait for a collection; return the needs, lanes and number of the tests, or None where a file is wrong."""
@@ -91,6 +96,17 @@ class Run:
             return None
         found: dict[str, Any] = json.loads((RUN / "collected.json").read_text())
         return found
+
+    def end(self) -> None:
+        """End the lanes that still run, because this run was interrupted: first as Ctrl-C does, for their fixtures."""
+        for process in self.lanes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+        for process in self.lanes:
+            try:
+                process.wait(END_S)
+            except subprocess.TimeoutExpired:
+                stacks.kill([process.pid, *stacks.descendants(process.pid)])
 
     def wait(self, lane: str, process: subprocess.Popen[bytes]) -> int:
         """Wait for a lane; one that hangs is killed, with the stacks of all of its processes."""
@@ -122,9 +138,18 @@ def main(arguments: Sequence[str]) -> int:
         }
     )
     began = time.monotonic()
-    run_all(run) if not arguments else run_some(run, arguments)
+    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGINT, _interrupt)  # a shell that starts this in the background has it ignored
+    try:
+        run_all(run) if not arguments else run_some(run, arguments)
+    finally:
+        run.end()
     run.stages["all"] = round(time.monotonic() - began, 1)
     return report(run)
+
+
+def _interrupt(signum: int, frame: object) -> None:
+    raise KeyboardInterrupt
 
 
 def run_all(run: Run) -> None:

@@ -142,7 +142,7 @@ async def test_abstract_sockets_and_unix_sockets_of_the_machine_are_out_of_reach
 
 async def test_only_its_own_processes_are_seen_and_signalled(sandboxes: Sandboxes) -> None:
     one, other = await sandboxes.open(), await sandboxes.open()
-    await bash(other, "sleep 300 & ")
+    await bash(other, 'sleep 300 & while [ "$(cat /proc/$!/comm)" != sleep ]; do :; done')  # it runs, not only its fork
 
     assert await said(one, "ls -d /proc/[0-9]*/ | wc -l") in ("3\n", "4\n")  # its init, bash, ls and wc
     await bash(one, f"kill -9 {os.getpid()} {os.getppid()}; kill -9 -1")

@@ -48,6 +48,9 @@ logger = logging.getLogger(__name__)
 TICK_S: Final = 0.5
 """How often the loop looks by itself; openings that wait wake it at once."""
 LEAD_S: Final = 3.0
+COMES_S: Final = 3.0
+"""How long after its leader has gone a container may come to be that it has asked the engine for: a busy engine
+queues requests."""
 """A leader that died is replaced after this long."""
 WHOLE_S: Final = 30.0
 """The longest that a start waits for another replica to rebuild the store."""
@@ -376,7 +379,7 @@ class Pool:
                 # The store first, which refuses one that does not lead any more: it may be the new leader's. It keeps
                 # the worker's place until that is gone: its container may be there already, or still come.
                 if await self._store.drain_worker(id, only_if_idle=True, fence=fence):
-                    self._stop_soon(id, name, "start abandoned")
+                    self._ends.stop_soon(id, name, "start abandoned", again_after_s=COMES_S)
 
     async def _drop_strangers(self, loads: Mapping[EnvironmentName, EnvironmentLoad]) -> None:
         for name, load in loads.items():

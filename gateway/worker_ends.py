@@ -68,11 +68,16 @@ class WorkerEnds:
             for _ in range(AT_ONCE):
                 self._at_engine.release()
 
-    def stop_soon(self, id: WorkerId, name: EnvironmentName, reason: str) -> None:
-        """Stop a worker behind the caller, unless that is under way; *reason* is for the log."""
+    def stop_soon(self, id: WorkerId, name: EnvironmentName, reason: str, *, again_after_s: float = 0.0) -> None:
+        """Stop a worker behind the caller, unless that is under way.
+
+        Args:
+            reason: For the log.
+            again_after_s: When what the engine makes of it meanwhile is removed, too; its place is kept until then.
+        """
         if id not in self._stopping:
             self._stopping.add(id)
-            self._spawn(self._stop(id, name, reason))
+            self._spawn(self._stop(id, name, reason, again_after_s))
 
     async def stop_now(self, id: WorkerId, name: EnvironmentName) -> None:
         """Stop a worker as the gateway ends, whatever the backend says. Raises ``StoreUnavailable``."""
@@ -81,10 +86,14 @@ class WorkerEnds:
             await self._backend.stop(id)
         await self._forget(id, CloseReason.SHUTDOWN)
 
-    async def _stop(self, id: WorkerId, name: EnvironmentName, reason: str) -> None:
+    async def _stop(self, id: WorkerId, name: EnvironmentName, reason: str, again_after_s: float) -> None:
         try:
             async with self._at_engine:
                 await self._backend.stop(id)
+            if again_after_s:
+                await asyncio.sleep(again_after_s)
+                async with self._at_engine:
+                    await self._backend.stop(id)
             await self._forget(id, CloseReason.WORKER_LOST)
             logger.info("worker_stopped environment=%s worker=%s reason=%s", name, id, reason)
             self._ended()

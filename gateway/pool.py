@@ -48,10 +48,10 @@ logger = logging.getLogger(__name__)
 TICK_S: Final = 0.5
 """How often the loop looks by itself; openings that wait wake it at once."""
 LEAD_S: Final = 3.0
-COMES_S: Final = 3.0
-"""How long after its leader has gone a container may come to be that it has asked the engine for: a busy engine
-queues requests."""
 """A leader that died is replaced after this long."""
+COMES_S: Final = 3.0
+"""How long a container may still come to be that a leader asked the engine for before it died: an engine that is busy
+lets requests wait."""
 WHOLE_S: Final = 30.0
 """The longest that a start waits for another replica to rebuild the store."""
 END_S: Final = 30.0

@@ -117,7 +117,8 @@ class Machine:
     async def is_at_rest(self) -> None:
         """Assert that no session and no process of one is left."""
         assert await self.gateway.sessions() == []
-        assert [len(tree.parents) for tree in await self.trees() if len(tree.parents) > 3] == []
+        busy = [dict(tree.parents) for tree in await self.trees() if len(tree.parents) > 3]
+        assert busy == [], f"processes of sessions are left (pid: parent): {busy}"
 
     async def kill(self, process: Process) -> None:
         """End *process* without a warning; it is gone then."""

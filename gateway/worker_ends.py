@@ -73,7 +73,8 @@ class WorkerEnds:
 
         Args:
             reason: For the log.
-            again_after_s: When what the engine makes of it meanwhile is removed, too; its place is kept until then.
+            again_after_s: Seconds after which it is stopped once more, as its container may come only now: no event
+                says that none will. The worker keeps its place until then. 0: it is stopped once.
         """
         if id not in self._stopping:
             self._stopping.add(id)

@@ -95,7 +95,7 @@ class Time:
         """
         for number in range(ATTEMPTS):
             wall_s = min(self._end - self._clock(), self._wall_s * 2**number)
-            if wall_s <= 0 and number:
+            if wall_s <= 0 and number:  # a first attempt without time left times out, and is judged as what it is
                 break
             judged = Judged(self.cpu_s)
             done = await attempt(judged, wall_s)

@@ -6,6 +6,7 @@ Under a name and in a net of its own, so that a lab which somebody uses may be u
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -141,14 +142,14 @@ def left_of(lab: Lab) -> list[str]:
     return found
 
 
-def filter_rules() -> list[str]:
-    """This machine's own iptables rules, without their counters and without those of networks that come and go.
+def filter_rules(lab: Lab) -> list[str]:
+    """Return this machine's iptables rules, without counters; of networks that come and go only those of *lab*.
 
     Tests beside this one make networks of their own, whose bridges are named ``br-…``, and publish ports in them.
     """
     listed = subprocess.run(["iptables-save"], capture_output=True, text=True, check=True, timeout=scaled(30)).stdout
     rules = (line for line in listed.splitlines() if line.startswith("-A"))
-    return [rule for rule in rules if " br-" not in rule and "--dport" not in rule]
+    return [rule for rule in rules if lab.net in rule or lab.name in rule or not re.search(r" br-|--dport", rule)]
 
 
 def _is_of(lab: Lab, text: str) -> bool:

@@ -289,7 +289,7 @@ def test_down_leaves_nothing_also_of_a_lab_that_is_half_broken(
 ) -> None:
     lab = Lab("swhalf", "198.18.80", nodes=1)
     lab.run("down")
-    rules, engine_id = filter_rules(), docker_engine.info()["ID"]
+    rules, engine_id = filter_rules(lab), docker_engine.info()["ID"]
     try:
         lab.run("up")
         lab.run("load", IMAGE)
@@ -301,7 +301,7 @@ def test_down_leaves_nothing_also_of_a_lab_that_is_half_broken(
 
     assert {found.split()[0] for found in while_up} >= {"namespace", "link", "cgroup", "process", "folder"}
     eventually_now(lambda: _nothing(left_of(lab)))
-    assert filter_rules() == rules
+    assert filter_rules(lab) == rules
     assert (docker_engine.info()["ID"], docker_engine.info()["Swarm"]["LocalNodeState"]) == (engine_id, "inactive")
     assert lab.run("down").strip() == "down"  # once more is no error
 

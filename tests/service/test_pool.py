@@ -138,6 +138,25 @@ async def test_a_leader_takes_over_what_a_dead_one_was_starting() -> None:
         assert built.backend.only.worker.id != "left"
 
 
+async def test_a_container_that_comes_after_its_leader_is_gone_is_removed_before_its_place_is_given_away() -> None:
+    async with stack(environment(slots=1, max_workers=1)) as built:
+        kind = built.environments[0]
+        left = Worker(id=WorkerId("left"), environment=kind.name, digest=kind.digest(), slots=1)
+        await built.store.add_worker(left)
+
+        async with built.first.looping(), built.first.serving() as client, under_way(create(client)) as [opening]:
+            await until(lambda: built.backend.stopped == ["left"])
+            await built.backend.start(left, kind)  # the engine was busy: only now it does what it was asked for
+            asked = built.backend.asked
+            await until(lambda: built.backend.stopped == ["left", "left"])
+            asked_meanwhile = built.backend.asked - asked
+            answer = await opening
+
+        assert asked_meanwhile == 0, "its place was given away"
+        assert answer.status_code == 200
+        assert "left" not in built.backend.workers
+
+
 async def test_a_loop_that_ends_leaves_no_half_started_worker() -> None:
     async with stack(environment(min_workers=1)) as built:
         built.backend.may_start.clear()

@@ -148,7 +148,8 @@ async def test_parallel_submissions_each_get_their_own_verdict(player: Player) -
 
 
 HOGS = {
-    "a fork bomb": "bomb() { bomb | bomb & }; bomb; sleep 5",
+    # Its processes stay at the limit until they are killed. Those of a shell give up after some failed forks.
+    "a fork bomb": "python3 -c 'import os\nwhile True:\n    try: os.fork()\n    except OSError: pass'",
     "memory": "python3 -c 'held = [b\"x\" * (1 << 20) * 64 for _ in range(99)]'",
     "processors": "for i in 1 2 3 4; do timeout 3 sh -c 'while :; do :; done' & done; wait",
     "a disk": "head -c 400M /dev/zero > /root/full; for i in $(seq 9999); do : > /root/$i || break; done",
@@ -167,8 +168,7 @@ async def test_hogs_in_their_sandboxes_change_no_reward_beside_them(player: Play
 
     assert [it.reward for it in results] == [1.0] * (AT_ONCE - len(HOGS))
     assert [it.reward for it in after] == [0.25] * len(HOGS)
-    # On a busy machine the bomb's shells give up at the limit before the watchdog has seen it there often enough.
-    assert "ended by its watchdog (pids)" in told[0] or "Resource temporarily unavailable" in told[0]
+    assert "ended by its watchdog (pids)" in told[0]
     assert "MemoryError" in told[1] or "ended by its watchdog (memory)" in told[1]
 
 

@@ -9,13 +9,13 @@ import hashlib
 import hmac
 import re
 import socket
-import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 
+from tests.fakes.eventually import eventually
 from tests.wire.areal_client import ArealClient
 from tests.wire.catalog import STACK
 from tests.wire.gateways import Gateway
@@ -62,19 +62,16 @@ class Street:
     """What the neighbour sees of itself before any attack."""
     fresh: str
     """A digest of a box in which nothing was done."""
-    since: float
-    """When the gateway was about to be started, in seconds since 1970."""
 
 
 @pytest.fixture(scope="module")
 def street() -> Iterator[Street]:
     patient = {"max_turns = 8": "max_turns = 200"}  # the neighbour is asked all the time
-    since = time.time()
     with serving_os(STACK, tasks=TASKS, changes=patient, GATEWAY_SECRET=GATEWAY_SECRET) as gateway:
-        yield asyncio.run(furnished(gateway, since))
+        yield asyncio.run(furnished(gateway))
 
 
-async def furnished(gateway: Gateway, since: float) -> Street:
+async def furnished(gateway: Gateway) -> Street:
     client = ArealClient(gateway.url)
     neighbour = Play(client, await client.start("neighbour"))
     await neighbour.run(NEIGHBOUR.replace("$SECRET", NEIGHBOURS_SECRET))
@@ -82,7 +79,7 @@ async def furnished(gateway: Gateway, since: float) -> Street:
     assert state.count(NEIGHBOURS_SECRET) == 3, state
     assert state.split()[3:6] == ["1", "1", "3"], state
     async with playing(client, "count") as play:
-        return Street(gateway, client, neighbour, state, await play.run(TREE), since)
+        return Street(gateway, client, neighbour, state, await play.run(TREE))
 
 
 async def played(client: ArealClient, attack: Attack, answer: str, named: dict[str, str]) -> float | None:
@@ -131,7 +128,7 @@ async def test_an_attack_reaches_nothing_and_changes_no_verdict(street: Street, 
 _SEARCH = """
 import os, re
 words = [word[::-1].encode() for word in {words!r}]
-found, files = set(), 0
+found, files, bytes_read = set(), 0, 0
 
 def look(path, data):
     for word in words:
@@ -147,13 +144,12 @@ for folder, folders, names in os.walk("/"):
         try:
             if not os.path.isfile(path):
                 continue
-            files += 1
-            if path.startswith(("/usr/", "/lib", "/bin", "/sbin")) and os.stat(path).st_ctime < {since}:
-                continue
             with open(path, "rb") as file:
-                look(path, file.read())
+                data = file.read()
         except OSError:
             continue
+        files, bytes_read = files + 1, bytes_read + len(data)
+        look(path, data)
 for pid in filter(str.isdigit, os.listdir("/proc")):
     for name in ("cmdline", "environ", "maps", "mountinfo", "status", "net/unix", "net/tcp"):
         try:
@@ -170,36 +166,48 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
             look(f"memory of {{pid}}", memory.read(last - first))
     except OSError:
         pass
-print(files > 5000, sorted(found))
+print(files > 5000, bytes_read > 50_000_000, sorted(found))
 """
-"""Looks into every file but the system's own ones, which are older than the gateway and its secrets, and into memory.
+"""The words come reversed, since the script itself is a file of the box and a text in its shell's memory."""
 
-The words come reversed, since the script itself is a file of the box and a text in its shell's memory."""
+
+async def searched(play: Play, search: str) -> str:
+    """Run *search* beside the episode's commands, each of which has 30 s; return what it printed."""
+    await play.run(f"cat > /tmp/search.py <<'END'\n{search}\nEND")
+    await play.run("(python3 -I /tmp/search.py > /tmp/found 2>&1; touch /tmp/searched) &")
+    waiting = "for i in $(seq 100); do [ -e /tmp/searched ] && cat /tmp/found && break; sleep 0.1; done"
+
+    async def ended() -> str:
+        found = await play.run(waiting)
+        assert found, "the search still runs"
+        return found
+
+    return await eventually(ended, within_s=60)
 
 
 async def test_no_secret_is_anywhere_in_a_box(street: Street) -> None:
     workers = [worker["id"] for worker in await street.gateway.workers("os")]
     tokens = [hmac.new(GATEWAY_SECRET.encode(), worker.encode(), hashlib.sha256).hexdigest() for worker in workers]
     words = [ANSWER, NEIGHBOURS_SECRET, GATEWAY_SECRET, "ENVSERVER_", *workers, *tokens]
-    search = _SEARCH.format(words=[word[::-1] for word in words], since=street.since)
+    search = _SEARCH.format(words=[word[::-1] for word in words])
 
     async with playing(street.client, "secret") as play:
-        found = await play.run(f"cat > /tmp/search.py <<'END'\n{search}\nEND\npython3 -I /tmp/search.py")
+        found = await searched(play, search)
         verdict = await play.answer(ANSWER)
 
     assert len(workers) == 1
-    assert found == "True []"
+    assert found == "True True []"
     assert verdict.reward == 1.0
 
 
 async def test_a_search_like_that_finds_what_is_there(street: Street) -> None:
     word = f"planted-{uuid.uuid4().hex}"
-    search = _SEARCH.format(words=[word[::-1]], since=street.since)
+    search = _SEARCH.format(words=[word[::-1]])
 
     async with playing(street.client, "secret") as play:
         await play.run(f"X={word[:20]}; export X=${{X}}{word[20:]}; sleep 300 &")
         await play.run("echo $X > /var/lib/planted")
-        found = await play.run(f"cat > /tmp/search.py <<'END'\n{search}\nEND\npython3 -I /tmp/search.py")
+        found = await searched(play, search)
 
     assert "/var/lib/planted" in found
     assert "/environ" in found

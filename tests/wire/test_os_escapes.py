@@ -174,7 +174,7 @@ print(files > 5000, bytes_read > 50_000_000, sorted(found))
 async def searched(play: Play, search: str) -> str:
     """Run *search* beside the episode's commands, each of which has 30 s; return what it printed."""
     await play.run(f"cat > /tmp/search.py <<'END'\n{search}\nEND")
-    await play.run("(python3 -I /tmp/search.py > /tmp/found 2>&1; touch /tmp/searched) &")
+    await play.run("((python3 -I /tmp/search.py > /tmp/found 2>&1; touch /tmp/searched) &)")
     waiting = "for i in $(seq 100); do [ -e /tmp/searched ] && cat /tmp/found && break; sleep 0.1; done"
 
     async def ended() -> str:

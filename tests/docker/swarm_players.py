@@ -15,7 +15,7 @@ from tests.fakes.eventually import until
 from tests.wire.raw import create, new_sid, parse
 
 TURNS = 500
-PAUSE_S = 0.7
+PAUSE_S = 1.5
 """Between two steps of a session: this is one machine, whatever it plays."""
 STEP_S = scaled(60.0)
 ENVIRONMENT = "game"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import os
@@ -19,8 +20,10 @@ from tests.runner import stacks
 from tests.runner.lanes import LANE_VARIABLE, RUN_VARIABLE, reproduce
 from tests.runner.needs import needs_of
 
-DURATIONS = Path(__file__).resolve().parents[1] / "durations.json"
+PROJECT = Path(__file__).resolve().parents[2]
+DURATIONS = PROJECT / "tests/durations.json"
 """Seconds that each test file took in a measured run; the order of tests comes from it."""
+SHARED_SERVERS = "the servers of tests/wire/targets.py"
 QUICK_FOLDERS = ("tests/unit/", "bench/", "tests/contract/", "tests/service/", "tests/envserver/", "tests/sandbox/")
 PROGRESS_S = 30.0
 CLEANUP_S = 60.0
@@ -46,18 +49,47 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             items[:] = [item for item in items if item not in set(others)]
     durations: dict[str, float] = json.loads(DURATIONS.read_text())["files"] if DURATIONS.exists() else {}
     with_engine = {_file(item.nodeid) for item in items if item.get_closest_marker("docker")}
+    shared_s = sum(seconds for file, seconds in durations.items() if _uses_shared_servers(file))
 
     def rank(item: pytest.Item) -> tuple[bool, float, str]:
         file = _file(item.nodeid)
         is_quick = file.startswith(QUICK_FOLDERS) and file not in with_engine
-        return (not is_quick, -durations.get(file, 0.0), file)
+        return (not is_quick, -shared_s if _uses_shared_servers(file) else -durations.get(file, 0.0), file)
 
     items.sort(key=rank)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give each process whole files, and all files on the shared servers of the wire tests to one process.
+
+    Two gateways, two official servers and their workers cost each process that starts them half a minute of CPU time.
+    """
+    from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
+
+    class Scheduling(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            return SHARED_SERVERS if _uses_shared_servers(file) else file
+
+    return Scheduling(config, log)
+
+
+@functools.cache
+def _uses_shared_servers(file: str) -> bool:
+    path = PROJECT / file
+    return file.startswith("tests/wire/") and path.exists() and "target: Target" in path.read_text()
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """Collect no garbage among the modules that are imported now: they stay."""
+    gc.disable()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Keep what was collected out of garbage collection; in the runner's collection, note the needs of the tests."""
     gc.freeze()
+    gc.enable()
     if os.environ.get(LANE_VARIABLE) == "collect":
         lanes = {"cluster" if item.get_closest_marker("cluster") else "main" for item in session.items}
         needs = sorted({need for item in session.items for need in needs_of(item)})

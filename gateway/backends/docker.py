@@ -30,12 +30,12 @@ from gateway.backends import calls
 from gateway.backends.container import (
     LABEL_DIGEST,
     LABEL_ENVIRONMENT,
-    LABEL_INSTANCE,
     LABEL_ROLE,
     LABEL_WORKER,
     Role,
     container_body,
     container_name,
+    owned_filter,
 )
 from gateway.backends.endings import REASON_S, Endings
 from gateway.backends.engine import LOOK_S, TIMEOUT_S, Engine, EngineError
@@ -81,6 +81,7 @@ class DockerBackend:
         url: str,
         instance: str,
         socket_dir: Path,
+        owner: str = "",
         socket_volume: str | None = None,
         folders: Folders | None = None,
         custom_tasks_dir: Path | None = None,
@@ -96,8 +97,10 @@ class DockerBackend:
 
         Args:
             url: The engine's socket, or the gate's: ``unix:///…``.
-            instance: Label of everything made here; gateways that share an engine need different ones.
+            instance: Label of everything made here.
             socket_dir: Where the workers' folders are, as this process sees it; absolute.
+            owner: The gateway's identity, another label of it: only what bears both is seen, counted and removed.
+                Replicas that share a store have the same. Empty: *instance* alone tells.
             socket_volume: The volume that is mounted there; None where the engine sees that very path.
             folders: The workers' folders, where they are not in ``socket_dir`` of this machine.
             custom_tasks_dir: Where the folders of operators' task modules are; None mounts none.
@@ -111,6 +114,8 @@ class DockerBackend:
             reason_s: How long a death may be kept back for its reason.
         """
         self._instance = instance
+        self._owner = owner
+        self._own = owned_filter(instance, owner)
         self._grace_s = stop_grace_s
         self._environments = tuple(environments)
         self._forwarder_image = forwarder_image
@@ -126,7 +131,7 @@ class DockerBackend:
         self._puller = Engine(url, threads=PULL_THREADS, silence_s=silence_s)
         self._images = Images(self._engine, self._puller, forwarder_image=forwarder_image)
         self._launches = Launches()
-        self._endings = Endings(url, instance, reason_s=reason_s)
+        self._endings = Endings(url, self._own, reason_s=reason_s)
         self._closed = False
 
     async def start(self, worker: Worker, environment: Environment) -> str:
@@ -162,8 +167,7 @@ class DockerBackend:
 
     async def found(self) -> list[Found]:
         """List by label in one call; a worker that is being created counts as not running."""
-        labels = [f"{LABEL_INSTANCE}={self._instance}"]
-        entries = await self._engine.call(partial(calls.listed, labels=labels), silence_s=LOOK_S)
+        entries = await self._engine.call(partial(calls.listed, labels=self._own), silence_s=LOOK_S)
         workers: dict[str, list[dict[str, Any]]] = {}
         for entry in entries:
             if LABEL_WORKER in entry["Labels"]:
@@ -267,12 +271,13 @@ class DockerBackend:
         made.folder = True
         await self._sources.expect_volumes(environment)
         if environment.server.is_foreign:
-            body = server_body(worker, environment, instance=self._instance)
+            body = server_body(worker, environment, instance=self._instance, owner=self._owner)
         else:
             body = container_body(
                 worker,
                 environment,
                 instance=self._instance,
+                owner=self._owner,
                 source=await self._sources.sockets(worker.id),
                 custom_tasks_source=await self._sources.custom_tasks(environment),
             )
@@ -285,6 +290,7 @@ class DockerBackend:
             worker,
             environment,
             instance=self._instance,
+            owner=self._owner,
             source=await self._sources.sockets(worker.id),
             beside=beside,
             image=self._forwarder_image,
@@ -367,7 +373,7 @@ class DockerBackend:
             logger.error("worker_folder_left worker=%s error=%s", id, error)
 
     async def _containers(self, id: WorkerId) -> list[dict[str, Any]]:
-        labels = [f"{LABEL_INSTANCE}={self._instance}", f"{LABEL_WORKER}={id}"]
+        labels = [*self._own, f"{LABEL_WORKER}={id}"]
         return await self._engine.call(partial(calls.listed, labels=labels), silence_s=LOOK_S)
 
     async def _finish(self, entry: dict[str, Any]) -> None:

@@ -292,6 +292,8 @@ class FakeBackend:
         self.asked = 0
         """How many workers were ever asked for."""
         self.stopped: list[WorkerId] = []
+        self.asked_before_stops: list[int] = []
+        """What `asked` was at each of the stops."""
         self.paused: set[WorkerId] = set()
         self.images: dict[EnvironmentName, str] = {}
         """What `prepare` says that an environment's image is."""
@@ -332,6 +334,7 @@ class FakeBackend:
             raise BackendError(f"{id} can't be stopped")
         worker = self.workers.pop(id, None)
         self.stopped.append(id)
+        self.asked_before_stops.append(self.asked)
         self.paused.discard(id)
         if worker is not None:
             await worker.aclose()

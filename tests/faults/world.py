@@ -17,6 +17,7 @@ import docker
 import httpx
 import redis
 
+from gateway.settings import Settings
 from tests.deadlines import scaled
 from tests.fakes.eventually import eventually
 from tests.fakes.images import built_once, files_of
@@ -106,6 +107,11 @@ class World:
     def sockets(self) -> Path:
         """Where each worker has its folder."""
         return self.folder / "s"
+
+    @property
+    def owner(self) -> str:
+        """The identity of its gateways, which made their secret as the first of them started."""
+        return Settings(state_dir=self.folder / "state").read_owner()
 
     @property
     def log(self) -> str:

@@ -283,5 +283,5 @@ def _died(death: Death, when: str) -> StartFailed:
 
 
 def _is_alive(load: EnvironmentLoad) -> bool:
-    alive = (WorkerState.READY, WorkerState.STARTING, WorkerState.PAUSED)
+    alive = (WorkerState.READY, WorkerState.STARTING, WorkerState.PAUSED, WorkerState.SUSPECT)
     return any(entry.worker.state in alive for entry in load.workers)

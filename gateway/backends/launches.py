@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
 from gateway.core.errors import BackendError
@@ -92,6 +92,13 @@ class Launches:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def raise_first(outcomes: Iterable[object]) -> None:
+    """Raise the first exception among what ``asyncio.gather`` returned."""
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
 
 
 async def _undone(undo: Callable[[], Awaitable[None]]) -> bool:

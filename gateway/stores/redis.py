@@ -314,6 +314,9 @@ class RedisStore(Rebuilding):
     async def pause_worker(self, id: WorkerId, *, fence: int = 0) -> bool:
         return bool(await self._run("pause_worker", id, fence))
 
+    async def suspect_worker(self, id: WorkerId) -> bool:
+        return bool(await self._run("suspect_worker", id))
+
     async def wake_worker(self, id: WorkerId) -> bool:
         return bool(await self._run("wake_worker", id))
 

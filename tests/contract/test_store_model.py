@@ -527,10 +527,18 @@ class StoreMachine(RuleBasedStateMachine):
         assert paused is (worker is not None and worker.state is WorkerState.PAUSED)
 
     @rule(id=worker_ids)
+    def suspect_worker(self, id: str) -> None:
+        worker = self.model.of(id)
+        if worker is not None and worker.state is WorkerState.READY:
+            worker.state = WorkerState.SUSPECT
+        suspected = self.run(self.store.suspect_worker(WorkerId(id)))
+        assert suspected is (worker is not None and worker.state is WorkerState.SUSPECT)
+
+    @rule(id=worker_ids)
     def wake_worker(self, id: str) -> None:
         worker = self.model.of(id)
         woken = self.run(self.store.wake_worker(WorkerId(id)))
-        assert woken is (worker is not None and worker.state is WorkerState.PAUSED)
+        assert woken is (worker is not None and worker.state in (WorkerState.PAUSED, WorkerState.SUSPECT))
         if woken and worker is not None:
             worker.state = WorkerState.READY
             self.model.breakers.pop(worker.environment, None)

@@ -158,7 +158,8 @@ class World:
     def open_gate(self, gate: str) -> None:
         """Let the steps go on that wait for *gate*, in every worker."""
         for folder in self.sockets.iterdir():
-            (folder / gate).touch()
+            with contextlib.suppress(FileNotFoundError):  # its worker ended meanwhile
+                (folder / gate).touch()
 
     def waiting_steps(self, gate: str) -> int:
         """How many steps began to wait for *gate*; each notes it once."""

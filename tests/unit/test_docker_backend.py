@@ -563,6 +563,25 @@ async def test_a_container_that_somebody_else_removes_meanwhile_is_stopped_witho
     assert left(engine, sockets) == []
 
 
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_a_stop_that_ends_in_the_middle_leaves_no_folder_without_a_container(
+    backend: DockerBackend, engine: FakeEngine, sockets: Path, is_cancelled: bool
+) -> None:
+    await backend.start(worker(), ENVIRONMENT)
+    hold = engine.hold("DELETE container")
+    stopping = asyncio.create_task(backend.stop(WorkerId("w1")))
+    await reached(hold)
+
+    if is_cancelled:
+        stopping.cancel()
+        await asyncio.wait({stopping})
+    at_that_moment = left(engine, sockets)
+    hold.released.set()
+    await asyncio.wait({stopping})
+
+    assert at_that_moment == ["ours-fake-w1"]
+
+
 async def test_a_stop_that_the_engine_refuses_is_an_error_and_keeps_what_can_be_tried_again(
     backend: DockerBackend, engine: FakeEngine, sockets: Path
 ) -> None:

@@ -121,4 +121,4 @@ async def test_a_trainer_that_hangs_up_while_its_worker_is_silent_leaves_nothing
 
         await gateway.eventually_used(1)
         await until(lambda: set(worker.sessions) == {session_id(OWNER, "before")})
-        assert await gateway.waiting() == 0
+        await gateway.eventually_waiting(0)

@@ -168,6 +168,12 @@ class FakeWorker:
         await _json(connection, 200, {"sessions": entries})
 
     async def _create(self, connection: Connection, request: Request) -> None:
+        sid, lease = request.headers["x-session-id"], request.headers.get("x-session-lease", "")
+        if lease and lease in self.ended_leases:
+            await _json(connection, 410, {"detail": "Session deleted"})
+            return
+        if sid in self.sessions and self.sessions[sid].lease != lease:
+            del self.sessions[sid]  # left behind by an earlier opening
         task: dict[str, Any] = json.loads(request.body)["task_spec"]
         match task.get("on_create", "open"):
             case "refuse":
@@ -183,11 +189,7 @@ class FakeWorker:
                 await self._die_now()
             case "gate":
                 await self._wait_while_there(connection)
-        sid, lease = request.headers["x-session-id"], request.headers.get("x-session-lease", "")
-        if lease and lease in self.ended_leases:
-            await _json(connection, 410, {"detail": "Session deleted"})
-            return
-        if sid in self.sessions and self.sessions[sid].lease == lease:
+        if sid in self.sessions:
             await _json(connection, 400, {"detail": "Session already exists"})
             return
         self.created += 1

@@ -17,7 +17,8 @@ from gateway.backends.docker import DockerBackend
 from gateway.backends.endings import LOOK_THREADS, Endings
 from gateway.backends.engine import Engine, EngineError
 from gateway.backends.events import DieEvents, Ended
-from gateway.core.errors import BackendError
+from gateway.backends.launches import Launches, Wanted
+from gateway.core.errors import BackendError, StartFailed
 from gateway.core.model import CloseReason, Environment, EnvironmentName, Worker, WorkerId
 from tests.deadlines import scaled
 from tests.fakes.engine import FakeContainer, FakeEngine, Hold
@@ -450,6 +451,25 @@ async def test_an_undo_that_waits_for_the_engine_ends_with_the_backend(
 
     assert engine.count("DELETE container") == 1
     assert "launch_not_undone" in caplog.text
+
+
+async def test_an_undo_that_fails_again_and_again_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    launches, tries = Launches(undo_pauses_s=[0.0] * 5), []
+
+    async def refused(_: Wanted) -> None:
+        raise StartFailed("no")
+
+    async def undo() -> None:
+        tries.append(1)
+        if len(tries) < 5:
+            raise BackendError("the engine does not answer")
+
+    with pytest.raises(StartFailed):
+        await launches.run(refused, undo)
+    await until(lambda: len(tries) == 5)
+    await launches.drain(REACHED_S)
+
+    assert [record.levelname for record in caplog.records if "launch_not_undone" in record.message] == ["ERROR"]
 
 
 # -- pausing

@@ -163,7 +163,7 @@ class Closer:
         return True
 
     async def abandon(self, session: Session, environment: Environment, *, missed: Missed) -> None:
-        """Give an opening's slot back although its worker, which is suspect, answers nothing; the session ends in it later.
+        """Give an opening's slot back although its worker, which is suspect, answers nothing; it ends in there later.
 
         It is told behind the caller until it answers, by the session's lease: a successor elsewhere, or in that worker,
         is not meant.

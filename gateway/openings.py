@@ -313,7 +313,7 @@ class Openings:
         return session
 
     async def _set_up_somewhere(self, session: Session, opening: Opening, wish: _Wish) -> Session:
-        """Set a session up in its worker, or in another one where that one dies of it, has no room or answers nothing."""
+        """Set a session up in its worker, or in another one if that one dies of it, has no room or answers nothing."""
         environment = wish.environment
         deaths = 0
         while True:

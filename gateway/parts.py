@@ -148,8 +148,8 @@ def hold_containers(settings: Settings) -> ExitStack:
     except BlockingIOError:
         held.close()
         raise ConfigError(
-            f"another gateway with GATEWAY_STORE=memory and GATEWAY_INSTANCE={settings.instance} runs, and would lose its "
-            f"workers to this one ({path} is locked): set another GATEWAY_INSTANCE here, or the same Redis in both"
+            f"another gateway with GATEWAY_STORE=memory and GATEWAY_INSTANCE={settings.instance} runs, and would lose "
+            f"its workers to this one ({path} is locked): set another GATEWAY_INSTANCE here, or the same Redis in both"
         ) from None
     except OSError as error:
         raise ConfigError(f"GATEWAY_STATE_DIR={settings.state_dir}: {error}") from error

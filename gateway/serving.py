@@ -1,7 +1,8 @@
 """uvicorn with what it lacks.
 
-Bounds of a request's head in size and time, and of pauses in its body, WebSockets that are closed between two frames and whose vanished clients
-are noticed, an end that is announced while requests are still taken, and one that leaves time to clean up.
+Bounds of a request's head in size and time, and of pauses in its body, WebSockets that are closed between two frames
+and whose vanished clients are noticed, an end that is announced while requests are still taken, and one that leaves
+time to clean up.
 """
 
 from __future__ import annotations

@@ -81,8 +81,8 @@ class Settings(BaseSettings):
     """Of the process backend: where sandboxes have their root filesystem (100 MB, made when first needed) and are
     mounted. Where the gateway is root, every user must be able to pass through it."""
     state_dir: Path = Field(default_factory=_state_dir)
-    """Where the gateway's own secret is kept (``secret``, mode 0600); of a node in a cluster, that it drains. Keep it: a
-    gateway with another secret is another gateway, and leaves the workers of this one alone."""
+    """Where the gateway's own secret is kept (``secret``, mode 0600); of a node in a cluster, that it drains. Keep it:
+    a gateway with another secret is another gateway, and leaves the workers of this one alone."""
     secret: SecretStr | None = None
     """Replaces the secret file; replicas on several machines need the same one."""
     secrets_dir: Path | None = None
@@ -253,7 +253,6 @@ class Settings(BaseSettings):
         if not secret:
             raise ConfigError(f"{path} is empty: remove it, and a new secret is made")
         return secret
-
 
     def read_owner(self) -> str:
         """Who this gateway is to those that share its engines: 16 hexadecimal digits, the same for all replicas.

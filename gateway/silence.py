@@ -15,7 +15,16 @@ from typing import Any, Final
 
 from gateway.catalog import Catalog
 from gateway.core.errors import GatewayError, StoreUnavailable, UpstreamGone, UpstreamTimeout
-from gateway.core.model import Environment, EnvironmentLoad, EnvironmentName, Session, Wire, Worker, WorkerId, WorkerState
+from gateway.core.model import (
+    Environment,
+    EnvironmentLoad,
+    EnvironmentName,
+    Session,
+    Wire,
+    Worker,
+    WorkerId,
+    WorkerState,
+)
 from gateway.core.ports import Store, Upstream
 
 logger = logging.getLogger(__name__)
@@ -35,9 +44,7 @@ class WorkerSilent(UpstreamTimeout):
 class Watch:
     """A context in which a session is opened in its worker: ends *limit* early where the worker answers nothing."""
 
-    def __init__(
-        self, limit: asyncio.Timeout, session: Session, environment: Environment, upstream: Upstream
-    ) -> None:
+    def __init__(self, limit: asyncio.Timeout, session: Session, environment: Environment, upstream: Upstream) -> None:
         self.is_silent = False
         self._limit = limit
         self._session = session
@@ -48,7 +55,8 @@ class Watch:
 
     def __enter__(self) -> Watch:
         if self._environment.wire is Wire.OWN:
-            self._timer = asyncio.get_running_loop().call_later(SUSPECT_S, self._begin)  # a task would cost each opening
+            # A timer: a task would cost each opening.
+            self._timer = asyncio.get_running_loop().call_later(SUSPECT_S, self._begin)
         return self
 
     def __exit__(
@@ -65,9 +73,9 @@ class Watch:
     async def _ask(self) -> None:
         session = self._session
         worker = Worker(id=session.worker, environment=session.environment, digest="", slots=1, address=session.address)
-        while await answers(worker, self._environment, self._upstream):
-            await asyncio.sleep(SUSPECT_S)
-        if not self._limit.expired():
+        if await answers(worker, self._environment, self._upstream):
+            self._timer = asyncio.get_running_loop().call_later(SUSPECT_S, self._begin)
+        elif not self._limit.expired():
             self.is_silent = True
             self._limit.reschedule(asyncio.get_running_loop().time())
 

@@ -125,7 +125,7 @@ class WorkerEnds:
             self._transport.forget(id)  # another replica was faster; the calls of this one are broken off here
             return
         if worker.state is WorkerState.STARTING:
-            return  # the replica that starts it stops it and counts the failure; if that one is gone, the new leader does
+            return  # who starts it stops it and counts the failure; if that replica is gone, the new leader stops it
         tail = ""
         sessions = await self._forget(id, reason)
         if sessions is None:

@@ -157,7 +157,7 @@ class DockerBackend:
     async def stop(self, id: WorkerId) -> None:
         """Send SIGTERM, SIGKILL after the grace, and remove container and folder; see ``Backend.stop``."""
         entries = await self._containers(id)
-        # In this order, whatever fails or is cancelled between: containers are found again, a folder without one is not.
+        # In this order, whatever fails or is cancelled between: containers are found again, a folder alone is not.
         raise_first(await asyncio.gather(*[self._end(entry) for entry in entries], return_exceptions=True))
         await self._remove_folder(id)
         removals = [self._engine.call(partial(calls.remove, container=entry["Id"])) for entry in entries]
@@ -381,7 +381,7 @@ class DockerBackend:
         return await self._engine.call(partial(calls.listed, labels=labels), silence_s=LOOK_S)
 
     async def _end(self, entry: dict[str, Any]) -> None:
-        """Let a container end, by force after the grace; a forwarder, which has nothing to tidy up, is left to its removal."""
+        """Let a container end, by force after the grace; a forwarder has nothing to tidy up, and is just removed."""
         if _role(entry) is Role.FORWARDER:
             return
         await self._thaw([entry])  # else it would not hear that it is to end

@@ -201,11 +201,14 @@ class Store(Protocol):
         ...
 
     async def suspect_worker(self, id: WorkerId) -> bool:
-        """Make a ``READY`` worker ``SUSPECT``: none of its slots is given away until `wake_worker`; whether it is now."""
+        """Make a ``READY`` worker ``SUSPECT``: it gets no more sessions until `wake_worker`; whether it is now."""
         ...
 
     async def wake_worker(self, id: WorkerId) -> bool:
-        """Make a ``PAUSED`` or ``SUSPECT`` worker ``READY`` and give its slots to those that wait; False if it is neither."""
+        """Make a ``PAUSED`` or ``SUSPECT`` worker ``READY``, and give its slots to those that wait.
+
+        Returns False if it is neither.
+        """
         ...
 
     async def limit_worker(self, id: WorkerId, slots: int) -> None:

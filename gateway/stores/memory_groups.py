@@ -122,7 +122,7 @@ class Groups:
             self._reserve(opening.group, group, min(group.reserved, max(0, opening.group_size - group.granted)))
 
     def reserve(self, opening: Opening, count: int, now: float, home: WorkerId | None) -> None:
-        """Keep *count* slots for those of the group of *opening* that have not come yet, all in *home* if that is given."""
+        """Keep *count* slots for those of the group of *opening* that have not come yet; *home*: all in that worker."""
         if count > 0:
             self._of(opening).home = home
             self._reserve(opening.group, self._of(opening), count)

@@ -1,4 +1,4 @@
-"""Of the memory store: who leads, workers that are paused or suspect, and what is registered anew because somebody serves it.
+"""Of the memory store: who leads, workers that rest, and what is registered anew because somebody serves it.
 
 A process that ends takes this store with it, so no leader outlives its fences, and there is no older state that comes
 back. A store that is not whole exists for tests of those who rebuild one.
@@ -27,7 +27,7 @@ NOTES_S = 10.0
 
 
 class Rebuilding(Slots):
-    """The methods of ``MemoryStore`` for its leader: lead, pause, suspect and wake, adopt, and say that this was all."""
+    """The methods of ``MemoryStore`` for its leader: lead, pause, suspect, wake, adopt, and say that this was all."""
 
     async def lead(self, replica: str, *, ttl_s: float) -> Lead:
         return self._leadership.lead(replica, self._tidied(), ttl_s=ttl_s)

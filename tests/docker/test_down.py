@@ -38,7 +38,7 @@ class Projects:
         return where
 
     def worker(self, instance: str, sockets: str | None, id: str) -> str:
-        """Make a container of worker *id*, with its folder in *sockets* if that is given; returns the container's id."""
+        """Make a container of worker *id*, with its folder in *sockets* if that is given; returns its id."""
         binds = [f"{sockets}/{id}:/run/envserver"] if sockets is not None else None
         made = self._engine.create_container(
             self._image,

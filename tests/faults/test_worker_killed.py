@@ -1,4 +1,4 @@
-"""A worker is killed with a hundred steps in flight: each gets a typed error, and nobody else notices. Or it is frozen."""
+"""A worker is killed with a hundred steps in flight: each gets a typed error, and others go on. Or it is frozen."""
 
 from __future__ import annotations
 

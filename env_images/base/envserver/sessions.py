@@ -29,7 +29,7 @@ logger = logging.getLogger("envserver")
 TEARDOWN_S = 30.0
 """``/delete`` waits this long for a teardown, and a teardown for code that cannot be cancelled."""
 ENDED_KEPT = 512
-"""Leases that were ended before a session had them. Their ``/create`` is on its way, on a connection that is read later."""
+"""Leases that were ended before a session had them: their ``/create`` comes on a connection that is read later."""
 
 
 class Sessions:

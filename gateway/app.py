@@ -45,6 +45,7 @@ from gateway.fronts.ors import OrsFront
 from gateway.fronts.peers import PeersFront
 from gateway.observe.metrics import Metrics
 from gateway.parts import (
+    hold_containers,
     make_backend,
     make_call_store,
     make_curriculum_store,
@@ -450,6 +451,7 @@ async def serve(settings: Settings) -> None:
         ConfigError, StoreUnavailable, BackendError: at start.
     """
     catalog, tasks = await read_all(settings.checked())
+    held = hold_containers(settings)
     listener = listen(settings.host, settings.port)
     gateway = Gateway(settings, catalog=catalog, tasks=tasks, port=listener.getsockname()[1])
     server = Server(configured(gateway.app, end_s=settings.drain_s))
@@ -482,6 +484,7 @@ async def serve(settings: Settings) -> None:
             await server.serve(sockets=[listener])
     finally:
         listener.close()
+        held.close()
     logger.info("gateway_stopped replica=%s", gateway.replica)
 
 

@@ -18,7 +18,14 @@ from typing import Any, Final, TypeVar
 
 import anyio
 
-from gateway.core.errors import GatewayError, SessionClosed, SessionExists, SessionNotFound
+from gateway.core.errors import (
+    GatewayError,
+    SessionClosed,
+    SessionExists,
+    SessionNotFound,
+    UpstreamGone,
+    UpstreamTimeout,
+)
 from gateway.core.model import CloseReason, Environment, Opening, Session, SessionId, SessionState, Summary, Wire
 from gateway.core.ports import Store, Upstream
 from gateway.observe.metrics import Metrics
@@ -31,6 +38,9 @@ T = TypeVar("T")
 CLEANUP_S: Final = 30.0
 """How long a request waits for what it gives back; the rest goes on behind it."""
 
+TOLD_S: Final = 600.0
+"""How long a worker that does not answer is told again of the end of a session."""
+TOLD_PAUSE_S: Final = 1.0
 Missed = Callable[[], None]
 """Is called when the store did not answer."""
 
@@ -59,6 +69,7 @@ class Closer:
         self._played = played
         # The state: what goes on behind requests.
         self._cleanups: set[asyncio.Task[Any]] = set()
+        self._telling: set[asyncio.Task[None]] = set()
 
     async def begin(
         self,
@@ -150,6 +161,38 @@ class Closer:
         closing = replace(closing, handle=closing.handle or session.handle)
         await self.finish(closing, environment, counted=counted, missed=missed)
         return True
+
+    async def abandon(self, session: Session, environment: Environment, *, missed: Missed) -> None:
+        """Give an opening's slot back although its worker, which is suspect, answers nothing; it ends in there later.
+
+        It is told behind the caller until it answers, by the session's lease: a successor elsewhere, or in that worker,
+        is not meant.
+        """
+        closing = await self.begin(session.id, CloseReason.OPEN_FAILED, lease=session.lease, missed=missed)
+        if closing is None:
+            return  # who ended it meanwhile tells the worker
+        task = asyncio.create_task(self._tell_end(closing, environment))
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
+        await self._released(closing, missed=missed)
+
+    async def _tell_end(self, session: Session, environment: Environment) -> None:
+        deadline = time.monotonic() + TOLD_S
+        while time.monotonic() < deadline:
+            try:
+                async with asyncio.timeout(environment.timeouts.close_s):
+                    await self._upstreams[environment.wire].close(session, environment)
+                return
+            except (UpstreamGone, UpstreamTimeout, TimeoutError):
+                with contextlib.suppress(GatewayError):
+                    if await self._store.worker(session.worker) is None:
+                        return
+            except GatewayError as error:
+                logger.warning("session_close_failed session=%s worker=%s error=%s", session.id, session.worker, error)
+                with contextlib.suppress(GatewayError):
+                    await self._store.drain_worker(session.worker)
+                return
+            await asyncio.sleep(TOLD_PAUSE_S)
 
     async def _given_back(
         self, session: Session, environment: Environment, reason: CloseReason, counted: bool, missed: Missed

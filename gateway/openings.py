@@ -50,6 +50,7 @@ from gateway.ends import Waiting
 from gateway.observe.metrics import Metrics
 from gateway.patience import STORE_PATIENCE_S, STORE_PAUSE_S, patiently
 from gateway.remembered import Remembered
+from gateway.silence import Watch, WorkerSilent
 
 logger = logging.getLogger(__name__)
 
@@ -312,14 +313,14 @@ class Openings:
         return session
 
     async def _set_up_somewhere(self, session: Session, opening: Opening, wish: _Wish) -> Session:
-        """Set a session up in its worker, or in another one where that one dies of it or has no room."""
+        """Set a session up in its worker, or in another one if that one dies of it, has no room or answers nothing."""
         environment = wish.environment
         deaths = 0
         while True:
             try:
                 session = await self._set_up(session, wish)
                 break
-            except (UpstreamGone, WorkerFull) as error:
+            except (UpstreamGone, WorkerFull, WorkerSilent) as error:
                 deaths += isinstance(error, UpstreamGone) and error.sent
                 left_s = wish.open_until - time.monotonic()
                 if left_s <= 0 and isinstance(error, WorkerFull):
@@ -342,19 +343,30 @@ class Openings:
 
     async def _set_up(self, session: Session, wish: _Wish) -> Session:
         environment = wish.environment
-        limit_s = wish.at_most(environment.timeouts.setup_s)
+        upstream, limit_s = self._upstreams[environment.wire], wish.at_most(environment.timeouts.setup_s)
         try:
             # No Redis in here: the timeout's cancellation reaches the worker's connection only.
-            async with asyncio.timeout(limit_s):
-                handle = await self._upstreams[environment.wire].open(session, environment, wish.setup)
+            async with asyncio.timeout(limit_s) as limit:
+                with Watch(limit, session, environment, upstream) as watch:
+                    handle = await upstream.open(session, environment, wish.setup)
             session = replace(session, handle=handle)
             opened = partial(self._store.opened, session.id, session.lease, handle=handle)
             return await patiently(opened, for_s=self._patience_s)
         except BaseException as error:  # a cancellation too: the trainer hung up
+            if isinstance(error, TimeoutError) and watch.is_silent:
+                await self._closer.through(session.id, partial(self._leave, session, environment))
+                raise WorkerSilent(f"worker {session.worker} answers nothing") from error
             await self._closer.through(session.id, partial(self._undo, session, environment, error))
             if isinstance(error, TimeoutError):
                 raise UpstreamTimeout(f"the worker did not open the session within {limit_s:g} s") from error
             raise
+
+    async def _leave(self, session: Session, environment: Environment, missed: Missed) -> None:
+        """Give back the slot of an opening whose worker answers nothing, once nobody gets another one there."""
+        logger.warning("worker_suspect environment=%s worker=%s", environment.name, session.worker)
+        suspect = partial(self._store.suspect_worker, session.worker)
+        await patiently(suspect, for_s=self._patience_s, missed=missed)
+        await self._closer.abandon(session, environment, missed=missed)
 
     async def _undo(self, session: Session, environment: Environment, error: BaseException, missed: Missed) -> None:
         """Give back what an opening held that failed with *error*, or that nobody waits for any more."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 from collections.abc import Callable
+from contextlib import ExitStack
 
 from gateway.backends.docker import DockerBackend
 from gateway.backends.folders import Folders
@@ -126,10 +128,39 @@ def make_swarm(
     )
 
 
+def hold_containers(settings: Settings) -> ExitStack:
+    """Claim this gateway's containers for this process, until what is returned is closed or the process ends.
+
+    Replicas find in their store which containers are in use. Where that is one process's memory, another one would take
+    them for what a dead gateway left behind.
+
+    Raises:
+        ConfigError: a process that lives has them, or the state folder can't be written.
+    """
+    held = ExitStack()
+    if settings.store != "memory" or not settings.uses_containers:
+        return held
+    path = settings.state_dir / f"{settings.instance}-{settings.read_owner()}.lock"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = held.enter_context(path.open("a"))
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        held.close()
+        raise ConfigError(
+            f"another gateway with GATEWAY_STORE=memory and GATEWAY_INSTANCE={settings.instance} runs, and would lose "
+            f"its workers to this one ({path} is locked): set another GATEWAY_INSTANCE here, or the same Redis in both"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"GATEWAY_STATE_DIR={settings.state_dir}: {error}") from error
+    return held
+
+
 def _docker_backend(settings: Settings, catalog: Catalog, *, url: str, folders: Folders | None = None) -> DockerBackend:
     return DockerBackend(
         url=url,
         instance=settings.instance,
+        owner=settings.read_owner(),
         socket_dir=settings.socket_dir,
         socket_volume=settings.socket_volume,
         folders=folders,

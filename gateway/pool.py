@@ -2,7 +2,7 @@
 
 It runs in every replica and acts in the one that leads. It never answers a trainer: an opening that waits for a slot is
 served by the store when a worker becomes ready. What is to be done is decided in ``core/plan``; its parts are `starts`,
-`worker_ends`, `expiry` and `rebuilding`.
+`worker_ends`, `pausing`, `silence`, `expiry` and `rebuilding`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ from gateway.core.plan import Demand, Plan, plan, rest_s
 from gateway.core.ports import Backend, Store, Transport, Upstream
 from gateway.expiry import Expiry
 from gateway.observe.metrics import Metrics
+from gateway.pausing import Pausing
 from gateway.rebuilding import Rebuilding, static_worker
+from gateway.silence import Suspects
 from gateway.starts import Starts
 from gateway.worker_ends import WorkerEnds
 
@@ -58,16 +60,6 @@ END_S: Final = 30.0
 """The longest that the end waits for what is under way; to undo a start takes that of its worker."""
 
 
-def nothing_remembered() -> Iterable[Session]:
-    """Of a replica that serves nothing."""
-    return ()
-
-
-def nothing_expected() -> Mapping[EnvironmentName, Expected]:
-    """Foresee no openings."""
-    return {}
-
-
 class Pool:
     """Keeps each environment's workers as its policy, the waiting openings and those to come want them."""
 
@@ -82,11 +74,11 @@ class Pool:
         closer: Closer,
         metrics: Metrics,
         replica: str,
-        remembered: Callable[[], Iterable[Session]] = nothing_remembered,
+        remembered: Callable[[], Iterable[Session]] = tuple,
         is_settled: Callable[[EnvironmentName], bool] = lambda name: True,
         may_start: Callable[[EnvironmentName], bool] = lambda name: True,
         leads: Callable[[], None] = lambda: None,
-        expected: Callable[[], Mapping[EnvironmentName, Expected]] = nothing_expected,
+        expected: Callable[[], Mapping[EnvironmentName, Expected]] = dict,
         max_workers: int = 0,
     ) -> None:
         """
@@ -133,6 +125,19 @@ class Pool:
             spawn=self._spawn,
             more=lambda: self._woken.set(),
         )
+        self._pausing = Pausing(
+            store=store,
+            backend=backend,
+            spawn=self._spawn,
+            paused=lambda: self._woken.set(),
+        )
+        self._suspects = Suspects(
+            store=store,
+            upstreams=upstreams,
+            catalog=catalog,
+            spawn=self._spawn,
+            changed=lambda: self._woken.set(),
+        )
         self._rebuilding = Rebuilding(
             store=store,
             backend=backend,
@@ -144,8 +149,6 @@ class Pool:
         # The state of this loop: what it has begun, by worker, and what it expects, by environment.
         self._lead = Lead(0)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._changing: set[WorkerId] = set()
-        """Workers that are being paused or woken: one that is wanted is woken when it is paused, not in the middle."""
         self._rebuild: asyncio.Task[None] | None = None
         self._demands: dict[EnvironmentName, Demand] = {}
         self._looked_at: float | None = None
@@ -215,6 +218,7 @@ class Pool:
         self._metrics.loaded(loads)
         self._look(loads)
         await self._drain_leaving(loads)
+        await self._suspects.turn(loads, self._lead.fence)
         self._ends.grow()
         for environment, load, wanted in self._planned(loads):
             await self._apply(environment, load, wanted, own)
@@ -312,7 +316,7 @@ class Pool:
         for name, load in loads.items() if leaving else ():
             for entry in load.workers:
                 id = entry.worker.id
-                if id in leaving and entry.worker.state in (WorkerState.READY, WorkerState.PAUSED):
+                if id in leaving and entry.worker.state not in (WorkerState.STARTING, WorkerState.DRAINING):
                     logger.info("worker_leaving environment=%s worker=%s", name, id)
                     await self._store.drain_worker(id, fence=self._lead.fence)
                     self._woken.set()
@@ -351,13 +355,9 @@ class Pool:
             if await self._store.drain_worker(id, only_if_idle=True, fence=fence):
                 self._woken.set()
         for id in wanted.pause:
-            if id not in self._changing and await self._store.pause_worker(id, fence=fence):
-                self._changing.add(id)
-                self._spawn(self._pause(id, name))
+            await self._pausing.pause_soon(id, name, fence=fence)
         for id in wanted.wake:
-            if id not in self._changing:
-                self._changing.add(id)
-                self._spawn(self._wake(id, name))
+            self._pausing.wake_soon(id, name)
         for id in wanted.stop:
             self._stop_soon(id, name, "idle")
         await self._end_abandoned(load, name, own, fence)
@@ -399,34 +399,6 @@ class Pool:
             worker = static_worker(environment)
         await self._starts.begin(worker)
         self._spawn(self._starts.run(worker, environment))
-
-    async def _pause(self, id: WorkerId, name: EnvironmentName) -> None:
-        try:
-            await self._backend.pause(id)
-            logger.info("worker_paused environment=%s worker=%s", name, id)
-        except GatewayError as error:
-            logger.warning("worker_not_paused environment=%s worker=%s error=%s", name, id, error)
-            # It may be paused all the same. One that can't be resumed now stays paused to the store until it is wanted.
-            with contextlib.suppress(GatewayError):
-                await self._backend.resume(id)
-                await self._store.wake_worker(id)
-        finally:
-            self._changing.discard(id)
-            self._woken.set()
-
-    async def _wake(self, id: WorkerId, name: EnvironmentName) -> None:
-        try:
-            await self._backend.resume(id)
-            await self._store.wake_worker(id)
-            logger.info("worker_woken environment=%s worker=%s", name, id)
-        except BackendError as error:
-            # Tried again while it is wanted; that it is dead would be told, or found by the audit.
-            logger.warning("worker_not_woken environment=%s worker=%s error=%s", name, id, error)
-            await asyncio.sleep(TICK_S)
-        except StoreUnavailable as error:
-            logger.warning("store_unavailable during=wake error=%s", error)  # it is woken again at the next turn
-        finally:
-            self._changing.discard(id)
 
     def _stop_soon(self, id: WorkerId, name: EnvironmentName, reason: str) -> None:
         if id not in self._starts:

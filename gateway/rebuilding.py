@@ -46,7 +46,8 @@ ASK_S: Final = 5.0
 that an older state of the store knows takes no more sessions."""
 ASKED_AT_ONCE: Final = 32
 GRACE_S: Final = 2.0
-"""How long other replicas have to hand in what they remember: each looks every half second."""
+"""How long other replicas have to hand in what they remember, where workers do not tell it all: each looks every half
+second."""
 HANDED_IN: Final = 500
 """Sessions in one request to the store."""
 
@@ -99,24 +100,27 @@ class Rebuilding:
         found += self._static()
         free = asyncio.Semaphore(ASKED_AT_ONCE)
 
-        async def taken_back(one: Found) -> int:
+        async def taken_back(one: Found) -> tuple[int, bool]:
             async with free:
                 return await self._take_back(one, fence)
 
         taking = [asyncio.ensure_future(taken_back(one)) for one in found]
         try:
-            counts = await asyncio.gather(*taking)
+            taken = await asyncio.gather(*taking)
         finally:
             for one in taking:
                 one.cancel()
             await asyncio.gather(*taking, return_exceptions=True)
-        if found:
+        if not all(is_exact for _, is_exact in taken):
             while time.monotonic() - began_at < GRACE_S:
                 await self.hand_in()
                 await asyncio.sleep(GRACE_S / 4)
         await self._store.rebuilt(fence=fence)
         logger.warning(
-            "store_rebuilt workers=%s sessions=%s seconds=%.1f", len(found), sum(counts), time.monotonic() - began_at
+            "store_rebuilt workers=%s sessions=%s seconds=%.1f",
+            len(found),
+            sum(count for count, _ in taken),
+            time.monotonic() - began_at,
         )
 
     def _static(self) -> list[Found]:
@@ -133,11 +137,11 @@ class Rebuilding:
             if environment.server.url
         ]
 
-    async def _take_back(self, found: Found, fence: int) -> int:
-        """Register a worker that runs, with its sessions; returns how many those are."""
+    async def _take_back(self, found: Found, fence: int) -> tuple[int, bool]:
+        """Register a worker that runs, with its sessions; returns how many those are, and whether it has no others."""
         environment = self._catalog.get(found.environment)
         if environment is None:
-            return 0  # no longer on offer: the audit removes it
+            return 0, True  # no longer on offer: the audit removes it
         worker = Worker(
             id=found.id,
             environment=environment.name,
@@ -154,7 +158,7 @@ class Rebuilding:
             # An older state of the store may know it, with sessions and slots that it may not have any more.
             if not environment.server.url:
                 await self._store.drain_worker(worker.id, fence=fence)
-            return 0
+            return 0, False
         known = [one.session for one in listed or () if one.session is not None]
         is_exact = listed is not None and len(known) == len(listed)
         if not is_exact and not environment.server.url:
@@ -164,7 +168,7 @@ class Rebuilding:
         there = {one.id for one in listed or ()}
         if listed is not None and not there.issuperset(held):
             await self._end_strangers(worker, environment, [id for id in held if id not in there])
-        return len(held)
+        return len(held), is_exact
 
     async def _listed(self, worker: Worker, environment: Environment) -> list[WorkerSession] | None:
         if environment.pool.pause_idle_s:

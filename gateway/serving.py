@@ -1,7 +1,8 @@
 """uvicorn with what it lacks.
 
-Bounds of a request's head in size and time, WebSockets that are closed between two frames and whose vanished clients
-are noticed, an end that is announced while requests are still taken, and one that leaves time to clean up.
+Bounds of a request's head in size and time, and of pauses in its body, WebSockets that are closed between two frames
+and whose vanished clients are noticed, an end that is announced while requests are still taken, and one that leaves
+time to clean up.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ HEAD_MAX_BYTES: Final = 128 * 1024
 """Request line and headers; secrets in a header may take 64 KiB. Told to within one read of the socket (256 KiB)."""
 HEAD_S: Final = 60.0
 """From a connection's, or a request's, first byte to the end of its headers."""
+BODY_S: Final = 20.0
+"""How long a client may send nothing in the middle of a body; one that is read slowly here is not meant."""
 KEEP_ALIVE_S: Final = 75
 """Of idle client connections: the reference servers keep theirs 60 s, the SDKs drop theirs after 15."""
 BACKLOG: Final = 4096
@@ -82,6 +85,9 @@ class BoundedHttp(HttpToolsProtocol):
         self._in_head = False
         self._head_bytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
+        self._in_body = False
+        self._body_at = 0.0
+        self._body_timer: asyncio.TimerHandle | None = None
         self.is_lost = False
         self.on_lost: Callable[[], None] | None = None
         """Called when the client goes; see `gateway.fronts.asgi.Attended`."""
@@ -113,6 +119,11 @@ class BoundedHttp(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Parse, and count what belongs to a head that is not complete."""
         super().data_received(data)
+        if self._in_body:
+            self._body_at = self.loop.time()
+            if self._body_timer is None and self.transport.get_protocol() is self:  # else it is a WebSocket by now
+                self._body_timer = self.loop.call_later(BODY_S, self._on_slow_body)
+            return
         if not self._in_head or self.transport.is_closing():
             return
         self._head_bytes += len(data)
@@ -130,11 +141,19 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """A head ends."""
-        self._in_head = False
+        self._in_head, self._in_body = False, True
         self._stop_clock()
         super().on_headers_complete()
         if isinstance(self.server_state, _State) and self.server_state.is_leaving:
             self.leave()
+
+    def on_message_complete(self) -> None:
+        """A body ends, or there was none."""
+        self._in_body = False
+        if self._body_timer is not None:
+            self._body_timer.cancel()
+            self._body_timer = None
+        super().on_message_complete()
 
     def leave(self) -> None:
         """Let the answer that is not begun yet say that it is the last one on this connection."""
@@ -149,6 +168,18 @@ class BoundedHttp(HttpToolsProtocol):
         elif not self.transport.is_closing():
             self.transport.close()
 
+    def _on_slow_body(self) -> None:
+        self._body_timer = None
+        if not self._in_body or self.transport.is_closing():
+            return
+        left_s = self._body_at + BODY_S - self.loop.time()
+        if left_s > 0 or self.flow.read_paused:
+            self._body_timer = self.loop.call_later(left_s if left_s > 0 else BODY_S, self._on_slow_body)
+        elif self.pipeline or self.cycle.response_started:
+            self.transport.close()  # what is being answered would be mixed with this
+        else:
+            self._refuse(b"408 Request Timeout", f"nothing of the body came for {BODY_S:g} s")
+
     def _refuse(self, status: bytes, detail: str) -> None:
         self._stop_clock()
         body = b'{"detail":"%s"}' % detail.encode()
@@ -159,9 +190,10 @@ class BoundedHttp(HttpToolsProtocol):
         self.transport.close()
 
     def _stop_clock(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+        for timer in (self._head_timer, self._body_timer):
+            if timer is not None:
+                timer.cancel()
+        self._head_timer = self._body_timer = None
 
 
 class BoundedSocket(WebSocketsSansIOProtocol):

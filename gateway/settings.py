@@ -6,6 +6,8 @@ An unknown ``GATEWAY_`` variable is an error (`unknown_variables`): a typing mis
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import hmac
 import ipaddress
 import os
 import re
@@ -79,14 +81,16 @@ class Settings(BaseSettings):
     """Of the process backend: where sandboxes have their root filesystem (100 MB, made when first needed) and are
     mounted. Where the gateway is root, every user must be able to pass through it."""
     state_dir: Path = Field(default_factory=_state_dir)
-    """Where the gateway's own secret is kept (``secret``, mode 0600); of a node in a cluster, that it drains."""
+    """Where the gateway's own secret is kept (``secret``, mode 0600); of a node in a cluster, that it drains. Keep it:
+    a gateway with another secret is another gateway, and leaves the workers of this one alone."""
     secret: SecretStr | None = None
     """Replaces the secret file; replicas on several machines need the same one."""
     secrets_dir: Path | None = None
     """Folder of settings in files, as Swarm and compose give secrets: ``gateway_secret``, ``gateway_trainer_keys`` and
     the like. A variable that is set wins."""
     instance: str = Field(default="env-gateway", pattern=r"^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}$")
-    """Label of everything that this gateway makes on an engine; gateways that share one need different labels."""
+    """Label of everything that this gateway makes on an engine. Another label, ``env-gateway.owner``, is made of the
+    secret: a gateway touches nothing that does not bear both."""
 
     catalog_dir: Path = Path("env_images")
     """Folder of ``<environment>/environment.toml``."""
@@ -249,6 +253,14 @@ class Settings(BaseSettings):
         if not secret:
             raise ConfigError(f"{path} is empty: remove it, and a new secret is made")
         return secret
+
+    def read_owner(self) -> str:
+        """Who this gateway is to those that share its engines: 16 hexadecimal digits, the same for all replicas.
+
+        Raises:
+            ConfigError: as `read_secret`.
+        """
+        return hmac.new(self.read_secret(), b"owner", hashlib.sha256).hexdigest()[:16]
 
 
 def _make_secret(path: Path) -> None:

@@ -219,15 +219,25 @@ class Starts:
         self._transport.forget(worker.id)
         with contextlib.suppress(GatewayError):
             await self._backend.stop(worker.id)
+        is_counted = isinstance(error, Exception) and not self._is_ending
+        # Counted before the place is free: the next start must find the pause, however soon it is decided on.
+        broken_s = self._count(worker, environment, error, tail, began_at) if is_counted else 0.0
         with contextlib.suppress(StoreUnavailable):
             await self._store.remove_worker(worker.id, CloseReason.WORKER_LOST)
-        if self._is_ending or not isinstance(error, Exception):
-            return
+        if is_counted and _is_its_own(error):
+            told = f"environment {name!r} does not start: {error}"
+            told = told if not tail or tail in told else f"{told}\n{tail}"
+            await self._tell(name, told, broken_s)
+
+    def _count(
+        self, worker: Worker, environment: Environment, error: BaseException, tail: str, began_at: float
+    ) -> float:
+        """Count and log a failed start; returns for how long openings are to fail at once (s), 0: not at all."""
+        name = environment.name
         if not isinstance(error, GatewayError):
             logger.error("worker_start_broken worker=%s", worker.id, exc_info=error)
         failures = self._failures.setdefault(name, _Failures())
-        # Else the engine or the store is away, and comes back: no fault of the environment's.
-        is_its_own = isinstance(error, StartFailed | UpstreamError)
+        is_its_own = _is_its_own(error)
         if is_its_own and began_at >= failures.last_at:  # those that began before the last one failed together with it
             failures.count += 1
         failures.last_at = time.monotonic()
@@ -243,11 +253,9 @@ class Starts:
             error,
             tail,
         )
-        if is_its_own:
-            alone_s = environment.timeouts.start_s + pause_s if failures.count >= TRIALS_ALONE else 0.0
-            told = f"environment {name!r} does not start: {error}"
-            told = told if not tail or tail in told else f"{told}\n{tail}"
-            await self._tell(name, told, pause_s + alone_s if failures.count >= BREAKS else 0.0)
+        if failures.count < BREAKS:
+            return 0.0
+        return pause_s + (environment.timeouts.start_s if failures.count >= TRIALS_ALONE else 0.0)
 
     async def _tell(self, name: EnvironmentName, message: str, broken_s: float) -> None:
         """Let openings fail that nothing can serve, as no worker is ready and none starts; for *broken_s* seconds."""
@@ -263,6 +271,11 @@ class Starts:
                 await self._store.fail_waiting(name, message, fence=fence)
 
 
+def _is_its_own(error: BaseException) -> bool:
+    """Whether a start failed by the environment's own fault; else the engine or the store is away, and comes back."""
+    return isinstance(error, StartFailed | UpstreamError)
+
+
 def _died(death: Death, when: str) -> StartFailed:
     if death.reason is CloseReason.OUT_OF_MEMORY:
         return StartFailed(f"it ran out of memory {when}", reason=death.reason.value)
@@ -270,5 +283,5 @@ def _died(death: Death, when: str) -> StartFailed:
 
 
 def _is_alive(load: EnvironmentLoad) -> bool:
-    alive = (WorkerState.READY, WorkerState.STARTING, WorkerState.PAUSED)
+    alive = (WorkerState.READY, WorkerState.STARTING, WorkerState.PAUSED, WorkerState.SUSPECT)
     return any(entry.worker.state in alive for entry in load.workers)

@@ -106,6 +106,8 @@ class WorkerEnds:
     async def lost(self, id: WorkerId, reason: CloseReason = CloseReason.WORKER_LOST, detail: str = "") -> None:
         """A worker is gone: end its sessions for *reason*, break its calls off, remove what is left of it.
 
+        One that still starts is left to who starts it: its death is a failed start.
+
         Raises:
             StoreUnavailable, BackendError: the next audit goes on.
         """
@@ -122,6 +124,8 @@ class WorkerEnds:
         if worker is None:
             self._transport.forget(id)  # another replica was faster; the calls of this one are broken off here
             return
+        if worker.state is WorkerState.STARTING:
+            return  # who starts it stops it and counts the failure; if that replica is gone, the new leader stops it
         tail = ""
         sessions = await self._forget(id, reason)
         if sessions is None:

@@ -92,10 +92,15 @@ def logs(client: APIClient, *, container: str, lines: int) -> str:
     return output.decode("utf-8", "replace")
 
 
-def terminate(client: APIClient, *, container: str) -> bool:
-    """Send SIGTERM; returns whether it had ended before."""
+def cause(state: dict[str, Any]) -> str:
+    """Why a container ended, of what `state` tells."""
+    return "out of memory" if state.get("OOMKilled") else f"exit status {state['ExitCode']}"
+
+
+def send_signal(client: APIClient, *, container: str, signal: str) -> bool:
+    """Send *signal*; returns whether the container had ended before."""
     try:
-        client.kill(container, signal="SIGTERM")
+        client.kill(container, signal=signal)
     except APIError as error:
         if error.status_code in (404, 409):  # gone; not running
             return True

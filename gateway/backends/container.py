@@ -17,6 +17,8 @@ from gateway.core.model import CustomTasks, Environment, Isolation, Limits, Loos
 MIB: Final = 2**20
 
 LABEL_INSTANCE: Final = "env-gateway.instance"
+LABEL_OWNER: Final = "env-gateway.owner"
+"""Which gateway made it, as its secret tells (``Settings.read_owner``): instances may bear the same name by default."""
 LABEL_WORKER: Final = "env-gateway.worker"
 LABEL_ENVIRONMENT: Final = "env-gateway.environment"
 LABEL_DIGEST: Final = "env-gateway.digest"
@@ -103,7 +105,13 @@ def capabilities(environment: Environment) -> tuple[str, ...]:
 
 
 def container_body(
-    worker: Worker, environment: Environment, *, instance: str, source: str, custom_tasks_source: str = ""
+    worker: Worker,
+    environment: Environment,
+    *,
+    instance: str,
+    source: str,
+    owner: str = "",
+    custom_tasks_source: str = "",
 ) -> dict[str, Any]:
     """Describe the container of *worker*.
 
@@ -112,6 +120,7 @@ def container_body(
         environment: What it is a worker of.
         instance: Label of everything that this gateway makes.
         source: Its socket folder as the engine sees it.
+        owner: The gateway's identity, another label; empty: it has none.
         custom_tasks_source: The folder of its task modules as the engine sees it; empty: none is mounted.
     """
     told = variables(environment, socket=f"{SOCKET_TARGET}/{SOCKET_NAME}", slots=worker.slots)
@@ -119,15 +128,25 @@ def container_body(
         "Image": environment.image,
         "User": user(environment),
         "Env": [f"{name}={value}" for name, value in sorted(told.items())],
-        "Labels": labels(worker, environment, instance=instance),
+        "Labels": labels(worker, environment, instance=instance, owner=owner),
         "HostConfig": host_config(environment, [*_mounts(source, custom_tasks_source), *volume_mounts(environment)]),
     }
 
 
-def labels(worker: Worker, environment: Environment, *, instance: str) -> dict[str, str]:
+def owned_by(instance: str, owner: str) -> dict[str, str]:
+    """The labels by which a gateway finds what it made, and nothing else; without an *owner* the first of them."""
+    return {LABEL_INSTANCE: instance} | ({LABEL_OWNER: owner} if owner else {})
+
+
+def owned_filter(instance: str, owner: str) -> list[str]:
+    """`owned_by` as the engine's filters take it."""
+    return [f"{label}={value}" for label, value in owned_by(instance, owner).items()]
+
+
+def labels(worker: Worker, environment: Environment, *, instance: str, owner: str = "") -> dict[str, str]:
     """What every container of *worker* is found by."""
     return {
-        LABEL_INSTANCE: instance,
+        **owned_by(instance, owner),
         LABEL_WORKER: worker.id,
         LABEL_ENVIRONMENT: environment.name,
         LABEL_DIGEST: worker.digest,

@@ -30,19 +30,19 @@ from gateway.backends import calls
 from gateway.backends.container import (
     LABEL_DIGEST,
     LABEL_ENVIRONMENT,
-    LABEL_INSTANCE,
     LABEL_ROLE,
     LABEL_WORKER,
     Role,
     container_body,
     container_name,
+    owned_filter,
 )
 from gateway.backends.endings import REASON_S, Endings
 from gateway.backends.engine import LOOK_S, TIMEOUT_S, Engine, EngineError
 from gateway.backends.folders import SOCKET_NAME, Folders, SocketFolders
 from gateway.backends.foreign import FORWARDER_IMAGE, forwarder_body, forwarder_name, server_body
 from gateway.backends.images import Images
-from gateway.backends.launches import Launches, Wanted
+from gateway.backends.launches import Launches, Wanted, raise_first
 from gateway.backends.machine import shortcomings, with_splits
 from gateway.backends.sources import Sources
 from gateway.core.addresses import FOREIGN_SOCKET
@@ -53,6 +53,8 @@ logger = logging.getLogger(__name__)
 
 PULL_THREADS = 2
 """Threads that only pull: a pull takes minutes, and the threads that stop workers must not wait for it."""
+KILL_S = 5.0
+"""From SIGKILL to the end; more means that the kernel cannot end a process."""
 STOP_PAUSE_S = 0.05
 """Between two looks whether a worker that was asked to end has ended (a look costs the engine 1 ms)."""
 DEAD_LOG_LINES = 20
@@ -81,6 +83,7 @@ class DockerBackend:
         url: str,
         instance: str,
         socket_dir: Path,
+        owner: str = "",
         socket_volume: str | None = None,
         folders: Folders | None = None,
         custom_tasks_dir: Path | None = None,
@@ -96,8 +99,10 @@ class DockerBackend:
 
         Args:
             url: The engine's socket, or the gate's: ``unix:///…``.
-            instance: Label of everything made here; gateways that share an engine need different ones.
+            instance: Label of everything made here.
             socket_dir: Where the workers' folders are, as this process sees it; absolute.
+            owner: The gateway's identity, another label of it: only what bears both is seen, counted and removed.
+                Replicas that share a store have the same. Empty: *instance* alone tells.
             socket_volume: The volume that is mounted there; None where the engine sees that very path.
             folders: The workers' folders, where they are not in ``socket_dir`` of this machine.
             custom_tasks_dir: Where the folders of operators' task modules are; None mounts none.
@@ -111,6 +116,8 @@ class DockerBackend:
             reason_s: How long a death may be kept back for its reason.
         """
         self._instance = instance
+        self._owner = owner
+        self._own = owned_filter(instance, owner)
         self._grace_s = stop_grace_s
         self._environments = tuple(environments)
         self._forwarder_image = forwarder_image
@@ -126,7 +133,7 @@ class DockerBackend:
         self._puller = Engine(url, threads=PULL_THREADS, silence_s=silence_s)
         self._images = Images(self._engine, self._puller, forwarder_image=forwarder_image)
         self._launches = Launches()
-        self._endings = Endings(url, instance, reason_s=reason_s)
+        self._endings = Endings(url, self._own, reason_s=reason_s)
         self._closed = False
 
     async def start(self, worker: Worker, environment: Environment) -> str:
@@ -150,9 +157,11 @@ class DockerBackend:
     async def stop(self, id: WorkerId) -> None:
         """Send SIGTERM, SIGKILL after the grace, and remove container and folder; see ``Backend.stop``."""
         entries = await self._containers(id)
-        outcomes = await asyncio.gather(*[self._finish(entry) for entry in entries], return_exceptions=True)
-        _raise_first(outcomes)
+        # In this order, whatever fails or is cancelled between: containers are found again, a folder alone is not.
+        raise_first(await asyncio.gather(*[self._end(entry) for entry in entries], return_exceptions=True))
         await self._remove_folder(id)
+        removals = [self._engine.call(partial(calls.remove, container=entry["Id"])) for entry in entries]
+        raise_first(await asyncio.gather(*removals, return_exceptions=True))
 
     async def logs(self, id: WorkerId, *, lines: int = 20) -> str:
         """See ``Backend.logs``."""
@@ -162,8 +171,7 @@ class DockerBackend:
 
     async def found(self) -> list[Found]:
         """List by label in one call; a worker that is being created counts as not running."""
-        labels = [f"{LABEL_INSTANCE}={self._instance}"]
-        entries = await self._engine.call(partial(calls.listed, labels=labels), silence_s=LOOK_S)
+        entries = await self._engine.call(partial(calls.listed, labels=self._own), silence_s=LOOK_S)
         workers: dict[str, list[dict[str, Any]]] = {}
         for entry in entries:
             if LABEL_WORKER in entry["Labels"]:
@@ -248,7 +256,7 @@ class DockerBackend:
             self._create_forwarder(worker, environment, server, made, wanted),
             return_exceptions=True,
         )
-        _raise_first([started])
+        raise_first([started])
         if isinstance(forwarder, BaseException):
             raise forwarder
         wanted.check()
@@ -267,12 +275,13 @@ class DockerBackend:
         made.folder = True
         await self._sources.expect_volumes(environment)
         if environment.server.is_foreign:
-            body = server_body(worker, environment, instance=self._instance)
+            body = server_body(worker, environment, instance=self._instance, owner=self._owner)
         else:
             body = container_body(
                 worker,
                 environment,
                 instance=self._instance,
+                owner=self._owner,
                 source=await self._sources.sockets(worker.id),
                 custom_tasks_source=await self._sources.custom_tasks(environment),
             )
@@ -285,6 +294,7 @@ class DockerBackend:
             worker,
             environment,
             instance=self._instance,
+            owner=self._owner,
             source=await self._sources.sockets(worker.id),
             beside=beside,
             image=self._forwarder_image,
@@ -299,7 +309,7 @@ class DockerBackend:
             try:
                 created: str = await self._engine.call(create)
             except EngineError as error:
-                if not _is_image_missing(error):
+                if not error.is_image_missing:
                     raise
                 await self._images.fetch(body["Image"], wanted)
                 created = await self._engine.call(create)
@@ -319,7 +329,7 @@ class DockerBackend:
         state = await self._engine.call(partial(calls.state, container=container), silence_s=LOOK_S)
         if not state["Running"]:
             log = await self._log(container, DEAD_LOG_LINES)
-            raise StartFailed(f"{image} died at once ({_cause(state)})\n{log}".rstrip())
+            raise StartFailed(f"{image} died at once ({calls.cause(state)})\n{log}".rstrip())
 
     async def _log(self, container: str, lines: int) -> str:
         return await self._engine.call(partial(calls.logs, container=container, lines=lines), silence_s=LOOK_S)
@@ -334,7 +344,7 @@ class DockerBackend:
         if not entries:
             raise BackendError(f"there is no worker {id}")
         acts = [self._engine.call(partial(act, container=entry["Id"]), silence_s=LOOK_S) for entry in entries]
-        _raise_first(await asyncio.gather(*acts, return_exceptions=True))
+        raise_first(await asyncio.gather(*acts, return_exceptions=True))
 
     async def _thaw(self, entries: Iterable[dict[str, Any]]) -> None:
         for entry in entries:
@@ -350,7 +360,7 @@ class DockerBackend:
         try:
             removals = [self._engine.call(partial(calls.remove, container=one)) for one in made.containers]
             outcomes = await asyncio.gather(*removals, return_exceptions=True)
-            _raise_first(outcomes)
+            raise_first(outcomes)
             absent = {name for name, was_there in zip(made.containers, outcomes, strict=True) if was_there is False}
             if missing := absent & made.unsure:
                 made.unsure -= missing  # looked for once more: an engine that hung does what it was asked for later
@@ -367,26 +377,29 @@ class DockerBackend:
             logger.error("worker_folder_left worker=%s error=%s", id, error)
 
     async def _containers(self, id: WorkerId) -> list[dict[str, Any]]:
-        labels = [f"{LABEL_INSTANCE}={self._instance}", f"{LABEL_WORKER}={id}"]
+        labels = [*self._own, f"{LABEL_WORKER}={id}"]
         return await self._engine.call(partial(calls.listed, labels=labels), silence_s=LOOK_S)
 
-    async def _finish(self, entry: dict[str, Any]) -> None:
-        """End a container and remove it; a forwarder has nothing to tidy up."""
-        if _role(entry) is not Role.FORWARDER:
-            await self._thaw([entry])  # else it would not hear that it is to end
-            await self._end(entry["Id"])
-        await self._engine.call(partial(calls.remove, container=entry["Id"]))
+    async def _end(self, entry: dict[str, Any]) -> None:
+        """Let a container end, by force after the grace; a forwarder has nothing to tidy up, and is just removed."""
+        if _role(entry) is Role.FORWARDER:
+            return
+        await self._thaw([entry])  # else it would not hear that it is to end
+        if not await self._has_ended_of("SIGTERM", entry["Id"], self._grace_s):
+            logger.info("worker_killed container=%s grace_s=%.1f", entry["Id"][:12], self._grace_s)
+            await self._has_ended_of("SIGKILL", entry["Id"], KILL_S)
 
-    async def _end(self, container: str) -> None:
-        """Ask *container* to end and wait for it, without holding a thread meanwhile."""
-        ended = await self._engine.call(partial(calls.terminate, container=container))
+    async def _has_ended_of(self, signal: str, container: str, within_s: float) -> bool:
+        """Send *signal* and wait for the end, without holding a thread meanwhile."""
+        ended = await self._engine.call(partial(calls.send_signal, container=container, signal=signal))
         try:
-            async with asyncio.timeout(self._grace_s):
+            async with asyncio.timeout(within_s):
                 while not ended:
                     await asyncio.sleep(STOP_PAUSE_S)
                     ended = not (await self._engine.call(partial(calls.state, container=container)))["Running"]
         except TimeoutError:
-            logger.info("worker_killed container=%s grace_s=%.1f", container[:12], self._grace_s)
+            return False
+        return True
 
     async def _probe(self, environment: Environment) -> None:
         """Create a container, without starting it, whose folder was made by us just now.
@@ -430,17 +443,3 @@ async def _nothing() -> None:
 def _role(entry: dict[str, Any]) -> Role | None:
     given = entry["Labels"].get(LABEL_ROLE)
     return Role(given) if given in _ROLES else None
-
-
-def _raise_first(outcomes: Iterable[object]) -> None:
-    for outcome in outcomes:
-        if isinstance(outcome, BaseException):
-            raise outcome
-
-
-def _is_image_missing(error: EngineError) -> bool:
-    return error.status == 404 and "no such image" in str(error).lower()
-
-
-def _cause(state: dict[str, Any]) -> str:
-    return "out of memory" if state.get("OOMKilled") else f"exit status {state['ExitCode']}"

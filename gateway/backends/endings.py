@@ -7,7 +7,7 @@ container's state; for a moment only, as trainers wait for the announcement, and
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -33,19 +33,19 @@ CLOSE_S: Final = 10.0
 
 
 class Endings:
-    """Announces the deaths of one instance's workers."""
+    """Announces the deaths of one gateway's workers."""
 
-    def __init__(self, url: str, instance: str, *, reason_s: float = REASON_S, late_s: float = LATE_S) -> None:
+    def __init__(self, url: str, labels: Sequence[str], *, reason_s: float = REASON_S, late_s: float = LATE_S) -> None:
         """Make no connection yet.
 
         Args:
             url: The engine's socket.
-            instance: Label of the workers.
+            labels: Of the workers, ``name=value``.
             reason_s: How long a death may be kept back for its reason.
             late_s: How much of that an ``oom`` event may come later than a state that knows of none.
         """
         self._url = url
-        self._instance = instance
+        self._labels = labels
         self._reason_s = reason_s
         self._late_s = late_s
         self._looker = Engine(url, threads=LOOK_THREADS, silence_s=SILENCE_S)
@@ -74,7 +74,7 @@ class Endings:
                     self._looker.warm()
 
             self._events = DieEvents(
-                self._url, self._instance, announce=announce, announce_oom=announce_oom, followed=followed
+                self._url, self._labels, announce=announce, announce_oom=announce_oom, followed=followed
             )
         return self._deaths.follow()
 

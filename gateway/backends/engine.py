@@ -57,6 +57,11 @@ class EngineError(BackendError):
         """Whether the engine said nothing at all, or nobody asked it as it is busy."""
         return self.status in (0, 503)
 
+    @property
+    def is_image_missing(self) -> bool:
+        """Whether it has no image of that name."""
+        return self.status == 404 and "no such image" in str(self).lower()
+
 
 def connect(url: str, *, timeout_s: float = TIMEOUT_S) -> APIClient:
     """Make a client that speaks the engine's own API version; asks the engine for it, so this blocks.

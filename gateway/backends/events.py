@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +23,7 @@ from docker import APIClient
 from docker.types import CancellableStream
 
 from gateway.backends import calls
-from gateway.backends.container import LABEL_INSTANCE, LABEL_WORKER
+from gateway.backends.container import LABEL_WORKER
 from gateway.backends.engine import LOOK_S, EngineError, connect, open_stream, translated
 from gateway.core.model import WorkerId
 
@@ -56,12 +56,12 @@ class Ended:
 
 
 class DieEvents:
-    """Follows the deaths of one instance's workers until it is closed; tells each worker's once."""
+    """Follows the deaths of one gateway's workers until it is closed; tells each worker's once."""
 
     def __init__(
         self,
         url: str,
-        instance: str,
+        labels: Sequence[str],
         *,
         announce: Callable[[Ended], None],
         announce_oom: Callable[[WorkerId], None] = lambda id: None,
@@ -70,13 +70,14 @@ class DieEvents:
     ) -> None:
         """
         Args:
+            labels: Of the workers, ``name=value``.
             announce: Hears of each death; like the others called in the thread that reads.
             announce_oom: Hears of an ``oom`` event that came after the death of its worker.
             followed: Called as often as a stream begins: whether its engine tells of each ``oom`` before the death.
             silence_s: How long the stream may be silent until it is asked for anew.
         """
         self._url = url
-        self._instance = instance
+        self._labels = [*labels]
         self._announce = announce
         self._announce_oom = announce_oom
         self._followed = followed
@@ -136,8 +137,7 @@ class DieEvents:
             client.close()
 
     def _read(self, client: APIClient) -> None:
-        label = f"{LABEL_INSTANCE}={self._instance}"
-        filters = {"type": ["container"], "event": ["die", "oom"], "label": [label]}
+        filters = {"type": ["container"], "event": ["die", "oom"], "label": self._labels}
         seconds, nanoseconds = divmod(self._since_ns, 10**9)
         query = {"since": f"{seconds}.{nanoseconds:09}", "filters": json.dumps(filters)}
         with open_stream(client, "GET", "events", query, silence_s=self._silence_s) as response:
@@ -155,13 +155,13 @@ class DieEvents:
                 self._broken = False
             self._followed(self._tells_of_each_oom)
             if may_have_missed:
-                self._look(client, label)
+                self._look(client)
             for line in stream:
                 self._hear(json.loads(line))
 
-    def _look(self, client: APIClient, label: str) -> None:
+    def _look(self, client: APIClient) -> None:
         """Tell of the dead that are there still; after the stream began, so that none falls between the two."""
-        for entry in client.containers(all=True, filters={"label": [label], "status": DEAD}):
+        for entry in client.containers(all=True, filters={"label": self._labels, "status": DEAD}):
             id = entry["Labels"].get(LABEL_WORKER)
             if id and id not in self._told:
                 status = int(calls.state(client, container=entry["Id"])["ExitCode"])

@@ -187,10 +187,17 @@ def remove_tree(path: Path) -> None:
         path.unlink(missing_ok=True)
         return
     try:
-        _empty(top)
+        for attempt in range(1, _SWEEPS + 1):
+            _empty(top)
+            try:
+                path.rmdir()
+                break
+            except OSError as error:
+                # Something was put into it since, or was passed over while entries were removed as they were listed.
+                if error.errno != errno.ENOTEMPTY or attempt == _SWEEPS:
+                    raise
     finally:
         os.close(top)
-    path.rmdir()
 
 
 def _empty(top: int) -> None:

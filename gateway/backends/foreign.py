@@ -52,7 +52,7 @@ def foreign_variables(environment: Environment) -> dict[str, str]:
     return {**_DEFAULTS, **environment.variables}
 
 
-def server_body(worker: Worker, environment: Environment, *, instance: str) -> dict[str, Any]:
+def server_body(worker: Worker, environment: Environment, *, instance: str, owner: str = "") -> dict[str, Any]:
     """Describe the container of the image itself.
 
     It runs the image's own entry point and command: ``environment.command`` is for local processes only.
@@ -62,7 +62,7 @@ def server_body(worker: Worker, environment: Environment, *, instance: str) -> d
         "Image": environment.image,
         "User": user(environment),
         "Env": [f"{name}={value}" for name, value in sorted(told.items())],
-        "Labels": labels(worker, environment, instance=instance) | {LABEL_ROLE: Role.SERVER.value},
+        "Labels": labels(worker, environment, instance=instance, owner=owner) | {LABEL_ROLE: Role.SERVER.value},
         "Healthcheck": {"Test": ["NONE"]},  # we ask it ourselves; the image's own would start a process every 30 s
         "HostConfig": host_config(environment, volume_mounts(environment)),
     }
@@ -89,7 +89,14 @@ def forwarder_command(environment: Environment) -> list[str]:
 
 
 def forwarder_body(
-    worker: Worker, environment: Environment, *, instance: str, source: str, beside: str, image: str
+    worker: Worker,
+    environment: Environment,
+    *,
+    instance: str,
+    source: str,
+    beside: str,
+    image: str,
+    owner: str = "",
 ) -> dict[str, Any]:
     """Describe the container of the forwarder.
 
@@ -100,6 +107,7 @@ def forwarder_body(
         source: The worker's socket folder as the engine sees it.
         beside: The id of the container whose network namespace it shares.
         image: One with ``envserver``.
+        owner: The gateway's identity, another label; empty: it has none.
     """
     of = forwarder_environment(environment, image)
     return {
@@ -108,7 +116,7 @@ def forwarder_body(
         "Entrypoint": FORWARDER_ENTRYPOINT,  # else the image's, if it has one
         "Cmd": forwarder_command(environment),
         "Env": [],
-        "Labels": labels(worker, environment, instance=instance) | {LABEL_ROLE: Role.FORWARDER.value},
+        "Labels": labels(worker, environment, instance=instance, owner=owner) | {LABEL_ROLE: Role.FORWARDER.value},
         "HostConfig": host_config(of, [own_mount(source)])
         | {
             "NetworkMode": f"container:{beside}",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
 from gateway.core.errors import BackendError
@@ -76,7 +76,7 @@ class Launches:
         await asyncio.wait({steps})
         if not steps.cancelled():
             steps.exception()  # looked at: its caller, which was cancelled, will not
-        if not await _undone(undo):
+        if not await _undone(undo, logging.ERROR):
             self._own(self._undo_later(undo))
 
     async def _undo_later(self, undo: Callable[[], Awaitable[None]]) -> None:
@@ -84,7 +84,7 @@ class Launches:
         for pause_s in self._undo_pauses_s:
             await asyncio.wait({ending := asyncio.ensure_future(self._ending.wait())}, timeout=pause_s)
             ending.cancel()
-            if self._ending.is_set() or await _undone(undo):
+            if self._ending.is_set() or await _undone(undo, logging.DEBUG):  # it was told once
                 return
 
     def _own(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -94,12 +94,19 @@ class Launches:
         return task
 
 
-async def _undone(undo: Callable[[], Awaitable[None]]) -> bool:
-    """Run *undo*; False if it is worth another try."""
+def raise_first(outcomes: Iterable[object]) -> None:
+    """Raise the first exception among what ``asyncio.gather`` returned."""
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+
+
+async def _undone(undo: Callable[[], Awaitable[None]], level: int) -> bool:
+    """Run *undo*; False if it is worth another try, which is logged at *level*."""
     try:
         await undo()
     except BackendError as error:
-        logger.error("launch_not_undone error=%s", error)
+        logger.log(level, "launch_not_undone error=%s", error)
         return False
     except Exception:  # the failure that led here is the one to be raised; `Backend.found` shows what is left
         logger.exception("launch_not_undone")

@@ -368,6 +368,7 @@ class WorkerState(StrEnum):
     STARTING = "starting"  #: asked of the backend, not ready yet; holds no session
     READY = "ready"  #: takes sessions
     PAUSED = "paused"  #: idle and frozen: holds no session, and takes none until it is woken
+    SUSPECT = "suspect"  #: it does not answer: keeps the sessions it has, and takes no more until it does
     DRAINING = "draining"  #: serves the sessions it has and takes no more
 
 

@@ -26,6 +26,8 @@ REST_S = 5e-5
 REST_MOST_S = 0.5
 """As a loop that nothing wakes."""
 _GIB = 2**30
+_SETTLED = (WorkerState.READY, WorkerState.PAUSED, WorkerState.SUSPECT)
+"""States of a worker that takes sessions, or may again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +92,9 @@ def plan(
     """Decide what to do with the workers of one environment.
 
     *digest* is the make that is wanted. Workers of another are drained and are no capacity; as long as they live, they
-    may be as many again as ``max_workers``. *expected*: free slots that are wanted for openings
-    that are foreseen otherwise. *is_trial*: the last start failed, so one at a time is tried.
+    may be as many again as ``max_workers``. Suspect ones are no capacity either, and keep their place. *expected*: free
+    slots that are wanted for openings that are foreseen otherwise. *is_trial*: the last start failed, so one at a time
+    is tried.
     """
     current = [entry for entry in load.workers if entry.worker.digest == digest]
     ready = _of(current, WorkerState.READY)
@@ -119,7 +122,7 @@ def plan(
         drain=tuple(
             entry.worker.id
             for entry in load.workers
-            if entry.worker.digest != digest and entry.worker.state in (WorkerState.READY, WorkerState.PAUSED)
+            if entry.worker.digest != digest and entry.worker.state in _SETTLED
         ),
         stop=_ids([entry for entry in _of(load.workers, WorkerState.DRAINING) if entry.used == 0]),
     )

@@ -200,8 +200,15 @@ class Store(Protocol):
         """Make a ``READY`` worker that holds no session ``PAUSED``; whether it is now. Raises ``NotLeading``."""
         ...
 
+    async def suspect_worker(self, id: WorkerId) -> bool:
+        """Make a ``READY`` worker ``SUSPECT``: it gets no more sessions until `wake_worker`; whether it is now."""
+        ...
+
     async def wake_worker(self, id: WorkerId) -> bool:
-        """Make a ``PAUSED`` worker ``READY`` and give its slots to those that wait; False if it is not paused."""
+        """Make a ``PAUSED`` or ``SUSPECT`` worker ``READY``, and give its slots to those that wait.
+
+        Returns False if it is neither.
+        """
         ...
 
     async def limit_worker(self, id: WorkerId, slots: int) -> None:

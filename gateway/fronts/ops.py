@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from gateway.core.errors import GatewayError
+from gateway.core.errors import GatewayError, StoreUnavailable
 from gateway.core.ports import Store
 from gateway.fronts.errors import status_of
 from gateway.observe.metrics import Metrics
 
 MAX_LISTED = 10_000
+STORE_S: Final = 1.0
+"""How long readiness waits for the store: who asks for it, each few seconds, does not wait for long itself."""
 
 
 class OpsFront:
@@ -28,6 +32,7 @@ class OpsFront:
         self._store = store
         self._metrics = metrics
         self._is_draining = is_draining
+        self._ping: asyncio.Future[None] | None = None
 
     def app(self) -> Starlette:
         """The routes as an ASGI application."""
@@ -47,10 +52,29 @@ class OpsFront:
         return JSONResponse({"status": "ok"})
 
     async def _readyz(self, _: Request) -> Response:
+        """Whether this replica is to be sent requests: without its store too, as it serves the sessions that it knows.
+
+        All replicas have one store. Were they not ready without it, a load balancer would send nobody to any of them.
+        """
         if self._is_draining():
             return JSONResponse({"status": "draining"}, 503)
-        await self._store.ping()
+        if trouble := await self._store_trouble():
+            return JSONResponse({"status": "degraded", "reason": StoreUnavailable.code, "detail": trouble})
         return JSONResponse({"status": "ok"})
+
+    async def _store_trouble(self) -> str:
+        """Why the store does not answer; empty if it does."""
+        if self._ping is None or self._ping.done():
+            self._ping = asyncio.ensure_future(self._store.ping())  # one at a time, however many ask
+            self._ping.add_done_callback(lambda ping: ping.cancelled() or ping.exception())  # maybe nobody asks again
+        ping = self._ping
+        await asyncio.wait({ping}, timeout=STORE_S)
+        if not ping.done():
+            return f"the store did not answer within {STORE_S:g} s"
+        error = ping.exception()
+        if error is not None and not isinstance(error, StoreUnavailable):
+            raise error
+        return error.detail if error is not None else ""
 
     async def _metrics_text(self, _: Request) -> Response:
         return Response(self._metrics.exposition(), media_type="text/plain; version=0.0.4")

@@ -176,13 +176,13 @@ class Gate:
     async def _remove(self, operation: Operation, receive: Receive) -> Answer:
         await refuse_body(receive)
         container = await self._own(operation)
+        labels = container["Config"]["Labels"]
+        if labels.get(LABEL_ROLE) != Role.SERVER:  # that one has no part in the folder
+            # First: a container that an engine does not remove now is found again, a folder without one is not.
+            await self._remove_folder(labels.get(LABEL_WORKER, ""))
         response = await self._engine.delete(
             operation.target(f"/containers/{container['Id']}"), params=dict(operation.query)
         )
-        if response.status_code == HTTPStatus.NO_CONTENT:
-            labels = container["Config"]["Labels"]
-            if labels.get(LABEL_ROLE) != Role.SERVER:  # that one has no part in the folder
-                await self._remove_folder(labels.get(LABEL_WORKER, ""))
         return answer(response.status_code, response.content)
 
     async def _image(self, operation: Operation, receive: Receive) -> Answer:

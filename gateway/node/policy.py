@@ -16,6 +16,7 @@ from gateway.backends.container import (
     LABEL_DIGEST,
     LABEL_ENVIRONMENT,
     LABEL_INSTANCE,
+    LABEL_OWNER,
     LABEL_ROLE,
     LABEL_WORKER,
     WORK_BYTES,
@@ -39,7 +40,7 @@ MIN_MEMORY_BYTES = 6 * 2**20
 MAX_NOFILE = 65_536
 MAX_LOG_BYTES = 10 * 2**20
 _UNITS = {"k": 2**10, "m": 2**20}
-_LABELS = frozenset([LABEL_INSTANCE, LABEL_WORKER, LABEL_ENVIRONMENT, LABEL_DIGEST, LABEL_ROLE])
+_LABELS = frozenset([LABEL_INSTANCE, LABEL_OWNER, LABEL_WORKER, LABEL_ENVIRONMENT, LABEL_DIGEST, LABEL_ROLE])
 _SHARED = re.compile(r"container:([0-9a-f]{64})", re.ASCII)
 _NO_NEW_PRIVILEGES = frozenset(["no-new-privileges", "no-new-privileges:true"])
 

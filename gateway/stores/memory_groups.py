@@ -10,7 +10,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from gateway.core.model import EnvironmentName, Opening, SessionId
+from gateway.core.model import EnvironmentName, Opening, SessionId, WorkerId
 from gateway.stores.admission import GROUP_KEPT_S, LAST_CALL_S
 from gateway.stores.deadlines import Deadlines
 from gateway.stores.memory_queues import Ticket
@@ -25,6 +25,8 @@ class _Group:
     """Openings that were granted a slot."""
     reserved: int = 0
     """Free slots that are kept for openings that have not come yet."""
+    home: WorkerId | None = None
+    """The worker in which all of these are, if it is one."""
     kept_since: float | None = None
     """Since when slots are kept free while it waits for more of them."""
     is_parted: bool = False
@@ -42,12 +44,22 @@ class Groups:
         self._kept_until: Deadlines[str] = Deadlines()
         self._reserved: Counter[EnvironmentName] = Counter()
         self._reserved_until: Deadlines[str] = Deadlines()
+        self._reserved_in: Counter[WorkerId] = Counter()
         #: Those of which somebody waits.
         self._waiting: dict[EnvironmentName, set[str]] = {}
 
     def reserved(self, environment: EnvironmentName) -> int:
         """Slots that are kept for groups."""
         return self._reserved[environment]
+
+    def reserved_in(self, worker: WorkerId) -> int:
+        """Slots of *worker* that are kept for groups."""
+        return self._reserved_in[worker]
+
+    def home(self, opening: Opening) -> WorkerId | None:
+        """The worker in which slots are kept for its group, if it is one."""
+        group = self._groups.get(opening.group)
+        return None if group is None else group.home
 
     def wanted(self, opening: Opening) -> int:
         """How many of its group have no slot yet, by what its size says; at least itself."""
@@ -109,9 +121,10 @@ class Groups:
             group.granted += 1
             self._reserve(opening.group, group, min(group.reserved, max(0, opening.group_size - group.granted)))
 
-    def reserve(self, opening: Opening, count: int, now: float) -> None:
-        """Keep *count* slots for those of the group of *opening* that have not come yet."""
+    def reserve(self, opening: Opening, count: int, now: float, home: WorkerId | None) -> None:
+        """Keep *count* slots for those of the group of *opening* that have not come yet; *home*: all in that worker."""
         if count > 0:
+            self._of(opening).home = home
             self._reserve(opening.group, self._of(opening), count)
             self._reserved_until.set(opening.group, now + opening.together_s)
 
@@ -153,8 +166,13 @@ class Groups:
 
     def _reserve(self, id: str, group: _Group, count: int) -> None:
         self._reserved[group.environment] += count - group.reserved
+        if group.home is not None:
+            self._reserved_in[group.home] += count - group.reserved
         group.reserved = count
         if not count:
+            if group.home is not None and not self._reserved_in[group.home]:
+                del self._reserved_in[group.home]
+            group.home = None
             self._reserved_until.discard(id)
             self._end(id, group)
 

@@ -1,4 +1,4 @@
-"""Of the memory store: who leads, workers that are paused, and what is registered anew because somebody serves it.
+"""Of the memory store: who leads, workers that rest, and what is registered anew because somebody serves it.
 
 A process that ends takes this store with it, so no leader outlives its fences, and there is no older state that comes
 back. A store that is not whole exists for tests of those who rebuild one.
@@ -27,7 +27,7 @@ NOTES_S = 10.0
 
 
 class Rebuilding(Slots):
-    """The methods of ``MemoryStore`` for its leader: lead, pause and wake, adopt, and say that this was all."""
+    """The methods of ``MemoryStore`` for its leader: lead, pause, suspect, wake, adopt, and say that this was all."""
 
     async def lead(self, replica: str, *, ttl_s: float) -> Lead:
         return self._leadership.lead(replica, self._tidied(), ttl_s=ttl_s)
@@ -45,10 +45,20 @@ class Rebuilding(Slots):
             held.worker = replace(held.worker, state=WorkerState.PAUSED)
         return held.worker.state is WorkerState.PAUSED
 
+    async def suspect_worker(self, id: WorkerId) -> bool:
+        self._tidied()
+        held = self._workers.get(id)
+        if held is None:
+            return False
+        if held.worker.state is WorkerState.READY:
+            held.worker = replace(held.worker, state=WorkerState.SUSPECT)
+            self._notices.publish(CapacityWanted(held.worker.environment))
+        return held.worker.state is WorkerState.SUSPECT
+
     async def wake_worker(self, id: WorkerId) -> bool:
         now = self._tidied()
         held = self._workers.get(id)
-        if held is None or held.worker.state is not WorkerState.PAUSED:
+        if held is None or held.worker.state not in (WorkerState.PAUSED, WorkerState.SUSPECT):
             return False
         held.worker = replace(held.worker, state=WorkerState.READY)
         held.idle_since = now

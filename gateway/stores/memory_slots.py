@@ -101,17 +101,17 @@ class Slots:
 
     def _take(self, opening: Opening, now: float) -> Session | None:
         """Grant a free slot that is meant for *opening*, if there is one: none is another's while somebody waits."""
-        held = self._least_used(opening.environment)
-        if held is None:
+        if self._least_used(opening.environment) is None:
             return None
-        need = 1
+        need, home = 1, self._groups.home(opening)
         if not self._groups.takes_reserved(opening):
             need = self._groups.wanted(opening)
             if self._admission.waiting(opening.environment) or self._available(opening.environment) < need:
                 return None
-        session = self._grant(opening, held, now)
+            home = self._find_home(opening.environment, need)
+        session = self._granted(opening, home, now)
         if need > 1:
-            self._groups.reserve(opening, need - 1, now)
+            self._groups.reserve(opening, need - 1, now, home)
         return session
 
     def _taken(self, ticket: Ticket) -> Session:
@@ -154,10 +154,11 @@ class Slots:
             if not tickets:
                 break
             self._admission.serve(tickets, now)
+            home = self._find_home(environment, len(tickets) + reserved)
             for each in tickets:
                 self._groups.leave(each)
-                each.settled.set_result(self._granted(each.opening, now))
-            self._groups.reserve(ticket.opening, reserved, now)
+                each.settled.set_result(self._granted(each.opening, home, now))
+            self._groups.reserve(ticket.opening, reserved, now, home)
             served += len(tickets)
         if since is not None and served:
             self._admission.note_pace(environment, since, served, now)
@@ -225,8 +226,22 @@ class Slots:
         free = sum(held.room for held in self._by_environment.get(environment, {}).values())
         return max(0, free - self._groups.reserved(environment))
 
-    def _granted(self, opening: Opening, now: float) -> Session:
-        held = self._least_used(opening.environment)
+    def _find_home(self, environment: EnvironmentName, need: int) -> WorkerId | None:
+        """The worker for a group that wants *need* slots; None: it is no group, or fits none."""
+        held = self._find_room(environment, need) if need > 1 else None
+        return None if held is None else held.worker.id
+
+    def _find_room(self, environment: EnvironmentName, need: int) -> Held | None:
+        """The worker with the fewest sessions that has *need* slots beside those that are kept in it for groups."""
+        workers = self._by_environment.get(environment, {}).values()
+        free = [held for held in workers if held.room - self._groups.reserved_in(held.worker.id) >= need]
+        return min(free, key=lambda held: (len(held.sessions), held.number), default=None)
+
+    def _granted(self, opening: Opening, home: WorkerId | None, now: float) -> Session:
+        """Grant *opening* a slot of *home*, if that has room, else of another worker; there is one."""
+        held = self._workers.get(home) if home is not None else None
+        if held is None or not held.has_room:
+            held = self._find_room(opening.environment, 1) or self._least_used(opening.environment)
         assert held is not None, "granted no more than there are"
         return self._grant(opening, held, now)
 

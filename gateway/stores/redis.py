@@ -29,7 +29,7 @@ group:<digest>         hash    openings of a group that were granted slots;  600
 members:<digest>       zset    session ids of a group that wait              its last member goes
 groups:<environment>   set     groups of which some wait                     its last member goes
 reserve:<environment>  hash    slots kept for members of a group that have   they came, or ``together_s``; noticed by
-                               not come, by group and in all                 `load`
+                               not come, by group, worker and in all         `load`
 lapse:<environment>    zset    such groups, by the end of that time          as those
 reserving              set     environments with such groups                 its last member goes
 round:<environment>    hash    the round in which owners take turns, and     nobody waits any more
@@ -313,6 +313,9 @@ class RedisStore(Rebuilding):
 
     async def pause_worker(self, id: WorkerId, *, fence: int = 0) -> bool:
         return bool(await self._run("pause_worker", id, fence))
+
+    async def suspect_worker(self, id: WorkerId) -> bool:
+        return bool(await self._run("suspect_worker", id))
 
     async def wake_worker(self, id: WorkerId) -> bool:
         return bool(await self._run("wake_worker", id))

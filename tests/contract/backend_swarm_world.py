@@ -81,6 +81,7 @@ def _engine(
         return DockerBackend(
             url=url,
             instance=rules.instance,
+            owner="0" * 16,
             socket_dir=shared_dir,
             folders=folders,
             custom_tasks_dir=tasks_dir,

@@ -179,12 +179,13 @@ def remove_folders(shared_dir: Path) -> None:
 async def docker_world_at(
     url: str, engine: docker.APIClient, image: str, shared_dir: Path, tasks_dir: Path, instance: str
 ) -> AsyncIterator[World]:
-    """A Docker backend that talks to *url*, and one of another instance that talks to the engine itself."""
+    """A Docker backend that talks to *url*, and one of another owner that talks to the engine itself."""
 
-    def backend(at: str, name: str) -> DockerBackend:
+    def backend(at: str, owner: str) -> DockerBackend:
         made = DockerBackend(
             url=at,
-            instance=name,
+            instance=instance,
+            owner=owner,
             socket_dir=shared_dir,
             custom_tasks_dir=tasks_dir,
             threads=4,
@@ -202,19 +203,17 @@ async def docker_world_at(
         return kill
 
     backends: list[DockerBackend] = []
-    instances = (instance, f"{instance}-2")
     yield World(
-        backend=backend(url, instance),
+        backend=backend(url, "0" * 16),
         environment=fake_environment(image),
         shared_dir=shared_dir,
         tasks_dir=tasks_dir,
         killing=killing,
         image_id=engine.inspect_image(image)["Id"],  # type: ignore[no-untyped-call]  # no stubs
-        engine_leftovers=lambda: [entry["Names"][0] for name in instances for entry in labelled(engine, name)],
-        another=lambda: backend(ENGINE_URL, instances[1]),
+        engine_leftovers=lambda: [entry["Names"][0] for entry in labelled(engine, instance)],
+        another=lambda: backend(ENGINE_URL, "1" * 16),
     )
     for made in backends:
         await made.aclose()
-    for name in instances:
-        remove_labelled(engine, name)
+    remove_labelled(engine, instance)
     remove_folders(shared_dir)

@@ -243,7 +243,7 @@ async def _drained(deaths: AsyncIterator[Death]) -> list[WorkerId]:
     return [death.id async for death in deaths]
 
 
-async def test_found_lists_what_was_started_and_nothing_of_another_instance(world: World) -> None:
+async def test_found_lists_what_was_started_and_nothing_of_another_gateway(world: World) -> None:
     other = world.another()
     id, address = await started(world)
     foreign = worker_of(world.environment)
@@ -260,7 +260,7 @@ async def test_found_lists_what_was_started_and_nothing_of_another_instance(worl
     )
 
 
-async def test_one_instance_cannot_stop_the_workers_of_another(world: World) -> None:
+async def test_one_gateway_cannot_stop_the_workers_of_another(world: World) -> None:
     other = world.another()
     foreign = worker_of(world.environment)
     await healthy(await other.start(foreign, world.environment))

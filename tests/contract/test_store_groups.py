@@ -93,6 +93,20 @@ async def test_slots_of_several_workers_are_taken_for_one_group(store: Store) ->
     assert await held(store) == {"w0": 1, "w1": 1, "w2": 1}
 
 
+async def test_a_group_that_fits_one_worker_goes_to_one_whatever_comes_between(store: Store) -> None:
+    await add_ready(store, "w1", slots=4)
+    await add_ready(store, "w2", slots=4)
+    await store.claim(opening("before"), wait_s=0)
+    group = [await store.claim(member("a"), wait_s=0)]
+    for n in range(3):
+        await store.claim(opening(f"between-{n}"), wait_s=0)
+    group += [await store.claim(member(id), wait_s=0) for id in "bc"]
+    await store.claim(opening("after"), wait_s=0)
+
+    assert [session.worker for session in group] == ["w2"] * 3
+    assert await held(store) == {"w1": 4, "w2": 4}
+
+
 async def test_a_group_that_finds_too_few_slots_waits_and_nobody_behind_it_takes_them(store: Store) -> None:
     await add_ready(store, "w1", slots=3)
     holder = await opened(store, opening("holder"))

@@ -232,3 +232,38 @@ async def test_a_worker_is_idle_anew_from_when_it_was_woken_on(store_world: Worl
     (woken,) = (await store.load())[MATH].workers
     assert 150 <= paused.idle_s < 160
     assert woken.idle_s < 10
+
+
+# -- suspects ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_suspect_worker_keeps_its_sessions_and_gets_no_more_until_it_is_woken(store: Store) -> None:
+    await add_ready(store, slots=2)
+    first, second = await opened(store, opening("s1")), await opened(store, opening("s2"))
+
+    assert await store.suspect_worker(W1)
+
+    assert await state_of(store, W1) is WorkerState.SUSPECT
+    await end(store, second)
+    with pytest.raises(PoolExhausted):
+        await store.claim(opening("s3"), wait_s=0)
+    assert (await store.find(first.id)).worker == W1
+    assert not await store.drain_worker(W1, only_if_idle=True)
+    waiting_ones = [await queued(store, opening(f"s{n}")) for n in (3, 4)]
+    assert await store.wake_worker(W1)
+    assert (await waiting_ones[0]).worker == W1
+    assert await waiting(store) == 1, "one slot is held still"
+    waiting_ones[1].cancel()
+
+
+async def test_only_a_ready_worker_is_suspect(store: Store) -> None:
+    await add_ready(store, "w1")
+    await store.add_worker(worker("w2"))
+    await add_ready(store, "w3")
+    await store.drain_worker(WorkerId("w3"))
+    await add_ready(store, "w4")
+    await store.pause_worker(WorkerId("w4"))
+
+    suspected = {id: await store.suspect_worker(WorkerId(id)) for id in ("w1", "w1", "w2", "w3", "w4", "nobody")}
+
+    assert suspected == {"w1": True, "w2": False, "w3": False, "w4": False, "nobody": False}

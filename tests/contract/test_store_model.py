@@ -123,6 +123,8 @@ class Model:
     groups: dict[str, ModelGroup] = field(default_factory=dict)
     #: Slots that are kept for those of a group that have not come, and until when.
     reserved: dict[str, tuple[EnvironmentName, int, float]] = field(default_factory=dict)
+    #: The worker that all of these are in, if it is one.
+    homes: dict[str, ModelWorker] = field(default_factory=dict)
 
     def used(self, worker: ModelWorker) -> int:
         return sum(session.worker is worker for session in self.sessions.values())
@@ -152,22 +154,36 @@ class Model:
         return min(waiting, key=lambda place: self.rounds[environment, place[0].owner])
 
     def free(self, environment: EnvironmentName) -> ModelWorker | None:
-        free = [
-            worker
-            for worker in self.workers
-            if worker.environment == environment
-            and worker.state is WorkerState.READY
-            and self.used(worker) < worker.slots
-        ]
+        free = [worker for worker in self.workers if worker.environment == environment and self.room(worker)]
         return min(free, key=self.used, default=None)
+
+    def room(self, worker: ModelWorker) -> int:
+        """How many sessions more it takes."""
+        if worker.state is not WorkerState.READY:
+            return 0
+        room = max(0, worker.slots - self.used(worker))
+        return min(room, worker.max_uses - worker.uses) if worker.max_uses else room
+
+    def roomy(self, environment: EnvironmentName, need: int) -> ModelWorker | None:
+        """The least used worker with room for *need* beside what is kept in it for groups."""
+        kept = Counter[str]()
+        for group, home in self.homes.items():
+            kept[home.id] += self.reserved[group][1]
+        workers = [worker for worker in self.workers if worker.environment == environment]
+        free = [worker for worker in workers if self.room(worker) - kept[worker.id] >= need]
+        return min(free, key=self.used, default=None)
+
+    def place(self, environment: EnvironmentName, home: ModelWorker | None) -> ModelWorker:
+        """The worker of the next session."""
+        if home is not None and home in self.workers and self.room(home):
+            return home
+        found = self.roomy(environment, 1) or self.free(environment)
+        assert found is not None
+        return found
 
     def available(self, environment: EnvironmentName) -> int:
         """Free slots that are kept for no group."""
-        free = 0
-        for worker in self.workers:
-            if worker.environment == environment and worker.state is WorkerState.READY:
-                room = max(0, worker.slots - self.used(worker))
-                free += min(room, worker.max_uses - worker.uses) if worker.max_uses else room
+        free = sum(self.room(worker) for worker in self.workers if worker.environment == environment)
         return max(0, free - sum(count for other, count, _ in self.reserved.values() if other == environment))
 
     def known(self, wish: Opening) -> ModelGroup:
@@ -181,10 +197,13 @@ class Model:
         group = self.groups.get(wish.group, ModelGroup())
         return 1 if not wish.group or group.is_parted else max(1, wish.group_size - group.granted)
 
-    def reserve(self, wish: Opening, count: int) -> None:
+    def reserve(self, wish: Opening, count: int, home: ModelWorker | None = None) -> None:
         _, _, until = self.reserved.pop(wish.group, (wish.environment, 0, self.now + TOGETHER_S))
+        home = self.homes.pop(wish.group, home)
         if count > 0:
             self.reserved[wish.group] = (wish.environment, count, until)
+            if home is not None:
+                self.homes[wish.group] = home
 
     def to_come(self, environment: EnvironmentName) -> int:
         count = sum(count for other, count, _ in self.reserved.values() if other == environment)
@@ -196,19 +215,21 @@ class Model:
 
     def claim(self, wish: Opening) -> bool:
         """Whether *wish* gets a slot at once."""
-        worker = self.free(wish.environment)
-        if worker is None:
+        if self.free(wish.environment) is None:
             return False
         kept = self.reserved[wish.group][1] if wish.group in self.reserved else 0
         need = self.need(wish)
         if kept:
+            worker = self.place(wish.environment, self.homes.get(wish.group))
             self.reserve(wish, kept - 1)
-            need = 1
-        elif self.waiting(wish.environment) or self.available(wish.environment) < need:
+            self.grant(wish, worker)
+            return True
+        if self.waiting(wish.environment) or self.available(wish.environment) < need:
             return False
-        self.grant(wish, worker)
+        home = self.roomy(wish.environment, need) if need > 1 else None
+        self.grant(wish, self.place(wish.environment, home))
         if need > 1:
-            self.reserve(wish, need - 1)
+            self.reserve(wish, need - 1, home)
         return True
 
     def next(self, environment: EnvironmentName) -> tuple[list[tuple[Opening, float]], int]:
@@ -252,12 +273,12 @@ class Model:
                 self.current[environment] = self.rounds[whose]
                 self.rounds[whose] += len(places)
                 self.leave(places)
+                together = len(places) + kept
+                home = self.roomy(environment, together) if together > 1 else None
                 for wish, _ in places:
-                    worker = self.free(environment)
-                    assert worker is not None
-                    self.grant(wish, worker)
+                    self.grant(wish, self.place(environment, home))
                 if kept:
-                    self.reserve(places[0][0], kept)
+                    self.reserve(places[0][0], kept, home)
 
     def end(self, id: str, reason: CloseReason) -> None:
         del self.sessions[id]
@@ -269,6 +290,7 @@ class Model:
         for group, (_, _, until) in list(self.reserved.items()):
             if until <= self.now:
                 del self.reserved[group]
+                self.homes.pop(group, None)
                 self.groups.setdefault(group, ModelGroup()).is_parted = True
                 self.groups[group].until = self.now + GROUP_KEPT_S
         self.groups = {id: group for id, group in self.groups.items() if group.until > self.now}
@@ -527,10 +549,18 @@ class StoreMachine(RuleBasedStateMachine):
         assert paused is (worker is not None and worker.state is WorkerState.PAUSED)
 
     @rule(id=worker_ids)
+    def suspect_worker(self, id: str) -> None:
+        worker = self.model.of(id)
+        if worker is not None and worker.state is WorkerState.READY:
+            worker.state = WorkerState.SUSPECT
+        suspected = self.run(self.store.suspect_worker(WorkerId(id)))
+        assert suspected is (worker is not None and worker.state is WorkerState.SUSPECT)
+
+    @rule(id=worker_ids)
     def wake_worker(self, id: str) -> None:
         worker = self.model.of(id)
         woken = self.run(self.store.wake_worker(WorkerId(id)))
-        assert woken is (worker is not None and worker.state is WorkerState.PAUSED)
+        assert woken is (worker is not None and worker.state in (WorkerState.PAUSED, WorkerState.SUSPECT))
         if woken and worker is not None:
             worker.state = WorkerState.READY
             self.model.breakers.pop(worker.environment, None)

@@ -69,6 +69,7 @@ async def test_every_flag_is_set_on_the_container(
     assert "/proc/sys" in host["ReadonlyPaths"]
     assert {name for name in container["Config"]["Labels"] if name.startswith("env-gateway.")} == {
         "env-gateway.instance",
+        "env-gateway.owner",
         "env-gateway.worker",
         "env-gateway.environment",
         "env-gateway.digest",

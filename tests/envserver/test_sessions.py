@@ -407,6 +407,20 @@ async def test_a_create_ends_what_an_earlier_opening_of_its_id_left_behind(start
     assert len((await server.ask("GET", "/sessions")).json["sessions"]) == 1
 
 
+async def test_a_create_that_is_read_after_the_delete_of_its_lease_begins_nothing(start: Start) -> None:
+    server = await start(MathEnv)
+    wish = {"env_name": "mathenv", "task_spec": {"id": "t1"}}
+    await server.ask("POST", "/create", sid="s1", body=wish, headers={"X-Session-Lease": "two"})
+
+    ended = await server.ask("POST", "/delete", sid="s1", headers={"X-Session-Lease": "one"})
+    late = await server.ask("POST", "/create", sid="s1", body=wish, headers={"X-Session-Lease": "one"})
+
+    (row,) = (await server.ask("GET", "/sessions")).json["sessions"]
+    assert (ended.status, ended.json["summary"]) == (200, None)
+    assert (late.status, late.json["detail"]) == (410, "Session deleted")
+    assert row["sid"] == "s1", "its successor goes on"
+
+
 async def test_who_names_no_lease_means_whichever_session_is_there(start: Start) -> None:
     server = await start(MathEnv)
     wish = {"env_name": "mathenv", "task_spec": {"id": "t1"}}

@@ -49,6 +49,8 @@ class FakeSession:
     """The ``X-Secrets`` header as it came."""
     note: str
     """The ``X-Session-Note`` header as it came."""
+    lease: str = ""
+    """The ``X-Session-Lease`` header as it came."""
     ran: list[str] = field(default_factory=list)
     """Tools that ran, in their order."""
     busy: int = 0
@@ -72,6 +74,11 @@ class FakeWorker:
         """Lets go what waits: a create with ``on_create: gate``, a call of ``gate`` or ``quiet``."""
         self.waiting = 0
         """How many wait at the gate."""
+        self.is_awake = asyncio.Event()
+        """Cleared: it takes connections and requests, and answers none, as one whose processes are stopped."""
+        self.is_awake.set()
+        self.ended_leases: set[str] = set()
+        """Of sessions that were deleted before they were created."""
         self.listing = asyncio.Event()
         """Cleared: ``GET /sessions`` gets no answer."""
         self.listing.set()
@@ -110,7 +117,9 @@ class FakeWorker:
 
     async def _serve(self, connection: Connection) -> None:
         while True:
-            await self._answer(connection, await connection.request())
+            request = await connection.request()
+            await self.is_awake.wait()
+            await self._answer(connection, request)
 
     async def _answer(self, connection: Connection, request: Request) -> None:
         if self.backend.starts[self.worker.environment] is Start.GARBAGE:
@@ -159,6 +168,12 @@ class FakeWorker:
         await _json(connection, 200, {"sessions": entries})
 
     async def _create(self, connection: Connection, request: Request) -> None:
+        sid, lease = request.headers["x-session-id"], request.headers.get("x-session-lease", "")
+        if lease and lease in self.ended_leases:
+            await _json(connection, 410, {"detail": "Session deleted"})
+            return
+        if sid in self.sessions and self.sessions[sid].lease != lease:
+            del self.sessions[sid]  # left behind by an earlier opening
         task: dict[str, Any] = json.loads(request.body)["task_spec"]
         match task.get("on_create", "open"):
             case "refuse":
@@ -174,19 +189,23 @@ class FakeWorker:
                 await self._die_now()
             case "gate":
                 await self._wait_while_there(connection)
-        sid = request.headers["x-session-id"]
         if sid in self.sessions:
             await _json(connection, 400, {"detail": "Session already exists"})
             return
         self.created += 1
         note = request.headers.get("x-session-note", "")
-        self.sessions[sid] = FakeSession(task, request.headers.get("x-secrets", ""), note)
+        self.sessions[sid] = FakeSession(task, request.headers.get("x-secrets", ""), note, lease)
         await _json(connection, 200, {"sid": sid})
 
     async def _delete(self, connection: Connection, request: Request) -> None:
-        sid = request.headers["x-session-id"]
+        sid, lease = request.headers["x-session-id"], request.headers.get("x-session-lease", "")
         session = self.sessions.get(sid)
-        how = session.task.get("on_delete", "end") if session else "end"
+        if session is None or (lease and session.lease != lease):
+            self.ended_leases.add(lease)
+            self.deleted.append(sid)
+            await _json(connection, 200, {"sid": sid, "summary": None})
+            return
+        how = session.task.get("on_delete", "end")
         if how == "hang":
             await connection.left()
         if how == "fail":
@@ -194,7 +213,7 @@ class FakeWorker:
             return
         self.sessions.pop(sid, None)
         self.deleted.append(sid)
-        summary = {"reward": 1.0, "finished": True, "steps": len(session.ran), "seconds": 0.5} if session else None
+        summary = {"reward": 1.0, "finished": True, "steps": len(session.ran), "seconds": 0.5}
         await _json(connection, 200, {"sid": sid, "summary": summary})
 
     async def _in_session(self, connection: Connection, request: Request, operation: Any) -> None:

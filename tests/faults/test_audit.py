@@ -21,8 +21,9 @@ from tests.faults.invariants import at_rest
 from tests.faults.players import counted, delete_all, opened, step, workers_of
 from tests.faults.world import IMAGE, PREFIX, WORKER_LABEL, World, environment_toml, running
 from tests.wire.raw import new_sid
-from tests.wire.stack import INSTANCE_LABEL
+from tests.wire.stack import ENVIRONMENT_LABEL, INSTANCE_LABEL
 
+OWNER_LABEL = "env-gateway.owner"
 UNRULY = environment_toml("unruly", pool={"slots": 2, "min_workers": 1, "max_workers": 1})
 HAUNTED = environment_toml("haunted", pool={"slots": 1, "max_workers": 1})
 
@@ -33,6 +34,8 @@ class Ghosts:
 
     stray: WorkerId
     """A worker that is a container and a folder only."""
+    other: WorkerId
+    """The same, but another gateway made it, whose instance has the same name."""
     ghost: WorkerId
     """A worker that is in the store only."""
     session: str
@@ -75,6 +78,8 @@ async def test_what_one_side_alone_knows_is_found(world: World, when: str) -> No
         log = world.log[already_logged:]
         assert f"worker_removed environment=unruly worker={ghosts.stray} reason=orphan" in log
         assert f"worker_lost environment=haunted worker={ghosts.ghost}" in log
+        assert ghosts.other not in log
+        world.container(ghosts.other).remove(force=True)
         await delete_all([live, fresh])
     await at_rest(world)
 
@@ -119,11 +124,12 @@ async def _digest(world: World) -> str:
 
 
 async def _haunt(world: World, digest: str) -> Ghosts:
-    """Plant a container that the store does not know, and a worker with a session that the engine does not know."""
-    ghosts = Ghosts(new_id(), new_id(), new_sid())
+    """Plant containers that the store does not know, and a worker with a session that the engine does not know."""
+    ghosts = Ghosts(new_id(), new_id(), new_id(), new_sid())
     (world.sockets / ghosts.stray).mkdir()
-    labels = {INSTANCE_LABEL: world.instance, WORKER_LABEL: ghosts.stray, "env-gateway.environment": "unruly"}
-    world.engine.containers.run(IMAGE, ["sleep", "600"], labels=labels, detach=True, network_disabled=True)
+    for id, owner in ((ghosts.stray, world.owner), (ghosts.other, "0" * 16)):
+        labels = {INSTANCE_LABEL: world.instance, WORKER_LABEL: id, ENVIRONMENT_LABEL: "unruly", OWNER_LABEL: owner}
+        world.engine.containers.run(IMAGE, ["sleep", "600"], labels=labels, detach=True, network_disabled=True)
     ghost = Worker(id=ghosts.ghost, environment=EnvironmentName("haunted"), digest=digest, slots=1)
     wish = Opening(
         id=session_id(Owner("alice"), ghosts.session),

@@ -1,64 +1,93 @@
-"""A worker is killed with a hundred steps in flight: each gets a typed error, and nobody else notices."""
+"""A worker is killed with a hundred steps in flight: each gets a typed error, and others go on. Or it is frozen."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+
+import pytest
 
 from tests.fakes.eventually import eventually, until
 from tests.faults.invariants import at_rest
 from tests.faults.players import counted, delete_all, open_many, opened, step, workers_of
-from tests.faults.world import World, environment_toml, running
+from tests.faults.world import SCALE, World, environment_toml, running
 
 GATE = "gate"
+SLOTS = max(1, round(100 * SCALE))
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    with running(environment_toml("unruly", pool={"slots": SLOTS, "min_workers": 2, "max_workers": 2})) as world:
+        yield world
 
 
 async def test_each_step_in_flight_gets_a_typed_error_and_the_other_worker_goes_on(
-    scaled: Callable[[int], int], measured: Callable[[str, float, str], None]
+    world: World, measured: Callable[[str, float, str], None]
 ) -> None:
-    slots = scaled(100)
-    pool = {"slots": slots, "min_workers": 2, "max_workers": 2}
-    with running(environment_toml("unruly", pool=pool)) as world:
+    await eventually(lambda: ready_workers(world, 2))
+    async with world.http() as http:
+        episodes = await open_many(http, "unruly", 2 * SLOTS)
+        workers = workers_of(await world.sessions(), episodes)
+        doomed = workers[0]
+        steps = [asyncio.create_task(step(episode, "wait", {"gate": GATE})) for episode in episodes]
+        await until(lambda: world.waiting_steps(GATE) == len(episodes))
+        world.container(doomed).kill()
+
+        theirs = [taken for taken, worker in zip(steps, workers, strict=True) if worker == doomed]
+        others = [taken for taken, worker in zip(steps, workers, strict=True) if worker != doomed]
+        errors = await asyncio.gather(*theirs)
+        untouched = [taken.done() for taken in others]
+        world.open_gate(GATE)
+        counts = [int((await taken).outcome.text) for taken in others]
+        # An engine under load may tell of the death later than a call waits for its word: both are typed errors.
+        await eventually(lambda: replaced(world, doomed))
+        later = await episodes[0].get("prompt")
         await eventually(lambda: ready_workers(world, 2))
-        async with world.http() as http:
-            episodes = await open_many(http, "unruly", 2 * slots)
-            workers = workers_of(await world.sessions(), episodes)
-            doomed = workers[0]
-            steps = [asyncio.create_task(step(episode, "wait", {"gate": GATE})) for episode in episodes]
-            await until(lambda: world.waiting_steps(GATE) == len(episodes))
-            world.container(doomed).kill()
+        fresh = await opened(http, "unruly")
+        first_count = await counted(fresh)
+        await delete_all([fresh, *episodes])
 
-            theirs = [taken for taken, worker in zip(steps, workers, strict=True) if worker == doomed]
-            others = [taken for taken, worker in zip(steps, workers, strict=True) if worker != doomed]
-            errors = await asyncio.gather(*theirs)
-            untouched = [taken.done() for taken in others]
-            world.open_gate(GATE)
-            counts = [int((await taken).outcome.text) for taken in others]
-            # An engine under load may tell of the death later than a call waits for its word: both are typed errors.
-            await eventually(lambda: replaced(world, doomed))
-            later = await episodes[0].get("prompt")
-            await eventually(lambda: ready_workers(world, 2))
-            fresh = await opened(http, "unruly")
-            first_count = await counted(fresh)
-            await delete_all([fresh, *episodes])
+    died_at = world.events.of("die", worker=doomed)[0].at
+    measured("last typed error after the engine's die event", max(each.at for each in errors) - died_at, "s")
+    ready_at = [event.at for event in world.events.of("start") if event.at > died_at]
+    measured("its successor's start after the die event", ready_at[0] - died_at, "s")
+    assert len(theirs) == len(others) == SLOTS
+    assert all("worker_lost" in each.error for each in errors), errors[0]
+    assert not any(untouched)
+    starts = [1000 * n for n, worker in enumerate(workers) if worker != doomed]
+    assert counts == [start + 1 for start in starts]
+    assert (later.status_code, "worker_lost" in later.text) == (410, True)
+    assert first_count == 1
+    await world.counts(1, "gateway_workers_lost_total", environment="unruly")
+    await world.counts(SLOTS, "gateway_sessions_closed_total", reason="worker_lost")
+    await world.counts(SLOTS, "gateway_calls_total", outcome="worker_lost")
+    assert f"worker_lost environment=unruly worker={doomed}" in world.log
+    assert doomed not in [each["id"] for each in await world.workers()]
+    await at_rest(world)
 
-        died_at = world.events.of("die", worker=doomed)[0].at
-        measured("last typed error after the engine's die event", max(each.at for each in errors) - died_at, "s")
-        ready_at = [event.at for event in world.events.of("start") if event.at > died_at]
-        measured("its successor's start after the die event", ready_at[0] - died_at, "s")
-        assert len(theirs) == len(others) == slots
-        assert all("worker_lost" in each.error for each in errors), errors[0]
-        assert not any(untouched)
-        starts = [1000 * n for n, worker in enumerate(workers) if worker != doomed]
-        assert counts == [start + 1 for start in starts]
-        assert (later.status_code, "worker_lost" in later.text) == (410, True)
-        assert first_count == 1
-        await world.counts(1, "gateway_workers_lost_total", environment="unruly")
-        await world.counts(slots, "gateway_sessions_closed_total", reason="worker_lost")
-        await world.counts(slots, "gateway_calls_total", outcome="worker_lost")
-        assert f"worker_lost environment=unruly worker={doomed}" in world.log
-        assert doomed not in [each["id"] for each in await world.workers()]
-        await at_rest(world)
+
+async def test_new_sessions_go_elsewhere_while_a_worker_is_frozen(world: World) -> None:
+    await eventually(lambda: ready_workers(world, 2))
+    async with world.http() as http:
+        first = await opened(http, "unruly")
+        (frozen,) = workers_of(await world.sessions(), [first])
+        container = world.container(frozen)
+        container.pause()
+        try:
+            episodes = await open_many(http, "unruly", 6)  # the frozen one is the less used one for some of them
+            elsewhere = workers_of(await world.sessions(), episodes)
+            counts = [await counted(episode) for episode in episodes]
+        finally:
+            container.unpause()
+
+        assert frozen not in elsewhere
+        assert counts == [1000 * number + 1 for number in range(6)]
+        assert f"worker_suspect environment=unruly worker={frozen}" in world.log
+        await eventually(lambda: ready_workers(world, 2))
+        assert await counted(first) == 1
+        await delete_all([first, *episodes])
+    await at_rest(world)
 
 
 async def ready_workers(world: World, number: int) -> None:

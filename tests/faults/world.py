@@ -17,6 +17,7 @@ import docker
 import httpx
 import redis
 
+from gateway.settings import Settings
 from tests.deadlines import scaled
 from tests.fakes.eventually import eventually
 from tests.fakes.images import built_once, files_of
@@ -108,6 +109,11 @@ class World:
         return self.folder / "s"
 
     @property
+    def owner(self) -> str:
+        """The identity of its gateways, which made their secret as the first of them started."""
+        return Settings(state_dir=self.folder / "state").read_owner()
+
+    @property
     def log(self) -> str:
         """What all replicas ever logged."""
         return "".join(gateway.log for gateway in self.gateways)
@@ -152,7 +158,8 @@ class World:
     def open_gate(self, gate: str) -> None:
         """Let the steps go on that wait for *gate*, in every worker."""
         for folder in self.sockets.iterdir():
-            (folder / gate).touch()
+            with contextlib.suppress(FileNotFoundError):  # its worker ended meanwhile
+                (folder / gate).touch()
 
     def waiting_steps(self, gate: str) -> int:
         """How many steps began to wait for *gate*; each notes it once."""

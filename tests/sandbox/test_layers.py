@@ -130,3 +130,20 @@ async def test_a_build_is_cancelled_with_the_last_of_its_callers(sandboxes: Sand
     assert built[0].is_closed
     assert rooms(sandboxes) == set()
     assert await sandboxes.layer("key", prepare)
+
+
+async def test_a_layer_whose_keeping_failed_or_was_cancelled_is_dropped(
+    sandboxes: Sandboxes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tell = sandboxes._tell_spawner
+
+    async def unheard(message: dict[str, object]) -> None:
+        await tell(message)
+        if message["op"] == "keep":
+            raise SandboxError("the spawner does not answer", code="ended")
+
+    monkeypatch.setattr(sandboxes, "_tell_spawner", unheard)
+    with pytest.raises(SandboxError):
+        await sandboxes.layer("key", prepare)
+
+    await eventually(lambda: has_rooms(sandboxes, 0))

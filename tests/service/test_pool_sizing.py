@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -22,11 +23,11 @@ from gateway.core.model import (
     session_id,
 )
 from gateway.pool import LEAD_S
-from gateway.starts import STARTS_AT_ONCE
+from gateway.starts import BREAKS, STARTS_AT_ONCE
 from gateway.stores.memory import MemoryStore
 from tests.fakes.clock import Clock
 from tests.fakes.eventually import eventually, until
-from tests.fakes.workers import Start
+from tests.fakes.workers import FakeBackend, Start
 from tests.service.stack import OWNER, Replica, environment, running, stack
 from tests.service.wire import call, create, delete, under_way
 
@@ -190,6 +191,41 @@ async def test_after_some_failures_nobody_waits_for_a_trial_and_somebody_who_ask
             assert (await create(client, sid="c")).status_code == 200
 
         await eventually(opens)
+
+
+class _TellsOfItsStops(FakeBackend):
+    """Tells all replicas of the end of a worker that it stops, before who stops it has an answer; as engines do."""
+
+    async def stop(self, id: WorkerId) -> None:
+        if id in self.workers:
+            self.announce(id)
+            for _ in range(100):  # the other replica acts on it first
+                await asyncio.sleep(0)
+        await super().stop(id)
+
+
+async def test_failed_starts_are_counted_once_and_open_the_breaker_although_another_replica_hears_of_their_ends(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    kind = environment(slots=1, max_workers=2, start_s=0.2)
+    async with stack(kind) as built:
+        backend = _TellsOfItsStops(built.backend._folder)
+        backend.starts[MATH] = Start.NEVER_READY
+        one, two = (
+            Replica(store=built.store, backend=backend, environments=[kind], name=name) for name in ("one", "two")
+        )
+        async with one.looping(), two.looping(), one.serving() as client:
+            answers = [await create(client, sid=f"s{number}") for number in range(2 * BREAKS)]
+
+            failures = [int(count) for count in re.findall(r"worker_start_failed .*? failures=(\d+)", caplog.text)]
+            assert {answer.status_code for answer in answers} == {503}
+            assert all("was not ready within 0.2 s" in answer.text for answer in answers)
+            assert failures == [*range(1, len(failures) + 1)]
+            assert len(failures) >= BREAKS
+            assert "worker_lost" not in caplog.text
+            assert not any(b"gateway_workers_lost_total{" in each.metrics.exposition() for each in (one, two))
+        for replica in (one, two):
+            await replica.relay.aclose()
 
 
 async def test_an_engine_that_is_away_fails_nobody_who_can_wait() -> None:

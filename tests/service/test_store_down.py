@@ -60,6 +60,25 @@ async def test_calls_of_sessions_that_this_replica_serves_go_on_without_the_stor
         assert built.backend.only.ran == ["echo"] * 3
 
 
+async def test_a_replica_without_its_store_is_ready_and_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    switch = Switch()
+    async with stack(clock=switch) as built, built.first.looping(), built.first.serving() as client:
+        switch.is_off = True
+        refused = await client.get("/readyz")
+        switch.is_off = False
+        monkeypatch.setattr("gateway.fronts.ops.STORE_S", 0.01)
+        monkeypatch.setattr(built.store, "ping", asyncio.Event().wait)
+        silent = [await client.get("/readyz") for _ in range(2)]
+
+        assert [answer.status_code for answer in (refused, *silent)] == [200] * 3
+        assert refused.json() == {
+            "status": "degraded",
+            "reason": "store_unavailable",
+            "detail": "the store does not answer",
+        }
+        assert [answer.json()["status"] for answer in silent] == ["degraded"] * 2
+
+
 async def test_everything_goes_on_when_the_store_is_back() -> None:
     switch = Switch()
     async with stack(clock=switch) as built, built.first.looping(), built.first.serving() as client:

@@ -563,6 +563,25 @@ async def test_a_container_that_somebody_else_removes_meanwhile_is_stopped_witho
     assert left(engine, sockets) == []
 
 
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_a_stop_that_ends_in_the_middle_leaves_no_folder_without_a_container(
+    backend: DockerBackend, engine: FakeEngine, sockets: Path, is_cancelled: bool
+) -> None:
+    await backend.start(worker(), ENVIRONMENT)
+    hold = engine.hold("DELETE container")
+    stopping = asyncio.create_task(backend.stop(WorkerId("w1")))
+    await reached(hold)
+
+    if is_cancelled:
+        stopping.cancel()
+        await asyncio.wait({stopping})
+    at_that_moment = left(engine, sockets)
+    hold.released.set()
+    await asyncio.wait({stopping})
+
+    assert at_that_moment == ["ours-fake-w1"]
+
+
 async def test_a_stop_that_the_engine_refuses_is_an_error_and_keeps_what_can_be_tried_again(
     backend: DockerBackend, engine: FakeEngine, sockets: Path
 ) -> None:
@@ -649,18 +668,32 @@ async def test_a_death_between_asking_and_the_engines_answer_is_told(
     assert (await anext(deaths)).id == "w1"
 
 
-async def test_deaths_of_other_instances_are_not_told(backend: DockerBackend, engine: FakeEngine) -> None:
-    other = DockerBackend(url=engine.url, instance="theirs", socket_dir=backend_folder(engine) / "theirs")
+OTHERS = [("theirs", "0" * 16), ("theirs", "1" * 16), ("ours", "1" * 16)]
+
+
+@pytest.mark.parametrize(("instance", "owner"), OTHERS)
+async def test_what_another_gateway_made_is_not_seen_told_of_or_removed(
+    engine: FakeEngine, sockets: Path, instance: str, owner: str
+) -> None:
+    own, other = (
+        DockerBackend(url=engine.url, instance=name, owner=who, socket_dir=sockets / name / who, stop_grace_s=0.2)
+        for name, who in (("ours", "0" * 16), (instance, owner))
+    )
     await other.start(worker("foreign"), ENVIRONMENT)
-    await backend.start(worker(), ENVIRONMENT)
-    foreign, own = engine.containers.values()
-    deaths = backend.deaths()
+    await own.start(worker(), ENVIRONMENT)
+    foreign, mine = engine.containers.values()
+    deaths = own.deaths()
 
+    found = await own.found()
+    await own.stop(WorkerId("foreign"))
     engine.die(foreign)
-    engine.die(own)
+    engine.die(mine)
 
+    assert [entry.id for entry in found] == ["w1"]
     assert (await anext(deaths)).id == "w1"
-    await other.aclose()
+    assert foreign in engine.containers.values()
+    for backend in (own, other):
+        await backend.aclose()
 
 
 def backend_folder(engine: FakeEngine) -> Path:

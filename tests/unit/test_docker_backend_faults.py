@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 
 from gateway.backends import calls
+from gateway.backends.container import owned_filter
 from gateway.backends.docker import DockerBackend
 from gateway.backends.endings import LOOK_THREADS, Endings
 from gateway.backends.engine import Engine, EngineError
 from gateway.backends.events import DieEvents, Ended
-from gateway.core.errors import BackendError
+from gateway.backends.launches import Launches, Wanted
+from gateway.core.errors import BackendError, StartFailed
 from gateway.core.model import CloseReason, Environment, EnvironmentName, Worker, WorkerId
 from tests.deadlines import scaled
 from tests.fakes.engine import FakeContainer, FakeEngine, Hold
@@ -25,6 +27,7 @@ from tests.fakes.eventually import until
 ENVIRONMENT = Environment(
     name=EnvironmentName("fake"), image="env-gateway/fake", directory=Path("/nowhere"), command=("python3", "server.py")
 )
+LABELS = owned_filter("ours", "")
 REACHED_S = scaled(10.0)
 REASON_S = 2.0
 """How long `unlucky` waits; the test that uses it does."""
@@ -189,7 +192,7 @@ async def test_an_engine_that_tells_of_each_oom_is_not_asked_why(backend: Docker
 @pytest.fixture
 async def endings(engine: FakeEngine, backend: DockerBackend) -> AsyncIterator[Endings]:
     """Of *backend*'s workers: they keep a death back for as long as a word may come."""
-    made = Endings(engine.url, "ours", reason_s=REACHED_S, late_s=REACHED_S)
+    made = Endings(engine.url, LABELS, reason_s=REACHED_S, late_s=REACHED_S)
     yield made
     engine.release()
     await made.aclose()
@@ -293,7 +296,7 @@ async def test_a_stream_that_is_silent_is_asked_for_anew_and_no_death_is_told_tw
 ) -> None:
     first, second = await started(backend, engine, "w1"), await started(backend, engine, "w2")
     told: queue.Queue[Ended] = queue.Queue()
-    events = DieEvents(engine.url, "ours", announce=told.put, silence_s=0.1)
+    events = DieEvents(engine.url, LABELS, announce=told.put, silence_s=0.1)
     await asyncio.to_thread(engine.followed)
     engine.die(first)
     ids = [(await asyncio.to_thread(told.get, timeout=REACHED_S)).id]
@@ -313,7 +316,7 @@ async def test_deaths_are_told_whatever_the_engines_clock_says(backend: DockerBa
     containers = [await started(backend, engine, id) for id in ids]
     engine.ahead_s = -3600  # behind this machine's
     told: queue.Queue[Ended] = queue.Queue()
-    events = DieEvents(engine.url, "ours", announce=told.put)
+    events = DieEvents(engine.url, LABELS, announce=told.put)
     await asyncio.to_thread(engine.followed)
 
     for container, ahead_s in zip(containers, (-3600, 3600, 0, -3600), strict=True):
@@ -448,6 +451,25 @@ async def test_an_undo_that_waits_for_the_engine_ends_with_the_backend(
 
     assert engine.count("DELETE container") == 1
     assert "launch_not_undone" in caplog.text
+
+
+async def test_an_undo_that_fails_again_and_again_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    launches, tries = Launches(undo_pauses_s=[0.0] * 5), []
+
+    async def refused(_: Wanted) -> None:
+        raise StartFailed("no")
+
+    async def undo() -> None:
+        tries.append(1)
+        if len(tries) < 5:
+            raise BackendError("the engine does not answer")
+
+    with pytest.raises(StartFailed):
+        await launches.run(refused, undo)
+    await until(lambda: len(tries) == 5)
+    await launches.drain(REACHED_S)
+
+    assert [record.levelname for record in caplog.records if "launch_not_undone" in record.message] == ["ERROR"]
 
 
 # -- pausing

@@ -82,6 +82,30 @@ async def test_a_head_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyP
     assert answer.startswith(b"HTTP/1.1 408")
 
 
+async def test_a_body_of_which_nothing_comes_any_more_is_refused_and_who_waits_for_it_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gateway.serving.BODY_S", 0.1)
+    heard: list[str] = []
+    is_over = asyncio.Event()
+
+    async def reading(scope: Scope, receive: Receive, send: Send) -> None:
+        while (message := await receive())["type"] == "http.request" and message["more_body"]:
+            heard.append(message["body"].decode())
+        heard.append(message["type"])
+        is_over.set()
+
+    async with served(reading) as (reader, writer):
+        writer.write(b"POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 100\r\n\r\nfirst")
+        answer = await read(reader, b"}")
+        async with asyncio.timeout(WAIT_S):
+            assert await reader.read() == b""
+            await is_over.wait()
+
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert "".join(heard) == "firsthttp.disconnect"
+
+
 async def test_a_connection_that_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.serving.HEAD_S", 0.05)
     async with served() as (reader, _):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import os
+import re
 import stat
 import threading
 from pathlib import Path
@@ -14,10 +15,14 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from gateway.core.errors import ConfigError
+from gateway.parts import hold_containers
 from gateway.settings import Settings, inherited_environ, is_loopback, load, parse_keys, unknown_variables
 from tests.deadlines import scaled
 
 KEY, OTHER = "a-trainer-key", "an-operator-key"
+
+
+DOCKER = {"store": "memory", "backend": "docker"}
 
 
 @pytest.fixture(autouse=True)
@@ -368,6 +373,25 @@ def test_the_secret_is_made_once_and_kept_for_its_owner_alone(tmp_path: Path) ->
 
 def test_two_gateways_make_different_secrets(tmp_path: Path) -> None:
     assert settings(state_dir=tmp_path / "a").read_secret() != settings(state_dir=tmp_path / "b").read_secret()
+
+
+def test_gateways_of_one_secret_have_one_identity_and_others_another(tmp_path: Path) -> None:
+    owners = [settings(secret=secret).read_owner() for secret in ("ours", "ours", "theirs")]
+
+    assert owners[0] == owners[1] != owners[2]
+    assert re.fullmatch("[0-9a-f]{16}", owners[0])
+
+
+def test_a_second_gateway_without_a_store_is_refused_the_containers_of_one_that_lives(tmp_path: Path) -> None:
+    with hold_containers(settings(state_dir=tmp_path, **DOCKER)):
+        with pytest.raises(ConfigError, match="set another GATEWAY_INSTANCE here, or the same Redis in both"):
+            hold_containers(settings(state_dir=tmp_path, **DOCKER))
+        hold_containers(settings(state_dir=tmp_path, instance="another", **DOCKER)).close()
+        hold_containers(settings(state_dir=tmp_path, secret="another", **DOCKER)).close()
+        hold_containers(settings(state_dir=tmp_path, backend="docker", store="redis://localhost")).close()
+        hold_containers(settings(state_dir=tmp_path, store="memory", backend="process")).close()
+
+    hold_containers(settings(state_dir=tmp_path, **DOCKER)).close()
 
 
 def test_a_secret_that_is_set_replaces_the_file(tmp_path: Path) -> None:

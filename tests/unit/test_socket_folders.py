@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import gateway.backends.folders
 from gateway.backends.folders import SocketFolders, is_safe_id, remove_tree
 from gateway.core.errors import BackendError, StartFailed
 from gateway.core.model import WorkerId
@@ -148,6 +149,25 @@ def test_a_root_that_cannot_be_made_fails_the_check(short: Path) -> None:
 def test_a_root_whose_path_is_too_long_fails_the_check(short: Path) -> None:
     with pytest.raises(BackendError, match="at most 107"):
         SocketFolders(short / ("d" * 90), mode=0o777).check(16)
+
+
+def test_what_is_put_into_a_folder_while_it_is_removed_goes_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = SocketFolders(tmp_path, mode=0o777)
+    folders.make(WorkerId("w"))
+    put = [tmp_path / "w" / "late"]
+
+    def emptied(top: int) -> None:
+        empty(top)
+        if put:
+            put.pop().touch()
+
+    empty = gateway.backends.folders._empty
+    monkeypatch.setattr("gateway.backends.folders._empty", emptied)
+    folders.remove(WorkerId("w"))
+
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_of_many_that_remove_a_folder_at_once_none_fails(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from .registered import Registered, is_reference
 from .runner import Runner
 from .sandboxing import Sandboxing
 from .secrets import secrets_of
-from .session import Session
+from .session import Session, deleted
 from .task import Task
 from .tasksets import TaskSets
 from .tools import task_tools_of
@@ -28,6 +28,8 @@ from .tools import task_tools_of
 logger = logging.getLogger("envserver")
 TEARDOWN_S = 30.0
 """``/delete`` waits this long for a teardown, and a teardown for code that cannot be cancelled."""
+ENDED_KEPT = 512
+"""Leases that were ended before a session had them: their ``/create`` comes on a connection that is read later."""
 
 
 class Sessions:
@@ -65,6 +67,7 @@ class Sessions:
         self._clock = clock
         self._open: dict[str, Session] = {}
         self._closing: dict[int, Session] = {}  # by serial number: an id may be used again meanwhile
+        self._ended: dict[str, None] = {}  # leases without a session, the oldest first
         self._serial = 0
         self._running: set[asyncio.Task[None]] = set()
 
@@ -106,8 +109,10 @@ class Sessions:
             note: is kept with the session and shown in the list of sessions; that of the last retry holds.
 
         Raises:
-            Refused: 400, 404 or 429; no session was made.
+            Refused: 400, 404, 410 (this lease was ended before) or 429; no session was made.
         """
+        if lease in self._ended:
+            raise deleted()
         existing = self._open.get(sid)
         if existing is not None and _is_other(existing, lease):
             self._close(existing)
@@ -250,7 +255,8 @@ class Sessions:
     async def delete(self, sid: str, *, lease: str = "") -> dict[str, Any] | None:
         """End a session and wait for its teardown; give its summary, or None where there is no such session.
 
-        With *lease* that of this lease: its id may be another one's by now, which goes on.
+        With *lease* that of this lease: its id may be another one's by now, which goes on. One of this lease that is
+        created only later is refused: who ends it gave its opening up, and nobody would end it again.
         """
         session = self._open.get(sid)
         if session is not None and not _is_other(session, lease):
@@ -259,6 +265,10 @@ class Sessions:
             ended = (one for one in reversed(self._closing.values()) if one.sid == sid and not _is_other(one, lease))
             session = next(ended, None)
         if session is None:
+            if lease:
+                self._ended[lease] = None
+                if len(self._ended) > ENDED_KEPT:
+                    del self._ended[next(iter(self._ended))]
             return None
         summary = session.summary(self._clock())
         assert session.teardown is not None

@@ -11,12 +11,13 @@ end
 local kept_s, queue_max = ARGV[#OPENING + 1], tonumber(ARGV[#OPENING + 2])
 local id, environment = opening[1], opening[4]
 
--- Grant *opening* one of the free slots, of which the worker of *rank* has one, if one is meant for it: no slot is
--- another's while somebody waits.
-local function take(opening, rank, waiting)
+-- Grant *opening* one of the free slots, of which there are some, if one is meant for it: no slot is another's while
+-- somebody waits.
+local function take(opening, waiting)
   local environment, group = opening[4], opening[GROUP]
   local reserved = group ~= '' and reserved_for(environment, group) or 0
   if reserved > 0 then
+    local rank = choose(environment, home_of(environment, group))
     reserve(environment, group, reserved - 1, opening[TOGETHER_S])
     grant_member(opening, rank)
     return true
@@ -26,12 +27,13 @@ local function take(opening, rank, waiting)
     return false
   end
   if group == '' then
-    grant(opening, rank)
+    grant(opening, choose(environment))
     return true
   end
-  grant_member(opening, rank)
+  local home = need > 1 and find_room(environment, need)
+  grant_member(opening, choose(environment, home))
   if need > 1 then
-    reserve(environment, group, need - 1, opening[TOGETHER_S])
+    reserve(environment, group, need - 1, opening[TOGETHER_S], home)
   end
   return true
 end
@@ -52,7 +54,7 @@ end
 redis.call('HINCRBY', key('counts'), 'arrivals:' .. environment, 1)
 local waiting = redis.call('ZCARD', key('waits', environment))
 local rank = first(key('free', environment))
-if rank and is_whole() and take(opening, rank, waiting) then
+if rank and is_whole() and take(opening, waiting) then
   redis.call('HINCRBY', key('counts'), 'hits:' .. environment, 1)
   return {'granted', redis.call('HGETALL', key('session', id))}
 end

@@ -1,13 +1,13 @@
--- Make a paused worker ready and give its slots to those that wait; the breaker of its environment is closed.
+-- Make a paused or suspect worker ready and give its slots to those that wait; the breaker of its environment is closed.
 -- ARGV: worker id
--- Returns 1, or 0 if it is unknown or not paused.
+-- Returns 1, or 0 if it is unknown or neither.
 
 local worker = redis.call('HMGET', key('worker', ARGV[1]), 'state', 'environment', 'rank', 'slots')
-if worker[1] ~= 'paused' then
+if worker[1] ~= 'paused' and worker[1] ~= 'suspect' then
   return 0
 end
 redis.call('HSET', key('worker', ARGV[1]), 'state', 'ready', 'idle_ms', whole(now))
-list_free(ARGV[1], worker[2], worker[3], 0, tonumber(worker[4]))
+list_free(ARGV[1], worker[2], worker[3], redis.call('SCARD', key('held', ARGV[1])), tonumber(worker[4]))
 close_breaker(worker[2])
 serve(worker[2])
 return 1

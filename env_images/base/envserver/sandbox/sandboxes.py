@@ -148,8 +148,11 @@ class Sandboxes:
             if sandbox.is_closed:
                 raise SandboxError(f"a build ended its sandbox: {sandbox.killed}", code="ended")
             await self._tell_spawner({"op": "keep", "room": sandbox.number})
-        finally:
+        except BaseException:  # a cancellation too
             await sandbox.close()
+            self._drop_later(sandbox.number)  # the spawner may keep it by now
+            raise
+        await sandbox.close()
         return sandbox.number
 
     async def _tell_spawner(self, message: dict[str, object]) -> None:

@@ -9,6 +9,7 @@ import contextlib
 import gc
 import os
 import selectors
+import signal
 import socket
 import sys
 from dataclasses import dataclass
@@ -124,11 +125,16 @@ class Spawner:
             finally:
                 os._exit(1)
         sync.close()
-        with mine:
-            mine.settimeout(10.0)
-            if mine.recv(1) == b"u":
-                self._map(pid)
-                mine.sendall(b"m")
+        try:
+            with mine:
+                mine.settimeout(10.0)
+                if mine.recv(1) == b"u":
+                    self._map(pid)
+                    mine.sendall(b"m")
+        except OSError:
+            os.kill(pid, signal.SIGKILL)  # nobody knows it
+            os.waitpid(pid, 0)
+            raise
         return pid
 
     def _map(self, pid: int) -> None:
@@ -160,6 +166,8 @@ class Spawner:
         wire.send(self._server, {"ended": number})
 
     def _drop(self, number: int) -> None:
+        if self._tenants[number].pid:
+            raise ValueError(f"sandbox {number} is open")
         self._free(self._tenants.pop(number))
 
     def _free(self, tenant: _Tenant) -> None:

@@ -3,24 +3,31 @@
 -- Openings of one group begin together: the first of them takes slots for all, or waits until there are as many. Those
 -- that others have not come for yet are reserved: free, but nobody else's. How long slots are kept for a group that there
 -- are not enough of, and then for those that have not come, is the same time, which their openings say.
+-- A group that fits one worker goes to one, its home: others go elsewhere while slots are reserved there for it.
 
 -- Both as in admission.py.
 local GROUP_KEPT_MS = 600000
 local LAST_CALL_MS = 3000
+
+-- Workers that are looked through for one that a group fits: those with the fewest sessions.
+local LOOKED_AT = 64
+
+-- How many sessions more the worker of *rank* takes, which holds *used*.
+local function room_in(rank, used)
+  local has = redis.call('HMGET', key('worker', string.sub(rank, RANK_DIGITS + 1)), 'slots', 'max_uses', 'uses')
+  if not has[1] then
+    return 0
+  end
+  local room = tonumber(has[1]) - tonumber(used)
+  return has[2] == '0' and room or math.min(room, tonumber(has[2]) - tonumber(has[3]))
+end
 
 -- Slots of *environment* that no session holds, at most *enough*.
 local function count_free(environment, enough)
   local count = 0
   local free = redis.call('ZRANGE', key('free', environment), 0, enough - 1, 'WITHSCORES')
   for i = 1, #free, 2 do
-    local has = redis.call('HMGET', key('worker', string.sub(free[i], RANK_DIGITS + 1)), 'slots', 'max_uses', 'uses')
-    if has[1] then
-      local room = tonumber(has[1]) - tonumber(free[i + 1])
-      if has[2] ~= '0' then
-        room = math.min(room, tonumber(has[2]) - tonumber(has[3]))
-      end
-      count = count + room
-    end
+    count = count + room_in(free[i], free[i + 1])
     if count >= enough then
       return enough
     end
@@ -28,7 +35,7 @@ local function count_free(environment, enough)
   return count
 end
 
--- How many slots are reserved for *group*, or for all ('total').
+-- How many slots are reserved for *group*, for all ('total'), or in the worker of a rank ('at:' and that).
 local function reserved_for(environment, group)
   return tonumber(redis.call('HGET', key('reserve', environment), group) or '0')
 end
@@ -46,15 +53,47 @@ local function is_available(environment)
   return count_available(environment, 1) > 0
 end
 
--- Reserve *count* slots for a group, for *together_s* from its first one on; those that it had are let go.
-local function reserve(environment, group, count, together_s)
+-- The worker with the fewest sessions that has *need* slots beside those that are reserved in it; nil: none is found.
+local function find_room(environment, need)
+  local free = redis.call('ZRANGE', key('free', environment), 0, LOOKED_AT - 1, 'WITHSCORES')
+  for i = 1, #free, 2 do
+    if room_in(free[i], free[i + 1]) - reserved_for(environment, 'at:' .. free[i]) >= need then
+      return free[i]
+    end
+  end
+end
+
+-- The worker, by its rank, of the next session of *environment*, in which a slot is free: *home*, if that has room.
+local function choose(environment, home)
+  if home and redis.call('ZSCORE', key('free', environment), home) then
+    return home
+  end
+  local rank = first(key('free', environment))
+  return reserved_for(environment, 'total') > 0 and find_room(environment, 1) or rank
+end
+
+-- Where slots are reserved for *group*, if all of them are in one worker.
+local function home_of(environment, group)
+  return redis.call('HGET', key('reserve', environment), 'home:' .. group)
+end
+
+-- Reserve *count* slots for a group, for *together_s* from its first one on; those that it had are let go. *home*, of the
+-- first time, is kept.
+local function reserve(environment, group, count, together_s, home)
   local had = reserved_for(environment, group)
+  home = home or home_of(environment, group)
+  if home and count ~= had then
+    redis.call('HINCRBY', key('reserve', environment), 'at:' .. home, whole(count - had))
+  end
   if count > 0 then
     redis.call('HSET', key('reserve', environment), group, whole(count))
+    if home then
+      redis.call('HSET', key('reserve', environment), 'home:' .. group, home)
+    end
     redis.call('ZADD', key('lapse', environment), 'NX', after(together_s), group)
     redis.call('SADD', key('reserving'), environment)
   elseif had > 0 then
-    redis.call('HDEL', key('reserve', environment), group)
+    redis.call('HDEL', key('reserve', environment), group, 'home:' .. group)
     redis.call('ZREM', key('lapse', environment), group)
   end
   if count ~= had and redis.call('HINCRBY', key('reserve', environment), 'total', whole(count - had)) <= 0 then
@@ -152,13 +191,15 @@ local function serve_group(opening, owner, round)
     part(group)
   end
   local count = math.min(#found, available)
+  local kept = available == need and need - count or 0
+  local home = count + kept > 1 and find_room(environment, count + kept)
   for i = 1, count do
     leave(environment, found[i][1], owner)
-    grant_member(found[i], first(key('free', environment)))
+    grant_member(found[i], choose(environment, home))
     wake(found[i][10], found[i][5])
   end
-  if available == need and need > count then
-    reserve(environment, group, need - count, opening[TOGETHER_S])
+  if kept > 0 then
+    reserve(environment, group, kept, opening[TOGETHER_S], home)
   end
   -- Each slot is a turn of its owner.
   local head = redis.call('ZRANGE', line(environment, owner), 0, 0, 'WITHSCORES')

@@ -21,7 +21,7 @@ local function serve(environment)
         count = serve_group(ticket, owner, round)
       elseif is_available(environment) then
         leave(environment, id, owner, round + 1)
-        grant(ticket, rank)
+        grant(ticket, choose(environment))
         wake(ticket[10], ticket[5])
         count = 1
       end

@@ -1,0 +1,150 @@
+"""Workers that answer nothing although they run: paused, starved or stuck. They are *suspect* until they answer again.
+
+Noticed where a session is opened in one, and asked from then on by the control loop. Of our own images only: their
+server answers beside whatever its environments do. Other servers may answer nothing while they work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from types import TracebackType
+from typing import Any, Final
+
+from gateway.catalog import Catalog
+from gateway.core.errors import GatewayError, StoreUnavailable, UpstreamGone, UpstreamTimeout
+from gateway.core.model import (
+    Environment,
+    EnvironmentLoad,
+    EnvironmentName,
+    Session,
+    Wire,
+    Worker,
+    WorkerId,
+    WorkerState,
+)
+from gateway.core.ports import Store, Upstream
+
+logger = logging.getLogger(__name__)
+
+SUSPECT_S: Final = 3.0
+"""How long a worker may take to open a session before it is asked whether it answers, and again after each answer."""
+ANSWER_S: Final = 2.0
+"""How long it has for that answer; it takes a millisecond."""
+REPLACED_S: Final = 15.0
+"""A suspect worker that holds no session is replaced after this long."""
+
+
+class WorkerSilent(UpstreamTimeout):
+    """A worker answers nothing. What it was asked may run once it goes on."""
+
+
+class Watch:
+    """A context in which a session is opened in its worker: ends *limit* early where the worker answers nothing."""
+
+    def __init__(self, limit: asyncio.Timeout, session: Session, environment: Environment, upstream: Upstream) -> None:
+        self.is_silent = False
+        self._limit = limit
+        self._session = session
+        self._environment = environment
+        self._upstream = upstream
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def __enter__(self) -> Watch:
+        if self._environment.wire is Wire.OWN:
+            # A timer: a task would cost each opening.
+            self._timer = asyncio.get_running_loop().call_later(SUSPECT_S, self._begin)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+    def _begin(self) -> None:
+        self._task = asyncio.create_task(self._ask())
+
+    async def _ask(self) -> None:
+        session = self._session
+        worker = Worker(id=session.worker, environment=session.environment, digest="", slots=1, address=session.address)
+        if await answers(worker, self._environment, self._upstream):
+            self._timer = asyncio.get_running_loop().call_later(SUSPECT_S, self._begin)
+        elif not self._limit.expired():
+            self.is_silent = True
+            self._limit.reschedule(asyncio.get_running_loop().time())
+
+
+async def answers(worker: Worker, environment: Environment, upstream: Upstream) -> bool:
+    """Whether *worker* answers anything within `ANSWER_S`."""
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            await upstream.alive(worker, environment)
+    except (UpstreamGone, UpstreamTimeout, TimeoutError):
+        return False
+    except GatewayError:
+        return True
+    return True
+
+
+class Suspects:
+    """Asks suspect workers, for `gateway.pool.Pool`: one that answers takes sessions again."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        upstreams: Mapping[Wire, Upstream],
+        catalog: Catalog,
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        changed: Callable[[], None],
+    ) -> None:
+        """*spawn* runs what takes longer than a turn; *changed* is called where the next turn should begin at once."""
+        self._store = store
+        self._upstreams = upstreams
+        self._catalog = catalog
+        self._spawn = spawn
+        self._changed = changed
+        self._since: dict[WorkerId, float] = {}
+        self._asking: set[WorkerId] = set()
+
+    async def turn(self, loads: Mapping[EnvironmentName, EnvironmentLoad], fence: int) -> None:
+        """Ask each suspect worker, behind; drain those that hold nothing and were silent for long.
+
+        Raises:
+            NotLeading, StoreUnavailable: the next turn goes on.
+        """
+        now = time.monotonic()
+        suspects = {
+            entry.worker.id: entry
+            for load in loads.values()
+            for entry in load.workers
+            if entry.worker.state is WorkerState.SUSPECT
+        }
+        self._since = {id: self._since.get(id, now) for id in suspects}
+        for id, entry in suspects.items():
+            environment = self._catalog.get(entry.worker.environment)
+            if environment is None:
+                continue  # it is being dropped
+            is_over = now - self._since[id] > REPLACED_S and entry.used == 0
+            if is_over and await self._store.drain_worker(id, only_if_idle=True, fence=fence):
+                logger.warning("worker_given_up environment=%s worker=%s", environment.name, id)
+                self._changed()
+            elif id not in self._asking:
+                self._asking.add(id)
+                self._spawn(self._ask(entry.worker, environment))
+
+    async def _ask(self, worker: Worker, environment: Environment) -> None:
+        try:
+            if await answers(worker, environment, self._upstreams[environment.wire]):
+                await self._store.wake_worker(worker.id)
+                logger.info("worker_answers environment=%s worker=%s", environment.name, worker.id)
+        except StoreUnavailable as error:
+            logger.warning("store_unavailable during=wake error=%s", error)  # it is asked again at the next turn
+        finally:
+            self._asking.discard(worker.id)

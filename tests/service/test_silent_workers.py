@@ -1,0 +1,124 @@
+"""A worker that answers nothing although it runs gets no new sessions until it answers, and loses none that it has."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gateway.core.model import SessionState, WorkerState, session_id
+from tests.fakes.eventually import eventually, until
+from tests.fakes.workers import FakeWorker
+from tests.service.stack import OWNER, Replica, Stack, environment, running
+from tests.service.wire import call, create, delete, result, under_way
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker is asked at once, and has a moment: one that answers here does so in less."""
+    monkeypatch.setattr("gateway.silence.SUSPECT_S", 0.05)
+    monkeypatch.setattr("gateway.silence.ANSWER_S", 0.3)
+
+
+async def served_by(gateway: Replica, stack: Stack, sid: str) -> FakeWorker:
+    """The worker of a session, as the store has it."""
+    return stack.backend.workers[(await gateway.store.find(session_id(OWNER, sid))).worker]
+
+
+async def test_a_create_goes_to_another_worker_and_the_silent_one_takes_sessions_when_it_answers() -> None:
+    async with running(environment(slots=2, min_workers=2)) as (stack, gateway, client):
+        await gateway.eventually_workers(2, state=WorkerState.READY)
+        await create(client, sid="before")
+        silent = await served_by(gateway, stack, "before")
+        silent.is_awake.clear()
+        await create(client, sid="elsewhere")  # to the one that is used less
+        answer = await create(client, sid="s0")  # of two that are used alike the older one has its turn: the silent one
+
+        answering = await served_by(gateway, stack, "s0")
+        sids = {session_id(OWNER, sid) for sid in ("elsewhere", "s0")}
+        assert answer.status_code == 200
+        assert set(answering.sessions) == sids
+        assert [entry.worker.id for entry in await gateway.workers(state=WorkerState.SUSPECT)] == [silent.worker.id]
+        assert result(await call(client, sid="s0"))["ok"]
+
+        silent.is_awake.set()
+
+        await gateway.eventually_workers(2, state=WorkerState.READY)
+        await until(lambda: set(silent.sessions) == {session_id(OWNER, "before")})
+        assert result(await call(client, sid="before"))["ok"], "it lost nothing"
+        assert (await create(client, sid="later")).status_code == 200
+        assert await served_by(gateway, stack, "later") is silent
+        assert len(await gateway.store.sessions()) == await gateway.used() == 4
+        assert set(answering.sessions) == sids
+
+
+async def test_a_create_waits_for_the_only_worker_to_answer_and_is_there_once() -> None:
+    async with running(environment(slots=2, max_workers=1)) as (stack, gateway, client):
+        await create(client, sid="before")
+        worker = stack.backend.only
+        worker.is_awake.clear()
+        async with under_way(create(client)) as [opening]:
+            await gateway.eventually_workers(1, state=WorkerState.SUSPECT)
+            worker.is_awake.set()
+
+            assert (await opening).status_code == 200
+
+        async def has_both() -> None:
+            assert set(worker.sessions) == {session_id(OWNER, sid) for sid in ("before", "one")}
+            assert {session.state for session in await gateway.store.sessions()} == {SessionState.OPEN}
+
+        await eventually(has_both)
+        leases = {session.lease for session in await gateway.store.sessions()}
+        assert {session.lease for session in worker.sessions.values()} == leases
+        assert result(await call(client))["ok"]
+        assert (await delete(client)).status_code == 200
+
+
+async def test_a_silent_worker_without_a_session_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.silence.REPLACED_S", 0.1)
+    async with running(environment(slots=2, max_workers=1)) as (stack, gateway, client):
+        await create(client, sid="before")
+        await delete(client, sid="before")
+        silent = stack.backend.only
+        silent.is_awake.clear()
+
+        answer = await create(client)
+
+        assert answer.status_code == 200
+        assert stack.backend.only is not silent
+        assert silent.worker.id in stack.backend.stopped
+        assert await served_by(gateway, stack, "one") is stack.backend.only
+
+
+async def test_an_opening_that_takes_long_in_a_worker_that_answers_is_waited_for() -> None:
+    async with running(environment(slots=2, min_workers=2)) as (stack, gateway, client):
+        await gateway.eventually_workers(2, state=WorkerState.READY)
+        async with under_way(create(client, on_create="gate")) as [opening]:
+            await gateway.eventually_used(1)
+            worker = await served_by(gateway, stack, "one")
+            before = len(worker.requests)
+            await until(lambda: len(worker.requests) > before + 1)  # it was asked and answered, again and again
+            assert not opening.done()
+            worker.gate.set()
+
+            assert (await opening).status_code == 200
+
+        assert worker.created == 1
+        assert await gateway.workers(state=WorkerState.SUSPECT) == []
+
+
+async def test_a_trainer_that_hangs_up_while_its_worker_is_silent_leaves_nothing() -> None:
+    async with running(environment(slots=2, max_workers=1, close_s=0.2)) as (stack, gateway, client):
+        await create(client, sid="before")
+        worker = stack.backend.only
+        worker.is_awake.clear()
+        async with under_way(create(client)) as [opening]:
+            await gateway.eventually_workers(1, state=WorkerState.SUSPECT)
+            opening.cancel()
+            await asyncio.gather(opening, return_exceptions=True)
+
+        worker.is_awake.set()
+
+        await gateway.eventually_used(1)
+        await until(lambda: set(worker.sessions) == {session_id(OWNER, "before")})
+        await gateway.eventually_waiting(0)

@@ -9,6 +9,11 @@ from collections.abc import Mapping
 class EnvServerError(Exception):
     """The root of this package's errors."""
 
+    @property
+    def is_infrastructure(self) -> bool:
+        """Whether neither the environment's author nor the agent is at fault, where this ends an author's code."""
+        return False
+
 
 class ConfigError(EnvServerError):
     """The server cannot start: a setting or an environment class is wrong. The message says what to change."""
@@ -56,6 +61,18 @@ class SessionLost(SessionFailed):
     but is not counted as a fault of the environment: the same task may work in the next session.
     """
 
+    @property
+    def is_infrastructure(self) -> bool:
+        return True
+
+
+class NoThread(EnvServerError, RuntimeError):
+    """No thread could be started for an author's code: the worker is at its limit of processes."""
+
+    @property
+    def is_infrastructure(self) -> bool:
+        return True
+
 
 class AuthorCancelled(EnvServerError):
     """The author's coroutine was cancelled, by the server or by itself; it has no result."""
@@ -63,4 +80,12 @@ class AuthorCancelled(EnvServerError):
 
 def describe(error: BaseException) -> str:
     """Name *error* as ORS servers do in a 500: ``RuntimeError: message``."""
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {message_of(error)}"
+
+
+def message_of(error: BaseException) -> str:
+    """Give the text of *error*, also where the author's class cannot be written as one."""
+    try:
+        return str(error)
+    except Exception as broken:  # noqa: BLE001  # the author's __str__
+        return f"(its text raised {type(broken).__name__})"

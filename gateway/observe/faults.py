@@ -8,31 +8,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import Final
 
 from gateway.core.faults import Fault, FaultKind
 from gateway.core.model import Session
 
 logger = logging.getLogger(__name__)
 
-_EVENTS: Final = {
-    FaultKind.AUTHOR: (logging.ERROR, "author_fault"),
-    FaultKind.INFRASTRUCTURE: (logging.WARNING, "infrastructure_fault"),
-}
-
 
 def log_faults(session: Session, faults: Iterable[Fault]) -> None:
     """Tell operators of *faults* in *session*."""
     for fault in faults:
-        level, event = _EVENTS[fault.kind]
-        logger.log(
-            level,
-            "%s environment=%s task=%r session=%s place=%r error=%r traceback=%r",
-            event,
-            session.environment,
-            session.task,
-            session.id,
-            fault.place,
-            fault.error,
-            fault.traceback,
-        )
+        told = (session.environment, session.task, session.id, fault.place, fault.error, fault.traceback)
+        if fault.kind is FaultKind.AUTHOR:
+            logger.error("author_fault environment=%s task=%r session=%s place=%r error=%r traceback=%r", *told)
+        else:
+            logger.warning("infrastructure_fault environment=%s task=%r session=%s place=%r error=%r traceback=%r", *told)

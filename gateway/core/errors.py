@@ -197,7 +197,8 @@ class UpstreamError(GatewayError):
 
     def __init__(self, message: str = "", *, faults: tuple[Fault, ...] = ()) -> None:
         super().__init__(message)
-        self.faults = faults
+        if faults:
+            self.faults = faults
 
 
 class AuthorFault(UpstreamError):

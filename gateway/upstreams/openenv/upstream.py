@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from typing import Any, Final, TypeVar
 
 from gateway.core.errors import (
+    AuthorFault,
     InvalidRequest,
     SessionNotFound,
     UpstreamError,
@@ -273,7 +274,11 @@ class OpenEnvUpstream(Translated):
         async def here(held: Held) -> bytes:
             return await self._relayed(held, message)
 
-        reply = await self._holding.wherever(session, environment, "relay", lambda: message, here, bytes)
+        try:
+            reply = await self._holding.wherever(session, environment, "relay", lambda: message, here, bytes)
+        except AuthorFault as error:
+            error.faults = error.faults or faults(error.detail, "step")  # another replica tells of none
+            raise
         return _with_faults(message, reply)
 
     async def _relayed(self, held: Held, message: bytes) -> bytes:

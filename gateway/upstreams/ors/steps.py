@@ -19,12 +19,12 @@ FAILURES: Final = {kind.code: kind for kind in (AuthorFault, SessionFailed)}
 """By the reasons of results that are none, as the session has failed. Our own images give them."""
 
 
-class NotFinite(ValueError):
-    """A number that is none, where JSON has no word for it: an environment's code made it."""
+class NoNumber(ValueError):
+    """What should be a number is none, NaN for example: an environment's code made it."""
 
 
 def _refuse(word: str) -> NoReturn:
-    raise NotFinite(f"{word} is no number")
+    raise NoNumber(f"{word} is no number")
 
 
 # Made once: json.loads and json.dumps with arguments make one for each call.
@@ -69,7 +69,7 @@ def read_result(
                 raise UpstreamError("the worker's answer to the call broke off")
             answer = data.encode()
         return _result(_DECODER.decode(answer.decode()), turn, faults)
-    except NotFinite as error:
+    except NoNumber as error:
         raise AuthorFault(f"the tool's result can't be used: {error}", faults=faults) from error
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise UpstreamError(f"the worker's answer to the call can't be read: {error}") from error
@@ -117,9 +117,9 @@ def _reward(value: Any) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ValueError(f"{value!r} is no reward")
+        raise NoNumber(f"{value!r} is no reward")
     if not math.isfinite(value):
-        raise NotFinite(f"the reward {value} is no finite number")
+        raise NoNumber(f"the reward {value} is no finite number")
     return float(value)
 
 

@@ -27,7 +27,9 @@ from gateway.core.errors import (
     UpstreamTimeout,
 )
 from gateway.core.model import CloseReason, Environment, Opening, Session, SessionId, SessionState, Summary, Wire
+from gateway.core.outcomes import outcome_of, reward_of
 from gateway.core.ports import Store, Upstream
+from gateway.observe.faults import log_faults
 from gateway.observe.metrics import Metrics
 from gateway.patience import STORE_PATIENCE_S, patiently
 
@@ -55,12 +57,12 @@ class Closer:
         upstreams: Mapping[Wire, Upstream],
         metrics: Metrics,
         patience_s: float = STORE_PATIENCE_S,
-        played: Callable[[Session, Environment, Summary], None] = lambda session, environment, summary: None,
+        played: Callable[[Session, Environment, Summary, float], None] = lambda *_: None,
     ) -> None:
         """
         Args:
             patience_s: How long a store that does not answer is asked again, in each step of an end.
-            played: Hears of each session of a trainer's that ended with its worker's summary; must not wait.
+            played: Hears of each session that ended with a reward: its summary, and the reward; must not wait.
         """
         self._store = store
         self._upstreams = upstreams
@@ -284,17 +286,22 @@ class Closer:
         return None
 
     def _count(self, session: Session, environment: Environment, summary: Summary | None) -> None:
-        reason = session.reason.value if session.reason else ""
-        self._metrics.session_closed(environment.name, reason, summary)
+        reason = session.reason or CloseReason.DELETED
+        outcome = outcome_of(reason, summary)
+        reward = reward_of(outcome, summary)
+        self._metrics.session_closed(environment.name, reason.value, outcome, reward)
         if summary is not None:
-            self._played(session, environment, summary)
+            log_faults(session, summary.faults)
+            if reward is not None:
+                self._played(session, environment, summary, reward)
         logger.info(
-            "session_closed session=%s name=%r environment=%s worker=%s reason=%s reward=%s steps=%s",
+            "session_closed session=%s name=%r environment=%s worker=%s reason=%s outcome=%s reward=%s steps=%s",
             session.id,
             session.name,
             session.environment,
             session.worker,
-            reason,
-            summary.reward if summary else None,
+            reason.value,
+            outcome.value,
+            reward,
             summary.steps if summary else None,
         )

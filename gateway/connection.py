@@ -13,6 +13,7 @@ import httptools
 
 from gateway.core.addresses import Address
 from gateway.core.errors import UpstreamError, UpstreamGone, UpstreamTimeout
+from gateway.core.faults import FAULTS_HEADER
 from gateway.core.ports import Request
 
 HIGH_WATER_BYTES: Final = 256 * 1024
@@ -109,7 +110,8 @@ class Connection(asyncio.Protocol):
             if name in (b"content-length", b"transfer-encoding"):
                 self._bounded = True
             return
-        self.headers.append((name, value))
+        if not self.has_head or name == FAULTS_HEADER:  # of trailers the one that is known here
+            self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()

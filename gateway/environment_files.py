@@ -84,6 +84,8 @@ ORS_IDLE_MAX_S = 840.0
 """The official ORS servers end sessions that were not touched for 900 s, and their clients do not ping in between."""
 STATIC_IMAGE = "(static)"
 """Instead of an image's name, where somebody else runs the server."""
+RESET_KEYS = ("task", "split", "index", "seed", "episode_id")
+"""Keys of an OpenEnv reset that mean the same in every environment."""
 SPLIT_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 """Of a split with resources of its own: it becomes part of labels and keys, and has no dot."""
 
@@ -231,6 +233,9 @@ def _refuse_contradictions(environment: Environment, path: Path, source: str, *,
         raise complain("an exclusive environment needs slots = 1 and max_uses = 1", "isolation")
     if environment.tasks is not None and not environment.tasks.is_dir():
         raise complain(f"{environment.tasks}: no such folder", "tasks", "directory")
+    for name in environment.openenv.task_keys:
+        if name in RESET_KEYS:
+            raise complain(f"{name!r} has a meaning of its own in every reset", "openenv", "task_keys", name)
     for name in environment.variables:
         if name.startswith("ENVSERVER_") or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise complain("not a name for an environment's own variable", "variables", name)

@@ -108,6 +108,7 @@ class OpenEnvTable(Table):
     split: str = Field(default="train", min_length=1)
     reset_s: float = Field(default=50.0, gt=0)
     step_s: float = Field(default=50.0, gt=0)
+    task_keys: dict[str, Annotated[str, Field(pattern=r"^[^.]+(\.[^.]+)*$")]] = Field(default_factory=dict)
 
 
 class ServerTable(Table):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from gateway.core.errors import SessionClosed, UpstreamError, UpstreamGone, UpstreamTimeout
+from gateway.core.faults import FAULT_HEADERS, Fault
 from gateway.core.ports import Exchange, Headers
-from gateway.observe.outcomes import call_outcome
+from gateway.observe.outcomes import call_outcome, faults_outcome
 
 
 class BusyExchange:
@@ -17,22 +18,31 @@ class BusyExchange:
         exchange: Exchange,
         *,
         explain: Callable[[UpstreamGone], Awaitable[None]],
+        told: Callable[[Sequence[Fault]], None],
         ended: Callable[[str], None],
     ) -> None:
         """Wrap *exchange*.
 
         Args:
             explain: told of a break; raises what explains it better.
+            told: told of the faults that the answer tells of.
             ended: told once how it ended, in one of the words of ``observe/outcomes.CALLS``.
         """
         self._exchange = exchange
         self._explain = explain
+        self._told = told
         self._ended = ended
         self._chunks: AsyncIterator[bytes] | None = None
         self._outcome = "left"
         self._is_closed = False
         self.status = exchange.status
-        self.headers = exchange.headers
+        # Those of faults are for operators, and not for trainers.
+        self.headers: Headers = [pair for pair in exchange.headers if not pair[0].startswith(FAULT_HEADERS)]
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        """See ``Exchange.faults``."""
+        return self._exchange.faults
 
     def chunks(self) -> AsyncIterator[bytes]:
         """Yield the body as it comes; if the session was ended meanwhile, the break says so."""
@@ -47,7 +57,7 @@ class BusyExchange:
         try:
             return await anext(self._chunks)
         except StopAsyncIteration:
-            self._outcome = "ok"
+            self._read()
             raise
         except UpstreamError as error:
             await self._broken(error)
@@ -64,8 +74,15 @@ class BusyExchange:
         except UpstreamError as error:
             await self._broken(error)
             raise
-        self._outcome = "ok"
+        self._read()
         return body
+
+    def _read(self) -> None:
+        """Note that the answer has come whole, and what it tells of faults."""
+        faults = self._exchange.faults
+        self._outcome = faults_outcome(faults, other="ok")
+        if faults:
+            self._told(faults)
 
     async def _broken(self, error: UpstreamError) -> None:
         """Note how it ended; raises what explains it better."""
@@ -96,6 +113,11 @@ class ReadExchange:
         self.status = status
         self.headers = headers
         self._body = body
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        """None: it is a refusal."""
+        return ()
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """Yield the body."""

@@ -21,6 +21,7 @@ from typing import Final
 from gateway.catalog import Catalog
 from gateway.closing import Closer, Missed
 from gateway.core.errors import (
+    AuthorFault,
     EnvironmentUnavailable,
     GatewayError,
     PoolExhausted,
@@ -28,6 +29,7 @@ from gateway.core.errors import (
     SessionExists,
     SessionNotFound,
     StoreUnavailable,
+    UpstreamError,
     UpstreamGone,
     UpstreamTimeout,
     WorkerFull,
@@ -47,6 +49,7 @@ from gateway.core.model import (
 )
 from gateway.core.ports import Store, Upstream
 from gateway.ends import Waiting
+from gateway.observe.faults import log_faults
 from gateway.observe.metrics import Metrics
 from gateway.patience import STORE_PATIENCE_S, STORE_PAUSE_S, patiently
 from gateway.remembered import Remembered
@@ -356,6 +359,8 @@ class Openings:
             if isinstance(error, TimeoutError) and watch.is_silent:
                 await self._closer.through(session.id, partial(self._leave, session, environment))
                 raise WorkerSilent(f"worker {session.worker} answers nothing") from error
+            if isinstance(error, UpstreamError):
+                log_faults(session, error.faults)
             await self._closer.through(session.id, partial(self._undo, session, environment, error))
             if isinstance(error, TimeoutError):
                 raise UpstreamTimeout(f"the worker did not open the session within {limit_s:g} s") from error
@@ -374,8 +379,9 @@ class Openings:
             with contextlib.suppress(StoreUnavailable):  # the slot is given back all the same, if it can be
                 await self._store.limit_worker(session.worker, error.capacity)  # first: it is no slot
         is_tried_again = isinstance(error, UpstreamGone | WorkerFull)
+        reason = CloseReason.AUTHOR_FAULT if isinstance(error, AuthorFault) else CloseReason.OPEN_FAILED
         was_held = await self._closer.taken_back(
-            session, environment, CloseReason.OPEN_FAILED, counted=not is_tried_again, missed=missed
+            session, environment, reason, counted=not is_tried_again, missed=missed
         )
         if not was_held and _may_be_there(error):
             await self._end_unheld(session, environment, missed)

@@ -17,6 +17,7 @@ import anyio
 from gateway.connection import Connection, Place
 from gateway.core.addresses import parse_address
 from gateway.core.errors import ReplicaLeft, UpstreamError, UpstreamGone, UpstreamTimeout
+from gateway.core.faults import FAULTS_HEADER, Fault, read_faults
 from gateway.core.model import WorkerId
 from gateway.core.ports import Dial, Headers, Request
 
@@ -42,6 +43,11 @@ class RelayExchange:
         self._connection: Connection | None = connection
         self.status = connection.status
         self.headers: Headers = connection.headers
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        """See ``Exchange.faults``. A trailer is among the headers once the body was read."""
+        return tuple(fault for name, value in self.headers if name == FAULTS_HEADER for fault in read_faults(value))
 
     def chunks(self) -> AsyncIterator[bytes]:
         """Yield the body as it comes."""

@@ -15,6 +15,7 @@ from itertools import islice
 import anyio
 
 from gateway.core.errors import StoreUnavailable
+from gateway.core.faults import Fault
 from gateway.core.model import Environment, Note, Session, SessionEnded, SessionId
 from gateway.core.ports import Store
 from gateway.ends import Watcher
@@ -48,6 +49,8 @@ class Entry:
     counts them when it is back."""
     owes_until: float = 0.0
     """Until then the store is not asked again, by this process's clock: each step would wait for it in vain."""
+    told: Fault | None = None
+    """The last fault that the log was told: a call that is asked for again has the same one."""
     stirred: set[Entry] = field(default_factory=set, repr=False)
     """Where it enters itself when something happens in it: all of those that there is something to note of."""
 

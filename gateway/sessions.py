@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -22,14 +22,18 @@ from gateway.core.errors import (
     SessionClosed,
     SessionNotFound,
     StoreUnavailable,
+    UpstreamError,
     UpstreamGone,
     UpstreamTimeout,
 )
+from gateway.core.faults import Fault
 from gateway.core.model import (
+    EPISODE_FINISHED,
     Action,
     Block,
     CloseReason,
     Environment,
+    FaultReply,
     Note,
     Owner,
     Registered,
@@ -48,11 +52,13 @@ from gateway.core.ports import Exchange, Headers, Store, Upstream
 from gateway.ends import BrokenOff, Ended, Until, Waiting
 from gateway.exchanges import BusyExchange, ReadExchange
 from gateway.inquiries import Inquiries
+from gateway.observe.faults import log_faults
 from gateway.observe.metrics import Metrics
-from gateway.observe.outcomes import call_outcome
+from gateway.observe.outcomes import answer_outcome, call_outcome
 from gateway.openings import Openings
 from gateway.patience import STORE_PATIENCE_S, patiently
 from gateway.remembered import TICK_S, Entry, Remembered
+from gateway.turns import Turns
 
 logger = logging.getLogger(__name__)
 
@@ -60,8 +66,6 @@ T = TypeVar("T")
 
 EDGE_S = 3 * TICK_S
 """A call that begins this close to its session's deadline writes its note at once."""
-OWING_S = 2.0
-"""How long a store that did not count a turn is spared, and its session's steps with it."""
 DRAIN_PAUSE_S = 0.02
 VERDICT_S = 3.0
 """How long a call whose connection broke waits for word of why: an engine tells of a death within some 100 ms, of
@@ -100,6 +104,8 @@ class Sessions:
         self._inquiries = Inquiries(store=store, upstreams=upstreams, closer=closer, waiting=waiting)
         # The state of this replica: what it serves.
         self._remembered = Remembered(store)
+        self._turns = Turns(store)
+        self._playing: set[asyncio.Task[tuple[StepResult, int]]] = set()
         self._openings = Openings(
             store=store,
             upstreams=upstreams,
@@ -194,6 +200,7 @@ class Sessions:
             busy = BusyExchange(
                 exchange,
                 explain=partial(self._explain, entry),
+                told=partial(self._log, entry),
                 ended=lambda outcome: self._ended(entry, operation, outcome, began_at),
             )
         except SessionNotFound as error:  # it is the worker's word
@@ -236,27 +243,35 @@ class Sessions:
 
         return await self._ask(owner, name, "call" if message else "prompt", ask, within_s)
 
-    async def count_turn(self, owner: Owner, name: str, *, key: str = "") -> int:
-        """Count one more turn of a session whose worker does not, so that ``StepResult.turn`` is None.
+    async def play(
+        self, owner: Owner, name: str, action: Action, *, within_s: float, key: str = ""
+    ) -> tuple[StepResult, int]:
+        """As `act`, and which turn of its session it was; 0 where the episode was over.
 
-        The store keeps the number, for all replicas; see ``Store.count_turn``.
-        While the store is away this replica counts on from what it last heard, and tells the store later: the turn was
-        taken, and its trainer must not lose what came of it.
+        A step that ran is a turn although its trainer hung up meanwhile. Our own workers see to that; others do not
+        count, so their steps go on behind the request.
         """
         entry = await self._entry(session_id(owner, name))
-        session = entry.session
-        if time.monotonic() < entry.owes_until:
-            return _owing(entry, key)
-        try:
-            while entry.owed:
-                entry.turns = await self._store.count_turn(session.id, session.lease, key=entry.owed[0])
-                del entry.owed[:1]  # not pop: two steps of a session may owe at once
-            entry.turns = await self._store.count_turn(session.id, session.lease, key=key)
-        except StoreUnavailable as error:
-            logger.warning("turn_owed session=%s error=%s", session.id, error)
-            entry.owes_until = time.monotonic() + OWING_S
-            return _owing(entry, key)
-        return entry.turns
+        playing = self._played(owner, name, action, within_s, key)
+        if entry.environment.wire is Wire.OWN:
+            return await playing
+        task = asyncio.ensure_future(playing)
+        self._playing.add(task)
+        task.add_done_callback(self._has_played)
+        return await asyncio.shield(task)
+
+    async def _played(
+        self, owner: Owner, name: str, action: Action, within_s: float, key: str
+    ) -> tuple[StepResult, int]:
+        result = await self.act(owner, name, action, within_s=within_s, key=key or None)
+        if result.turn is not None or result.reason == EPISODE_FINISHED:
+            return result, result.turn or 0
+        return result, await self._turns.count(await self._entry(session_id(owner, name)), key=key)
+
+    def _has_played(self, task: asyncio.Task[tuple[StepResult, int]]) -> None:
+        self._playing.discard(task)
+        if not task.cancelled():
+            task.exception()  # who waited may have left
 
     async def _ask(
         self,
@@ -282,7 +297,9 @@ class Sessions:
         except BaseException as error:
             await self._broken(entry, operation, error, began_at)
             raise
-        self._ended(entry, operation, "ok", began_at)
+        if isinstance(answer, StepResult | FaultReply):
+            self._log(entry, answer.faults)
+        self._ended(entry, operation, answer_outcome(answer), began_at)
         return answer
 
     async def _unless_ended(self, entry: Entry, ask: Callable[[Upstream, Entry], Awaitable[T]], within_s: float) -> T:
@@ -339,7 +356,7 @@ class Sessions:
         session = await patiently(lambda: self._store.find(id), for_s=self._patience_s)
         if session.state is SessionState.CLOSING:
             reason = session.reason or CloseReason.DELETED
-            raise SessionNotFound(session.name) if reason is CloseReason.DELETED else SessionClosed(reason.value)
+            raise SessionNotFound(session.name) if reason.is_trainers else SessionClosed(reason.value)
         if session.state is SessionState.OPENING:
             raise SessionNotFound(session.name)
         return self._remembered.add(session, self._catalog.named(session.environment))
@@ -393,8 +410,8 @@ class Sessions:
     async def _end_of(self, entry: Entry) -> Exception:
         """Say why a session was ended while something ran in it. Raises as `_loss`."""
         found = await self._store.find(entry.session.id)
-        if found.state is SessionState.CLOSING and found.reason not in (None, CloseReason.DELETED):
-            return SessionClosed(str(found.reason))
+        if found.state is SessionState.CLOSING and found.reason is not None and not found.reason.is_trainers:
+            return SessionClosed(found.reason.value)
         return SessionNotFound(entry.session.name)
 
     async def _explain(self, entry: Entry, error: UpstreamGone) -> None:
@@ -423,6 +440,8 @@ class Sessions:
     async def _broken(self, entry: Entry, operation: str, error: BaseException, began_at: float) -> None:
         """Note the end of a call that failed; raises instead of *error* where the session's end explains it."""
         outcome = call_outcome(error)
+        if isinstance(error, UpstreamError):
+            self._log(entry, error.faults)
         try:
             if isinstance(error, UpstreamGone):
                 await self._explain(entry, error)
@@ -431,6 +450,13 @@ class Sessions:
             raise
         finally:
             self._ended(entry, operation, outcome, began_at)
+
+    @staticmethod
+    def _log(entry: Entry, faults: Sequence[Fault]) -> None:
+        """Tell operators of *faults*, once: a call that is asked for again has the same one."""
+        if faults and faults[-1] is not entry.told:
+            entry.told = faults[-1]
+            log_faults(entry.session, faults)
 
     def _ended(self, entry: Entry, operation: str, outcome: str, began_at: float) -> None:
         entry.finish()
@@ -464,13 +490,6 @@ class Sessions:
         await self._closer.settle(max(0.0, deadline - time.monotonic()))
         with contextlib.suppress(StoreUnavailable):
             await self.write_notes()
-
-
-def _owing(entry: Entry, key: str) -> int:
-    """Note a turn that the store is to count later; returns which one it is."""
-    if not key or key not in entry.owed:
-        entry.owed.append(key)
-    return entry.turns + len(entry.owed)
 
 
 class _Moved(Exception):

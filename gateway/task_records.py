@@ -1,7 +1,6 @@
 """What came of the sessions on each task: told to the store behind the sessions' ends, and followed from there.
 
-An attempt is a session that its trainer ended after at least one step, or that had come to its end by itself. One
-that the gateway ended for want of something, or that was left behind in its middle, says nothing about the task.
+An attempt is an episode whose reward the agent earned (`core/outcomes`). Any other says nothing about the task.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Final
 from gateway.core.curricula import Outcome, TaskRecord
 from gateway.core.curriculum_ports import MAX_OUTCOMES, CurriculumStore
 from gateway.core.errors import InvalidRequest, StoreUnavailable, UnknownTask
-from gateway.core.model import CloseReason, Environment, EnvironmentName, Session, Summary
+from gateway.core.model import Environment, EnvironmentName, Session, Summary
 from gateway.tasks.registry import TaskRegistry
 
 logger = logging.getLogger(__name__)
@@ -30,7 +29,6 @@ MOST_REWARD: Final = 1e100
 """Beyond it the square of a reward, which the spread is made of, is no number any more."""
 FLUSH_S: Final = 5.0
 """How long the end of this replica waits for the store to take the last ones."""
-_PLAYED = frozenset((CloseReason.DELETED, CloseReason.EXPIRED))
 
 
 class TaskRecords:
@@ -49,22 +47,20 @@ class TaskRecords:
         self._versions: dict[EnvironmentName, str] = {}
         self._following: dict[EnvironmentName, asyncio.Lock] = {}
 
-    def note(self, session: Session, environment: Environment, summary: Summary) -> None:
-        """Note how a session went that ended with *summary*; whatever is no attempt is passed over."""
-        if not session.task or session.reason not in _PLAYED:
+    def note(self, session: Session, environment: Environment, summary: Summary, reward: float) -> None:
+        """Note how an episode went whose *reward* the agent earned."""
+        if not session.task:
             return
-        if not abs(summary.reward) <= MOST_REWARD or not math.isfinite(summary.seconds):  # a NaN is no less either
-            told = (session.id, summary.reward, summary.seconds)
+        if abs(reward) > MOST_REWARD or not math.isfinite(summary.seconds):
+            told = (session.id, reward, summary.seconds)
             logger.warning("outcome_left_out session=%s reward=%s seconds=%s", *told)
-            return
-        if summary.steps < 1 or (session.reason is not CloseReason.DELETED and not summary.finished):
             return
         name = environment.base or environment.name
         self.add(
             Outcome(
                 environment=name,
                 task=self.key(name, session.task),
-                reward=summary.reward,
+                reward=reward,
                 finished=summary.finished,
                 steps=summary.steps,
                 seconds=summary.seconds,

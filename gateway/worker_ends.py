@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from gateway.core.errors import GatewayError
 from gateway.core.model import CloseReason, EnvironmentName, Session, WorkerId, WorkerState
+from gateway.core.outcomes import outcome_of
 from gateway.core.ports import Backend, Store, Transport
 from gateway.observe.metrics import Metrics
 from gateway.starts import LOG_LINES
@@ -140,7 +141,8 @@ class WorkerEnds:
                 tail = (await self._backend.logs(id, lines=LOG_LINES)).strip()
         self._metrics.worker_lost(worker.environment, reason.value)
         for session in sessions:
-            self._metrics.session_closed(session.environment, (session.reason or reason).value, None)
+            outcome = outcome_of(reason, None)
+            self._metrics.session_closed(session.environment, (session.reason or reason).value, outcome, None)
         logger.error(
             "worker_lost environment=%s worker=%s reason=%s detail=%s sessions=%s log=%r",
             worker.environment,

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+from gateway.core.faults import Fault
+
 
 class GatewayError(Exception):
     """Whatever this gateway can say went wrong."""
@@ -190,10 +192,23 @@ class UpstreamError(GatewayError):
     """A worker answered what its protocol does not allow, or failed to set a task up."""
 
     code = "upstream"
+    faults: tuple[Fault, ...] = ()
+    """What the worker tells of the author's code besides: for operators, never for trainers."""
+
+    def __init__(self, message: str = "", *, faults: tuple[Fault, ...] = ()) -> None:
+        super().__init__(message)
+        if faults:
+            self.faults = faults
+
+
+class AuthorFault(UpstreamError):
+    """The environment author's code failed: a reset, a judge, a tool at the end of an episode. There is no reward."""
+
+    code = "author_fault"
 
 
 class SessionFailed(UpstreamError):
-    """What a session needs in its worker broke: its judge, or its sandbox. It is over, and has no reward."""
+    """What a session needs in its worker broke, such as its sandbox. It is over, and has no reward."""
 
     code = "session_failed"
 

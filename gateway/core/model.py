@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, NewType
+from typing import Any, Final, NewType
+
+from gateway.core.faults import Fault, FaultKind
 
 EnvironmentName = NewType("EnvironmentName", str)
 WorkerId = NewType("WorkerId", str)
@@ -20,6 +22,10 @@ TaskSpec = Mapping[str, Any]
 
 
 ALL_GPUS = -1
+TOOL_FAILED: Final = "tool_failed"
+"""The reason of a result whose tool raised an exception."""
+EPISODE_FINISHED: Final = "episode_finished"
+"""The reason of a result for which nothing ran, as the episode was over."""
 
 
 class Protocol(StrEnum):
@@ -204,6 +210,8 @@ class OpenEnv:
     """The longest reset, the wait for a slot included: below the 60 s after which the client gives up."""
     step_s: float = 50.0
     """The longest step, for the same reason."""
+    task_keys: Mapping[str, str] = field(default_factory=dict)
+    """Keys of a reset that select a task: key → the place in the task that has its value (``config.task_name``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -457,14 +465,21 @@ class CloseReason(StrEnum):
     """Why a session ended."""
 
     DELETED = "deleted"  #: by its trainer; from then on it is "not found"
+    CANCELLED = "cancelled"  #: thrown away by its trainer: what was done in it counts for nothing; "not found" too
     EXPIRED = "expired"  #: idle for longer than its environment allows
     WORKER_LOST = "worker_lost"  #: its container or process died
     OUT_OF_MEMORY = "out_of_memory"  #: its container or process died for want of memory
     TIMEOUT = "timeout"  #: a call in it took longer than its environment allows: nobody knows what it did
-    SESSION_FAILED = "session_failed"  #: what it needs in its worker broke: its judge, its sandbox
+    AUTHOR_FAULT = "author_fault"  #: the environment author's code failed: a reset, a judge, a tool at the end
+    SESSION_FAILED = "session_failed"  #: what it needs in its worker broke: its sandbox, its browser
     OPEN_FAILED = "open_failed"  #: the worker could not set it up, or the trainer hung up before it was open
     SHUTDOWN = "shutdown"  #: the gateway went away together with its local workers
     OPERATOR = "operator"  #: ended by an operator
+
+    @property
+    def is_trainers(self) -> bool:
+        """Whether its trainer ended it, and so is told of none from then on."""
+        return self in (CloseReason.DELETED, CloseReason.CANCELLED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -651,6 +666,20 @@ class StepResult:
     """Of an error, in one word: ``input_validation``, ``not_found``, ``tool_failed``, ``episode_finished`` …"""
     turn: int | None = None
     """Which of its session's turns this was, from 1 on, as its worker counts them; None: the worker does not count."""
+    faults: tuple[Fault, ...] = ()
+    """What the worker tells of the author's code besides: for operators, never for agents and trainers."""
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether the tool itself failed, so that this is no doing of the agent's."""
+        return self.reason == TOOL_FAILED
+
+
+class FaultReply(bytes):
+    """A worker's answer in its own protocol's words, which tells of faults."""
+
+    faults: tuple[Fault, ...] = ()
+    """As of `StepResult`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -661,6 +690,10 @@ class Summary:
     finished: bool
     steps: int
     seconds: float
+    fault: FaultKind | None = None
+    """Who is at fault, where it ended with a fault: its setup or its last step failed."""
+    faults: tuple[Fault, ...] = ()
+    """As of `StepResult`: those that were told with no answer before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -683,6 +716,8 @@ class Registered:
     """By id; of each what people are shown (``name``, ``description``, ``tags`` …), never the task itself."""
     failed: Mapping[str, str] = field(default_factory=dict)
     """Modules that did not import, and why."""
+    config_keys: tuple[str, ...] | None = None
+    """Keys that the environment reads of an episode's configuration; None: the worker does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

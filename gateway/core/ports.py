@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from gateway.core.addresses import Address
+from gateway.core.faults import Fault
 from gateway.core.model import (
     Action,
     Block,
@@ -407,6 +408,11 @@ class Exchange(Protocol):
     headers: Headers
     """As received, names in lower case; framing and connection headers are left out."""
 
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        """What the answer tells of the author's code besides, for operators; whole once the body was read."""
+        ...
+
     def chunks(self) -> AsyncIterator[bytes]:
         """Yield the body as it comes. Raises ``UpstreamGone`` or ``UpstreamTimeout`` when it breaks off."""
         ...
@@ -522,6 +528,7 @@ class Upstream(Protocol):
         """Open the session in its worker; returns the handle by which any replica finds it again.
 
         Raises:
+            AuthorFault: the author's code failed.
             InvalidRequest: the worker refuses the task, or would drop a part of it silently; with the reason.
             WorkerFull: it holds fewer sessions than was thought; nothing was opened.
             UpstreamError: it failed.
@@ -557,7 +564,8 @@ class Upstream(Protocol):
 
         Raises:
             SessionNotFound: the worker does not know the session.
-            UpstreamError: the setup failed, with its reason; or the worker did.
+            AuthorFault: the setup failed, with its reason.
+            UpstreamError: the worker failed.
         """
         ...
 
@@ -570,6 +578,7 @@ class Upstream(Protocol):
             SessionNotFound: the worker does not know the session; nothing ran.
             CallConflict: *key* stands for another action.
             InvalidRequest: the worker can't read the action at all.
+            AuthorFault, SessionFailed: the session has failed, and is over.
             UpstreamError: the worker failed; only ``UpstreamGone`` with ``sent`` False is sure not to have run.
         """
         ...
@@ -580,7 +589,7 @@ class Upstream(Protocol):
         """Pass an ORS operation (``call``, ``prompt``, ``task_tools``, ``messages``, ``score_group``) on.
 
         *body* and the answer are bytes in ORS' form; *headers* are those of the trainer's request that matter to
-        a worker. Raises as `Transport.send`.
+        a worker. Raises as `Transport.send`; and ``AuthorFault``, where the session has failed.
         """
         ...
 
@@ -588,7 +597,7 @@ class Upstream(Protocol):
         """Pass a message of the worker's own protocol on and return its answer, both bytes for bytes.
 
         For a front of the same protocol. OpenEnv: one frame, and the one that replies to it; an empty message asks for
-        the reply to the reset that opened the session. Other protocols have no use for it: ``NotImplementedError``.
+        the reply to the reset that opened the session; a reply that tells of faults is a ``FaultReply``. Other protocols have no use for it: ``NotImplementedError``.
 
         Raises:
             SessionNotFound: the worker does not know the session; nothing ran.

@@ -24,16 +24,20 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.catalog import Catalog
 from gateway.core.errors import (
+    AuthorFault,
     GatewayError,
     InvalidRequest,
     SessionClosed,
     SessionError,
+    SessionFailed,
     SessionNotFound,
     StoreUnavailable,
     UnknownTask,
     UpstreamError,
 )
+from gateway.core.faults import FaultKind
 from gateway.core.model import (
+    EPISODE_FINISHED,
     ActionType,
     Areal,
     Block,
@@ -43,6 +47,7 @@ from gateway.core.model import (
     ObservationType,
     Owner,
     Setup,
+    StepResult,
     Wire,
     WorkerState,
 )
@@ -65,7 +70,7 @@ from gateway.fronts.asgi import (
     read_body,
     respond_json,
 )
-from gateway.fronts.errors import LOSSES, WorkerDied, retry_after, why_ended
+from gateway.fronts.errors import LOSSES, WorkerDied, retry_after, why_ended, why_not_opened
 from gateway.handles import Offer
 from gateway.observe.metrics import Tally
 from gateway.offers import Offers
@@ -244,7 +249,7 @@ class ArealFront:
                 shown = await shown_of(self._sessions, asked.environment)
                 blocks = await self._opened(asked, episode, offer, setup, deadline)
                 if trainer.left:
-                    await self._undo(asked.owner, episode)
+                    await self._undo(asked.owner, episode, CloseReason.OPEN_FAILED)
                     raise HungUp
             if asked.environment.wire is Wire.AREAL and is_conversation(blocks):  # its ``task/info`` has no word for it
                 shown = replace(shown, observation_type=ObservationType.MESSAGES)
@@ -285,15 +290,15 @@ class ArealFront:
         try:
             return await self._sessions.prompt(asked.owner, episode, within_s=max(0.0, deadline - loop.time()))
         except BaseException as error:  # a cancellation too: the trainer hung up
-            await self._undo(asked.owner, episode)
+            await self._undo(asked.owner, episode, why_not_opened(error))
             if isinstance(error, SessionError):
                 raise _lost_at_start(error) from error
             raise
 
-    async def _undo(self, owner: Owner, episode: str) -> None:
+    async def _undo(self, owner: Owner, episode: str, reason: CloseReason) -> None:
         # Unshielded, an anyio scope that was cancelled would cancel each await of the cleanup again.
         with anyio.move_on_after(CLEANUP_S, shield=True), contextlib.suppress(StoreUnavailable):
-            await self._sessions.end(owner, episode, CloseReason.OPEN_FAILED, wait_s=TEARDOWN_WAIT_S)
+            await self._sessions.end(owner, episode, reason, wait_s=TEARDOWN_WAIT_S)
 
     async def _step(self, asked: _Asked) -> Json:
         episode, action = read_episode_id(asked.body), read_action(asked.body)
@@ -303,11 +308,12 @@ class ArealFront:
         deadline = loop.time() + shown.step_s
         async with self._turns.one(owner, episode, within_s=shown.step_s):
             await self._check(asked, episode)
-            result = None
+            played = None
             async with Attended(asked.scope, asked.receive):
                 try:
                     left_s = max(0.0, deadline - loop.time())
-                    result = await self._sessions.act(owner, episode, action, within_s=left_s, key=key or None)
+                    played = await self._sessions.play(owner, episode, action, within_s=left_s, key=key)
+                    _refuse_fault_at_the_end(shown, *played)
                 except UpstreamError as error:
                     await self._lose(owner, episode, why_ended(error))
                     raise
@@ -316,14 +322,12 @@ class ArealFront:
                         raise
                     message = "the worker died during this step; the episode is lost"
                     raise WorkerDied(message, reason=error.reason) from error
-            if result is None:
+            if played is None:
                 raise HungUp
-            if result.reason == "episode_finished":  # by a step whose reply, or whose end here, was lost
+            result, turn = played
+            if result.reason == EPISODE_FINISHED:  # by a step whose reply, or whose end here, was lost
                 await self._sessions.end(owner, episode, CloseReason.DELETED, wait_s=TEARDOWN_WAIT_S)
                 raise SessionNotFound(episode)
-            turn = result.turn
-            if turn is None:
-                turn = await self._sessions.count_turn(owner, episode, key=key)
             reply = step_reply(shown, episode, action, result, turn)
             if reply["done"]:
                 await self._sessions.end(owner, episode, CloseReason.DELETED, wait_s=TEARDOWN_WAIT_S)
@@ -343,7 +347,7 @@ class ArealFront:
     async def _cancel(self, asked: _Asked) -> Json:
         episode = read_episode_id(asked.body)
         await self._check(asked, episode)
-        if not await self._sessions.end(asked.owner, episode, CloseReason.DELETED, wait_s=TEARDOWN_WAIT_S):
+        if not await self._sessions.end(asked.owner, episode, CloseReason.CANCELLED, wait_s=TEARDOWN_WAIT_S):
             raise SessionNotFound(episode)
         return {"status": "cancelled", "episode_id": episode}
 
@@ -355,6 +359,19 @@ class ArealFront:
         _, environment = await self._sessions.find(asked.owner, episode)
         if environment.name != asked.environment.name:
             raise SessionNotFound(episode)
+
+
+def _refuse_fault_at_the_end(shown: Areal, result: StepResult, turn: int) -> None:
+    """Refuse to end an episode with 0 whose last turn failed by no doing of the agent's.
+
+    Raises:
+        AuthorFault, SessionFailed: it did.
+    """
+    if not result.is_fault or turn < shown.max_turns:
+        return
+    is_lost = any(fault.kind is FaultKind.INFRASTRUCTURE for fault in result.faults)
+    failed = SessionFailed if is_lost else AuthorFault
+    raise failed(f"the last turn failed in the environment, so the episode has no reward: {result.error}")
 
 
 def _lost_at_start(error: SessionError) -> WorkerDied:

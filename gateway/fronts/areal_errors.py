@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from gateway.core.errors import (
+    AuthorFault,
     GatewayError,
     InvalidRequest,
     PoolExhausted,
@@ -26,12 +27,14 @@ _REASONS: Final = {
     CloseReason.WORKER_LOST.value: "its environment was lost: the worker died",
     CloseReason.OUT_OF_MEMORY.value: "its environment was lost: the worker ran out of memory",
     CloseReason.TIMEOUT.value: "its environment was lost: the worker did not answer a step in time",
+    CloseReason.AUTHOR_FAULT.value: "its environment failed: the environment author's code raised an exception",
     CloseReason.SESSION_FAILED.value: "its environment failed: what the episode needs in its worker broke",
 }
 _ENDS: Final = {
     CloseReason.WORKER_LOST.value: "environment_lost",
     CloseReason.OUT_OF_MEMORY.value: "environment_lost",
     CloseReason.TIMEOUT.value: "environment_lost",
+    CloseReason.AUTHOR_FAULT.value: "environment_failed",
     CloseReason.SESSION_FAILED.value: "environment_failed",
 }
 _TITLES: Final[dict[type[GatewayError], str]] = {
@@ -47,6 +50,7 @@ _TITLES: Final[dict[type[GatewayError], str]] = {
 }
 _WORDS: Final[dict[type[GatewayError], str]] = {
     PoolExhausted: "capacity",
+    AuthorFault: "environment_failed",
     SessionFailed: "environment_failed",
     UpstreamTimeout: "environment_lost",
     UpstreamGone: "environment_lost",

@@ -4,7 +4,7 @@ The one table of HTTP statuses is looked up along the class's ancestry. Each fro
 the ORS front says otherwise stands in `ORS_STATUS`.
 
 A *reason* is one word that says which part failed, the same in every protocol: a program that counts lost episodes
-needs no sentence. What failed for its own sake (a tool, a setup, a bad request) has none.
+needs no sentence. What failed for its own sake (a bad request, a tool after which the episode goes on) has none.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ STATUS: dict[type[errors.GatewayError], int] = {
     errors.StoreUnavailable: 503,
     errors.NotLeading: 500,
     errors.UpstreamError: 502,
+    errors.AuthorFault: 500,
     errors.SessionFailed: 502,
     errors.WorkerFull: 503,
     errors.UpstreamTimeout: 504,
@@ -85,6 +86,7 @@ REASONS: Final[dict[type[errors.GatewayError], str]] = {
     errors.UpstreamTimeout: CloseReason.TIMEOUT.value,
     errors.UpstreamGone: CloseReason.WORKER_LOST.value,
     errors.ReplicaLeft: CloseReason.SHUTDOWN.value,
+    errors.AuthorFault: CloseReason.AUTHOR_FAULT.value,
     errors.SessionFailed: CloseReason.SESSION_FAILED.value,
 }
 """Of errors that do not bring their own, as ``SessionClosed`` does."""
@@ -120,6 +122,11 @@ def why_ended(error: errors.UpstreamError) -> CloseReason:
     """Why an episode ends in which a request ended with *error*; nobody knows any more what was done in it."""
     reason = reason_of(error)
     return CloseReason(reason) if reason else CloseReason.WORKER_LOST
+
+
+def why_not_opened(error: BaseException) -> CloseReason:
+    """Why an episode ends whose opening failed with *error*."""
+    return CloseReason.AUTHOR_FAULT if isinstance(error, errors.AuthorFault) else CloseReason.OPEN_FAILED
 
 
 def told(error: errors.GatewayError) -> str:

@@ -31,7 +31,7 @@ from gateway.core.errors import (
 )
 from gateway.core.model import Action, Block, CloseReason, Environment, EnvironmentName, Owner, Setup, StepResult
 from gateway.core.ports import Store
-from gateway.fronts.errors import why_ended
+from gateway.fronts.errors import why_ended, why_not_opened
 from gateway.fronts.openenv_errors import NO_EPISODE, marks, refusal
 from gateway.fronts.openenv_frames import Code, Json, ListTools, Refused, ResetWish, ToolCall, validated
 from gateway.fronts.openenv_replies import (
@@ -141,12 +141,12 @@ class Episodes:
             )
             try:
                 return await first(_left(deadline))
-            except UpstreamError:
-                await self._lose(owner, name, CloseReason.OPEN_FAILED)
+            except UpstreamError as error:
+                await self._lose(owner, name, why_not_opened(error))
                 raise
 
     def _setup(self, environment: Environment, wish: ResetWish, chosen: Chosen) -> Setup:
-        config = wish.config
+        config = self._chooser.config(environment, wish)
         if self._chooser.passes_place(environment, wish):
             place = {"split": wish.split, "index": wish.index}
             config = {**config, **{key: value for key, value in place.items() if value is not None}}

@@ -32,6 +32,7 @@ _ENDED: Final = {
     CloseReason.WORKER_LOST.value: "its environment was lost: the worker died",
     CloseReason.OUT_OF_MEMORY.value: "its environment was lost: the worker ran out of memory",
     CloseReason.TIMEOUT.value: "its environment was lost: the worker did not answer a step in time",
+    CloseReason.AUTHOR_FAULT.value: "its environment failed: the environment author's code raised an exception",
     CloseReason.SESSION_FAILED.value: "its environment failed: what the episode needs in its worker broke",
     CloseReason.OPEN_FAILED.value: "its reset failed",
     CloseReason.SHUTDOWN.value: "the gateway went away together with its workers",

@@ -18,9 +18,11 @@ from gateway.catalog import Catalog
 from gateway.core.curricula import PREFIX
 from gateway.core.errors import EnvironmentUnavailable, GatewayError, UnknownTask, WrongEnvironment
 from gateway.core.model import Environment, Registered, Ticket, Wire
-from gateway.fronts.openenv_frames import Json, ResetWish
+from gateway.environment_files import RESET_KEYS
+from gateway.fronts.openenv_frames import Json, ResetWish, invalid
 from gateway.handles import Offer
 from gateway.offers import Asked, Offers
+from gateway.task_fields import TaskFields, value_at
 from gateway.tasks.schema import parse
 
 NAME_MAX: Final = 200
@@ -69,15 +71,90 @@ class TaskChooser:
         self._offers = offers
         self._workers = asked
         self._catalog = catalog
+        self._fields = TaskFields()
 
     async def choose(self, environment: Environment, wish: ResetWish) -> Chosen:
         """Find the task of *wish*.
 
         Raises:
+            Refused: the wish has a key that nobody would look at, or says twice which task it means.
             UnknownTask, WrongEnvironment, TaskInvalid: there is none; it is another environment's; it is malformed.
         """
+        if wish.config:
+            await self._refuse_unknown_keys(environment, wish)
+        places = environment.openenv.task_keys
+        if selected := {place: wish.config[key] for key, place in places.items() if wish.config.get(key) is not None}:
+            return await self._selected(environment, wish, selected)
         chosen = await self._drawn(environment, wish)
         return chosen if chosen is not None else await self._choose(environment, wish)
+
+    @staticmethod
+    def config(environment: Environment, wish: ResetWish) -> Json:
+        """What of *wish* the environment itself is told."""
+        return {key: value for key, value in wish.config.items() if key not in environment.openenv.task_keys}
+
+    async def _refuse_unknown_keys(self, environment: Environment, wish: ResetWish) -> None:
+        """Refuse keys that would be dropped silently.
+
+        An OpenEnv image's own reset is told all of them, as by its own clients; other servers say what they take.
+
+        Raises:
+            Refused: there are such.
+        """
+        given = {key: value for key, value in self.config(environment, wish).items() if value is not None}
+        if not given or environment.wire is Wire.OPENENV:
+            return
+        taken = (await self._workers.registered(environment)).config_keys
+        if taken is None:
+            return
+        unknown = [key for key in given if key not in taken]
+        if not unknown:
+            return
+        entries = [
+            {"type": "extra_forbidden", "loc": ["data", key], "msg": "Extra inputs are not permitted", "input": given[key]}
+            for key in unknown
+        ]
+        known = ", ".join((*RESET_KEYS, *environment.openenv.task_keys, *taken))
+        told = ", ".join(repr(key[:NAME_MAX]) for key in unknown)
+        raise invalid(entries, f"Invalid message: data: reset of {environment.name!r} has no {told}; it takes {known}")
+
+    async def _selected(self, environment: Environment, wish: ResetWish, wanted: Json) -> Chosen:
+        """The task that has the values *wanted*, by their places in it; of several the seed's, or one by chance."""
+        keys = [key for key in environment.openenv.task_keys if wish.config.get(key) is not None]
+        if wish.task is not None or wish.index is not None:
+            twice = "task" if wish.task is not None else "index"
+            entry = {"type": "value_error", "loc": ["data", keys[0]], "msg": f"{twice} is given too", "input": None}
+            raise invalid([entry], f"Invalid message: data: only one of {twice} and {', '.join(keys)} may be given")
+        found = await self._with_values(environment, wish, wanted)
+        if not found:
+            await self._offers.refresh()
+            found = await self._with_values(environment, wish, wanted)
+        if not found and wish.split is None:
+            known = await self._asked_for_tasks(environment)
+            found = [
+                Offer(spec={"id": id})
+                for id, row in known.tasks.items()
+                if all(value_at(row, place) == value for place, value in wanted.items())
+            ]
+        if not found:
+            told = " and ".join(f"{key} {str(wish.config[key])[:NAME_MAX]!r}" for key in keys)
+            where = f" in split {wish.split!r}" if wish.split is not None else ""
+            raise UnknownTask(f"Unknown task: no task of {environment.name!r}{where} has {told}")
+        return _chosen(found[wish.seed % len(found)] if wish.seed is not None else random.choice(found))
+
+    async def _with_values(self, environment: Environment, wish: ResetWish, wanted: Json) -> list[Offer]:
+        """The registry's tasks with these values, all of one split."""
+        splits = self._registered_splits(environment)
+        for split in sorted(splits, key=lambda name: name != environment.openenv.split):
+            if wish.split is None or split == wish.split:
+                indices = await self._fields.find(self._offers.registry, environment.name, split, wanted)
+                if indices:
+                    tasks = self._offers.registry
+                    return [
+                        Offer(spec=tasks.task(environment.name, split, index), split=split, index=index)
+                        for index in indices
+                    ]
+        return []
 
     async def _drawn(self, environment: Environment, wish: ResetWish) -> Chosen | None:
         """What a curriculum draws for *wish*; None if it means none of a curriculum's."""
@@ -146,12 +223,7 @@ class TaskChooser:
         self._refuse_other_environments(environment, id)
         if self._offers.asks(environment):
             return await self._of_image(environment, id, names)
-        try:
-            known = await self._asked(environment)
-        except GatewayError as error:
-            raise UnknownTask(
-                f"Unknown task: {id[:NAME_MAX]} (no worker could be asked for it: {error.detail})"
-            ) from error
+        known = await self._asked_for_tasks(environment, id[:NAME_MAX])
         for name in names:
             if name in known.tasks:
                 return Chosen(spec={"id": name}, id=name)
@@ -169,6 +241,13 @@ class TaskChooser:
             if offer is not None and offer.is_images:
                 return _chosen(offer)
         raise UnknownTask(f"Unknown task: {id[:NAME_MAX]}")
+
+    async def _asked_for_tasks(self, environment: Environment, id: str = "") -> Registered:
+        """As `_asked`, for a task. Raises ``UnknownTask`` where no worker can be asked."""
+        try:
+            return await self._asked(environment)
+        except GatewayError as error:
+            raise UnknownTask(f"Unknown task: {id} (no worker could be asked for it: {error.detail})") from error
 
     async def _asked(self, environment: Environment) -> Registered:
         """What its workers know; while they are just being replaced, their successors are waited for."""

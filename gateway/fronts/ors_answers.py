@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from gateway.core.errors import UpstreamError, UpstreamGone
+from gateway.core.errors import AuthorFault, UpstreamError, UpstreamGone
 from gateway.fronts.errors import marks, told
 
 ONCE: Final = frozenset(("call", "score_group"))
@@ -37,6 +37,8 @@ def as_order(error: UpstreamError, name: str) -> Exception:
     """
     if name not in ONCE:
         return error
+    if isinstance(error, AuthorFault):
+        return Answer(410, told(error), beside=marks(error))
     if isinstance(error, UpstreamGone) and not error.sent:
         return Answer(503, told(error), [(b"retry-after", b"1")], beside=marks(error))
     return Answer(410, f"{told(error)}; the call may have run", beside=marks(error))

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from gateway.core.model import CloseReason, EnvironmentLoad, EnvironmentName, Summary, WorkerState
+from gateway.core.model import CloseReason, EnvironmentLoad, EnvironmentName, WorkerState
+from gateway.core.outcomes import EpisodeOutcome
 from gateway.observe.calls import Calls
 from gateway.observe.outcomes import CLAIMS, DEATHS, STARTS, bounded
 
@@ -37,6 +38,7 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._opened = self._counter("sessions_opened", "Sessions opened.", "environment")
         self._closed = self._counter("sessions_closed", "Sessions closed, by reason.", "environment", "reason")
+        self._episodes = self._counter("episodes", "Episodes that ended, by outcome.", "environment", "outcome")
         self._refused = self._counter("sessions_refused", "Openings that failed, by error code.", "environment", "code")
         calls = Calls(_CALL_BUCKETS)
         self._registry.register(calls)
@@ -56,7 +58,7 @@ class Metrics:
             "worker_start_seconds", "From asking for a worker to its readiness.", _CALL_BUCKETS
         )
         self._reward = self._histogram(
-            "episode_reward", "Sum of an episode's rewards.", (0, 0.25, 0.5, 0.75, 1, 2, 5, 10)
+            "episode_reward", "Sum of an episode's rewards, where the agent earned them.", (0, 0.25, 0.5, 0.75, 1, 2, 5, 10)
         )
         self._workers = self._gauge("workers", "Workers, by state.", "environment", "state")
         self._used = self._gauge("slots_used", "Slots that hold a session.", "environment")
@@ -108,13 +110,16 @@ class Metrics:
         """Count an opening that failed with error *code*."""
         self._refused.labels(environment, code).inc()
 
-    def session_closed(self, environment: EnvironmentName, reason: str, summary: Summary | None) -> None:
-        """Count a closed session and, where its worker told, its reward."""
+    def session_closed(
+        self, environment: EnvironmentName, reason: str, outcome: EpisodeOutcome, reward: float | None
+    ) -> None:
+        """Count a closed session, its episode's outcome and, where the agent earned one, its reward."""
         self._closed.labels(environment, reason).inc()
+        self._episodes.labels(environment, outcome.value).inc()
         if reason == CloseReason.EXPIRED.value:
             self._tally[environment, "expired"] += 1
-        if summary is not None:
-            self._reward.labels(environment).observe(summary.reward)
+        if reward is not None:
+            self._reward.labels(environment).observe(reward)
 
     def worker_started(self, environment: EnvironmentName, outcome: str, seconds: float) -> None:
         """Count a start; *outcome* is one of `outcomes.STARTS`."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Final
 
 from gateway.core.errors import (
+    AuthorFault,
     BackendError,
     GatewayError,
     InvalidRequest,
@@ -15,7 +17,8 @@ from gateway.core.errors import (
     UpstreamGone,
     UpstreamTimeout,
 )
-from gateway.core.model import CloseReason
+from gateway.core.faults import Fault, FaultKind
+from gateway.core.model import CloseReason, FaultReply, StepResult
 
 CALLS: Final = (
     "ok",
@@ -23,7 +26,8 @@ CALLS: Final = (
     "worker_lost",
     "out_of_memory",
     "timeout",  #: longer than the environment allows
-    "session_failed",  #: the judge or the sandbox of its session broke
+    "author_fault",  #: the environment author's code raised an exception, or gave a reward that is no number
+    "session_failed",  #: what its session needs in the worker broke
     "ended",  #: its session was ended meanwhile: deleted, cancelled, by an operator
     "left",  #: the trainer hung up; the worker goes on
     "failed",
@@ -38,6 +42,7 @@ _CALLS_BY_ERROR: Final[dict[type[BaseException], str]] = {
     InvalidRequest: "refused",
     UpstreamTimeout: "timeout",
     UpstreamGone: "worker_lost",
+    AuthorFault: "author_fault",
     SessionFailed: "session_failed",
     SessionError: "ended",
     BaseException: "failed",
@@ -49,6 +54,21 @@ def call_outcome(error: BaseException) -> str:
     if isinstance(error, SessionClosed):
         return error.reason if error.reason in CALLS else "ended"
     return next(_CALLS_BY_ERROR[kind] for kind in type(error).__mro__ if kind in _CALLS_BY_ERROR)
+
+
+def answer_outcome(answer: object) -> str:
+    """The outcome of a call that was answered with *answer*; one of `CALLS`."""
+    if not isinstance(answer, StepResult | FaultReply):
+        return "ok"
+    is_fault = isinstance(answer, StepResult) and answer.is_fault
+    return faults_outcome(answer.faults, other="author_fault" if is_fault else "ok")
+
+
+def faults_outcome(faults: Sequence[Fault], *, other: str) -> str:
+    """The outcome of a call whose answer tells of *faults*; *other* if it tells of none. One of `CALLS`."""
+    if not faults:
+        return other
+    return "author_fault" if any(fault.kind is FaultKind.AUTHOR for fault in faults) else "session_failed"
 
 
 def start_outcome(error: BaseException) -> str:

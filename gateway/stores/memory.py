@@ -114,8 +114,10 @@ class MemoryStore(Rebuilding):
         session = self._sessions.get(id) or self._closed.get(id)
         if session is None or session.lease != lease:
             self._leadership.check_whole()
-        if session is None or session.lease != lease or session.reason is CloseReason.DELETED:
+        if session is None or session.lease != lease:
             raise SessionNotFound(f"no open session {id} of this lease")
+        if session.reason is not None and session.reason.is_trainers:
+            raise SessionNotFound(f"session {id} was ended by its trainer")
         if session.reason is not None:
             raise SessionClosed(session.reason)
         if isinstance(session, Session) and session.state is not SessionState.OPEN:

@@ -283,7 +283,7 @@ class Slots:
         del self._sessions[session.id]
         self._turns.pop(session.id, None)
         self._deadlines.discard(session.id)
-        if reason is not None and reason is not CloseReason.DELETED:
+        if reason is not None and not reason.is_trainers:
             self._closed[session.id] = Closed(session.lease, reason)
             self._closed_deadlines.set(session.id, now + self._closed_kept_s)
 

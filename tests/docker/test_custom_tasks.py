@@ -454,7 +454,7 @@ async def http(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(base_url=gateway.url, timeout=scaled(60), trust_env=False) as client:
         yield client
     assert await gateway.sessions() == []
-    assert "Traceback" not in gateway.log[already_logged:]
+    assert "\nTraceback" not in gateway.log[already_logged:]
 
 
 async def prompt(opened: RawEpisode) -> str:

@@ -84,15 +84,21 @@ class Wire:
     async def read(self, *, has_body: bool = True) -> Answer:
         async with asyncio.timeout(PATIENCE_S):
             status, headers = await self.head()
-            if not has_body:
-                return Answer(status, headers, b"")
+            return await self.rest(status, headers) if has_body else Answer(status, headers, b"")
+
+    async def rest(self, status: int, headers: dict[str, str]) -> Answer:
+        """Read the body of an answer whose head was read, and what stands behind it."""
+        async with asyncio.timeout(PATIENCE_S):
             if "content-length" in headers:
                 return Answer(status, headers, await self.reader.readexactly(int(headers["content-length"])))
             if headers.get("transfer-encoding") != "chunked":
                 return Answer(status, headers, await self.reader.read())
             chunks = []
-            while (chunk := await self.chunk()) is not None:
+            while chunk := await self._piece():
                 chunks.append(chunk)
+            while line := (await self.reader.readline()).decode("latin-1").rstrip("\r\n"):  # trailers, then the end
+                name, value = line.split(": ", 1)
+                headers[name.lower()] = value
             return Answer(status, headers, b"".join(chunks), chunks)
 
     async def head(self) -> tuple[int, dict[str, str]]:
@@ -104,12 +110,21 @@ class Wire:
         return int(first.split(" ")[1]), {name.lower(): value for name, value in pairs}
 
     async def chunk(self) -> bytes | None:
-        """Read one chunk of a chunked body; None at its end."""
+        """Read one chunk of a chunked body; None at its end, which has no trailers."""
+        if data := await self._piece():
+            return data
+        async with asyncio.timeout(PATIENCE_S):
+            assert await self.reader.readexactly(2) == b"\r\n"
+        return None
+
+    async def _piece(self) -> bytes:
         async with asyncio.timeout(PATIENCE_S):
             size = int(await self.reader.readline(), 16)
+            if not size:
+                return b""
             data = await self.reader.readexactly(size + 2)
         assert data.endswith(b"\r\n")
-        return data[:-2] if size else None
+        return data[:-2]
 
     async def is_closed(self) -> bool:
         """Wait for the server to close; False where bytes come instead."""

@@ -714,7 +714,7 @@ async def test_groups_are_scored_in_their_order(start: Start) -> None:
     )
 
     assert answer.result == {"scores": [{"reward": 2.0, "metadata": None}, {"reward": 1.0, "metadata": None}]}
-    assert broken.events[-1] == ("error", "score_group returned 0 scores for 1 candidates")
+    assert broken.events[-1] == ("error", "author_fault: score_group returned 0 scores for 1 candidates")
 
 
 async def test_an_environment_without_a_judge_is_404(start: Start) -> None:

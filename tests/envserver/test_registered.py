@@ -23,6 +23,7 @@ class Reader(Environment):
 
     name = "reader"
     env_types = ("readerlike",)
+    config_keys = ("level",)
 
     async def reset(self, task: Task, *, seed: int) -> str:
         return json.dumps(task.spec, sort_keys=True)
@@ -103,7 +104,8 @@ async def test_a_task_of_a_named_module_is_played_by_its_id(start: Start, folder
 async def test_the_registered_tasks_of_an_environment_are_listed(start: Start, folder: Path) -> None:
     write(folder, "login", LOGIN)
     server = await start(Reader, MathEnv, task_modules=("custom_tasks.login",), custom_tasks_dir=str(folder))
-    whole = {"name": "Third", "description": "d" * 600, "version": 3, "tags": ["x"], "instruction": "!"}
+    config = {"size": 4, "page": "p" * 101, "parts": []}
+    whole = {"name": "Third", "description": "d" * 600, "version": 3, "tags": ["x"], "instruction": "!", "config": config}
     registry.register("custom/third", "reader", whole)
 
     listed = (await server.ask("GET", "/reader/registered")).json
@@ -111,7 +113,12 @@ async def test_the_registered_tasks_of_an_environment_are_listed(start: Start, f
 
     login, third = listed["tasks"]
     empty = {"name": "", "description": "", "tags": [], "version": ""}
-    assert login == {"id": "custom/login-test", "env_type": "readerlike", **empty}
+    assert login == {
+        "id": "custom/login-test",
+        "env_type": "readerlike",
+        **empty,
+        "config": {"start_url": "http://localhost:8000/login"},
+    }
     assert third == {
         "id": "custom/third",
         "env_type": "reader",
@@ -119,6 +126,7 @@ async def test_the_registered_tasks_of_an_environment_are_listed(start: Start, f
         "description": "d" * 500,
         "tags": ["x"],
         "version": "3",
+        "config": {"size": 4},
     }
     assert listed["modules"] == others["modules"] == [{"module": "custom_tasks.login", "error": None}]
     assert others["tasks"] == []
@@ -131,7 +139,7 @@ async def test_the_list_is_behind_the_workers_token(start: Start) -> None:
     claimed = await server.ask("GET", "/registered", headers=token)
     without = await server.ask("GET", "/registered")
 
-    assert (claimed.status, claimed.json) == (200, {"tasks": [], "modules": []})
+    assert (claimed.status, claimed.json) == (200, {"tasks": [], "modules": [], "config_keys": ["level"]})
     assert without.status == 401
 
 

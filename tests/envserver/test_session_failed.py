@@ -1,11 +1,11 @@
-"""A session whose machinery broke: told as such once, refused from then on, and never a reward."""
+"""A session that its author's code or the infrastructure ended: told as such, refused from then on, never a reward."""
 
 import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from envserver import Environment, GroupCandidate, SessionFailed, StepResult, Task, ToolCall, tool
+from envserver import Environment, GroupCandidate, SessionFailed, SessionLost, StepResult, Task, ToolCall, tool
 
 from tests.envserver.conftest import Running, Start
 from tests.envserver.eventually import eventually
@@ -13,7 +13,7 @@ from tests.envserver.worlds import GATES
 
 JSON = {"Accept": "application/json"}
 REASON = "SessionFailed: the judge is gone"
-FAILED = {"ok": False, "error": "the judge is gone", "reason": "session_failed"}
+FAILED = {"ok": False, "error": "the judge is gone", "reason": "author_fault"}
 
 
 class Fragile(Environment):
@@ -33,6 +33,10 @@ class Fragile(Environment):
     @tool
     def break_down(self) -> StepResult:
         raise SessionFailed("the judge is gone")
+
+    @tool
+    def lose_the_box(self) -> StepResult:
+        raise SessionLost("the box is gone")
 
     @tool
     async def break_later(self, gate: str) -> StepResult:
@@ -92,7 +96,17 @@ async def test_in_a_stream_it_is_an_error_event(server: Running) -> None:
     broke = await server.call("break_down")
 
     assert broke.status == 200
-    assert broke.events[-1] == ("error", "the judge is gone")
+    assert broke.events[-1] == ("error", "author_fault: the judge is gone")
+
+
+async def test_what_the_infrastructure_ended_is_told_apart(server: Running) -> None:
+    broke = await server.call("lose_the_box", headers=JSON)
+    later = await server.call("win", headers=JSON)
+    summary = (await server.ask("POST", "/delete", sid="s1")).json["summary"]
+
+    assert broke.json == {"ok": False, "error": "the box is gone", "reason": "session_failed"}
+    assert (later.status, later.headers["x-session-fault"]) == (500, "infrastructure")
+    assert (summary["fault"], summary["reward"]) == ("infrastructure", 0)
 
 
 async def test_a_judge_of_groups_that_breaks_fails_its_session(server: Running) -> None:
@@ -160,8 +174,8 @@ async def test_a_call_that_ends_beside_the_failure_gives_no_reward(server: Runni
     answer = await beside
     summary = (await server.ask("POST", "/delete", sid="s1")).json["summary"]
 
-    assert (answer.json["ok"], answer.json["reason"]) == (False, "session_failed")
-    assert summary["reward"] == 0
+    assert (answer.json["ok"], answer.json["reason"]) == (False, "author_fault")
+    assert (summary["reward"], summary["fault"]) == (0, "author")
 
 
 async def test_raised_by_a_reset_it_is_a_setup_that_failed(start: Start) -> None:

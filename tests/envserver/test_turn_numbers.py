@@ -104,7 +104,7 @@ async def test_neither_what_broke_the_session_nor_a_judgement_is_a_turn(start: S
     scores = await judged.ask("POST", "/score_group", sid="s1", body=group, headers=JSON)
     following = await step(judged, named("add", amount=1))
 
-    assert failed.json["reason"] == "session_failed"
+    assert failed.json["reason"] == "author_fault"
     assert scores.json["scores"]
     assert (turn(failed), turn(scores), turn(following)) == (None, None, "1")
 
@@ -173,13 +173,31 @@ async def _is_quiet(session: Session) -> bool:
     return not session.calls
 
 
-async def test_a_step_that_nobody_heard_the_end_of_is_no_turn(start: Start) -> None:
+async def test_a_step_that_nobody_heard_the_end_of_is_a_turn(start: Start) -> None:
     server = await start(MathEnv)
     await server.open()
 
     await leave(server, "unheard turn")
 
-    assert turn(await step(server, named("think"))) == "1"
+    assert turn(await step(server, named("think"))) == "2"
+
+
+async def test_a_step_that_never_began_is_no_turn(start: Start) -> None:
+    server = await start(MathEnv)
+    await server.open()
+    running = asyncio.create_task(step(server, named("wait", gate="before the unbegun")))
+    await GATES.until_came("before the unbegun")
+    wire = await server.wire()
+    body = named("think")
+    leaving = asyncio.create_task(wire.ask("POST", "/call", sid="s1", body=body, headers=JSON))
+    session = server.server.sessions.get("s1")
+    await eventually(lambda: _listeners(session, 2))
+    leaving.cancel()
+    await wire.close()
+    await eventually(lambda: _listeners(session, 1))
+    GATES.open("before the unbegun")
+
+    assert [turn(await running), turn(await step(server, named("think")))] == ["1", "2"]
 
 
 @pytest.mark.parametrize("key", ["", "k"])
@@ -195,7 +213,7 @@ async def test_a_step_that_is_repeated_after_its_client_left_is_one_turn(start: 
     if key:
         again.append(await step(server, named("wait", gate=gate), key=key))
 
-    assert (turn(before), {turn(one) for one in again}, turn(after)) == ("1", {"2"}, "3")
+    assert ({turn(one) for one in again}, turn(before), turn(after)) == ({"1"}, "2", "3")
     assert GATES.came[gate] == 1
 
 

@@ -64,7 +64,9 @@ class CounterImage(Translated):
         self.replies: list[bytes] = []
         """And what they were answered."""
         self.stuck = asyncio.Event()
-        """Set once a step hangs."""
+        """Set once a step hangs, or waits."""
+        self.opened = asyncio.Event()
+        """Lets steps go on that wait."""
         self._has_frames = has_frames
         self._plays: dict[SessionId, Play] = {}
 
@@ -177,6 +179,10 @@ class CounterImage(Translated):
             case "hang":
                 self.stuck.set()
                 await asyncio.get_running_loop().create_future()
+            case "wait":
+                self.stuck.set()
+                await self.opened.wait()
+                return StepResult(blocks=(TextBlock("waited"),))
             case "inc":
                 play.value += 1
             case _:

@@ -20,7 +20,7 @@ WITHIN_S = 30.0
 """How long after a fault everything may take to be in order again."""
 PAUSE_S = 0.2
 """Each look asks the engine, too, which has other things to do."""
-BUGS = ("Traceback", "_broken ", "tick_failed", "audit_failed", "notes_failed", "pool_task_failed", "ping_failed")
+BUGS = ("\nTraceback", "_broken ", "tick_failed", "audit_failed", "notes_failed", "pool_task_failed", "ping_failed")
 """In a log: an error that is a bug. A tool that fails in a worker is none."""
 NOT_BUGS = ("call_broken", "engine_events_broken")
 

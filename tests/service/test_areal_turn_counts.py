@@ -111,6 +111,11 @@ class OwnWorkers(FakeBackend):
         [(server, _)] = self._servers.values()
         return len(server.sessions.get(session_id(OWNER, episode)).cut)
 
+    def running(self, episode: str) -> int:
+        """Steps of an episode that have not ended."""
+        [(server, _)] = self._servers.values()
+        return len(server.sessions.get(session_id(OWNER, episode)).calls)
+
     def open(self, word: str) -> None:
         """Let ``wait_WORD`` end."""
         self.walk.doors.setdefault(word, asyncio.Event()).set()
@@ -272,9 +277,7 @@ async def test_a_key_is_one_turn_at_all_gateways_whatever_came_between(gateways:
     assert own.walk.ran == ["a", "b"]
 
 
-async def test_a_step_that_its_trainer_hung_up_on_is_no_turn_until_it_is_asked_for_again(
-    gateways: Gateways, own: OwnWorkers
-) -> None:
+async def test_a_step_that_its_trainer_hung_up_on_is_a_turn(gateways: Gateways, own: OwnWorkers) -> None:
     async with gateways.one() as (_, one), gateways.one() as (_, other):
         episode = await started(one)
         async with under_way(step(one, episode, "wait_a", key="k")) as [running]:
@@ -282,10 +285,11 @@ async def test_a_step_that_its_trainer_hung_up_on_is_no_turn_until_it_is_asked_f
             await hang_up(running)
         await until(lambda: own.unheard(episode))
         own.open("a")
+        await until(lambda: not own.running(episode))
         turns = [await turn(other, episode, "go_b"), await turn(other, episode, "wait_a", key="k")]
         turns += [await turn(one, episode, "go_c"), await turn(one, episode, "wait_a", key="k")]
 
-    assert turns == [1, 2, 3, 2]
+    assert turns == [2, 1, 3, 1]
     assert own.walk.ran == ["a", "b", "c"]
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import pytest
 
 from gateway.core.model import Protocol, ResetMapping, Server, Setup, Wire
+from tests.fakes.eventually import until
 from tests.fakes.upstreams import CounterImage
 from tests.service.foreign_world import TEST, TRAIN, foreign, image
 from tests.service.openenv_world import code, message
 from tests.service.stack import environment, running
-from tests.service.wire import call, create, delete, detail, result
+from tests.service.wire import call, create, delete, detail, hang_up, result, under_way
 
 ANY = pytest.mark.parametrize("protocol", list(Protocol))
 SPLIT_KEYS = ResetMapping(keys=("seed", "episode_id", "split", "index"))
@@ -321,3 +324,23 @@ async def test_a_server_that_somebody_else_runs_is_played_as_images_are() -> Non
         answer = await http.post("/image/num_tasks", json={"split": "train"})
 
     assert answer.json() == {"num_tasks": 3}
+
+
+# -- turns ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_step_that_ran_is_a_turn_although_its_trainer_hung_up() -> None:
+    async with foreign(image(Protocol.AREAL)) as world:
+        started = (await world.start("train/2")).json()
+
+        def step(text: str) -> Coroutine[Any, Any, httpx.Response]:
+            body = {"episode_id": started["episode_id"], "action": {"type": "text", "content": text}}
+            return world.http.post("/areal/image/api/episode/step", json=body)
+
+        async with under_way(step("wait")) as [running]:
+            await world.image.stuck.wait()
+            await hang_up(running)
+        world.image.opened.set()
+        await until(lambda: not world.gateway.sessions.is_busy())
+
+        assert (await step("inc")).json()["info"]["turn"] == 2

@@ -137,7 +137,7 @@ async def ended_well(gateway: ServerProcess, *, told: str = "\0") -> None:
     assert gateway.log.endswith("the end\n"), gateway.log
     lines = [line for line in gateway.log.splitlines() if told not in line]
     assert [line for line in lines if any(sign in line for sign in BAD_SIGNS)] == [], gateway.log
-    assert "Traceback" not in gateway.log, gateway.log
+    assert "\nTraceback" not in gateway.log, gateway.log
 
 
 async def test_after_sessions(gateway: ServerProcess) -> None:

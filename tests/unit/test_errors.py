@@ -187,7 +187,8 @@ def of(reason: CloseReason) -> errors.SessionClosed:
         (errors.UpstreamGone("it broke", sent=False), "worker_lost"),
         (WorkerDied("it broke", reason="out_of_memory"), "out_of_memory"),
         (errors.UpstreamTimeout("too slow"), "timeout"),
-        (errors.SessionFailed("no judge"), "session_failed"),
+        (errors.AuthorFault("no judge"), "author_fault"),
+        (errors.SessionFailed("no box"), "session_failed"),
         (errors.EnvironmentUnavailable("bad image"), "start_failed"),
         (errors.UpstreamError("the setup failed"), ""),
         (errors.PoolExhausted("no slot"), ""),
@@ -219,7 +220,8 @@ def test_a_text_alone_begins_with_the_reason(error: GatewayError, text: str) -> 
     [
         (errors.UpstreamGone("it broke", sent=True), CloseReason.WORKER_LOST),
         (errors.UpstreamTimeout("too slow"), CloseReason.TIMEOUT),
-        (errors.SessionFailed("no judge"), CloseReason.SESSION_FAILED),
+        (errors.AuthorFault("no judge"), CloseReason.AUTHOR_FAULT),
+        (errors.SessionFailed("no box"), CloseReason.SESSION_FAILED),
         (errors.UpstreamError("nonsense"), CloseReason.WORKER_LOST),
     ],
 )

@@ -9,17 +9,25 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.core import errors
+from gateway.core.faults import Fault, FaultKind
 from gateway.core.model import (
     EnvironmentLoad,
     EnvironmentName,
-    Summary,
+    FaultReply,
+    Owner,
+    Session,
+    SessionId,
+    SessionState,
+    StepResult,
     Worker,
     WorkerId,
     WorkerLoad,
     WorkerState,
 )
+from gateway.core.outcomes import EpisodeOutcome
+from gateway.observe.faults import log_faults
 from gateway.observe.metrics import Metrics
-from gateway.observe.outcomes import CALLS, CLAIMS, STARTS, call_outcome, start_outcome
+from gateway.observe.outcomes import CALLS, CLAIMS, STARTS, answer_outcome, call_outcome, start_outcome
 
 MATH = EnvironmentName("math")
 
@@ -50,14 +58,16 @@ def test_episodes_are_counted_with_their_reasons_and_rewards() -> None:
     metrics = Metrics()
 
     metrics.session_opened(MATH, 0.002)
-    metrics.session_closed(MATH, "deleted", Summary(reward=0.5, finished=True, steps=3, seconds=1))
-    metrics.session_closed(MATH, "worker_lost", None)
+    metrics.session_closed(MATH, "deleted", EpisodeOutcome.FINISHED, 0.5)
+    metrics.session_closed(MATH, "worker_lost", EpisodeOutcome.INFRASTRUCTURE, None)
     metrics.session_refused(MATH, "pool_exhausted")
 
     assert value(metrics, "sessions_opened_total", environment="math") == 1
     assert value(metrics, "sessions_closed_total", environment="math", reason="deleted") == 1
     assert value(metrics, "sessions_closed_total", environment="math", reason="worker_lost") == 1
     assert value(metrics, "sessions_refused_total", environment="math", code="pool_exhausted") == 1
+    assert value(metrics, "episodes_total", environment="math", outcome="finished") == 1
+    assert value(metrics, "episodes_total", environment="math", outcome="infrastructure") == 1
     assert value(metrics, "episode_reward_sum", environment="math") == 0.5
     assert value(metrics, "episode_reward_count", environment="math") == 1  # an unknown reward is none, and not 0
 
@@ -170,7 +180,8 @@ def test_a_replica_that_leads_no_more_forgets_what_it_showed_of_the_pool() -> No
         (TimeoutError(), "timeout"),
         (errors.UpstreamTimeout("slow"), "timeout"),
         (errors.UpstreamGone("gone", sent=True), "worker_lost"),
-        (errors.SessionFailed("no judge"), "session_failed"),
+        (errors.AuthorFault("no judge"), "author_fault"),
+        (errors.SessionFailed("no box"), "session_failed"),
         (errors.UpstreamError("nonsense"), "failed"),
         (errors.CallConflict("another body"), "refused"),
         (errors.SessionNotFound("one"), "ended"),
@@ -186,6 +197,61 @@ def test_a_replica_that_leads_no_more_forgets_what_it_showed_of_the_pool() -> No
 def test_what_ends_a_call_has_its_outcome(error: BaseException, outcome: str) -> None:
     assert call_outcome(error) == outcome
     assert outcome in CALLS
+
+
+MISTAKE = Fault(FaultKind.AUTHOR, "reset", "KeyError")
+LOSS = Fault(FaultKind.INFRASTRUCTURE, "tool:act", "SessionLost")
+
+
+def relayed(*faults: Fault) -> FaultReply:
+    reply = FaultReply(b"{}")
+    reply.faults = faults
+    return reply
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [
+        (StepResult(), "ok"),
+        (StepResult(error="no such tool", reason="not_found"), "ok"),
+        (StepResult(error="it raised", reason="tool_failed"), "author_fault"),
+        (StepResult(error="it raised", reason="tool_failed", faults=(MISTAKE,)), "author_fault"),
+        (StepResult(error="no thread", reason="tool_failed", faults=(LOSS,)), "session_failed"),
+        (b"{}", "ok"),
+        (relayed(MISTAKE), "author_fault"),
+        (relayed(LOSS, MISTAKE), "author_fault"),
+        ([], "ok"),
+    ],
+)
+def test_what_answers_a_call_has_its_outcome(answer: object, outcome: str) -> None:
+    assert answer_outcome(answer) == outcome
+
+
+def test_a_fault_is_one_line_that_every_log_can_take(caplog: pytest.LogCaptureFixture) -> None:
+    session = Session(
+        id=SessionId("5e55"),
+        name="one",
+        owner=Owner(""),
+        environment=MATH,
+        lease="l",
+        fingerprint="f",
+        idle_s=1,
+        worker=WorkerId("w"),
+        address="",
+        state=SessionState.OPEN,
+        task="train/0",
+    )
+
+    log_faults(session, [MISTAKE._replace(traceback="Traceback:\n  File \ud800\x1b[0m"), LOSS])
+
+    mistake, loss = caplog.records
+    assert (mistake.levelname, loss.levelname) == ("ERROR", "WARNING")
+    assert mistake.getMessage() == (
+        "author_fault environment=math task='train/0' session=5e55 place='reset' error='KeyError' "
+        r"traceback='Traceback:\n  File \ud800\x1b[0m'"
+    )
+    assert mistake.getMessage().isascii()
+    assert loss.getMessage().startswith("infrastructure_fault environment=math ")
 
 
 @pytest.mark.parametrize(

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from gateway.catalog import Catalog
 from gateway.core.errors import EnvironmentUnavailable, GatewayError, PoolExhausted, UnknownTask, WrongEnvironment
-from gateway.core.model import Environment, Registered, Split, TaskSpec
+from gateway.core.model import Environment, OpenEnv, Registered, Split, TaskSpec
 from gateway.fronts import openenv_tasks
-from gateway.fronts.openenv_frames import ResetWish
+from gateway.fronts.openenv_frames import Code, Refused, ResetWish
 from gateway.fronts.openenv_tasks import Chosen, TaskChooser
 from gateway.offers import Offers, Refreshing
+from gateway.stores.memory_tasks import MemoryTaskStore
 from gateway.tasks.registry import TaskRegistry
+from gateway.tasks.run_time import RunTimeTasks
 from tests.service.stack import environment, tasks
 
 MATH = environment()
@@ -120,6 +123,96 @@ async def test_an_id_that_nobody_could_be_asked_for_is_unknown_with_the_reason(
 
     assert refused.value.detail == f"Unknown task: a (no worker could be asked for it: {error.detail})"
     assert workers.asked == [0.0], "a client whose own episode holds the slot must not wait for itself"
+
+
+BROWSER = replace(
+    MATH, openenv=OpenEnv(task_keys={"benchmark": "config.benchmark", "task_name": "config.task_name"})
+)
+
+
+def page(benchmark: str, name: str) -> dict[str, Any]:
+    return {"id": f"{benchmark}/{name}", "config": {"benchmark": benchmark, "task_name": name}}
+
+
+PAGES = {
+    "train": [page("custom", "login"), page("miniwob", "click-test"), page("miniwob", "login")],
+    "test": [page("miniwob", "drag"), page("custom", "login"), page("custom", "login")],
+}
+
+
+@pytest.mark.parametrize(
+    ("wish", "places"),
+    [
+        ({"benchmark": "miniwob", "task_name": "click-test"}, {"train/1"}),
+        ({"task_name": "click-test"}, {"train/1"}),
+        ({"task_name": "click-test", "benchmark": None}, {"train/1"}),
+        ({"benchmark": "miniwob", "task_name": "drag", "seed": 7}, {"test/0"}),
+        ({"task_name": "login", "seed": 3}, {"train/2"}),
+        ({"task_name": "login", "split": "test", "seed": 3}, {"test/2"}),
+        ({"task_name": "login", "split": "test"}, {"test/1", "test/2"}),
+    ],
+)
+async def test_keys_of_a_reset_select_a_task_by_its_values(wish: dict[str, Any], places: set[str]) -> None:
+    workers = Workers(known())
+    asked = chooser(workers, **tasks(**PAGES))
+
+    chosen = [await asked.choose(BROWSER, ResetWish(**wish)) for _ in range(10)]
+
+    assert {f"{one.split}/{one.index}" for one in chosen} <= places
+    assert not workers.asked
+    assert asked.config(BROWSER, ResetWish(**wish)) == {}
+
+
+async def test_a_task_that_only_workers_know_is_selected_by_its_values_too() -> None:
+    listed = Registered(tasks={"miniwob/book": page("miniwob", "book"), "custom/book": page("custom", "book")})
+    asked = chooser(Workers(listed), **tasks(**PAGES))
+
+    chosen = await asked.choose(BROWSER, ResetWish(benchmark="miniwob", task_name="book"))
+
+    assert chosen == Chosen(spec={"id": "miniwob/book"}, id="miniwob/book")
+
+
+async def test_tasks_that_come_later_are_selected_too() -> None:
+    registry = TaskRegistry({MATH.name: {}})
+    asked = chooser_of(Workers(known()), registry)
+    wish = ResetWish(task_name="click-test")
+    with pytest.raises(UnknownTask, match="no task of 'math' has task_name 'click-test'"):
+        await asked.choose(BROWSER, wish)
+
+    run_time = RunTimeTasks(registry=registry, store=MemoryTaskStore(), environments=[MATH])
+    await run_time.register(run_time.check([("task", page("miniwob", "click-test"))], environment="math"))
+
+    assert (await asked.choose(BROWSER, wish)).id == "miniwob/click-test"
+
+
+@pytest.mark.parametrize(
+    ("wish", "told"),
+    [
+        ({"colour": "red"}, r"'math' has no 'colour'; it takes task, split, index, seed, episode_id, benchmark, task_name, level"),
+        ({"colour": "red", "level": 2, "shape": 1, "size": None}, r"has no 'colour', 'shape'; it takes"),
+        ({"task_name": "login", "index": 0}, r"only one of index and task_name may be given"),
+        ({"task_name": "login", "task": "custom/login"}, r"only one of task and task_name may be given"),
+    ],
+)
+async def test_a_key_that_nobody_looks_at_or_a_second_choice_is_refused(wish: dict[str, Any], told: str) -> None:
+    asked = chooser(Workers(Registered(config_keys=("level",))), **tasks(**PAGES))
+
+    with pytest.raises(Refused, match=told) as refused:
+        await asked.choose(BROWSER, ResetWish(**wish))
+
+    assert refused.value.code is Code.VALIDATION_ERROR
+    assert refused.value.entries[0]["loc"][0] == "data"
+
+
+@pytest.mark.parametrize("keys", [("level",), None])
+async def test_keys_that_the_environment_takes_and_those_of_a_worker_that_does_not_say_are_passed_on(
+    keys: tuple[str, ...] | None,
+) -> None:
+    asked = chooser(Workers(Registered(config_keys=keys)), **tasks(**PAGES))
+    wish = ResetWish(index=0, level=2)
+
+    assert (await asked.choose(BROWSER, wish)).id == "custom/login"
+    assert asked.config(BROWSER, wish) == {"level": 2}
 
 
 async def test_an_environment_whose_usual_split_is_not_there_has_its_first_one() -> None:

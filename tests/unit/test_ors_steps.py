@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.core.errors import SessionFailed, UpstreamError
+from gateway.core.errors import AuthorFault, SessionFailed, UpstreamError
+from gateway.core.faults import Fault, FaultKind
 from gateway.core.model import Action, ImageBlock, StepResult, TextBlock
 from gateway.upstreams.ors.steps import read_blocks, read_result, written
 
@@ -83,7 +84,7 @@ def test_a_refusal_keeps_its_reason() -> None:
 def test_what_is_no_finite_number_is_never_made_a_reward(reward: str) -> None:
     answer = json.dumps({"ok": True, "output": OUTPUT | {"reward": "REWARD"}}).replace('"REWARD"', reward)
 
-    with pytest.raises(UpstreamError, match="can't be read"):
+    with pytest.raises(AuthorFault, match="can't be used"):
         read_result(answer.encode(), JSON)
 
 
@@ -119,3 +120,7 @@ def test_blocks_are_a_list_of_objects(value: Any) -> None:
 def test_a_session_that_broke_in_its_worker_is_no_result() -> None:
     with pytest.raises(SessionFailed, match="the judge ended"):
         read_result(b'{"ok": false, "error": "the judge ended", "reason": "session_failed"}', b"application/json")
+    fault = Fault(FaultKind.AUTHOR, "reward", "nan")
+    with pytest.raises(AuthorFault, match="no number") as failed:
+        read_result(b'{"ok": false, "error": "no number", "reason": "author_fault"}', JSON, faults=(fault,))
+    assert failed.value.faults == (fault,)

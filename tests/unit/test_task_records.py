@@ -209,49 +209,29 @@ async def test_the_last_outcomes_are_told_at_the_end_and_a_store_that_is_away_is
 # -- what is an attempt -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("session", "summary"),
-    [
-        pytest.param(session(), WON, id="its trainer ended it"),
-        pytest.param(session(), replace(WON, finished=False), id="its trainer ended it before its end"),
-        pytest.param(session(reason=CloseReason.EXPIRED), WON, id="it was over, and then left behind"),
-    ],
-)
-async def test_an_attempt_is_noted(session: Session, summary: Summary) -> None:
+async def test_an_episode_whose_reward_the_agent_earned_is_noted() -> None:
     store = Store()
     known = records(store)
 
-    known.note(session, environment(), summary)
+    known.note(session(), environment(), WON, 1.0)
     await known.write()
 
     assert await attempts(store) == {"first": 1}
 
 
 @pytest.mark.parametrize(
-    ("session", "summary"),
+    ("session", "summary", "reward"),
     [
-        pytest.param(session(task=""), WON, id="nobody knows its task"),
-        pytest.param(session(), replace(WON, steps=0), id="no step was made"),
-        pytest.param(session(reason=None), WON, id="it has no end yet"),
-        pytest.param(
-            session(reason=CloseReason.EXPIRED), replace(WON, finished=False), id="it was left behind in its middle"
-        ),
-        pytest.param(session(), replace(WON, reward=math.nan), id="its reward is no number"),
-        pytest.param(session(), replace(WON, reward=-math.inf), id="its reward is infinite"),
-        pytest.param(session(), replace(WON, reward=1e300), id="its reward's square is no number"),
-        pytest.param(session(), replace(WON, seconds=math.inf), id="its time is infinite"),
-        *(
-            pytest.param(session(reason=reason), WON, id=f"it ended as {reason}")
-            for reason in CloseReason
-            if reason not in (CloseReason.DELETED, CloseReason.EXPIRED)
-        ),
+        pytest.param(session(task=""), WON, 1.0, id="nobody knows its task"),
+        pytest.param(session(), WON, 1e300, id="its reward's square is no number"),
+        pytest.param(session(), replace(WON, seconds=math.inf), 1.0, id="its time is infinite"),
     ],
 )
-async def test_what_says_nothing_about_the_task_is_no_attempt(session: Session, summary: Summary) -> None:
+async def test_what_cannot_be_kept_of_a_task_is_no_attempt(session: Session, summary: Summary, reward: float) -> None:
     store = Store()
     known = records(store)
 
-    known.note(session, environment(), summary)
+    known.note(session, environment(), summary, reward)
     await known.write()
 
     assert await attempts(store) == {}
@@ -262,7 +242,7 @@ async def test_an_environment_of_a_split_keeps_its_records_with_its_base() -> No
     known = records(store)
     split = replace(environment("math.hard"), base=MATH)
 
-    known.note(session(environment=EnvironmentName("math.hard")), split, WON)
+    known.note(session(environment=EnvironmentName("math.hard")), split, WON, 1.0)
     await known.write()
 
     assert await attempts(store) == {"first": 1}
@@ -273,7 +253,7 @@ async def test_an_end_that_is_told_twice_is_one_attempt() -> None:
     known = records(store)
 
     for _ in range(2):
-        known.note(session(policy="step-1"), environment(), WON)
+        known.note(session(policy="step-1"), environment(), WON, 1.0)
     await known.write()
 
     assert await attempts(store) == {"first": 1}

@@ -13,7 +13,14 @@ from typing import Any
 
 import pytest
 
-from gateway.core.errors import InvalidRequest, SessionNotFound, UpstreamError, UpstreamGone, WorkerFull
+from gateway.core.errors import (
+    AuthorFault,
+    InvalidRequest,
+    SessionNotFound,
+    UpstreamError,
+    UpstreamGone,
+    WorkerFull,
+)
 from gateway.core.model import (
     Action,
     Environment,
@@ -190,7 +197,8 @@ async def test_a_create_is_repeated_while_the_server_starts() -> None:
         ((422, {"detail": [{"loc": ["body", "x"], "msg": "Extra inputs"}]}), InvalidRequest),
         ((429, {"detail": "busy"}), WorkerFull),
         ((401, {"detail": "no key"}), UpstreamError),
-        ((500, {"detail": "RuntimeError: no"}), UpstreamError),
+        ((500, {"detail": "RuntimeError: no"}), AuthorFault),
+        ((502, {"detail": "no server"}), UpstreamError),
     ],
 )
 async def test_a_refused_create_says_whose_fault_it_is(reply: Reply, error: type[Exception]) -> None:

@@ -43,7 +43,7 @@ async def target(request: pytest.FixtureRequest, world: World) -> AsyncIterator[
     if target.gateway is not None:
         await eventually(lambda: _nothing_is_left(target))
         logged = target.log()[already_logged:]
-        assert "Traceback" not in logged, logged
+        assert "\nTraceback" not in logged, logged
 
 
 async def _nothing_is_left(target: Target) -> None:

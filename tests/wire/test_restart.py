@@ -98,7 +98,7 @@ async def test_a_gateway_that_is_asked_to_end_leaves_nothing(embedded: Target, h
     await gone(pids)
     sockets = list(gateway.socket_dir.rglob("*.sock")) if gateway.socket_dir.exists() else []
     assert sockets == []
-    assert "Traceback" not in gateway.log
+    assert "\nTraceback" not in gateway.log
 
 
 async def test_a_call_under_way_ends_before_a_gateway_that_is_asked_to(

@@ -305,7 +305,7 @@ async def test_replicas_are_replaced_one_by_one_and_no_step_fails_or_runs_twice(
             assert load.moved >= 2, "no socket was ever moved"
             assert third.pid in balancer.taken
         for gateway in (first, second, third):
-            assert "Traceback" not in gateway.log, gateway.log[-4000:]
+            assert "\nTraceback" not in gateway.log, gateway.log[-4000:]
 
 
 @contextlib.asynccontextmanager

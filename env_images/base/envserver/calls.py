@@ -16,9 +16,9 @@ from . import steps
 from .bodies import Action, CallBody
 from .content import ToolCall
 from .environment import Environment
-from .errors import InvalidInput, Refused, SessionFailed, describe
+from .errors import InvalidInput, Refused, SessionFailed, describe, message_of
 from .jsontext import canonical
-from .outcomes import Outcome, Outcomes, Turn
+from .outcomes import Ending, Outcome, Outcomes, Turn
 from .runner import Runner
 from .session import Call, Session, deleted
 from .tools import Mode, Tool
@@ -80,12 +80,12 @@ class Calls:
         return call
 
     def turn(self, call: Call) -> Turn:
-        """Tell which of its session's turns an ended call was; it becomes the next one as it is first asked about.
+        """Tell which of its session's turns an ended call was; the first time it is asked it becomes the next one.
 
-        Not as it ends: what nobody was there to hear is no turn. Neither is what broke the session.
+        What broke the session is no turn.
         """
         session = call.session
-        if not call.turn and call.outcome is not None and call.outcome[0] != "session_failed":
+        if not call.turn and call.outcome is not None and call.outcome[0] in ("result", "tool_failed"):
             session.turns_taken += 1
             call.turn = session.turns_taken
             self._outcomes.number(session.serial, call.task_id, call.key, call.turn)
@@ -140,7 +140,7 @@ class Calls:
                 self._join(call)
             return
         for call in [*early, *session.turns.drain()]:
-            self._refuse(call, Refused(500, session.failure) if session.state == "failed" else deleted())
+            self._refuse(call, session.refusal() if session.state == "failed" else deleted())
 
     def abort(self, session: Session, text: str) -> None:
         """End the running calls of *session* with an error; their code may go on, its result counts for nothing."""
@@ -231,7 +231,7 @@ class Calls:
         try:
             outcome = self._returned(call, tool, steps.run(tool, self._self(session, tool), arguments))
         except (Exception, SystemExit) as error:  # noqa: BLE001  # the author's code: its failure is an outcome
-            outcome = self._raised(call, tool.name, error)
+            outcome = self._raised(call, f"tool:{tool.name}", error)
             session.steps += 1
         self._finish(call, outcome)
 
@@ -245,7 +245,7 @@ class Calls:
                 step = steps.run_async if tool.is_async else steps.run
                 ran = await self._runner.run(session.place, step, tool, environment, arguments)
         except (Exception, SystemExit) as error:  # noqa: BLE001  # the author's code: its failure is an outcome
-            outcome = self._raised(call, tool.name, error)
+            outcome = self._raised(call, f"tool:{tool.name}", error)
             session.steps += 1
         else:
             outcome = self._returned(call, tool, ran)
@@ -274,7 +274,8 @@ class Calls:
         try:
             outcome: Outcome = ("result", await self._runner.run(session.place, judging, judge, call.action.given))
         except Exception as error:  # noqa: BLE001  # the author's code: its failure is an outcome
-            outcome = self._raised(call, "score_group", error)
+            _, text = self._raised(call, "score_group", error)
+            outcome = self._ending(session), text  # a judge is no tool: no agent can mend it
         self._finish(call, outcome)
 
     def _returned(self, call: Call, tool: Tool, ran: steps.Ran) -> Outcome:
@@ -282,27 +283,38 @@ class Calls:
         payload, reward, finished = ran
         session.steps += 1
         if session.state == "failed":  # a call beside this one found it broken: what it gave counts for nothing
-            return steps.failed(session.failure, ending="session_failed")
+            return steps.failed(session.failure, ending=self._ending(session))
         if session.finished:  # a call beside this one ended the episode first: one grade, not two
             return _not_run(tool.name)
+        if reward is not None and not math.isfinite(reward):
+            wrong = f"{tool.name!r} returned the reward {reward}; a reward is a finite number"
+            return self._raised(call, "reward", SessionFailed(wrong))
         session.finished = finished
-        if reward is not None and math.isfinite(reward):
-            session.reward += reward
+        session.reward += reward or 0.0
         return "result", payload
 
-    def _raised(self, call: Call, name: str, error: BaseException) -> Outcome:
+    def _raised(self, call: Call, place: str, error: BaseException) -> Outcome:
+        """Note what the author's code raised in the hook *place*, and make it the outcome of *call*."""
         session = call.session
-        if isinstance(error, SessionFailed):
-            logger.warning("session_failed environment=%s tool=%s", session.kind.name, name)
-            logger.debug("session_traceback", exc_info=error)
-            if session.state == "ready":  # and not deleted meanwhile
-                session.failure = describe(error)
-                session.settle("failed")
-                self.settle(session)
-            return steps.failed(str(error), ending="session_failed")
-        logger.warning("tool_raised environment=%s tool=%s error=%s", session.kind.name, name, type(error).__name__)
-        logger.debug("tool_traceback", exc_info=error)
-        return steps.failed(str(error))
+        if session.state != "failed":  # else a call beside this one has said why
+            session.note_fault(error, place)
+        name, text = session.kind.name, message_of(error)
+        if not isinstance(error, SessionFailed):
+            logger.warning("tool_raised environment=%s place=%s error=%s", name, place, type(error).__name__)
+            logger.debug("tool_traceback", exc_info=error)
+            return steps.failed(text)
+        logger.warning("session_failed environment=%s place=%s", name, place)
+        logger.debug("session_traceback", exc_info=error)
+        if session.state == "ready":  # and not deleted meanwhile
+            session.failure = describe(error)
+            session.settle("failed")
+            self.settle(session)
+        return steps.failed(text, ending=self._ending(session))
+
+    @staticmethod
+    def _ending(session: Session) -> Ending:
+        is_authors = session.fault is not None and session.fault.kind == "author"
+        return "author_fault" if is_authors else "session_failed"
 
     def _finish(self, call: Call, outcome: Outcome) -> None:
         if call.state == "ended":  # aborted meanwhile
@@ -313,6 +325,10 @@ class Calls:
         self._outcomes.keep(session.serial, call.task_id, outcome, key=call.key)
         if call.key is not None:
             self._outcomes.hold(session.serial, call.key, outcome)
+        if call.is_turn:
+            self.turn(call)
+        if outcome[0] == "result" and session.state == "ready":
+            session.fault = None  # the episode went on
         session.turns.leave(call)
         session.used_at = self._clock()
         if session.is_over:

@@ -12,7 +12,7 @@ from .bodies import CallBody
 from .calls import Calls
 from .http import Answer, Connection, Pending
 from .jsontext import encode
-from .messages import JSON, Request, Response, json_response
+from .messages import JSON, Request, Response, json_response, lines
 from .session import Call, Session
 from .waits import SETUP_WAIT_S, starting
 
@@ -49,6 +49,8 @@ class Delivery:
         if call is None:
             return _unknown_task(as_json=wants_json)
         listener = _Listener(self._calls, call, counts=body.action.spelling != "score")
+        if wants_json and body.action.spelling != "score":
+            call.is_turn = True  # it takes its turn as it ends, whether this client is still there or not
         if call.outcome is not None:
             return listener.whole(as_json=wants_json)
         session.requests += 1
@@ -80,9 +82,9 @@ class _Listener:
         if as_json:
             turn = self._calls.turn(call) if self._counts else 0
             headers = b"%bX-Session-Turn: %d\r\n" % (JSON, turn) if turn else JSON
-            return Response(_object(call), headers=headers, on_sent=self._settle)
+            return Response(_object(call), headers=headers + _faults(call), on_sent=self._settle)
         body = sse.task_id(call.task_id) + _frames(call)
-        return Response(body, headers=sse.HEADERS, is_stream=True, on_sent=self._settle)
+        return Response(body, headers=sse.HEADERS + _faults(call), is_stream=True, on_sent=self._settle)
 
     def leave(self, *, delivered: bool = False) -> None:
         """End the interest, where it has not ended and is not the connection's."""
@@ -129,8 +131,13 @@ async def _stream(listener: _Listener, connection: Connection) -> Response | Non
     stream.write(sse.task_id(call.task_id))
     while not await call.ended.wait(sse.PING_S):
         stream.keep_alive(sse.PING)
-    listener.leave(delivered=await stream.end(_frames(call)))
+    listener.leave(delivered=await stream.end(_frames(call), _faults(call)))
     return None
+
+
+def _faults(call: Call) -> bytes:
+    """The header that tells what went wrong in the author's code and was not told yet."""
+    return lines(call.session.fault_headers()) if call.session.untold else b""
 
 
 def _frames(call: Call) -> bytes:
@@ -138,7 +145,10 @@ def _frames(call: Call) -> bytes:
         assert call.refusal is not None  # a call ends with one of both
         return sse.error(str(call.refusal.detail))
     ending, payload = call.outcome
-    return sse.result(payload) if ending == "result" else sse.error(payload.decode())
+    if ending == "result":
+        return sse.result(payload)
+    text = payload.decode()
+    return sse.error(f"{ending}: {text}" if ending == "author_fault" else text)
 
 
 def _object(call: Call) -> bytes:

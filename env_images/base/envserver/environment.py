@@ -40,6 +40,8 @@ class Environment:
     sandboxes: ClassVar["Sandboxes"]
     """Where the class's sandboxes come from; set by the server where *sandbox_limits* is given, before any session
     begins. To be used in ``async def`` code only."""
+    config_keys: ClassVar[Sequence[str]] = ()
+    """Keys of *config* that the class reads. An OpenEnv client's reset with another key is refused."""
     env_types: ClassVar[Sequence[str]] = ()
     """Other names that tasks may call this environment by, as ``browsergym`` is one of ``browser``."""
     resolves_ids: ClassVar[bool] = True

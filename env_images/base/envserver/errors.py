@@ -9,6 +9,11 @@ from collections.abc import Mapping
 class EnvServerError(Exception):
     """The root of this package's errors."""
 
+    @property
+    def is_infrastructure(self) -> bool:
+        """Whether neither the environment's author nor the agent is at fault, where this ends an author's code."""
+        return False
+
 
 class ConfigError(EnvServerError):
     """The server cannot start: a setting or an environment class is wrong. The message says what to change."""
@@ -41,11 +46,32 @@ class Refused(EnvServerError):
 
 
 class SessionFailed(EnvServerError):
-    """Raised by an environment's code: what the session stands on is broken, so it has no reward and can't go on.
+    """Raised by an environment's code: the environment's author is at fault, so the session has no reward and can't go on.
 
-    A judge that cannot judge, a sandbox that is lost: the trainer sees an error, and every later call is refused with
-    it. A failure that the agent brought about, or can mend, is none of these: return a result, or raise anything else.
+    For a judge or a reference solution that fails, a program that is missing, a reward that is no number. The trainer
+    gets a typed error, the operator gets the traceback, and every later call is refused. Do not raise it for what the
+    agent brought about, or can mend: return a result for that, or raise any other exception.
     """
+
+
+class SessionLost(SessionFailed):
+    """Raised by an environment's code: the infrastructure failed, and neither the author nor the agent is at fault.
+
+    For a sandbox or a browser that died, or a judge that got no CPU time. The session ends as with ``SessionFailed``,
+    but is not counted as a fault of the environment: the same task may work in the next session.
+    """
+
+    @property
+    def is_infrastructure(self) -> bool:
+        return True
+
+
+class NoThread(EnvServerError, RuntimeError):
+    """No thread could be started for an author's code: the worker is at its limit of processes."""
+
+    @property
+    def is_infrastructure(self) -> bool:
+        return True
 
 
 class AuthorCancelled(EnvServerError):
@@ -54,4 +80,12 @@ class AuthorCancelled(EnvServerError):
 
 def describe(error: BaseException) -> str:
     """Name *error* as ORS servers do in a 500: ``RuntimeError: message``."""
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {message_of(error)}"
+
+
+def message_of(error: BaseException) -> str:
+    """Give the text of *error*, also where the author's class cannot be written as one."""
+    try:
+        return str(error)
+    except Exception as broken:  # noqa: BLE001  # the author's __str__
+        return f"(its text raised {type(broken).__name__})"

@@ -334,7 +334,11 @@ class Stream:
         if not self._connection.is_stalled:
             self.write(data)
 
-    async def end(self, data: bytes) -> bool:
-        """Send *data* and the end; False where the client never gets it."""
-        self._connection.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if self._is_chunked else data)
+    async def end(self, data: bytes, trailers: bytes = b"") -> bool:
+        """Send *data*, header lines that stand behind it where the client knows chunks, and the end.
+
+        False where the client never gets it.
+        """
+        whole = b"%x\r\n%b\r\n0\r\n%b\r\n" % (len(data), data, trailers) if self._is_chunked else data
+        self._connection.write(whole)
         return await self._connection.drain()

@@ -12,6 +12,8 @@ from typing import Any
 
 import uvloop
 
+from .errors import NoThread
+
 logger = logging.getLogger("envserver")
 LINGER_S = 5.0
 """A lane that nobody holds is kept for this long, so that sessions in a row do not each start a thread."""
@@ -25,7 +27,7 @@ class Lane:
     def __init__(self) -> None:
         """
         Raises:
-            RuntimeError: the thread could not be started.
+            NoThread: the thread could not be started.
         """
         self.holders = 0
         self.closing: asyncio.TimerHandle | None = None
@@ -34,9 +36,9 @@ class Lane:
         self._thread = threading.Thread(target=self._work, name="envserver-lane", daemon=True)
         try:
             self._thread.start()
-        except RuntimeError:
+        except RuntimeError as error:
             self._loop.close()
-            raise
+            raise NoThread(str(error)) from error
 
     @property
     def is_alive(self) -> bool:
@@ -132,7 +134,7 @@ class Lanes:
         """Give a lane that nobody else gets and that lives until ``close``, beside the *most* others.
 
         Raises:
-            RuntimeError: none could be started.
+            NoThread: none could be started.
         """
         lane = Lane()
         self._kept.append(lane)
@@ -142,13 +144,13 @@ class Lanes:
         """Give the least loaded lane, a new one where all are taken and more are allowed; ``release`` it later.
 
         Raises:
-            RuntimeError: there is no lane and none could be started.
+            NoThread: there is no lane and none could be started.
         """
         lane = min(self._lanes, key=lambda lane: lane.holders, default=None)
         if lane is None or (lane.holders and len(self._lanes) < self._most):
             lane = self._grow() or lane
         if lane is None:
-            raise RuntimeError("no thread could be started for asynchronous code")
+            raise NoThread("no thread could be started for asynchronous code")
         lane.holders += 1
         if lane.closing is not None:
             lane.closing.cancel()
@@ -164,7 +166,7 @@ class Lanes:
     def _grow(self) -> Lane | None:
         try:
             lane = Lane()
-        except RuntimeError:
+        except NoThread:
             logger.warning("lane_refused lanes=%d", len(self._lanes))
             return None
         self._lanes.append(lane)

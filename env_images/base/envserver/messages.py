@@ -117,7 +117,10 @@ def json_response(value: object) -> Response:
 
 def refused(refusal: Refused) -> Response:
     """Write a refusal in the protocol's form."""
-    lines = b"".join(
-        b"%b: %b\r\n" % (name.encode(), value.encode("latin-1")) for name, value in refusal.headers.items()
-    )
-    return Response(encode({"detail": refusal.detail}), status=refusal.status, headers=JSON + lines)
+    headers = JSON + lines(refusal.headers)
+    return Response(encode({"detail": refusal.detail}), status=refusal.status, headers=headers)
+
+
+def lines(headers: Mapping[str, str]) -> bytes:
+    """Write headers, each with its line end."""
+    return b"".join(b"%b: %b\r\n" % (name.encode(), value.encode("latin-1")) for name, value in headers.items())

@@ -19,7 +19,8 @@ KEYS_MAX = 1024
 OVERHEAD_BYTES = 400
 """What keeping an outcome costs beside its payload, roughly."""
 
-Ending: TypeAlias = Literal["result", "tool_failed", "session_failed"]
+Ending: TypeAlias = Literal["result", "tool_failed", "author_fault", "session_failed"]
+"""The last two give no reward: the environment's author is at fault, or the infrastructure is."""
 Outcome: TypeAlias = tuple[Ending, bytes]
 """How a call ended, and its payload: a result's JSON, or the text of a failure."""
 Turn: TypeAlias = int

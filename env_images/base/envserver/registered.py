@@ -14,6 +14,8 @@ if TYPE_CHECKING:  # a server that registers no task imports nothing of it
 
 MAX_LISTED = 10_000
 MAX_DESCRIPTION_CHARS = 500
+MAX_SHOWN_CHARS = 100
+"""Of a text in a task's configuration that a listing shows."""
 _REFERENCE = {"id", "env_type"}
 
 
@@ -61,10 +63,16 @@ class Registered:
                 "description": task.description[:MAX_DESCRIPTION_CHARS],
                 "tags": list(task.tags),
                 "version": task.version,
+                "config": {key: value for key, value in task.config.items() if _is_short(value)},
             }
             for task in tasks[:MAX_LISTED]
         ]
-        return {"tasks": rows, "modules": self._modules.rows()}
+        return {"tasks": rows, "modules": self._modules.rows(), "config_keys": list(kind.cls.config_keys)}
+
+
+def _is_short(value: object) -> bool:
+    """Whether *value* may stand in a listing: a task can be selected by it."""
+    return isinstance(value, int | float) or (isinstance(value, str) and len(value) <= MAX_SHOWN_CHARS)
 
 
 def _check_type(kind: Kind, task_id: str, env_type: object) -> None:

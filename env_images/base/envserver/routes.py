@@ -236,7 +236,13 @@ class Routes:
             raise Refused(400, f"x-session-note is longer than {NOTE_MAX} bytes")
         lease = target.request.text(b"x-session-lease") or ""
         session = self._sessions.create(
-            sid, bodies.create_of(value), digest=digest, secrets_header=secrets, lease=lease, note=note
+            sid,
+            bodies.create_of(value),
+            digest=digest,
+            secrets_header=secrets,
+            lease=lease,
+            note=note,
+            tells_faults=b"x-session-faults" in target.request.headers,
         )
         return _created(session) if session.opened.is_set else self._held(session, _created_later(session))
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Protocol
 
-from .errors import AuthorCancelled
+from .errors import AuthorCancelled, describe
 from .lanes import Lane, Lanes
 from .threads import Threads
 
@@ -48,7 +48,7 @@ class Runner:
 
         Raises:
             AuthorCancelled: the coroutine was cancelled.
-            RuntimeError: no thread could be started.
+            NoThread: no thread could be started.
         """
         done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         report = _Report(done)
@@ -68,7 +68,7 @@ class Runner:
         """Give *place* a lane of its own until ``close``: for what belongs to one loop as long as the server lives.
 
         Raises:
-            RuntimeError: no thread could be started.
+            NoThread: no thread could be started.
         """
         place.lane = self._lanes.keep()
         self._lodgers[place] = 1  # one that never leaves
@@ -150,4 +150,4 @@ def _portable(error: BaseException) -> BaseException:
     """Bring *error* into a form that a future can carry without ending a loop or confusing it."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
         return error
-    return RuntimeError(f"{type(error).__name__}: {error}")
+    return RuntimeError(describe(error)).with_traceback(error.__traceback__)

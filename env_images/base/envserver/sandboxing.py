@@ -30,7 +30,7 @@ class Sandboxing:
     def __init__(self, kind: Kind, limits: "Limits", *, settings: SandboxSettings, runner: Runner) -> None:
         """
         Raises:
-            RuntimeError: no thread could be started for the lane.
+            NoThread: no thread could be started for the lane.
         """
         self._kind = kind
         self._limits = bounded(limits, settings)

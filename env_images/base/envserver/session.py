@@ -1,13 +1,14 @@
 """One session and its calls, as values; what happens to them is in ``sessions`` and ``calls``."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal, TypeAlias
 
 from .bodies import Action
 from .content import Json
 from .environment import Environment
 from .errors import Refused
+from .faults import UNTOLD_MAX, SessionFault, fault_of, written
 from .kinds import Kind
 from .outcomes import Outcome, Turn
 from .runner import Place
@@ -62,6 +63,7 @@ class Call:
     __slots__ = (
         "action",
         "ended",
+        "is_turn",
         "key",
         "listeners",
         "mode",
@@ -89,6 +91,8 @@ class Call:
         self.listeners = 0
         """Requests that wait for the outcome."""
         self.turn: Turn = 0
+        self.is_turn = False
+        """Whether it takes the next turn as it ends: somebody asked for it in JSON."""
         self.was_delivered = False
 
     def __repr__(self) -> str:
@@ -114,6 +118,7 @@ class Session:
         "early",
         "environment",
         "failure",
+        "fault",
         "finished",
         "is_advancing",
         "is_torn_down",
@@ -127,6 +132,7 @@ class Session:
         "prompt_json",
         "requests",
         "reward",
+        "secrets",
         "seed",
         "serial",
         "settled",
@@ -138,8 +144,10 @@ class Session:
         "task_tools",
         "task_tools_json",
         "teardown",
+        "tells_faults",
         "turns",
         "turns_taken",
+        "untold",
         "used_at",
     )
 
@@ -159,6 +167,10 @@ class Session:
         """Which of its id's sessions this one is, as who created it says: who ends another one does not mean this."""
         self.note = ""
         """What who created it wants to read again in the list of sessions, which outlives the memory of who asks."""
+        self.tells_faults = False
+        """Whether who created it is told what went wrong in the author's code, with the traceback."""
+        self.secrets: Collection[str] = ()
+        """Values that no traceback may show."""
         # The episode.
         self.task: Task | None = None
         self.environment: Environment | None = None
@@ -173,6 +185,10 @@ class Session:
         self.reward = 0.0
         """Sum of the rewards given."""
         self.finished = False
+        self.fault: SessionFault | None = None
+        """What its setup or its last call ended with, if that was not the agent's doing: then it has no reward."""
+        self.untold: list[SessionFault] = []
+        """Faults that no answer has told yet, the newest `UNTOLD_MAX`."""
         # Its life.
         self.state: State = "starting"
         self.failure = ""
@@ -221,21 +237,41 @@ class Session:
     def check(self) -> None:
         """
         Raises:
-            Refused: 500 where the setup failed, 410 where the session was deleted meanwhile.
+            Refused: 500 where the session has failed, 410 where it was deleted meanwhile.
         """
         if self.state == "failed":
-            raise Refused(500, self.failure)
+            raise self.refusal()
         if self.state == "closed":
             raise deleted()
 
+    def refusal(self) -> Refused:
+        """Say why the session, which has failed, takes no more requests, and who is at fault."""
+        kind = {"X-Session-Fault": self.fault.kind} if self.fault is not None else {}
+        return Refused(500, self.failure, {**kind, **self.fault_headers()})
+
+    def note_fault(self, error: BaseException, place: str) -> SessionFault:
+        """Keep *error*, which the hook *place* raised, until it is told; the session ends with it unless it goes on."""
+        self.fault = fault_of(error, place, secrets=self.secrets)
+        self.untold.append(self.fault)
+        del self.untold[:-UNTOLD_MAX]
+        return self.fault
+
+    def fault_headers(self) -> dict[str, str]:
+        """Give the header that tells the faults that were not told yet; they count as told from now on."""
+        if not self.untold or not self.tells_faults:
+            return {}
+        untold, self.untold = self.untold, []
+        return {"X-Session-Faults": written(untold)}
+
     def summary(self, now: float) -> dict[str, Any]:
         """Tell how the episode went; seconds since it was created."""
-        return {
+        told: dict[str, Any] = {
             "reward": self.reward,
             "finished": self.finished,
             "steps": self.steps,
             "seconds": round(now - self.created_at, 3),
         }
+        return told | {"fault": self.fault.kind} if self.fault is not None else told
 
     def row(self, now: float) -> dict[str, Any]:
         """Describe the session in a list of sessions."""

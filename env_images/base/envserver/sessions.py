@@ -99,7 +99,15 @@ class Sessions:
     # -- opening
 
     def create(
-        self, sid: str, body: Create, *, digest: int, secrets_header: str | None, lease: str = "", note: str = ""
+        self,
+        sid: str,
+        body: Create,
+        *,
+        digest: int,
+        secrets_header: str | None,
+        lease: str = "",
+        note: str = "",
+        tells_faults: bool = False,
     ) -> Session:
         """Begin a session; its ``opened`` tells when ``/create`` can be answered.
 
@@ -107,6 +115,7 @@ class Sessions:
             digest: of the request, secrets and all; a retry with the same one gets the session that there is.
             lease: which of its id's sessions it is; one that is there with another lease was left behind, and is ended.
             note: is kept with the session and shown in the list of sessions; that of the last retry holds.
+            tells_faults: answers carry the tracebacks of what the author's code raised.
 
         Raises:
             Refused: 400, 404, 410 (this lease was ended before) or 429; no session was made.
@@ -135,7 +144,8 @@ class Sessions:
         session = Session(
             sid, kind, serial=self._serial, digest=digest, seed=seed, config=body.config, now=self._clock()
         )
-        session.lease, session.note = lease, note
+        session.lease, session.note, session.tells_faults = lease, note, tells_faults
+        session.secrets = tuple(secrets.values())
         self._open[sid] = session
         self._begin(session, body, secrets)
         return session
@@ -175,7 +185,9 @@ class Sessions:
         except Exception as error:  # the author's code: its failure is this session's answer
             logger.warning("open_failed environment=%s error=%s", session.kind.name, type(error).__name__)
             logger.debug("open_traceback", exc_info=error)
-            self._discard(session, Refused(500, describe(error)))
+            session.note_fault(error, "constructor" if session.environment is not None else "get_task")
+            session.failure = describe(error)
+            self._discard(session, session.refusal())
         else:
             session.opened.set()
             await self._set_up(session)
@@ -208,12 +220,14 @@ class Sessions:
     async def _set_up(self, session: Session) -> None:
         environment, kind = session.environment, session.kind
         assert environment is not None
+        place = "reset"
         try:
             prompt: Any = None
             if kind.has_reset:
                 prompt = await self._run(session, environment.reset, session.task, seed=session.seed)
             await self._write_opening(session, environment, prompt)
             if kind.has_task_tools:
+                place = "task_tools"
                 further = await self._run(session, environment.task_tools, session.task)
                 session.task_tools = task_tools_of(further)
                 session.task_tools_json = kind.list_tools(list(session.task_tools.values()))
@@ -222,6 +236,7 @@ class Sessions:
                 return
             logger.warning("setup_failed environment=%s error=%s", kind.name, type(error).__name__)
             logger.debug("setup_traceback", exc_info=error)
+            session.note_fault(error, place)
             session.failure = describe(error)
             session.settle("failed")
         else:
@@ -273,6 +288,9 @@ class Sessions:
         summary = session.summary(self._clock())
         assert session.teardown is not None
         await asyncio.wait((session.teardown,), timeout=TEARDOWN_S)
+        if session.tells_faults and session.untold:
+            untold, session.untold = session.untold, []
+            summary["faults"] = [fault._asdict() for fault in untold]
         return summary
 
     def reap(self, idle_s: float) -> int:
@@ -314,6 +332,7 @@ class Sessions:
                 await self._runner.run(session.place, session.environment.close)
             except Exception as error:  # noqa: BLE001  # the author's code: the session ends all the same
                 logger.warning("close_failed environment=%s error=%s", session.kind.name, describe(error))
+                session.note_fault(error, "close")
         session.is_torn_down = True
         if session.is_over:
             self._runner.leave(session.place)

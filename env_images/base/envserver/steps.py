@@ -3,6 +3,7 @@
 What comes back is bytes and two plain values, so that the server's loop never writes a large result itself.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -62,4 +63,7 @@ def _scores(judged: Any, count: int) -> bytes:
     scores = [score if isinstance(score, GroupScore) else GroupScore(float(score)) for score in judged]
     if len(scores) != count:
         raise ValueError(f"score_group returned {len(scores)} scores for {count} candidates")
+    for score in scores:
+        if not math.isfinite(score.reward):
+            raise ValueError(f"score_group returned the score {score.reward}; a score is a finite number")
     return encode({"scores": [score.wire() for score in scores]})

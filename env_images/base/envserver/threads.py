@@ -11,6 +11,8 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from .errors import NoThread
+
 logger = logging.getLogger("envserver")
 IDLE_S = 10.0
 """A thread without work for this long ends; starting one takes some 0.1 ms."""
@@ -46,7 +48,7 @@ class Threads:
         The queue is as long as there are calls; those are bounded per session.
 
         Raises:
-            RuntimeError: not one thread could be started.
+            NoThread: not one thread could be started.
         """
         with self._lock:
             self._pending += 1
@@ -60,12 +62,12 @@ class Threads:
     def _start(self) -> None:
         try:
             threading.Thread(target=self._work, name="envserver-thread", daemon=True).start()
-        except RuntimeError:
+        except RuntimeError as error:
             with self._lock:
                 self._alive -= 1
                 if not self._alive:
                     self._pending -= 1
-                    raise
+                    raise NoThread(str(error)) from error
             logger.warning("thread_refused alive=%d", self._alive)
 
     def _work(self) -> None:

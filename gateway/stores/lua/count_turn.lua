@@ -8,7 +8,7 @@ if session[1] ~= lease then
   return is_whole() and {'unknown'} or REBUILDING
 end
 if session[2] ~= 'open' then
-  if session[3] and session[3] ~= 'deleted' then
+  if session[3] and not is_trainers(session[3]) then
     return {'closed', session[3]}
   end
   return {'unknown'}

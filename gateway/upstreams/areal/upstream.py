@@ -52,6 +52,7 @@ from gateway.core.ports import Request, Transport
 from gateway.upstreams.areal import observations, wire
 from gateway.upstreams.areal.wire import Begun, Told
 from gateway.upstreams.calling import answers
+from gateway.upstreams.calling.faults import author_fault
 from gateway.upstreams.calling.recorder import Recorder
 from gateway.upstreams.calling.translated import Translated
 
@@ -79,6 +80,8 @@ _MALFORMED: Final = (400, 413, 422)
 """FastAPI's own word for a body that it can't read is 422, where the API wants 400."""
 _ABSENT: Final = (404, 405, 501)
 _FULL: Final = (429, 503)
+_LOST: Final = "environment_lost"
+"""The API's word for a box that is gone."""
 
 _Key = tuple[SessionId, str]
 
@@ -236,7 +239,7 @@ class ArealUpstream(Translated):
                 raise WorkerFull(reason)
             if status == 404 or status in _MALFORMED:
                 raise InvalidRequest(reason)
-            raise UpstreamError(reason)
+            raise _failure(status, word, reason, "reset")
         begun = wire.read_start(answer)
         try:
             observations.read_prompt(begun.observation)
@@ -343,7 +346,7 @@ class ArealUpstream(Translated):
             return SessionNotFound(session.name)
         if status in _MALFORMED:
             return InvalidRequest(reason)
-        return SessionFailed(reason) if word and word != "capacity" else UpstreamError(reason)
+        return _failure(status, word, reason, "step")
 
     async def relay(self, session: Session, environment: Environment, message: bytes) -> bytes:
         """The AReaL front needs none."""
@@ -390,6 +393,15 @@ class ArealUpstream(Translated):
             return exchange.status, await exchange.read(MAX_ANSWER_BYTES)
         finally:
             await exchange.aclose()
+
+
+def _failure(status: int, word: str, reason: str, place: str) -> UpstreamError:
+    """Whose fault a refusal is: 500 is what an exception of the author's becomes, unless the server calls it a loss."""
+    if word == _LOST:
+        return SessionFailed(reason)
+    if status == 500 and word != "capacity":
+        return author_fault(reason, place)
+    return SessionFailed(reason) if word and word != "capacity" else UpstreamError(reason)
 
 
 def _begun(session: Session) -> Begun:

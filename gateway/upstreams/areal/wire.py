@@ -16,6 +16,7 @@ from typing import Any, Final, NoReturn
 from gateway.core.errors import InvalidRequest, UpstreamError
 from gateway.core.model import Action, Environment, Setup, StepResult
 from gateway.upstreams.areal.observations import read_observation
+from gateway.upstreams.calling.faults import author_fault
 
 Json = dict[str, Any]
 
@@ -47,8 +48,12 @@ _PLATFORM_KEYS: Final = frozenset(("api_key", "OPENREWARD_API_KEY"))
 """The trainer's own, which SDKs add to every session's secrets."""
 
 
+class _NotFinite(ValueError):
+    """A number that is none, where JSON has no word for it: an environment's code made it."""
+
+
 def _refuse(word: str) -> NoReturn:
-    raise ValueError(f"{word} is not JSON")
+    raise _NotFinite(f"{word} is no number")
 
 
 # Made once: json.loads with arguments makes one for each call.
@@ -101,9 +106,11 @@ def compact(value: Any) -> str:
 
 
 def read(body: bytes, what: str) -> Mapping[str, Any]:
-    """Read an answer that has to be a JSON object. Raises ``UpstreamError``."""
+    """Read an answer that has to be a JSON object. Raises ``UpstreamError``, for a number that is none ``AuthorFault``."""
     try:
         value = _DECODER.decode(body.decode())
+    except _NotFinite as error:
+        raise author_fault(f"the server's answer to {what} can't be used: {error}", "reward") from error
     except (ValueError, RecursionError) as error:
         raise UpstreamError(f"the server's answer to {what} is not JSON: {error}") from error
     if not isinstance(value, dict):
@@ -237,6 +244,7 @@ def read_step(body: bytes) -> StepResult:
     """Read what ``episode/step`` answered with 200.
 
     Raises:
+        AuthorFault: the reward is none, or no finite number.
         UpstreamError: it is not what the API allows.
     """
     value = read(body, "episode/step")
@@ -244,7 +252,7 @@ def read_step(body: bytes) -> StepResult:
     if not isinstance(done, bool):
         raise UpstreamError("the server's answer to episode/step says neither done nor not done")
     if "reward" not in value and done:
-        raise UpstreamError("the server ended the episode without a reward")
+        raise author_fault("the server ended the episode without a reward", "reward")
     blocks, data = read_observation(value.get("observation"))
     return StepResult(
         blocks=tuple(blocks),
@@ -311,11 +319,11 @@ def _structured(content: Mapping[str, Any]) -> Json:
 
 def _reward(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise UpstreamError(f"the server's reward is no number: {str(value)[:64]}")
+        raise author_fault(f"the server's reward is no number: {str(value)[:64]}", "reward")
     try:
         reward = float(value)
     except OverflowError:
         reward = math.inf
     if not math.isfinite(reward):
-        raise UpstreamError("the server's reward is not finite")
+        raise author_fault("the server's reward is not finite", "reward")
     return reward

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 from gateway.core.errors import (
+    AuthorFault,
     GatewayError,
     InvalidRequest,
     SessionFailed,
@@ -25,7 +26,7 @@ T = TypeVar("T")
 
 _ENCODER: Final = json.JSONEncoder(separators=(",", ":"))
 _KINDS: Final[Mapping[str, type[GatewayError]]] = {
-    kind.code: kind for kind in (UpstreamError, UpstreamTimeout, SessionFailed, InvalidRequest)
+    kind.code: kind for kind in (UpstreamError, UpstreamTimeout, AuthorFault, SessionFailed, InvalidRequest)
 }
 """Errors that are their sentence and nothing else; ``UpstreamGone`` also says whether something was sent."""
 
@@ -55,7 +56,7 @@ class Codec(Generic[T]):
 
 
 def result_to_json(result: StepResult) -> Any:
-    """What came of an action, in JSON."""
+    """What came of an action, in JSON; not its faults, which only who ran it tells operators of."""
     return {
         "blocks": [_block_to_json(block) for block in result.blocks],
         "reward": result.reward,

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from gateway.core.faults import FaultKind
 from gateway.core.model import Session, SessionId, StepResult, Summary
 
 SESSIONS_MAX: Final = 50_000
@@ -22,6 +23,8 @@ class _Tally:
     reward: float = 0.0
     finished: bool = False
     steps: int = 0
+    fault: FaultKind | None = None
+    """Who is at fault for how its last call ended, if not the agent."""
 
 
 class Tallies:
@@ -36,13 +39,18 @@ class Tallies:
         self._tally(session)
 
     def add(self, session: Session, result: StepResult) -> None:
-        """Count what came of a call; nothing is counted for one that was refused."""
+        """Count what came of a call; one that was refused is no step."""
+        tally = self._tally(session)
+        tally.fault = FaultKind.AUTHOR if result.is_fault else None
         if result.error is not None and result.reason in NO_STEPS:
             return
-        tally = self._tally(session)
         tally.steps += 1
         tally.reward += result.reward or 0.0
         tally.finished = tally.finished or result.finished
+
+    def failed(self, session: Session) -> None:
+        """Note that a call ended with the author's fault."""
+        self._tally(session).fault = FaultKind.AUTHOR
 
     def steps(self, session: Session) -> int:
         """The steps that were seen here."""
@@ -55,7 +63,9 @@ class Tallies:
         if tally is None:
             return None
         seconds = self._clock() - tally.began_at
-        return Summary(reward=tally.reward, finished=tally.finished, steps=tally.steps, seconds=seconds)
+        return Summary(
+            reward=tally.reward, finished=tally.finished, steps=tally.steps, seconds=seconds, fault=tally.fault
+        )
 
     def _tally(self, session: Session) -> _Tally:
         place = session.id, session.lease

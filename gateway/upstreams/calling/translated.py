@@ -14,9 +14,11 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import ClassVar, Final, Generic, TypeVar
 
 from gateway.core.errors import (
+    AuthorFault,
     GatewayError,
     SessionFailed,
     UpstreamError,
@@ -24,18 +26,19 @@ from gateway.core.errors import (
     UpstreamTimeout,
     WorkerFull,
 )
-from gateway.core.model import Action, Block, Environment, Session, StepResult, Summary, Worker
+from gateway.core.faults import Fault
+from gateway.core.model import TOOL_FAILED, Action, Block, Environment, Session, StepResult, Summary, Worker
 from gateway.core.ports import Exchange, Headers
 from gateway.upstreams.calling import answers, sse
 from gateway.upstreams.calling.bodies import Unprocessable, read_call
 from gateway.upstreams.calling.call import Call
 from gateway.upstreams.calling.calls import Calls
+from gateway.upstreams.calling.faults import faults
 from gateway.upstreams.calling.outcomes import RESULTS, Codec
 from gateway.upstreams.calling.recorder import Recorder
 from gateway.upstreams.calling.records import Records
 from gateway.upstreams.calling.spelling import Unreadable
 from gateway.upstreams.calling.tallies import Tallies
-from gateway.upstreams.ors.steps import SESSION_FAILED, TOOL_FAILED
 
 T = TypeVar("T")
 
@@ -129,9 +132,9 @@ class Translated(ABC):
         except Unprocessable as error:
             return Whole(422, answers.dump({"detail": list(error.entries)}))
         except UpstreamError as error:
-            if isinstance(error, UpstreamGone | UpstreamTimeout | WorkerFull):
+            if isinstance(error, AuthorFault | UpstreamGone | UpstreamTimeout | WorkerFull):
                 raise
-            return Whole(500, answers.dump({"detail": error.detail}))  # its setup failed, in the worker's words
+            return Whole(500, answers.dump({"detail": error.detail}))
 
     async def _call(self, session: Session, environment: Environment, body: bytes, headers: Headers) -> Exchange:
         action, task_id = read_call(body, header(headers, b"content-type"))
@@ -153,11 +156,18 @@ class Translated(ABC):
         self, session: Session, environment: Environment, action: Action
     ) -> Callable[[], Awaitable[StepResult]]:
         async def step() -> StepResult:
+            place = f"tool:{action.name}" if action.name else "step"
             try:
                 result = await self.step(session, environment, action)
             except Unreadable as error:  # the agent reads it, and tries again
                 result = StepResult(error=error.detail, reason="input_validation")
+            except AuthorFault as error:
+                error.faults = error.faults or faults(error.detail, place)
+                self.tallies.failed(session)
+                raise
             self.tallies.add(session, result)
+            if result.is_fault and not result.faults:
+                return replace(result, faults=faults(result.error or "", place))
             return result
 
         return step
@@ -197,7 +207,7 @@ async def told(
         if wants_json:
             _, whole = await stream.outcome()
             stream.delivered()
-            return Whole(200, whole)
+            return Whole(200, whole, faults=stream.faults)
         if await call.over_within(grace_s):
             await stream.outcome()  # raises what it ended with
     except BaseException:
@@ -214,6 +224,7 @@ class _Stream(Generic[T]):
     ) -> None:
         self.status = 200
         self.headers: Headers = sse.HEADERS
+        self.faults: tuple[Fault, ...] = ()
         self._call = call
         self._frames = frames
         self._ping_s = ping_s
@@ -222,9 +233,18 @@ class _Stream(Generic[T]):
 
     async def outcome(self) -> Frames:
         try:
-            return self._frames(await self._call.outcome())
+            outcome = await self._call.outcome()
         except SessionFailed as error:
-            return sse.written(sse.Event("error", error.detail)), answers.refusal(error.detail, SESSION_FAILED)
+            return sse.written(sse.Event("error", error.detail)), answers.refusal(error.detail, error.code)
+        except AuthorFault as error:
+            self.faults = error.faults
+            event = sse.Event("error", f"{error.code}: {error.detail}")
+            return sse.written(event), answers.refusal(error.detail, error.code)
+        if isinstance(outcome, StepResult):
+            self.faults = outcome.faults
+        elif isinstance(outcome, sse.Event) and outcome.name == "error":
+            self.faults = faults(outcome.data, "score_group")
+        return self._frames(outcome)
 
     def delivered(self) -> None:
         self._call.was_delivered = True
@@ -262,9 +282,12 @@ class _Stream(Generic[T]):
 class Whole:
     """An answer that is there already."""
 
-    def __init__(self, status: int, body: bytes, headers: Headers = _JSON) -> None:
+    def __init__(
+        self, status: int, body: bytes, headers: Headers = _JSON, *, faults: tuple[Fault, ...] = ()
+    ) -> None:
         self.status = status
         self.headers = headers
+        self.faults = faults
         self._body = body
 
     async def chunks(self) -> AsyncIterator[bytes]:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from gateway.core.errors import SessionNotFound, UpstreamError
+from gateway.core.faults import FaultKind
 from gateway.core.model import Action, StepResult, Summary
 from gateway.upstreams.calling.outcomes import result_of_json, result_to_json
 from gateway.upstreams.openenv.wire import compact, parse
@@ -86,6 +87,9 @@ def read_summary(message: bytes) -> Summary | None:
     """Read what `write_summary` wrote. Raises ``UpstreamError``."""
     try:
         value = parse(message)
-        return None if value is None else Summary(**value)
+        if value is None:
+            return None
+        fault = FaultKind(value["fault"]) if value.get("fault") else None
+        return Summary(**{**value, "fault": fault, "faults": ()})
     except (ValueError, TypeError) as error:
         raise UpstreamError(f"the other replica's answer can't be read: {error}") from error

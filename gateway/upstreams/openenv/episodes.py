@@ -23,6 +23,7 @@ from gateway.core.errors import (
     WorkerFull,
 )
 from gateway.core.model import Environment, Session, Summary
+from gateway.upstreams.calling.faults import author_fault
 from gateway.upstreams.openenv.codec import Handle
 from gateway.upstreams.openenv.held import Held
 from gateway.upstreams.openenv.http import INITIALISING, REFUSED, UNKNOWN_SESSION, Http, Place, RpcError
@@ -327,8 +328,9 @@ async def _first_reply(line: Line, sid: str, frame: bytes) -> bytes:
 
     Raises:
         WorkerFull: there was no room.
-        InvalidRequest: the environment refuses the task, or fails at it.
-        UpstreamError: it could not be made.
+        InvalidRequest: the environment refuses the task.
+        AuthorFault: it could not be made, or failed at the task.
+        UpstreamError: the server's answer can't be read.
     """
     try:
         reply = await line.ask(frame)
@@ -343,10 +345,12 @@ async def _first_reply(line: Line, sid: str, frame: bytes) -> bytes:
         raise UpstreamError(f"the server answered the reset with a frame of type {kind_of(reply)!r}")
     if fault.code == FULL:
         raise WorkerFull(fault.message, capacity=fault.capacity)
-    if fault.code in (FAILED, INVALID):
+    if fault.code == INVALID:
         raise InvalidRequest(f"the environment refused the reset: {fault.message}")
+    if fault.code == FAILED:
+        raise author_fault(f"the reset failed: {fault.message}", "reset")
     if fault.code == FACTORY:
-        raise UpstreamError(f"the server can't make an environment: {fault.message}")
+        raise author_fault(f"the server can't make an environment: {fault.message}", "constructor")
     raise UpstreamError(f"the reset failed: {fault.message} ({fault.code})")
 
 

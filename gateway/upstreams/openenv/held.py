@@ -7,10 +7,11 @@ import time
 from typing import Final
 
 from gateway.core.errors import SessionNotFound
+from gateway.core.faults import FaultKind
 from gateway.core.model import Environment, Session, Summary
 from gateway.upstreams.openenv.http import Place
 from gateway.upstreams.openenv.socket import Line
-from gateway.upstreams.openenv.wire import FAILED, fault_of, kind_of, outcome_of
+from gateway.upstreams.openenv.wire import FAILED, failed_tool, fault_of, kind_of, outcome_of
 
 _LISTS: Final = b'"list_tools"'
 _LISTS_MAX_BYTES: Final = 256
@@ -34,6 +35,8 @@ class Held:
         self.attaching = asyncio.Lock()
         self._reward = 0.0
         self._finished = False
+        self._fault: FaultKind | None = None
+        """Who is at fault for how its last step ended, if not the agent."""
         self._began_at = time.monotonic()
 
     @property
@@ -45,7 +48,9 @@ class Held:
     def summary(self) -> Summary:
         """How it went, as far as it was seen here."""
         seconds = time.monotonic() - self._began_at
-        return Summary(reward=self._reward, finished=self._finished, steps=self.steps, seconds=seconds)
+        return Summary(
+            reward=self._reward, finished=self._finished, steps=self.steps, seconds=seconds, fault=self._fault
+        )
 
     def take(self, line: Line) -> None:
         """Go on with *line*."""
@@ -67,5 +72,7 @@ class Held:
             self.steps += 1
             self._reward += reward or 0.0
             self._finished = self._finished or finished
-        elif kind == "error" and (fault := fault_of(reply)) is not None and fault.code == FAILED:
-            self.steps += 1
+            self._fault = FaultKind.AUTHOR if failed_tool(reply) else None
+        elif kind == "error" and (fault := fault_of(reply)) is not None:
+            self._fault = FaultKind.AUTHOR if fault.code == FAILED else None
+            self.steps += fault.code == FAILED

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from gateway.core.errors import UpstreamError
-from gateway.core.model import Block, ImageBlock, StepResult, TextBlock
+from gateway.core.model import TOOL_FAILED, Block, ImageBlock, StepResult, TextBlock
 from gateway.upstreams.openenv.wire import (
     FAILED,
     INVALID,
+    NOT_RUN,
     SESSION,
     Fault,
     fault_of,
@@ -22,7 +23,6 @@ _TEXTS: Final = ("text", "message", "result", "prompt", "content", "response", "
 """Fields of observations that are written for who acts; the first that is a text is shown."""
 _GOALS: Final = ("goal", "instruction")
 """Fields that say what is to be done; shown once, before the first observation's text."""
-_REASONS: Final = {"tool_not_found": "not_found", "invalid_args": "input_validation"}
 DETAIL_MAX_BYTES: Final = 32 * 2**10
 """A first observation up to this size stands beside its text, too."""
 
@@ -64,7 +64,7 @@ def _failed(fault: Fault) -> StepResult:
     if fault.code == INVALID:
         return StepResult(error=fault.message, reason="input_validation")
     if fault.code == FAILED:
-        return StepResult(error=fault.message, reason="tool_failed")
+        return StepResult(error=fault.message, reason=TOOL_FAILED)
     if fault.code == SESSION:
         raise UpstreamError(f"the worker ended the session: {fault.message}")
     raise UpstreamError(f"the worker answered with an error: {fault.message} ({fault.code})")
@@ -87,9 +87,9 @@ def _tool_result(
     is_mapping = isinstance(result, Mapping)
     if isinstance(error, Mapping):
         message, reason = str(error.get("message") or "the tool failed"), str(error.get("error_type", ""))
-        reason = _REASONS.get(reason, "tool_failed")
+        reason = NOT_RUN.get(reason, TOOL_FAILED)
     elif is_mapping and result.get("is_error") is True:  # type: ignore[union-attr]  # is_mapping says so
-        message, reason = _text_of(list(_content(result))) or "the tool failed", "tool_failed"
+        message, reason = _text_of(list(_content(result))) or "the tool failed", TOOL_FAILED
     else:
         blocks = tuple(_content(result))
         return StepResult(blocks=blocks, reward=reward, finished=finished, metadata=metadata, data=observation)

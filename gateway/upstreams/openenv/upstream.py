@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from typing import Any, Final, TypeVar
 
 from gateway.core.errors import (
+    AuthorFault,
     InvalidRequest,
     SessionNotFound,
     UpstreamError,
@@ -28,6 +29,7 @@ from gateway.core.model import (
     Block,
     CloseReason,
     Environment,
+    FaultReply,
     Registered,
     Session,
     SessionId,
@@ -40,6 +42,7 @@ from gateway.core.model import (
     WorkerSession,
 )
 from gateway.core.ports import DialSocket, Exchange, Headers, Peers, Transport
+from gateway.upstreams.calling.faults import faults
 from gateway.upstreams.calling.recorder import Recorder
 from gateway.upstreams.calling.translated import Translated, spelled
 from gateway.upstreams.openenv.actions import Forms, step_frame
@@ -63,7 +66,7 @@ from gateway.upstreams.openenv.results import first_blocks, step_result
 from gateway.upstreams.openenv.socket import Sockets
 from gateway.upstreams.openenv.tasks import Tasks
 from gateway.upstreams.openenv.trials import Trials
-from gateway.upstreams.openenv.wire import compact, kind_of, parse
+from gateway.upstreams.openenv.wire import FAILED, check_reward, compact, failed_tool, fault_of, kind_of, parse
 
 T = TypeVar("T")
 
@@ -271,11 +274,18 @@ class OpenEnvUpstream(Translated):
         async def here(held: Held) -> bytes:
             return await self._relayed(held, message)
 
-        return await self._holding.wherever(session, environment, "relay", lambda: message, here, bytes)
+        try:
+            reply = await self._holding.wherever(session, environment, "relay", lambda: message, here, bytes)
+        except AuthorFault as error:
+            error.faults = error.faults or faults(error.detail, "step")  # another replica tells of none
+            raise
+        return _with_faults(message, reply)
 
     async def _relayed(self, held: Held, message: bytes) -> bytes:
         if message:
-            return await self._episodes.ask(held, message)
+            reply = await self._episodes.ask(held, message)
+            check_reward(reply)
+            return reply
         if not held.first:
             raise UpstreamError("the first observation is not kept any more: it was too large")
         return held.first
@@ -332,6 +342,20 @@ class OpenEnvUpstream(Translated):
         await self._holding.aclose()
         await self._kept.aclose()
         await self._episodes.aclose()
+
+
+def _with_faults(message: bytes, reply: bytes) -> bytes:
+    """*reply* to the frame *message*, with what it tells of a step that failed in the environment's code."""
+    if not message or kind_of(message, parsed_max=len(message)) != "step":
+        return reply
+    failed = failed_tool(reply)
+    if kind_of(reply) == "error" and (fault := fault_of(reply)) is not None and fault.code == FAILED:
+        failed = fault.message
+    if not failed:
+        return reply
+    told = FaultReply(reply)
+    told.faults = faults(failed, "step")
+    return told
 
 
 async def _read(read: Callable[[bytes], T], reply: bytes) -> T:

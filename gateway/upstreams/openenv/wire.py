@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 from gateway.core.errors import UpstreamError
+from gateway.upstreams.calling.faults import author_fault
 
 CLOSE: Final = b'{"type":"close"}'
 STATE: Final = b'{"type":"state"}'
@@ -33,10 +34,17 @@ _TAIL: Final = re.compile(
     rb'\s*,\s*"done"\s*:\s*(true|false)\s*\}\s*\}\s*$'
 )
 _TAIL_BYTES: Final = 256
+_NO_NUMBER: Final = re.compile(rb'"reward"\s*:\s*(NaN|-?Infinity)\s*,\s*"done"\s*:\s*(?:true|false)\s*\}\s*\}\s*$')
+NOT_RUN: Final = {"tool_not_found": "not_found", "invalid_args": "input_validation"}
+"""Types of a tool's error for which it was not run, and our reasons for them."""
+
+
+class NotFinite(ValueError):
+    """A number that is none, where JSON has no word for it: an environment's code made it."""
 
 
 def _refuse(word: str) -> NoReturn:
-    raise ValueError(f"{word} is not JSON")
+    raise NotFinite(f"{word} is no number")
 
 
 # Made once: json.loads and json.dumps with arguments make one for each call.
@@ -107,6 +115,29 @@ def _explained(message: str, errors: list[Any]) -> str:
     return f"{message}: {told}" if told else message
 
 
+def failed_tool(reply: bytes) -> str:
+    """What an observation says of a tool that raised an exception; empty where none did, or it can't be read cheaply."""
+    if b'"error_type"' not in reply or len(reply) > PARSED_MAX_BYTES:
+        return ""
+    try:
+        data = observation_of(reply)
+        error = data["observation"]["error"]
+        is_tools = error["error_type"] not in NOT_RUN and data.get("reward") is None and data.get("done") is not True
+        return str(error.get("message") or "the tool failed") if is_tools else ""
+    except (UpstreamError, KeyError, TypeError, AttributeError):
+        return ""
+
+
+def check_reward(reply: bytes) -> None:
+    """Refuse an observation whose reward is no number; those who pass it on would hand it to a trainer.
+
+    Raises:
+        AuthorFault: it is.
+    """
+    if (found := _NO_NUMBER.search(reply, max(0, len(reply) - _TAIL_BYTES))) is not None:
+        raise author_fault(f"the environment gave the reward {found[1].decode()}: it is no finite number", "reward")
+
+
 def outcome_of(reply: bytes) -> tuple[float | None, bool]:
     """Reward and end that an observation tells; (None, False) where it tells none, or can't be read cheaply."""
     if (tail := _TAIL.search(reply, max(0, len(reply) - _TAIL_BYTES))) is not None:
@@ -133,7 +164,7 @@ def reward_of(value: object) -> float | None:
     """Read a reward: a number, a bool, or None.
 
     Raises:
-        UpstreamError: it is none; it is never made into one.
+        AuthorFault: it is none; it is never made into one.
     """
     if value is None:
         return None
@@ -142,13 +173,14 @@ def reward_of(value: object) -> float | None:
             return reward
     except OverflowError:
         pass
-    raise UpstreamError(f"{str(value)[:40]!r} is no reward")
+    raise author_fault(f"{str(value)[:40]!r} is no reward", "reward")
 
 
 def observation_of(reply: bytes) -> Mapping[str, Any]:
     """The ``data`` of an observation frame.
 
     Raises:
+        AuthorFault: it has a number that is none.
         UpstreamError: it is another one.
     """
     try:
@@ -156,6 +188,8 @@ def observation_of(reply: bytes) -> Mapping[str, Any]:
         data = frame["data"]
         if frame["type"] != "observation" or not isinstance(data, dict):
             raise ValueError(f"a frame of type {str(frame['type'])[:40]!r}")
+    except NotFinite as error:
+        raise author_fault(f"the environment's observation can't be used: {error}", "observation") from error
     except (ValueError, KeyError, TypeError) as error:
         raise UpstreamError(f"the server's reply is no observation: {error}") from error
     return data

@@ -11,6 +11,7 @@ from typing import Any, Final
 from gateway.core.errors import InvalidRequest, SessionNotFound, UpstreamError
 from gateway.core.model import Session, WorkerId
 from gateway.core.ports import Exchange, Headers, Request, Transport
+from gateway.upstreams.calling.faults import author_fault
 
 MAX_ANSWER_BYTES: Final = 128 * 2**20
 ANSWER_S: Final = 60.0
@@ -152,7 +153,9 @@ def of(session: Session) -> Headers:
 
 
 def refusal(answer: Answer) -> Exception:
-    """What an answer to a request means that the server did not take."""
+    """What an answer to a request means that the server did not take; 500 is what an author's exception becomes."""
+    if answer.status == 500:
+        return author_fault(answer.detail, "session")
     if 400 <= answer.status < 500 and answer.status not in (401, 403, 408, 429):
         return InvalidRequest(answer.detail)
     return UpstreamError(answer.detail)

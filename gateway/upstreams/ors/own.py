@@ -16,8 +16,10 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from gateway.core.errors import (
+    AuthorFault,
     CallConflict,
     InvalidRequest,
+    SessionFailed,
     SessionNotFound,
     UnknownSplit,
     UpstreamError,
@@ -25,6 +27,7 @@ from gateway.core.errors import (
     UpstreamTimeout,
     WorkerFull,
 )
+from gateway.core.faults import FAULT_HEADER, FAULTS_HEADER, Fault, FaultKind, faults_of, read_faults
 from gateway.core.model import (
     Action,
     Block,
@@ -131,6 +134,7 @@ class OrsUpstream:
         return Registered(
             tasks={str(entry.get("id")): entry for entry in tasks},
             failed={str(entry.get("module")): str(entry["error"]) for entry in modules if entry.get("error")},
+            config_keys=tuple(map(str, keys)) if isinstance(keys := answer.get("config_keys"), list) else None,
         )
 
     async def splits(self, worker: Worker, environment: Environment) -> list[Split]:
@@ -163,9 +167,10 @@ class OrsUpstream:
             headers.append((b"x-secrets", _encode_secrets(setup.secrets)))
         if note := notes.written(session, self.token(session.worker)):
             headers.append((b"x-session-note", note))
+        headers.append((FAULTS_HEADER, b"1"))
         # Escaped: a trainer's text may hold what UTF-8 can't (a lone surrogate), and JSON can.
         body = json.dumps(wish, separators=(",", ":")).encode()
-        status, answer = await self._json(
+        exchange = await self._send(
             session.worker,
             session.address,
             b"POST",
@@ -174,6 +179,8 @@ class OrsUpstream:
             body,
             silence_s=environment.timeouts.setup_s,
         )
+        status, known, text = await _read(exchange)
+        answer = _parsed(text, "/create")
         if status == 200:
             return ""
         detail = _detail(answer)
@@ -185,7 +192,7 @@ class OrsUpstream:
             raise UpstreamGone(detail, sent=True)
         if 400 <= status < 500 and status != 401:
             raise InvalidRequest(detail)
-        raise UpstreamError(detail)
+        raise _failure(detail, known)
 
     async def close(self, session: Session, environment: Environment, *, keeps: bool = False) -> Summary | None:
         """Close the session in its worker, waiting for its teardown."""
@@ -234,9 +241,9 @@ class OrsUpstream:
 
     async def prompt(self, session: Session, environment: Environment) -> list[Block]:
         """What the agent is told first, when the task's setup is done."""
-        status, _, body = await self._settled(session, environment, b"GET", "prompt")
+        status, known, body = await self._settled(session, environment, b"GET", "prompt")
         if status != 200:
-            raise UpstreamError(_detail(_parsed(body, "prompt")))
+            raise _failure(_detail(_parsed(body, "prompt")), known)
         return read_blocks(_parsed(body, "prompt"))
 
     async def act(
@@ -246,7 +253,8 @@ class OrsUpstream:
         headers = [*_JSON, *([(b"idempotency-key", key.encode("latin-1", "replace"))] if key else [])]
         status, known, body = await self._settled(session, environment, b"POST", "call", headers, written(action))
         if status == 200:
-            return read_result(body, known.get(b"content-type", b""), known.get(b"x-session-turn"))
+            kind, turn, faults = known.get(b"content-type", b""), known.get(b"x-session-turn"), _faults(known)
+            return read_result(body, kind, turn, faults)
         detail = _detail(_parsed(body, "call"))
         if status == 410:  # deleted while the call waited for its turn
             raise SessionNotFound(detail)
@@ -254,7 +262,7 @@ class OrsUpstream:
             raise CallConflict(detail)
         if status in (400, 404, 422, 429):
             raise InvalidRequest(detail)
-        raise UpstreamError(detail)
+        raise _failure(detail, known)
 
     async def _settled(
         self,
@@ -279,15 +287,11 @@ class OrsUpstream:
                 body,
                 silence_s=environment.timeouts.call_s,  # an answer in JSON comes in one piece, with nothing before it
             )
-            try:
-                answer = await exchange.read(MAX_ANSWER_BYTES)
-            finally:
-                await exchange.aclose()
-            known = dict(exchange.headers)
-            if exchange.status == 404 and UNKNOWN_SESSION in answer:
+            status, known, answer = await _read(exchange)
+            if status == 404 and UNKNOWN_SESSION in answer:
                 raise SessionNotFound(session.name)
-            if exchange.status != 503 or known.get(b"x-backend-state") != b"starting":
-                return exchange.status, known, answer
+            if status != 503 or known.get(b"x-backend-state") != b"starting":
+                return status, known, answer
             await asyncio.sleep(STARTING_PAUSE_S)
 
     async def forward(
@@ -297,9 +301,13 @@ class OrsUpstream:
         method = b"POST" if operation in ("call", "score_group") else b"GET"
         passed = [*_session(session), *[pair for pair in headers if pair[0] in _PASSED_ON]]
         silence_s = min(SILENCE_S, environment.timeouts.call_s + MARGIN_S)
-        return await self._send(
+        exchange = await self._send(
             session.worker, session.address, method, _path(environment, operation), passed, body, silence_s=silence_s
         )
+        if exchange.status == 500 and (FAULT_HEADER, FaultKind.AUTHOR.encode()) in exchange.headers:
+            _, known, answer = await _read(exchange)
+            raise _failure(_detail(_parsed(answer, operation)), known)
+        return exchange
 
     async def relay(self, session: Session, environment: Environment, message: bytes) -> bytes:
         """ORS is passed on by `forward`."""
@@ -331,11 +339,27 @@ class OrsUpstream:
         silence_s: float = ANSWER_S,
     ) -> tuple[int, Any]:
         exchange = await self._send(worker, address, method, target, headers, body, silence_s=silence_s)
-        try:
-            text = await exchange.read(MAX_ANSWER_BYTES)
-        finally:
-            await exchange.aclose()
-        return exchange.status, _parsed(text, target.decode())
+        status, _, text = await _read(exchange)
+        return status, _parsed(text, target.decode())
+
+
+async def _read(exchange: Exchange) -> tuple[int, Mapping[bytes, bytes], bytes]:
+    """Read an answer whole, and close it: its status, headers and body."""
+    try:
+        body = await exchange.read(MAX_ANSWER_BYTES)
+    finally:
+        await exchange.aclose()
+    return exchange.status, dict(exchange.headers), body
+
+
+def _faults(headers: Mapping[bytes, bytes]) -> tuple[Fault, ...]:
+    return read_faults(headers.get(FAULTS_HEADER, b"[]"))
+
+
+def _failure(detail: str, headers: Mapping[bytes, bytes]) -> UpstreamError:
+    """Why a session failed, by who its worker says is at fault."""
+    kinds = {FaultKind.AUTHOR.encode(): AuthorFault, FaultKind.INFRASTRUCTURE.encode(): SessionFailed}
+    return kinds.get(headers.get(FAULT_HEADER, b""), UpstreamError)(detail, faults=_faults(headers))
 
 
 def _parsed(text: bytes, what: str) -> Any:
@@ -378,4 +402,6 @@ def _summary(value: object) -> Summary | None:
         finished=bool(value["finished"]),
         steps=int(value["steps"]),
         seconds=float(value["seconds"]),
+        fault=FaultKind(fault) if (fault := value.get("fault")) in set(FaultKind) else None,
+        faults=faults_of(value.get("faults")),
     )

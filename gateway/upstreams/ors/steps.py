@@ -11,17 +11,20 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
-from gateway.core.errors import SessionFailed, UpstreamError
-from gateway.core.model import Action, Block, ImageBlock, StepResult, TextBlock
+from gateway.core.errors import AuthorFault, SessionFailed, UpstreamError
+from gateway.core.faults import Fault
+from gateway.core.model import TOOL_FAILED, Action, Block, ImageBlock, StepResult, TextBlock
 
-TOOL_FAILED: Final = "tool_failed"
-"""The reason of a result whose tool raised, also where the server says it by an ``error`` event."""
-SESSION_FAILED: Final = "session_failed"
-"""The reason of a result that is none: what the session needs in its worker broke. Our own images say so."""
+FAILURES: Final = {kind.code: kind for kind in (AuthorFault, SessionFailed)}
+"""By the reasons of results that are none, as the session has failed. Our own images give them."""
+
+
+class NoNumber(ValueError):
+    """What should be a number is none, NaN for example: an environment's code made it."""
 
 
 def _refuse(word: str) -> NoReturn:
-    raise ValueError(f"{word} is not JSON")
+    raise NoNumber(f"{word} is no number")
 
 
 # Made once: json.loads and json.dumps with arguments make one for each call.
@@ -42,23 +45,32 @@ def written(action: Action) -> bytes:
     return _ENCODER.encode(body).encode()
 
 
-def read_result(answer: bytes, content_type: bytes, counted: bytes | None = None) -> StepResult:
-    """Read what ``/call`` answered with status 200; *counted* is the number of the turn, where a header has it.
+def read_result(
+    answer: bytes, content_type: bytes, counted: bytes | None = None, faults: tuple[Fault, ...] = ()
+) -> StepResult:
+    """Read what ``/call`` answered with status 200.
+
+    Args:
+        counted: the number of the turn, where a header has it.
+        faults: what headers tell of the author's code.
 
     Raises:
+        AuthorFault: the author's code failed; a reward that is no finite number is never made into one.
         SessionFailed: the session broke in its worker.
-        UpstreamError: it is not what ORS allows; a reward that is no finite number is never made into one.
+        UpstreamError: it is not what ORS allows.
     """
     try:
         turn = None if counted is None else _turn(counted)
         if content_type.startswith(b"text/event-stream"):
             event, data = _last_event(answer.decode())
             if event == "error":
-                return StepResult(error=data, reason=TOOL_FAILED, turn=turn)
+                return StepResult(error=data, reason=TOOL_FAILED, turn=turn, faults=faults)
             if event != "end":
                 raise UpstreamError("the worker's answer to the call broke off")
             answer = data.encode()
-        return _result(_DECODER.decode(answer.decode()), turn)
+        return _result(_DECODER.decode(answer.decode()), turn, faults)
+    except NoNumber as error:
+        raise AuthorFault(f"the tool's result can't be used: {error}", faults=faults) from error
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise UpstreamError(f"the worker's answer to the call can't be read: {error}") from error
 
@@ -83,11 +95,12 @@ def _turn(counted: bytes) -> int:
     return turn
 
 
-def _result(value: Mapping[str, Any], turn: int | None) -> StepResult:
+def _result(value: Mapping[str, Any], turn: int | None, faults: tuple[Fault, ...]) -> StepResult:
     if value["ok"] is not True:
-        if value.get("reason") == SESSION_FAILED:
-            raise SessionFailed(str(value["error"]))
-        return StepResult(error=str(value["error"]), reason=str(value.get("reason") or TOOL_FAILED), turn=turn)
+        error, reason = str(value["error"]), str(value.get("reason") or TOOL_FAILED)
+        if (failure := FAILURES.get(reason)) is not None:
+            raise failure(error, faults=faults)
+        return StepResult(error=error, reason=reason, turn=turn, faults=faults)
     output = value["output"]
     return StepResult(
         blocks=tuple(read_blocks(output["blocks"])),
@@ -96,14 +109,17 @@ def _result(value: Mapping[str, Any], turn: int | None) -> StepResult:
         metadata=output.get("metadata"),
         data=output.get("data"),
         turn=turn,
+        faults=faults,
     )
 
 
 def _reward(value: Any) -> float | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ValueError(f"{value!r} is no reward")
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise NoNumber(f"{value!r} is no reward")
+    if not math.isfinite(value):
+        raise NoNumber(f"the reward {value} is no finite number")
     return float(value)
 
 

@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, Final
 
 from gateway.core.errors import (
+    AuthorFault,
     UnknownSplit,
     UpstreamError,
     UpstreamGone,
@@ -26,6 +27,7 @@ from gateway.core.errors import (
     WorkerFull,
 )
 from gateway.core.model import (
+    TOOL_FAILED,
     Action,
     Block,
     Environment,
@@ -44,6 +46,7 @@ from gateway.core.ports import Exchange, Headers, Transport
 from gateway.upstreams.calling import answers, sse
 from gateway.upstreams.calling.bodies import read_object
 from gateway.upstreams.calling.calls import Calls
+from gateway.upstreams.calling.faults import author_fault
 from gateway.upstreams.calling.outcomes import EVENTS
 from gateway.upstreams.calling.recorder import Recorder
 from gateway.upstreams.calling.spelling import Tool, tool_call
@@ -51,7 +54,7 @@ from gateway.upstreams.calling.translated import Frames, Translated, Whole, head
 from gateway.upstreams.ors.flavours import Flavours, path
 from gateway.upstreams.ors.link import STARTING_PAUSE_S, Answer, Link, Refused, of, refusal
 from gateway.upstreams.ors.pulse import Pulse
-from gateway.upstreams.ors.steps import TOOL_FAILED, read_blocks, read_result
+from gateway.upstreams.ors.steps import read_blocks, read_result
 from gateway.upstreams.ors.streams import outcome
 from gateway.upstreams.ors.words import reason_of, refuse_config, split_of, tool_list, wish_of
 
@@ -320,6 +323,9 @@ class StockOrsUpstream(Translated):
         self._note(session, environment)
         target = path(await self._name(session, environment), operation)
         answer = await self._link.settled(session, target, silence_s=environment.timeouts.call_s)
+        if answer.status == 500:
+            self.tallies.failed(session)
+            raise author_fault(answer.detail, "reset")
         if answer.status != 200:
             raise UpstreamError(answer.detail)
         return answer
@@ -363,7 +369,8 @@ class StockOrsUpstream(Translated):
 
 def _scored(event: sse.Event) -> Frames:
     if event.name == "error":
-        return sse.written(event), answers.refusal(event.data, TOOL_FAILED)
+        typed = sse.Event("error", f"{AuthorFault.code}: {event.data}")
+        return sse.written(typed), answers.refusal(event.data, AuthorFault.code)
     try:
         payload = answers.dump(json.loads(event.data))
     except (ValueError, RecursionError) as error:

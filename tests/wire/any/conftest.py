@@ -33,4 +33,4 @@ async def place(request: pytest.FixtureRequest, places: Places) -> AsyncIterator
     yield place
     await place.nothing_is_left()
     logged = place.gateway.log[already_logged:]
-    assert "Traceback" not in logged, logged
+    assert "\nTraceback" not in logged, logged

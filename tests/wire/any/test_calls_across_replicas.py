@@ -77,7 +77,7 @@ def pair(world: World) -> Iterator[Pair]:
     """One pair for all tests: each opens an episode of its own in the server."""
     with contextlib.closing(Pair({"probe": world.target("ors-server").url})) as pair:
         yield pair
-        assert "Traceback" not in pair.a.log + pair.b.log
+        assert "\nTraceback" not in pair.a.log + pair.b.log
 
 
 @pytest.fixture

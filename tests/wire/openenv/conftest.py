@@ -34,7 +34,7 @@ async def place(request: pytest.FixtureRequest, servers: Servers) -> AsyncIterat
     if place.gateway is not None:
         await eventually(lambda: nothing_is_left(place))
         logged = place.gateway.log[already_logged:]
-        assert "Traceback" not in logged, logged
+        assert "\nTraceback" not in logged, logged
 
 
 async def nothing_is_left(place: Place) -> None:

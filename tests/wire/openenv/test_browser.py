@@ -82,7 +82,7 @@ async def test_actions_name_elements_by_selectors_too(gateway: Gateway, driver: 
 
 async def test_an_official_miniwob_task_is_solved(gateway: Gateway, driver: Driver) -> None:
     async with connected(driver, f"{gateway.url}/openenv/browser") as client:
-        seen = (await client.reset(task="miniwob/login-user", seed=7))["observation"]
+        seen = (await client.reset(benchmark="miniwob", task_name="login-user", seed=7))["observation"]
 
         for call in SOLVERS["login-user"](seen["goal"], seen["axtree_txt"]).splitlines():
             result = await taken(client, call)

@@ -93,6 +93,9 @@ async def test_seed_and_episode_id_survive_a_switch_of_tasks_and_no_key_leaks(cl
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "a number": ({"task": 7}, "VALIDATION_ERROR", "task"),
     "a list": ({"task": ["test-0"]}, "VALIDATION_ERROR", "task"),
+    "a key that nobody looks at": ({"index": 0, "hue": 3}, "VALIDATION_ERROR", "hue"),
+    "a value that no task has": ({"target": 4711}, "EXECUTION_ERROR", "no task of 'counting' has target '4711'"),
+    "a task that is named twice": ({"target": 3, "index": 0}, "VALIDATION_ERROR", "only one of index and target"),
     "an unknown id": ({"task": "nosuch"}, "EXECUTION_ERROR", "Unknown task: nosuch"),
     "an unknown id with a slash": ({"task": "custom/nosuch"}, "EXECUTION_ERROR", "Unknown task: custom/nosuch"),
     "a task of another environment": ({"task": INLINE | {"env_type": "browser"}}, "EXECUTION_ERROR", "browser"),

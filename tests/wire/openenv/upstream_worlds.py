@@ -131,7 +131,7 @@ class ForkedServer:
 
     def _started(self) -> tuple[int, str]:
         self._launcher.check()
-        if "Traceback" in self.log:  # not an AssertionError: that would be waited for
+        if "\nTraceback" in self.log:  # not an AssertionError: that would be waited for
             raise RuntimeError(self.log)
         found = re.search(r"upstream_ready pid=(\d+) address=(\S+)\n", self.log)
         assert found is not None, f"the server is not ready:\n{self.log}"

@@ -17,3 +17,8 @@ class SandboxError(EnvServerError):
     def __init__(self, message: str, *, code: str = "refused") -> None:
         super().__init__(message)
         self.code = code
+
+    @property
+    def is_infrastructure(self) -> bool:
+        """Whether the sandbox is at fault, and not what was asked of it."""
+        return self.code != "refused"

@@ -7,13 +7,17 @@ local function begin_close(id, reason, closing_s)
   publish_ended(id, redis.call('HGET', key('session', id), 'lease'))
 end
 
--- Drop a live session. Why it ended is remembered for *kept_s*, unless its trainer did it ('deleted') or never knew
--- of it (false).
+-- Whether *reason* says that a session's trainer ended it: from then on it is unknown.
+local function is_trainers(reason)
+  return reason == 'deleted' or reason == 'cancelled'
+end
+
+-- Drop a live session. Why it ended is remembered for *kept_s*, unless its trainer did it or never knew of it (false).
 local function forget(id, lease, reason, kept_s)
   settled(id)
   redis.call('ZREM', key('deadlines'), id)
   redis.call('DEL', key('session', id))
-  if reason and reason ~= 'deleted' then
+  if reason and not is_trainers(reason) then
     redis.call('HSET', key('session', id), 'state', 'closed', 'lease', lease, 'reason', reason)
     redis.call('PEXPIRE', key('session', id), whole(math.ceil(tonumber(kept_s) * 1000)))
   end

@@ -16,6 +16,7 @@ class Counting(Environment):
 
     name = "counting"
     default_tool = "act"
+    config_keys = ("level",)
 
     async def reset(self, task: Task, *, seed: int) -> Prompt:
         config = task.get("config") or {}

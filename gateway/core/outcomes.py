@@ -1,0 +1,68 @@
+"""How episodes end, and whether their rewards count: the one place where that is decided.
+
+An episode ends because of the agent, which gives a reward; because of the environment's author, whose code raised an
+exception or gave a reward that is no number; or because of infrastructure. Only the first gives a reward: to trainers,
+in logs, metrics, task records and curricula.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+from typing import Final
+
+from gateway.core.faults import FaultKind
+from gateway.core.model import CloseReason, Summary
+
+
+class EpisodeOutcome(StrEnum):
+    """How an episode ended."""
+
+    FINISHED = "finished"  #: the environment ended it
+    STOPPED = "stopped"  #: its trainer ended it, after at least one step
+    UNPLAYED = "unplayed"  #: nobody acted in it, or its trainer cancelled it or let it expire
+    AUTHOR_FAULT = "author_fault"  #: the environment author's code failed
+    INFRASTRUCTURE = "infrastructure"  #: the worker, its sandbox, the engine or the gateway failed
+
+
+EARNED: Final = frozenset((EpisodeOutcome.FINISHED, EpisodeOutcome.STOPPED))
+"""Outcomes whose reward is the agent's own."""
+_INFRASTRUCTURE: Final = frozenset(
+    (
+        CloseReason.WORKER_LOST,
+        CloseReason.OUT_OF_MEMORY,
+        CloseReason.TIMEOUT,
+        CloseReason.SESSION_FAILED,
+        CloseReason.SHUTDOWN,
+        CloseReason.OPERATOR,
+    )
+)
+
+
+def outcome_of(reason: CloseReason, summary: Summary | None) -> EpisodeOutcome:
+    """Decide how an episode ended.
+
+    Args:
+        reason: why its session was ended.
+        summary: what its worker told of it at the end; None: nothing.
+    """
+    if reason in _INFRASTRUCTURE:
+        return EpisodeOutcome.INFRASTRUCTURE
+    if reason is CloseReason.AUTHOR_FAULT:
+        return EpisodeOutcome.AUTHOR_FAULT
+    if summary is None:
+        return EpisodeOutcome.UNPLAYED
+    if summary.fault is FaultKind.INFRASTRUCTURE:
+        return EpisodeOutcome.INFRASTRUCTURE
+    if summary.fault is FaultKind.AUTHOR or not math.isfinite(summary.reward):
+        return EpisodeOutcome.AUTHOR_FAULT
+    if reason in (CloseReason.CANCELLED, CloseReason.OPEN_FAILED) or summary.steps < 1:
+        return EpisodeOutcome.UNPLAYED
+    if summary.finished:
+        return EpisodeOutcome.FINISHED
+    return EpisodeOutcome.STOPPED if reason is CloseReason.DELETED else EpisodeOutcome.UNPLAYED
+
+
+def reward_of(outcome: EpisodeOutcome, summary: Summary | None) -> float | None:
+    """The sum of an episode's rewards, if the agent earned it; None says that there is no reward, which is not 0."""
+    return summary.reward if summary is not None and outcome in EARNED else None

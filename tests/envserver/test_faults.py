@@ -1,0 +1,256 @@
+"""What an author's code raises is told to who asked for it, once, with its traceback; to nobody else."""
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from envserver import Environment, GroupCandidate, SessionFailed, SessionLost, StepResult, Task, tool
+from envserver.faults import TRACEBACK_MAX_CHARS
+
+from tests.envserver.conftest import Running, Start
+from tests.envserver.eventually import eventually
+from tests.envserver.raw import Answer, request
+from tests.envserver.worlds import GATES
+
+JSON = {"Accept": "application/json"}
+ASKED = {"X-Session-Faults": "1"}
+SECRET = "secret-4711"
+
+
+class Unwritable(Exception):
+    """An exception that cannot be written as text."""
+
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+class Careless(Environment):
+    """Its author made a mistake in each hook; the task says which one it comes to."""
+
+    def __init__(self) -> None:
+        self._fail_in("constructor")
+
+    def reset(self, task: Task, *, seed: int) -> str:
+        self._fail_in("reset")
+        return "Try."
+
+    def task_tools(self, task: Task) -> Sequence[Callable[..., Any]]:
+        self._fail_in("task_tools")
+        return ()
+
+    def close(self) -> None:
+        self._fail_in("close")
+
+    def score_group(self, candidates: Sequence[GroupCandidate]) -> list[float]:
+        self._fail_in("score_group")
+        return [float("nan")]
+
+    def _fail_in(self, hook: str) -> None:
+        if self.task.get("in") == hook:
+            raise KeyError("toop")
+
+    @tool
+    def work(self) -> StepResult:
+        return StepResult("done", reward=0.5)
+
+    @tool(inline=True)
+    def slip(self, text: str = "toop") -> StepResult:
+        raise KeyError(text)
+
+    @tool
+    async def slip_slowly(self, gate: str) -> StepResult:
+        await asyncio.to_thread(GATES.pass_through, gate)
+        raise KeyError("toop")
+
+    @tool
+    def slip_deeply(self) -> StepResult:
+        try:
+            raise ValueError(f"{SECRET} \ud800\n" + "x" * 3 * TRACEBACK_MAX_CHARS)
+        except ValueError as error:
+            raise SessionFailed("the judge failed") from error
+
+    @tool
+    def slip_without_words(self) -> StepResult:
+        raise Unwritable
+
+    @tool
+    def lose(self) -> StepResult:
+        raise SessionLost("the box is gone")
+
+    @tool
+    def grade(self, reward: str) -> StepResult:
+        return StepResult("graded", reward=float(reward), finished=True)
+
+
+@pytest.fixture
+async def server(start: Start) -> Running:
+    return await start(Careless)
+
+
+async def create(server: Running, sid: str = "s1", *, headers: dict[str, str] | None = None, **task: Any) -> Answer:
+    body = {"task_spec": task, "secrets": {"key": SECRET}}
+    return await server.ask("POST", "/create", sid=sid, body=body, headers=ASKED if headers is None else headers)
+
+
+def told(answer: Answer) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(answer.headers.get("x-session-faults", "[]"))
+    return found
+
+
+async def ended(server: Running, sid: str = "s1") -> dict[str, Any]:
+    summary: dict[str, Any] = (await server.ask("POST", "/delete", sid=sid)).json["summary"]
+    return summary
+
+
+@pytest.mark.parametrize("hook", ["constructor", "reset", "task_tools"])
+async def test_a_hook_that_raises_before_the_first_call(server: Running, hook: str) -> None:
+    answer = await create(server, **{"in": hook})
+    if hook != "constructor":
+        assert answer.status == 200
+        answer = await server.ask("GET", "/prompt", sid="s1")
+        again = await server.call("work", headers=JSON)
+        assert (again.status, again.headers["x-session-fault"], told(again)) == (500, "author", [])
+        assert (await ended(server))["fault"] == "author"
+
+    [fault] = told(answer)
+    assert (answer.status, answer.json, answer.headers["x-session-fault"]) == (
+        500,
+        {"detail": "KeyError: 'toop'"},
+        "author",
+    )
+    assert (fault["kind"], fault["place"], fault["error"]) == ("author", hook, "KeyError: 'toop'")
+    first = next(line for line in fault["traceback"].splitlines() if line.startswith("  File "))
+    assert "test_faults.py" in first, "the server's own frames are left out"
+    assert 'raise KeyError("toop")' in fault["traceback"]
+
+
+@pytest.mark.parametrize("accept", [JSON, {}])
+async def test_a_tool_that_raises_is_told_with_its_answer_and_counts_only_while_it_is_the_last(
+    server: Running, accept: dict[str, str]
+) -> None:
+    await create(server)
+    await create(server, "s2")
+
+    failed = await server.call("slip", headers=accept)
+    went_on = await server.call("work", headers=accept)
+    await server.call("slip", sid="s2", headers=accept)
+
+    [fault] = told(failed)
+    assert (fault["kind"], fault["place"]) == ("author", "tool:slip")
+    assert told(went_on) == []
+    assert "fault" not in await ended(server)
+    assert (await ended(server, "s2"))["fault"] == "author"
+
+
+async def test_a_stream_that_has_begun_tells_in_a_trailer(server: Running) -> None:
+    await create(server)
+    wire = await server.wire()
+    body = {"name": "slip_slowly", "input": {"gate": "a trailer"}}
+    wire.send(request("POST", "/call", sid="s1", body=body))
+    head = await wire.head()
+    GATES.open("a trailer")
+    answer = await wire.rest(*head)
+
+    assert answer.events[-1] == ("error", "'toop'")
+    assert [fault["place"] for fault in told(answer)] == ["tool:slip_slowly"]
+
+
+async def test_what_nobody_was_there_to_hear_is_told_with_the_end(server: Running) -> None:
+    await create(server, **{"in": "close"})
+    wire = await server.wire()
+    body = {"name": "slip_slowly", "input": {"gate": "left fault"}}
+    leaving = asyncio.create_task(wire.ask("POST", "/call", sid="s1", body=body, headers=JSON))
+    await GATES.until_came("left fault")
+    leaving.cancel()
+    await wire.close()
+    session = server.server.sessions.get("s1")
+
+    async def is_left() -> bool:
+        return not session.requests
+
+    async def is_quiet() -> bool:
+        return not session.calls
+
+    await eventually(is_left)
+    GATES.open("left fault")
+    await eventually(is_quiet)
+    summary = await ended(server)
+
+    assert summary["fault"] == "author"
+    assert [fault["place"] for fault in summary["faults"]] == ["tool:slip_slowly", "close"]
+
+
+@pytest.mark.parametrize("reward", ["nan", "inf", "-inf"])
+async def test_a_reward_that_is_no_number_ends_the_session(server: Running, reward: str) -> None:
+    await create(server)
+    won = await server.call("work", headers=JSON)
+
+    graded = await server.call("grade", {"reward": reward}, headers=JSON)
+    later = await server.call("work", headers=JSON)
+    summary = await ended(server)
+
+    assert won.json["output"]["reward"] == 0.5
+    assert (graded.json["ok"], graded.json["reason"]) == (False, "author_fault")
+    assert "a reward is a finite number" in graded.json["error"]
+    assert [fault["place"] for fault in told(graded)] == ["reward"]
+    assert later.status == 500
+    assert (summary["finished"], summary["fault"]) == (False, "author")
+
+
+@pytest.mark.parametrize("task", [{"in": "score_group"}, {}])
+async def test_a_judge_of_groups_that_raises_or_gives_no_number(server: Running, task: dict[str, Any]) -> None:
+    await create(server, **task)
+    group: dict[str, Any] = {"candidates": [{"messages": [], "metadata": None}]}
+
+    scored = await server.ask("POST", "/score_group", sid="s1", body=group, headers=JSON)
+
+    assert (scored.json["ok"], scored.json["reason"]) == (False, "author_fault")
+    assert [fault["place"] for fault in told(scored)] == ["score_group"]
+    assert (await server.call("work", headers=JSON)).json["ok"] is True
+
+
+async def test_a_traceback_is_whole_json_in_one_line_and_bounded_and_shows_no_secret(server: Running) -> None:
+    await create(server)
+
+    answer = await server.call("slip_deeply", headers=JSON)
+
+    [fault] = told(answer)
+    assert answer.headers["x-session-faults"].isascii()
+    assert len(fault["traceback"]) < 2 * TRACEBACK_MAX_CHARS
+    assert fault["traceback"].rstrip().endswith("SessionFailed: the judge failed")
+    assert SECRET not in json.dumps(fault)
+    assert "***" in fault["traceback"]
+
+
+async def test_an_exception_that_cannot_be_written_is_told_all_the_same(server: Running) -> None:
+    await create(server)
+
+    answer = await server.call("slip_without_words", headers=JSON)
+
+    assert answer.json == {"ok": False, "error": "(its text raised ValueError)", "reason": "tool_failed"}
+    assert told(answer)[0]["error"] == "Unwritable: (its text raised ValueError)"
+
+
+async def test_infrastructure_is_no_fault_of_the_authors(server: Running) -> None:
+    await create(server)
+
+    answer = await server.call("lose", headers=JSON)
+
+    assert [fault["kind"] for fault in told(answer)] == ["infrastructure"]
+
+
+async def test_a_client_that_did_not_ask_is_shown_no_traceback(server: Running) -> None:
+    await create(server, headers={})
+    await create(server, "s2", headers={}, **{"in": "reset"})
+
+    answers = [
+        await server.call("slip", headers=JSON),
+        await server.call("slip"),
+        await server.ask("GET", "/prompt", sid="s2"),
+    ]
+    summary = await ended(server)
+
+    assert all("x-session-faults" not in answer.headers for answer in answers)
+    assert summary.keys() == {"reward", "finished", "steps", "seconds", "fault"}

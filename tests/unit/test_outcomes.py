@@ -1,0 +1,63 @@
+"""How an episode ended is decided in one place, from why its session ended and what its worker told."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from gateway.core.faults import FaultKind, read_faults
+from gateway.core.model import CloseReason, Summary
+from gateway.core.outcomes import EpisodeOutcome, outcome_of, reward_of
+
+WON = Summary(reward=1.0, finished=True, steps=3, seconds=1.0)
+SUMMARIES: dict[str, Summary | None] = {
+    "nothing": None,
+    "unplayed": Summary(reward=0.0, finished=False, steps=0, seconds=1.0),
+    "begun": replace(WON, finished=False),
+    "finished": WON,
+    "authors": replace(WON, fault=FaultKind.AUTHOR),
+    "lost": replace(WON, fault=FaultKind.INFRASTRUCTURE),
+    "no number": replace(WON, reward=math.nan),
+}
+ALWAYS_LOST = ("infrastructure",) * len(SUMMARIES)
+OUTCOMES: dict[CloseReason, tuple[str, ...]] = {
+    # What the worker told:   nothing     unplayed    begun       finished    authors         lost              no number
+    CloseReason.DELETED: ("unplayed", "unplayed", "stopped", "finished", "author_fault", "infrastructure", "author_fault"),
+    CloseReason.CANCELLED: ("unplayed",) * 4 + ("author_fault", "infrastructure", "author_fault"),
+    CloseReason.EXPIRED: ("unplayed", "unplayed", "unplayed", "finished", "author_fault", "infrastructure", "author_fault"),
+    CloseReason.OPEN_FAILED: ("unplayed",) * 4 + ("author_fault", "infrastructure", "author_fault"),
+    CloseReason.AUTHOR_FAULT: ("author_fault",) * len(SUMMARIES),
+    CloseReason.WORKER_LOST: ALWAYS_LOST,
+    CloseReason.OUT_OF_MEMORY: ALWAYS_LOST,
+    CloseReason.TIMEOUT: ALWAYS_LOST,
+    CloseReason.SESSION_FAILED: ALWAYS_LOST,
+    CloseReason.SHUTDOWN: ALWAYS_LOST,
+    CloseReason.OPERATOR: ALWAYS_LOST,
+}
+
+
+@pytest.mark.parametrize("reason", CloseReason)
+def test_how_an_episode_ended(reason: CloseReason) -> None:
+    assert tuple(outcome_of(reason, summary).value for summary in SUMMARIES.values()) == OUTCOMES[reason]
+
+
+@pytest.mark.parametrize("outcome", EpisodeOutcome)
+def test_only_what_the_agent_did_has_a_reward(outcome: EpisodeOutcome) -> None:
+    is_agents = outcome in (EpisodeOutcome.FINISHED, EpisodeOutcome.STOPPED)
+
+    assert reward_of(outcome, WON) == (1.0 if is_agents else None)
+    assert reward_of(outcome, None) is None
+
+
+@pytest.mark.parametrize("written", [b"", b"{", b"{}", b"[1]", b'[{"kind": "agent"}]', b"[" * 100_000])
+def test_faults_that_cannot_be_read_are_none(written: bytes) -> None:
+    assert read_faults(written) == ()
+
+
+def test_a_fault_is_read_with_what_it_tells() -> None:
+    [fault] = read_faults(b'[{"kind":"author","place":"reset","error":"KeyError","traceback":"File \\ud800"}]')
+
+    assert (fault.kind, fault.place, fault.error) == (FaultKind.AUTHOR, "reset", "KeyError")
+    assert fault.traceback == "File \ud800"

@@ -1,0 +1,55 @@
+"""As ``faulty``, on a task server for AReaL that leaves exceptions to its framework, as most do."""
+
+import sys
+import uuid
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+EPISODES: dict[str, str] = {}
+"""What fails in each."""
+
+
+async def info(request: Request) -> JSONResponse:
+    texts = {"observation_type": "text", "action_type": "text", "description": "Answer."}
+    return JSONResponse({"name": "faulty", "num_samples": 5, "max_episode_length": 2, **texts})
+
+
+async def start(request: Request) -> JSONResponse:
+    body = await request.json()
+    episode = str(uuid.uuid4())
+    fails = EPISODES[episode] = body["config"]["fails"]
+    if fails == "reset":
+        raise KeyError("toop")
+    seen = {"type": "text", "content": "Answer."}
+    return JSONResponse({"episode_id": episode, "observation": seen, "info": {}, "reward": 0.0, "done": False})
+
+
+async def step(request: Request) -> JSONResponse:
+    episode = (await request.json())["episode_id"]
+    if EPISODES[episode] != "reward":
+        raise KeyError("toop")
+    last: dict[str, Any] = {"episode_id": episode, "observation": None, "done": True, "info": {}}
+    return JSONResponse({**last, "reward": float("nan")})  # which this class refuses to write
+
+
+async def cancel(request: Request) -> JSONResponse:
+    known = EPISODES.pop((await request.json())["episode_id"], None)
+    return JSONResponse({"status": "cancelled"}, status_code=200 if known else 404)
+
+
+app = Starlette(
+    routes=[
+        Route("/api/task/info", info),
+        Route("/api/episode/start", start, methods=["POST"]),
+        Route("/api/episode/step", step, methods=["POST"]),
+        Route("/api/episode/cancel", cancel, methods=["POST"]),
+    ]
+)
+
+if __name__ == "__main__":
+    uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="error")

@@ -1,0 +1,36 @@
+"""An environment whose author made a mistake, in the place that the task names."""
+
+import subprocess
+
+from envserver import Environment, SessionFailed, StepResult, Task, serve, tool
+
+
+class Faulty(Environment):
+    name = "faulty"
+
+    async def reset(self, task: Task, *, seed: int) -> str:
+        self.fails = task["config"]["fails"]
+        if self.fails == "reset":
+            raise KeyError("toop")
+        return "Answer."
+
+    @tool
+    async def answer(self, text: str) -> StepResult:
+        """Answer, which ends the episode."""
+        if self.fails == "tool":
+            raise KeyError("toop")
+        return StepResult("judged", reward=self.judged(text), finished=True)
+
+    def judged(self, text: str) -> float:
+        if self.fails == "reward":
+            return float("nan")
+        program = {"program": "no-such-judge", "judge": "false"}.get(self.fails, "true")
+        try:
+            subprocess.run([program, text], check=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise SessionFailed("the judge failed") from error
+        return 1.0
+
+
+if __name__ == "__main__":
+    serve(Faulty)

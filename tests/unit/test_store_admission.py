@@ -26,6 +26,7 @@ def test_the_operations_in_lua_have_the_same_numbers() -> None:
 
     numbers = dict(re.findall(r"^local ([A-Z_]+) = ([0-9.]+)$", text, re.MULTILINE))
 
+    del numbers["LOOKED_AT"]  # the memory store looks at all workers
     assert {name: float(value) for name, value in numbers.items()} == {
         "PACE_WEIGHT": PACE_WEIGHT,
         "PACE_KEPT_S": PACE_KEPT_S,

@@ -342,7 +342,7 @@ class Openings:
 
     async def _set_up(self, session: Session, wish: _Wish) -> Session:
         environment = wish.environment
-        limit_s = wish.at_most(environment.timeouts.setup_s)
+        limit_s = max(0.0, wish.at_most(environment.timeouts.setup_s))
         try:
             # No Redis in here: the timeout's cancellation reaches the worker's connection only.
             async with asyncio.timeout(limit_s):
@@ -353,7 +353,7 @@ class Openings:
         except BaseException as error:  # a cancellation too: the trainer hung up
             await self._closer.through(session.id, partial(self._undo, session, environment, error))
             if isinstance(error, TimeoutError):
-                raise UpstreamTimeout(f"the worker did not open the session within {limit_s:g} s") from error
+                raise UpstreamTimeout(f"the worker did not open the session within {limit_s:.3g} s") from error
             raise
 
     async def _undo(self, session: Session, environment: Environment, error: BaseException, missed: Missed) -> None:

@@ -74,9 +74,10 @@ async def test_ors_refuses_places_that_are_not_there_and_asks_the_image_once(pro
             index = await world.ors("task", split="train", index=3)
             created = await world.http.post("/create", json={"env_name": "image", "split": "train", "index": -4})
 
-    assert (split.status_code, detail(split)) == (400, "Invalid split")
-    assert (index.status_code, detail(index)) == (400, "Invalid index")
-    assert (created.status_code, detail(created)) == (400, "Invalid index")
+    nowhere = "Invalid split: there is no 'nosuch'; there are train, test"
+    assert (split.status_code, detail(split)) == (400, nowhere)
+    assert (index.status_code, detail(index)) == (400, "Invalid index: 3; split 'train' has 3 tasks")
+    assert (created.status_code, detail(created)) == (400, "Invalid index: -4; split 'train' has 3 tasks")
     assert (world.image.asked["splits"], world.image.asked["count"]) == (1, 1)
     assert not world.image.setups
 
@@ -156,10 +157,9 @@ async def test_a_worker_that_was_started_for_a_question_is_free_again_after_it()
         assert (await create(world.http, env_name="image", target=1)).status_code == 200
 
 
-async def test_of_images_that_serve_once_one_worker_answers_all_usual_questions() -> None:
+async def test_of_images_that_serve_once_one_worker_answers_all_questions_and_then_serves() -> None:
     async with foreign(image(Protocol.OPENENV, max_uses=1)) as world:
         await world.ors("splits")
-        asked = world.stack.backend.asked
         await asyncio.gather(
             world.ors("num_tasks", split="train"),
             world.ors("task", split="test", index=0),
@@ -167,7 +167,10 @@ async def test_of_images_that_serve_once_one_worker_answers_all_usual_questions(
             world.http.get("/openenv/image/schema"),
         )
 
-        assert asked == 1
+        created = await create(world.http, env_name="image", target=1)
+
+        assert created.status_code == 200
+        assert world.stack.backend.asked == 1
         assert world.image.asked == {"splits": 1, "count": 2, "tasks": 2, "tools": 1, "about": 1}
 
 
@@ -265,7 +268,8 @@ async def test_openenvs_task_api_shows_what_the_image_has(protocol: Protocol) ->
     assert [one["name"] for one in splits] == ["train", "test"]
     assert (count, task, some) == ({"num_tasks": 3}, {"task": TRAIN[1]}, {"tasks": TRAIN[:2]})
     assert (index.status_code, detail(index)) == (400, "Invalid task index")
-    assert (split.status_code, detail(split)) == (400, "Invalid split")
+    nowhere = "Invalid split: there is no 'nosuch'; there are train, test"
+    assert (split.status_code, detail(split)) == (400, nowhere)
 
 
 async def test_an_image_without_tasks_has_no_task_api() -> None:

@@ -50,7 +50,7 @@ class Registered:
         raise Refused(400, f"Unknown task: {task_id:.200}{self._modules.complaint()}")
 
     def listing(self, kind: Kind) -> dict[str, Any]:
-        """List the registered tasks of an environment, up to `MAX_LISTED`, and the task modules."""
+        """List an environment's registered tasks, up to `MAX_LISTED`, and the task modules; name its default tool."""
         registry = _registry()
         tasks = [] if registry is None else registry.list(kind.env_types)
         rows = [
@@ -64,7 +64,8 @@ class Registered:
             }
             for task in tasks[:MAX_LISTED]
         ]
-        return {"tasks": rows, "modules": self._modules.rows()}
+        default = kind.default_tool.name if kind.default_tool is not None else None
+        return {"tasks": rows, "modules": self._modules.rows(), "default_tool": default}
 
 
 def _check_type(kind: Kind, task_id: str, env_type: object) -> None:

@@ -151,7 +151,9 @@ class HttpRoutes:
 
     async def _schema(self, asked: _Asked) -> Json:
         told = await self._told(asked, "schema")
-        return told or await self._attended(asked, self._schemas(asked.environment))
+        if told is not None:
+            return told
+        return await self._attended(asked, self._schemas(asked.environment))
 
     async def _schemas(self, environment: Environment) -> Json:
         tools = await self._episodes.tools(environment)

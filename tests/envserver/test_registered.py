@@ -131,7 +131,7 @@ async def test_the_list_is_behind_the_workers_token(start: Start) -> None:
     claimed = await server.ask("GET", "/registered", headers=token)
     without = await server.ask("GET", "/registered")
 
-    assert (claimed.status, claimed.json) == (200, {"tasks": [], "modules": []})
+    assert (claimed.status, claimed.json) == (200, {"tasks": [], "modules": [], "default_tool": "act"})
     assert without.status == 401
 
 

@@ -57,6 +57,17 @@ async def test_ors_opens_a_task_by_its_place_and_the_image_is_told_the_place(pro
     assert (setup.spec, setup.split, setup.index) == (TRAIN[0], "train", 0)
 
 
+async def test_a_toolset_is_passed_on_to_a_standard_ors_server_only() -> None:
+    async with foreign(image(Protocol.ORS)) as world:
+        wish = {"task_spec": TRAIN[0], "toolset_name": "codex"}
+        created = await world.http.post("/create", json={"env_name": "image", **wish})
+    async with foreign(image(Protocol.AREAL)) as elsewhere:
+        refused = await elsewhere.http.post("/create", json={"env_name": "image", **wish})
+
+    assert (created.status_code, world.image.setups[0].toolset) == (200, "codex")
+    assert (refused.status_code, detail(refused)) == (400, "unknown toolset 'codex'; valid options are []")
+
+
 async def test_an_images_own_task_may_have_a_rate_limit_of_its_own_meaning() -> None:
     async with foreign(image(Protocol.ORS)) as world:
         by_place = await world.http.post("/create", json={"env_name": "image", "split": "test", "index": 0})

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gateway.catalog import Catalog
 from gateway.core.errors import (
     InvalidRequest,
     StoreUnavailable,
@@ -81,7 +82,7 @@ class Store(MemoryTaskStore):
 
 def replica(store: Store) -> RunTimeTasks:
     registry = TaskRegistry(FILES, env_types={BROWSER: ("page", "browsergym", "browsergym_env"), MATH: (), CODING: ()})
-    return RunTimeTasks(registry=registry, store=store, offered={one.name: one for one in ENVIRONMENTS}.get)
+    return RunTimeTasks(registry=registry, store=store, offered=Catalog(ENVIRONMENTS).offered)
 
 
 @pytest.fixture

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from gateway.core.model import Protocol, ResetMapping, Server, Setup, Wire
+from gateway import openings
+from gateway.core.errors import UpstreamGone
+from gateway.core.model import Environment, Protocol, ResetMapping, Server, Session, Setup, Wire, Worker
 from tests.fakes.upstreams import CounterImage
 from tests.service.foreign_world import TEST, TRAIN, foreign, image
 from tests.service.openenv_world import code, message
@@ -336,3 +339,30 @@ async def test_a_server_that_somebody_else_runs_is_played_as_images_are() -> Non
         answer = await http.post("/image/num_tasks", json={"split": "train"})
 
     assert answer.json() == {"num_tasks": 3}
+
+
+async def test_an_opening_asks_a_server_that_is_away_for_a_sign_of_life_and_opens_when_it_is_back(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Away(CounterImage):
+        signs = 0
+
+        async def alive(self, worker: Worker, environment: Environment) -> None:
+            self.signs += 1
+            if self.signs < 10:
+                raise UpstreamGone("no connection to the worker", sent=False)
+
+        async def open(self, session: Session, environment: Environment, setup: Setup) -> str:
+            if self.signs < 10:
+                raise UpstreamGone("no connection to the worker", sent=False)
+            return await super().open(session, environment, setup)
+
+    monkeypatch.setattr(openings, "FULL_PAUSE_S", 0.01)
+    caplog.set_level(logging.INFO)
+    static, upstream = image(Protocol.ORS, server=Server(url="http://127.0.0.1:9")), Away({"train": TRAIN})
+    async with running(static, tasks_image={}, upstreams={Wire.ORS: upstream}) as (_, _, http):
+        created = await http.post("/create", json={"env_name": "image", "task_spec": TRAIN[0]})
+
+    assert created.status_code == 200, created.text
+    tried = [line.message for line in caplog.records if line.message.startswith("session_opened_elsewhere")]
+    assert len(tried) == 1

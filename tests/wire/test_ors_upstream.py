@@ -122,7 +122,7 @@ async def test_an_episode_is_opened_by_its_task_or_by_its_place(server: Driver) 
 
 @on("openreward-server")
 async def test_a_toolset_is_the_servers_to_know(server: Driver) -> None:
-    with pytest.raises(InvalidRequest, match="'nosuch'.*codex"):
+    with pytest.raises(InvalidRequest, match=r"'nosuch'.*codex"):
         await server.upstream.open(server.session(), environment(), Setup(spec={}, toolset="nosuch"))
 
 

@@ -105,6 +105,7 @@ class Catalog:
         if environment.name in self._environments:
             raise ConfigError(f"two environments have the name {environment.name!r}")
         self._environments[environment.name] = _followed(environment)
+        self.left_out.pop(environment.name, None)
         self._known = self._by_name()
 
     def withdraw(self, name: str) -> None:

@@ -73,7 +73,7 @@ def read_files(
     for name, reason in left_out.items():
         if name in settings.environments:
             raise ConfigError(f"GATEWAY_ENVIRONMENTS: {name}: {reason}")
-        logger.warning("environment_left_out environment=%s reason=%r", name, reason)
+        logger.info("environment_left_out environment=%s reason=%r", name, reason)
     if static:
         catalog = Catalog([*catalog, *static], settings.default_environment)
         catalog.left_out = left_out

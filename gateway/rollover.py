@@ -227,7 +227,7 @@ class Rollover:
                 if before is not None:
                     raise ConfigError(f"{path}: {reason}")
                 if self._catalog.left_out.get(read.name) != reason:
-                    logger.warning("environment_left_out environment=%s reason=%r", read.name, reason)
+                    logger.info("environment_left_out environment=%s reason=%r", read.name, reason)
                 self._catalog.left_out[read.name] = reason
                 return
             if before is not None and before.name != read.name and before.name == self._catalog.default.name:

@@ -7,6 +7,7 @@ help: ## list the targets
 
 run: ## a gateway with environments as local processes: no Docker, no Redis
 	scripts/install run
+	@scripts/bubblewrap >/dev/null || echo "environments with sandboxes (os, coding) will not be offered" >&2
 	.venv/bin/gateway serve $(ARGS)
 
 demo: ## from nothing to a first reward, with the official clients

@@ -67,6 +67,7 @@ from gateway.task_tables import TaskTables
 from gateway.tasks.registry import TaskRegistry, read_splits
 from gateway.tasks.run_time import RunTimeTasks
 from gateway.tasks.signing import read_trusted
+from gateway.tasks.watch import TaskFileWatch
 from gateway.upstreams.areal.upstream import ArealUpstream
 from gateway.upstreams.calling.recorder import Recorder
 from gateway.upstreams.openenv.upstream import OpenEnvUpstream
@@ -118,7 +119,8 @@ class Gateway:
         self.task_store = make_task_store(settings)
         self.curriculum_store = make_curriculum_store(settings)
         self.records = TaskRecords(self.curriculum_store, registry=tasks)
-        self.run_time = RunTimeTasks(registry=tasks, store=self.task_store, environments=catalog)
+        self.run_time = RunTimeTasks(registry=tasks, store=self.task_store, offered=catalog.offered)
+        self.task_files = TaskFileWatch(tasks, lambda: catalog)
         known = self._known_workers if settings.store != "memory" else none_known
         self.swarm = (
             make_swarm(settings, catalog, nodes, known=known, is_leading=lambda: self.pool.is_leading)
@@ -155,7 +157,7 @@ class Gateway:
             image_of=self.backend.prepare,
             directory=None if settings.static_servers() and not settings.environments else settings.catalog_dir,
             names=settings.environments,
-            local_only=not settings.uses_containers,
+            containers=settings.uses_containers,
             complete=self._completed,
         )
         self.rollover.changed(lambda: self.custom_tasks.follow(catalog))
@@ -227,6 +229,7 @@ class Gateway:
                     self.custom_tasks.run,
                     self.rollover.run,
                     self.run_time.run,
+                    self.task_files.run,
                     self.records.run,
                     self.curricula.run,
                     self._watch_the_loop,
@@ -290,7 +293,7 @@ class Gateway:
         Raises:
             ConfigError: its tasks are wrong.
         """
-        if self.catalog.offered(environment.name) is None:  # of one that is known tasks are read once, at the start
+        if self.catalog.offered(environment.name) is None:  # of one that is known `TaskFileWatch` sees changes
             found = await asyncio.to_thread(read_splits, environment.tasks) if environment.tasks is not None else {}
             self.tasks.offer(environment.name, found, environment.env_types)
         return await self.custom_tasks.fill(environment)
@@ -374,6 +377,7 @@ class Gateway:
         )
         ops = OpsFront(
             store=self.store,
+            catalog=self.catalog,
             metrics=self.metrics,
             is_draining=lambda: self.is_draining,
             routes=[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +41,8 @@ class Catalog:
         self._default = name
         self._withdrawn: dict[EnvironmentName, Environment] = {}
         self._known = self._by_name()
+        self.left_out: dict[str, str] = {}
+        """By name: why an environment that has a file is not on offer, and what to do about it."""
 
     @property
     def default(self) -> Environment:
@@ -55,15 +58,28 @@ class Catalog:
         """Go through all that workers may be of: the environments, their splits, and what was withdrawn."""
         return iter([*(one for entry in self for one in (entry, *entry.splits.values())), *self._withdrawn.values()])
 
-    def only_local(self, *, default: str = "") -> Catalog:
-        """The environments that need no engine: local processes, and servers that somebody else runs.
+    def runnable(self, *, containers: bool, default: str = "") -> Catalog:
+        """The environments whose workers can run here, as `why_not_runnable` says; the others are ``left_out``.
 
         *default* as at the start.
 
         Raises:
             ConfigError: there are none, or *default* is none of them.
         """
-        return Catalog([one for one in self._environments.values() if not one.needs_an_engine], default)
+        left_out = {
+            str(one.name): reason
+            for one in self._environments.values()
+            if (reason := why_not_runnable(one, containers=containers))
+        }
+        kept = [one for one in self._environments.values() if one.name not in left_out]
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
+        if not kept:
+            raise ConfigError(f"no environment is on offer: {reasons}")
+        if default.lower() in left_out:
+            raise ConfigError(f"default_environment {default!r} is not on offer: {left_out[default.lower()]}")
+        catalog = Catalog(kept, default)
+        catalog.left_out = left_out
+        return catalog
 
     def replace(self, environment: Environment) -> None:
         """Offer *environment* instead of the one of its name, from now on; sessions that are open are not touched.
@@ -89,6 +105,7 @@ class Catalog:
         if environment.name in self._environments:
             raise ConfigError(f"two environments have the name {environment.name!r}")
         self._environments[environment.name] = _followed(environment)
+        self.left_out.pop(environment.name, None)
         self._known = self._by_name()
 
     def withdraw(self, name: str) -> None:
@@ -121,7 +138,10 @@ class Catalog:
         Raises:
             UnknownEnvironment: it is not.
         """
-        return _there(self.get(name), name)
+        environment = self.get(name)
+        if environment is None:
+            raise self.unknown(name)
+        return environment
 
     def offered(self, name: str) -> Environment | None:
         """Look up what a trainer names: an environment on offer, and no split's."""
@@ -133,7 +153,16 @@ class Catalog:
         Raises:
             UnknownEnvironment: it is not.
         """
-        return _there(self.offered(name), name)
+        environment = self.offered(name)
+        if environment is None:
+            raise self.unknown(name)
+        return environment
+
+    def unknown(self, name: str) -> UnknownEnvironment:
+        """The error for a *name* that is not on offer: why it is left out, or which names there are."""
+        if reason := self.left_out.get(name.lower()):
+            return UnknownEnvironment(f"environment {name!r} is not on offer: {reason}")
+        return UnknownEnvironment(f"unknown environment {name[:64]!r}; there are {', '.join(one.name for one in self)}")
 
     def _by_name(self) -> dict[EnvironmentName, Environment]:
         known = {one.name: one for entry in self._environments.values() for one in (entry, *entry.splits.values())}
@@ -141,10 +170,25 @@ class Catalog:
         return known | self._withdrawn
 
 
-def _there(environment: Environment | None, name: str) -> Environment:
-    if environment is None:
-        raise UnknownEnvironment(f"unknown environment {name!r}")
-    return environment
+def why_not_runnable(environment: Environment, *, containers: bool) -> str:
+    """Why workers of *environment* cannot run as containers, or as local processes, and what to do; empty: they can.
+
+    That user namespaces are there, which sandboxes need too, shows only as a worker starts.
+    """
+    if environment.server.url:
+        return ""
+    if containers:
+        return (
+            "" if environment.image else "its environment.toml names no image: add one, or use GATEWAY_BACKEND=process"
+        )
+    if environment.needs_an_engine:
+        return "it runs in its image only: use GATEWAY_BACKEND=docker"
+    if environment.isolation is Isolation.SANDBOX and shutil.which("bwrap") is None:
+        return (
+            "its sandboxes need bubblewrap, and there is no bwrap on PATH: install bubblewrap 0.8 or later and restart "
+            "the gateway, or use GATEWAY_BACKEND=docker"
+        )
+    return ""
 
 
 def _followed(environment: Environment) -> Environment:
@@ -170,7 +214,10 @@ def load_catalog(directory: Path, *, names: Sequence[str] = (), default: str = "
         ConfigError: no such folder or environment, or a file is wrong (with file, line and reason).
     """
     if not directory.is_dir():
-        raise ConfigError(f"{directory}: no such folder (GATEWAY_CATALOG_DIR)")
+        raise ConfigError(
+            f"{directory}: no such folder: set GATEWAY_CATALOG_DIR to a folder of environments "
+            "(NAME/environment.toml), or run this in a checkout of env-gateway, which has some"
+        )
     files = sorted(directory.glob("*/environment.toml"))
     if names:
         by_folder = {path.parent.name: path for path in files}
@@ -195,7 +242,7 @@ def describe(environment: Environment) -> Mapping[str, Any]:
     """What ``gateway check`` prints of one environment, or of a split of one with resources of its own."""
     return {
         "name": environment.name,
-        "image": environment.server.url or environment.image,
+        "image": environment.server.url or environment.image or "local processes only",
         "protocol": environment.protocol.value,
         "isolation": environment.isolation.value,
         "workers": _workers(environment.pool),

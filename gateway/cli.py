@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import sys
 from collections.abc import Iterable
@@ -12,22 +13,23 @@ from typing import Annotated
 import httpx
 import typer
 import uvloop
-from rich.console import Console
 from rich.table import Table
 
 from gateway import __version__, cli_cluster, cli_tasks
-from gateway.app import serve
-from gateway.catalog import describe, load_catalog
+from gateway.app import Gateway, serve
+from gateway.catalog import Catalog, describe, load_catalog
+from gateway.cli_client import LOCALHOST, Key, Url, ask, counted, print_table
 from gateway.cli_env import env_app
 from gateway.core.errors import ConfigError, GatewayError
 from gateway.core.model import Environment, SplitType
 from gateway.observe import logs
 from gateway.reading import read_all, read_files
-from gateway.settings import load
+from gateway.settings import Settings, load
 from gateway.tasks.importing import agentbench, humaneval, mbpp
 from gateway.tasks.importing.batch import gather
 from gateway.tasks.importing.entries import Entry
 from gateway.tasks.importing.writing import check_target, print_lines, write_lines
+from gateway.tasks.registry import TaskRegistry
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="A gateway between RL trainers and environments.")
 tasks_app = typer.Typer(no_args_is_help=True, help="Work with files of tasks.")
@@ -84,7 +86,7 @@ def node() -> None:
 def check() -> None:
     """Read settings, environments and tasks, say what they mean, and start nothing; static servers are asked."""
     settings = load().checked()
-    catalog, tasks = asyncio.run(read_all(settings))
+    catalog, tasks = asyncio.run(_checked(settings))
     table = Table(title=f"{settings.backend} backend, store {settings.store.partition(':')[0]}")
     for column in ("environment", "protocol", "isolation", "workers", "idle", "splits", "loosened"):
         table.add_column(column)
@@ -103,11 +105,20 @@ def check() -> None:
         )
         for split, variant in environment.splits.items():
             table.add_row(variant.name, "", "", _workers(variant), "", split, "")
-    Console().print(table)
+    print_table(table)
+    for name, reason in catalog.left_out.items():
+        typer.echo(f"{name}: not on offer: {reason}")
     for environment in catalog:
         for remark in describe(environment)["remarks"]:
             typer.echo(f"{environment.name}: {remark}")
     typer.echo(f"default environment: {catalog.default.name}")
+
+
+async def _checked(settings: Settings) -> tuple[Catalog, TaskRegistry]:
+    """Read what `serve` reads, and make what it makes before it connects to anything. Raises ``ConfigError``."""
+    catalog, tasks = await read_all(settings)
+    Gateway(settings, catalog=catalog, tasks=tasks)
+    return catalog, tasks
 
 
 def _workers(environment: Environment) -> str:
@@ -117,30 +128,40 @@ def _workers(environment: Environment) -> str:
 
 @app.command()
 def ps(
-    url: Annotated[str, typer.Option(help="Of the gateway.", envvar="GATEWAY_URL")] = "http://127.0.0.1:8080",
-    key: Annotated[str, typer.Option(help="An operator's key.", envvar="GATEWAY_KEY")] = "",
+    url: Url = LOCALHOST,
+    key: Key = "",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, with all that is known.")] = False,
 ) -> None:
     """Show a running gateway's workers and sessions, and its machines if it has several."""
-    headers = {"X-API-Key": key} if key else {}
-    try:
-        with httpx.Client(base_url=url, headers=headers, timeout=10) as client:
-            workers = client.get("/admin/v1/workers").raise_for_status().json()["workers"]
-            sessions = client.get("/admin/v1/sessions").raise_for_status().json()["sessions"]
-            nodes = client.get("/admin/v1/nodes").raise_for_status().json()["nodes"]
-    except httpx.HTTPError as error:
-        typer.echo(f"{url}: {error}", err=True)
-        raise typer.Exit(1) from None
-    if nodes:
-        _print_rows("nodes", nodes, ("id", "name", "state", "draining", "workers", "containers", "max_containers"))
-    _print_rows("workers", workers, ("id", "environment", "state", "used", "slots", "age_s"))
-    _print_rows("sessions", sessions, ("id", "name", "environment", "owner", "state", "worker", "task"))
+    found = {name: ask(url, key, "GET", f"/admin/v1/{name}")[name] for name in ("nodes", "workers", "sessions")}
+    if as_json:
+        typer.echo(json.dumps(found, ensure_ascii=False))
+        return
+    if found["nodes"]:
+        columns = ("id", "name", "state", "draining", "workers", "containers", "max_containers")
+        _print_rows("node", found["nodes"], columns)
+    _print_rows("worker", found["workers"], ("id", "environment", "state", "used", "slots", "age_s"))
+    columns = ("id", "name", "environment", "owner", "state", "worker", "task")
+    _print_rows("session", found["sessions"], columns)
 
 
-def _print_rows(title: str, rows: list[dict[str, object]], columns: tuple[str, ...]) -> None:
-    table = Table(*columns, title=f"{len(rows)} {title}")
+def _print_rows(noun: str, rows: list[dict[str, object]], columns: tuple[str, ...]) -> None:
+    table = Table(*columns, title=counted(len(rows), noun))
     for row in rows:
-        table.add_row(*(str(row[column]) for column in columns))
-    Console().print(table)
+        table.add_row(*(str(row.get(column, "")) for column in columns))
+    print_table(table)
+
+
+@app.command()
+def restart(
+    environment: Annotated[str, typer.Argument(help="Whose workers are replaced.")],
+    url: Url = LOCALHOST,
+    key: Key = "",
+) -> None:
+    """Replace an environment's workers: those that run take no more sessions, and end with their last one."""
+    path = httpx.URL("http://g").copy_with(path=f"/admin/v1/environments/{environment}/restart").raw_path.decode()
+    draining = ask(url, key, "POST", path)["draining"]
+    typer.echo(f"{counted(len(draining), 'worker')} of {environment} will be replaced")
 
 
 @import_app.command("agentbench-os")
@@ -214,7 +235,7 @@ def _import(
     entries: Iterable[Entry], *, target: Path | None, limit: int | None, force: bool, skip_invalid: bool
 ) -> None:
     if target is not None:
-        check_target(target, force=force)
+        check_target(target, force=force, remedy="--force overwrites it")
     batch = gather(entries, limit=limit)
     for line in (*batch.remarks(), *batch.complaints()):
         typer.echo(line, err=True)

@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from gateway.catalog import Catalog, describe, load_catalog
+from gateway.cli_client import print_table
 from gateway.core.errors import ConfigError
 from gateway.core.model import Environment, EnvironmentName, Server
 from gateway.inspecting.findings import Findings, Told
@@ -92,7 +93,7 @@ def list_command(catalog: CatalogFolder = None) -> None:
         table.add_row(
             *map(escape, (environment.name, shown["protocol"], shown["image"], shown["workers"], _loosened(shown)))
         )
-    Console().print(table)
+    print_table(table)
 
 
 @env_app.command()
@@ -105,7 +106,7 @@ def show(
     table = Table("what", "value", title=f"{environment.directory / 'environment.toml'}")
     for what, value in _rows(environment):
         table.add_row(what, escape(value))
-    Console().print(table)
+    print_table(table)
 
 
 def default_name(what: str) -> str:
@@ -120,6 +121,8 @@ def default_name(what: str) -> str:
     else:
         part = what.partition("@")[0].rpartition("/")[2].partition(":")[0]
     made = re.sub(r"[^a-z0-9_-]+", "-", part.lower()).strip("-_")
+    if made[:1].isdigit():  # an address, mostly
+        made = f"env-{made}"
     if not NAME.fullmatch(made):
         raise ConfigError(f"no name for an environment can be made of {what!r}: choose one with --name")
     return made
@@ -202,7 +205,7 @@ def _report(name: str, findings: Findings, ran: Ran | None, path: Path) -> None:
         rows.append(("session of trial", f"failed: {findings.trouble}"))
     for what, value in rows:
         table.add_row(what, escape(value))
-    Console().print(table)
+    print_table(table)
     for remark in findings.remarks:
         typer.echo(f"note: {remark}")
     typer.echo(f"written: {path}")

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import httpx
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from gateway.catalog import load_catalog
+from gateway.cli_client import ASK_S, EXIT_REFUSED, LOCALHOST, Key, Url, ask, counted, print_table
 from gateway.core.errors import ConfigError, TaskInvalid
 from gateway.settings import load
 from gateway.stores.memory_tasks import MemoryTaskStore
@@ -24,18 +23,12 @@ from gateway.tasks.schema import json_schema, parse
 from gateway.tasks.signing import BadSignature, NotSigned, is_bundle, make_keys, read_private, read_trusted, sign
 from gateway.tasks.templates import template
 
-ASK_S = 30.0
 TRY_S = 180.0
 """The longest wait for one task to be tried: longer than a gateway takes."""
-EXIT_UNREACHABLE = 1
-EXIT_REFUSED = 2
 ROUTE = "/admin/v1/tasks"
 
-Url = Annotated[str, typer.Option(help="Of the gateway.", envvar="GATEWAY_URL")]
-Key = Annotated[str, typer.Option(help="An operator's key.", envvar="GATEWAY_KEY")]
 For = Annotated[str, typer.Option("--environment", "-e", help="Of tasks that do not say an env_type.")]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="Write to this file, not to standard output.")]
-LOCALHOST = "http://127.0.0.1:8080"
 
 
 def mount(app: typer.Typer) -> None:
@@ -117,7 +110,9 @@ def validate(
         typer.echo(line, err=True)
     if complaints:
         raise typer.Exit(EXIT_REFUSED)
-    typer.echo(f"{count} tasks: {'each was opened and ended' if tried else 'each fits the schema; none was tried'}")
+    typer.echo(
+        f"{counted(count, 'task')}: {'each was opened and ended' if tried else 'each fits the schema; none was tried'}"
+    )
 
 
 def add(
@@ -137,7 +132,7 @@ def add(
         name: "true" for name, value in flags.items() if value
     }
     timeout_s = TRY_S * 4 if validated else ASK_S
-    answer = _ask(url, key, "POST", ROUTE, timeout_s=timeout_s, params=parameters, json=documents)
+    answer = ask(url, key, "POST", ROUTE, timeout_s=timeout_s, params=parameters, json=documents)
     for row in answer["tasks"]:
         done = "replaced" if row["replaced"] else "added"
         typer.echo(f"{done} {row['environment']} {row['id']} ({row['split']}/{row['index']})")
@@ -158,7 +153,7 @@ def list_tasks(
     after: str | None = ""
     while after is not None and len(rows) < limit:
         page = {"after": after, "limit": str(min(1000, limit - len(rows)))}
-        answer = _ask(url, key, "GET", ROUTE, params={**parameters, **page})
+        answer = ask(url, key, "GET", ROUTE, params={**parameters, **page})
         rows += answer["tasks"]
         after = answer["next"]
     if as_json:
@@ -166,11 +161,11 @@ def list_tasks(
             typer.echo(json.dumps(row, ensure_ascii=False))
         return
     columns = ("environment", "split", "index", "id", "tags", "source", "signed_by")
-    table = Table(*columns, title=f"{len(rows)} tasks{', and there are more' if after is not None else ''}")
+    table = Table(*columns, title=f"{counted(len(rows), 'task')}{', and there are more' if after is not None else ''}")
     for row in rows:
         shown = {**row, "tags": ", ".join(map(str, row["tags"]))}
         table.add_row(*("" if shown[column] is None else str(shown[column]) for column in columns))
-    Console().print(table)
+    print_table(table)
 
 
 def remove(
@@ -181,7 +176,7 @@ def remove(
 ) -> None:
     """Remove a task that was added at run time; sessions that are open on it go on."""
     path = httpx.URL("http://g").copy_with(path=f"{ROUTE}/{environment}/{id}").raw_path.decode()
-    _ask(url, key, "DELETE", path)
+    ask(url, key, "DELETE", path)
     typer.echo(f"removed {environment} {id}")
 
 
@@ -217,7 +212,7 @@ def verify(
         tasks, key = read_trusted(keys).verify(document)
     except (NotSigned, BadSignature) as error:
         raise ConfigError(f"{bundle}: {error.detail}") from None
-    typer.echo(f"{len(tasks)} tasks, signed with the key {key}")
+    typer.echo(f"{counted(len(tasks), 'task')}, signed with the key {key}")
 
 
 def _whole(file: Path) -> object:
@@ -242,9 +237,9 @@ def _documents(file: Path) -> list[tuple[str, object]]:
 
 
 def _local_checker() -> RunTimeTasks:
-    catalog = list(load_catalog(load().catalog_dir))
+    catalog = load_catalog(load().catalog_dir)
     registry = TaskRegistry({}, env_types={one.name: one.env_types for one in catalog})
-    return RunTimeTasks(registry=registry, store=MemoryTaskStore(), environments=catalog)
+    return RunTimeTasks(registry=registry, store=MemoryTaskStore(), offered=catalog.offered)
 
 
 def _check(document: object, where: str, checker: RunTimeTasks | None, environment: str) -> None:
@@ -256,7 +251,7 @@ def _check(document: object, where: str, checker: RunTimeTasks | None, environme
 
 def _try(url: str, key: str, where: str, document: object, environment: str) -> list[str]:
     parameters = {"environment": environment} if environment else {}
-    answer = _ask(url, key, "POST", f"{ROUTE}/validate", timeout_s=TRY_S, params=parameters, json=document, where=where)
+    answer = ask(url, key, "POST", f"{ROUTE}/validate", timeout_s=TRY_S, params=parameters, json=document, where=where)
     return [f"{where}: {row['code']}: {row['detail']}" for row in answer["results"] if not row["ok"]]
 
 
@@ -265,34 +260,6 @@ def _lines(error: TaskInvalid, where: str = "") -> list[str]:
     if not where:
         return [error.detail]
     return [f"{where}: {path}: {message}" if path else f"{where}: {message}" for path, message in error.problems]
-
-
-def _ask(
-    url: str, key: str, method: str, path: str, *, timeout_s: float = ASK_S, where: str = "", **request: Any
-) -> dict[str, Any]:
-    """The gateway's answer; what it refuses is told in its own words, with every problem, and ends the command."""
-    headers = {"X-API-Key": key} if key else {}
-    try:
-        with httpx.Client(base_url=url, headers=headers, timeout=timeout_s, trust_env=False) as client:
-            answer = client.request(method, path, **request)
-        body = answer.json() if answer.content else {}
-    except (httpx.HTTPError, ValueError) as error:
-        typer.echo(f"{url}: {error}", err=True)
-        raise typer.Exit(EXIT_UNREACHABLE) from None
-    if answer.is_success and isinstance(body, dict):
-        return body
-    said = body if isinstance(body, dict) else {}
-    for line in _said(said) or [f"status {answer.status_code}"]:
-        typer.echo(f"{where or url}: {line}", err=True)
-    raise typer.Exit(EXIT_REFUSED if answer.status_code < 500 else EXIT_UNREACHABLE)
-
-
-def _said(body: dict[str, Any]) -> Sequence[str]:
-    if problems := body.get("problems"):
-        return [f"{problem['path']}: {problem['message']}" for problem in problems]
-    if results := body.get("results"):
-        return [f"{row['id']}: {row['code']}: {row['detail']}" for row in results]
-    return [f"{body['detail']} ({body.get('code', '')})"] if "detail" in body else []
 
 
 def _write(out: Path | None, text: str, *, force: bool = False) -> None:

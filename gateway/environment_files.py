@@ -134,7 +134,7 @@ def _environment(parsed: EnvironmentFile, path: Path) -> Environment:
     root = path.parent.parent.parent
     environment = Environment(
         name=EnvironmentName(parsed.name),
-        image=parsed.image or STATIC_IMAGE,
+        image=STATIC_IMAGE if parsed.server.url and not parsed.image else parsed.image,
         directory=path.parent.resolve(),
         command=_command(parsed),
         description=parsed.description,
@@ -303,8 +303,10 @@ def _refuse_foreign_contradictions(
             raise complain("only for servers of other people's, which have [server] port, or url", table)
     if server.port and server.url:
         raise complain("either port, for an image, or url, for a server that runs already", "server", "url")
-    if (environment.image == STATIC_IMAGE) != bool(server.url):
-        raise complain("a server that runs already has no image" if server.url else "Field required", "image")
+    if server.url and environment.image != STATIC_IMAGE:
+        raise complain("a server that runs already has no image", "image")
+    if not environment.image and environment.needs_an_engine:
+        raise complain("name an image, or in `command` what starts the server as a local process", "image")
     if server.url and (environment.pool.max_workers, environment.isolation) != (1, Isolation.SHARED):
         raise complain('a server that runs already is one worker: max_workers = 1, isolation = "shared"', "pool")
     if server.url and urlsplit(server.url).hostname is None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from gateway.core.curricula import PREFIX, Curriculum
-from gateway.core.errors import InvalidRequest, StoreUnavailable, UnknownSplit, UnknownTask
+from gateway.core.errors import InvalidRequest, StoreUnavailable, UnknownTask, unknown_index, unknown_split
 from gateway.core.model import Environment, TaskSpec, Ticket
 from gateway.curricula import Curricula
 
@@ -88,7 +88,7 @@ class Handles:
         """How many handles *split* has, one of a curriculum. Raises ``InvalidRequest``: a component has no task."""
         scope = await self._scope(environment, split)
         if scope is None or self._curricula is None:
-            raise UnknownSplit("Invalid split")  # it went meanwhile
+            raise unknown_split(split, self.splits(environment))  # it went meanwhile
         return await self._curricula.count(scope)
 
     async def at(self, environment: Environment, split: str, index: int) -> Offer:
@@ -96,7 +96,7 @@ class Handles:
         scope = await self._scope(environment, split)
         count = await self.count(environment, split)
         if scope is None or not -count <= index < count:
-            raise UnknownTask("Invalid index")
+            raise unknown_index(split, index, count)
         index %= count
         return Offer(spec=spec_of(split, index), split=split, index=index, handle=Handle(scope, index))
 

@@ -7,22 +7,18 @@ way. A server that somebody else runs may change at any time: it is asked again 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeVar
 
-import anyio
-
 from gateway.closing import CLEANUP_S, Closer
 from gateway.core.errors import (
     EnvironmentUnavailable,
-    GatewayError,
-    UnknownSplit,
     UpstreamGone,
     UpstreamTimeout,
+    unknown_split,
 )
 from gateway.core.model import (
     CloseReason,
@@ -48,9 +44,11 @@ ASKED_S: Final = 60.0
 """How long the slot is held at most that a worker is asked in."""
 FRESH_S: Final = 60.0
 """How long an answer of a server that somebody else runs holds."""
-REST_S: Final = 10.0
-"""How long who asked first waits for the answers to what others may ask."""
-REST_SPLITS: Final = 4
+
+
+class BeingReplaced(EnvironmentUnavailable):
+    """The workers that could be asked are just being replaced by those of another make."""
+
 
 Question = Callable[[Worker, Environment], Awaitable[T]]
 
@@ -190,8 +188,9 @@ class Inquiries:
         return pages.cut(found, start, stop)
 
     async def _require(self, environment: Environment, split: str) -> None:
-        if all(one.name != split for one in await self.splits(environment)):
-            raise UnknownSplit("Invalid split")
+        names = [one.name for one in await self.splits(environment)]
+        if split not in names:
+            raise unknown_split(split, names)
 
     def _pages(self, environment: Environment, digest: str) -> _Pages:
         answer = self._tasks.get(environment, digest)
@@ -237,55 +236,17 @@ class Inquiries:
             idle_s=ASKED_S,
             setup_s=ASKED_S + CLEANUP_S,
             task="(inquiry)",
+            is_use=False,
         )
         with self._waiting.here():
             session = await self._store.claim(opening, wait_s=environment.timeouts.open_s)
         try:
             worker = await self._store.worker(session.worker)
             if worker is None or worker.digest != digest:  # it is about to be drained
-                raise EnvironmentUnavailable(f"the workers of {environment.name} are just being replaced")
-            told = await _within(ask(worker, environment))
-            if worker.max_uses == 1:
-                await self._ask_the_rest(worker, environment, digest)
-            return told
+                raise BeingReplaced(f"the workers of {environment.name} are just being replaced")
+            return await _within(ask(worker, environment))
         finally:
             await self._closer.give_back(session, environment, CloseReason.DELETED, counted=False)
-
-    async def _ask_the_rest(self, worker: Worker, environment: Environment, digest: str) -> None:
-        """Ask a foreign worker that was started for one question, and is gone after it, the others too.
-
-        Questions that are just being asked by somebody else are left to them; what fails is asked again when wanted.
-        """
-        if not environment.server.is_foreign:
-            return
-        upstream = self._upstreams[environment.wire]
-        with anyio.move_on_after(REST_S):
-            await self._ask_too(self._splits, worker, environment, digest, upstream.splits)
-            await self._ask_too(self._tools, worker, environment, digest, upstream.tools)
-            await self._ask_too(self._about, worker, environment, digest, upstream.about)
-            splits = self._splits.get(environment, digest)
-            if splits is not None and not self._tasks.lock(environment).locked():
-                await self._count_all(worker, environment, digest, splits.told)
-
-    async def _ask_too(
-        self, known: _Known[T], worker: Worker, environment: Environment, digest: str, ask: Question[T]
-    ) -> None:
-        if known.lock(environment).locked() or known.get(environment, digest) is not None:
-            return
-        async with known.lock(environment):
-            with contextlib.suppress(GatewayError):
-                known.keep(environment, digest, await ask(worker, environment))
-
-    async def _count_all(self, worker: Worker, environment: Environment, digest: str, splits: list[Split]) -> None:
-        upstream = self._upstreams[environment.wire]
-        async with self._tasks.lock(environment):
-            known = self._pages(environment, digest)
-            for split in splits[:REST_SPLITS]:
-                try:
-                    known.counts[split.name] = await upstream.count(worker, environment, split.name)
-                    known.pages.keep(split.name, 0, await upstream.tasks(worker, environment, split.name, 0, PAGE))
-                except GatewayError:
-                    return
 
 
 async def _within(answer: Awaitable[T]) -> T:

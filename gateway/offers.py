@@ -1,12 +1,11 @@
 """The tasks on offer, whoever has them: files, the store, the image itself, or a curriculum that draws from these.
 
-Tasks of our own environments, and of foreign ones with a ``tasks`` folder, are the registry's, and looking them up asks
-nobody. A foreign environment without such a folder offers what was registered at run time, and then what its image has
-by itself: splits of the registry go before the image's of the same name, so that the place that a registration was
-answered stays what it is.
+Tasks of an environment with a ``tasks`` folder are the registry's, and looking them up asks nobody. An environment
+without one offers what was registered at run time, and then what its workers have by themselves: splits of the
+registry go before the workers' of the same name, so that the place that a registration was answered stays what it is.
 
-Ids: the registry's. Of a foreign image's own tasks those that look like a place (``train/3``); of an AReaL server every
-other one too, as only the server itself knows its samples. Nobody searches an image's tasks for an id.
+Ids: the registry's. Of workers' own tasks those that look like a place (``train/3``); of an AReaL server every other
+one too, as only the server itself knows its samples. Nobody searches workers' tasks for an id.
 
 Splits of curricula are `handles`': they come last, and what their indices stand for is found by `drawn`.
 """
@@ -21,7 +20,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from gateway.core import model
 from gateway.core.curricula import PREFIX
-from gateway.core.errors import UnknownTask
+from gateway.core.errors import UnknownTask, unknown_index, unknown_split
 from gateway.core.model import Environment, EnvironmentName, Registered, Setup, Split, SplitType, TaskSpec, Wire
 from gateway.curricula import Curricula
 from gateway.handles import Handles, Offer, is_index, places_of, spec_of
@@ -81,8 +80,8 @@ class Offers:
 
     @staticmethod
     def asks(environment: Environment) -> bool:
-        """Whether the image itself is asked for what the registry does not have."""
-        return environment.server.is_foreign and environment.tasks is None
+        """Whether workers are asked for what the registry does not have: the environment has no task files."""
+        return environment.tasks is None
 
     @staticmethod
     def is_limited(environment: Environment, setup: Setup) -> bool:
@@ -162,7 +161,7 @@ class Offers:
             if not self.asks(environment):
                 return error
             count = None if environment.server.url else self._counts.get(environment.name, {}).get(split)
-            return None if count is None or -count <= index < count else UnknownTask("Invalid index")
+            return None if count is None or -count <= index < count else unknown_index(split, index, count)
         return None
 
     # -- by name --------------------------------------------------------------------------------------------------
@@ -190,7 +189,7 @@ class Offers:
         return await self.sure(look_up)
 
     async def images_own(self, environment: Environment, id: str) -> Offer | None:
-        """The task of a foreign image's own that *id* means; None if it means none.
+        """The task of the workers' own that *id* means; None if it means none.
 
         Raises:
             UnknownTask: it means a place that is not there.
@@ -252,10 +251,27 @@ class Offers:
     # -- inside ---------------------------------------------------------------------------------------------------
 
     async def _is_registrys(self, environment: Environment, split: str) -> bool:
-        """Whether *split* is to be looked up in the registry; also if nobody has it, so that the registry says so."""
-        if not self.asks(environment) or any(one.name == split for one in self.registry.splits(environment.name)):
+        """Whether *split* is to be looked up in the registry, and not asked of workers.
+
+        Raises:
+            UnknownSplit: neither has it; of an environment whose workers are not asked the registry says so.
+        """
+        if not self.asks(environment) or split in self._registered_splits(environment):
             return True
-        return all(one.name != split for one in await self._asked.splits(environment))
+        own = [one.name for one in await self._asked.splits(environment)]
+        if split in own:
+            return False
+
+        def look_up() -> bool:
+            registered = self._registered_splits(environment)
+            if split not in registered:
+                raise unknown_split(split, [*registered, *own])
+            return True
+
+        return await self.sure(look_up)
+
+    def _registered_splits(self, environment: Environment) -> list[str]:
+        return [one.name for one in self.registry.splits(environment.name)]
 
     def _found(self, environment: Environment, ids: Sequence[str], prefer: str) -> Offer:
         unknown = UnknownTask("no task")
@@ -275,10 +291,10 @@ class Offers:
     async def _own(self, environment: Environment, split: str, index: int) -> TaskSpec:
         count = await self.count(environment, split)
         if not -count <= index < count:
-            raise UnknownTask("Invalid index")
+            raise unknown_index(split, index, count)
         found = await self._asked.tasks_of(environment, split, index % count, index % count + 1)
         if not found:
-            raise UnknownTask("Invalid index")  # it went meanwhile
+            raise unknown_index(split, index, count)  # it went meanwhile
         return found[0]
 
 

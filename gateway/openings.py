@@ -45,6 +45,7 @@ from gateway.core.model import (
     Setup,
     Ticket,
     Wire,
+    Worker,
     session_id,
 )
 from gateway.core.ports import Store, Upstream
@@ -331,9 +332,11 @@ class Openings:
                 if left_s <= 0 or deaths == OPEN_ATTEMPTS:
                     raise
                 logger.info("session_opened_elsewhere session=%s worker=%s error=%s", session.id, session.worker, error)
-                if environment.server.url or (isinstance(error, WorkerFull) and not error.capacity):
-                    # There is no other worker to go to, or the next one may be this one again.
-                    await asyncio.sleep(min(FULL_PAUSE_S, left_s))
+                if environment.server.url and isinstance(error, UpstreamGone):
+                    await self._wait_for_server(session, environment, left_s)  # there is no other worker to go to
+                elif environment.server.url or (isinstance(error, WorkerFull) and not error.capacity):
+                    await asyncio.sleep(min(FULL_PAUSE_S, left_s))  # the next worker may be this one again
+                left_s = wish.open_until - time.monotonic()
             # By itself: others of its group may have begun, and are not to be waited for again.
             opening = replace(opening, lease=uuid.uuid4().hex, group="")
             session = await self._claim_or_join(opening, environment, max(0.0, left_s))
@@ -344,9 +347,21 @@ class Openings:
         self._tell_open(session, time.monotonic() - wish.began_at)
         return session
 
+    async def _wait_for_server(self, session: Session, environment: Environment, within_s: float) -> None:
+        """Return when a server that somebody else runs answers again, or after *within_s* seconds."""
+        worker = Worker(id=session.worker, environment=session.environment, digest="", slots=1, address=session.address)
+        with contextlib.suppress(TimeoutError):
+            # No Redis in here: the timeout's cancellation reaches the server's connection only.
+            async with asyncio.timeout(within_s):
+                while True:
+                    await asyncio.sleep(min(FULL_PAUSE_S, within_s))
+                    with contextlib.suppress(GatewayError):
+                        return await self._upstreams[environment.wire].alive(worker, environment)
+
     async def _set_up(self, session: Session, wish: _Wish) -> Session:
         environment = wish.environment
-        upstream, limit_s = self._upstreams[environment.wire], wish.at_most(environment.timeouts.setup_s)
+        upstream = self._upstreams[environment.wire]
+        limit_s = max(0.0, wish.at_most(environment.timeouts.setup_s))
         try:
             # No Redis in here: the timeout's cancellation reaches the worker's connection only.
             async with asyncio.timeout(limit_s) as limit:
@@ -363,7 +378,7 @@ class Openings:
                 log_faults(session, error.faults)
             await self._closer.through(session.id, partial(self._undo, session, environment, error))
             if isinstance(error, TimeoutError):
-                raise UpstreamTimeout(f"the worker did not open the session within {limit_s:g} s") from error
+                raise UpstreamTimeout(f"the worker did not open the session within {limit_s:.3g} s") from error
             raise
 
     async def _leave(self, session: Session, environment: Environment, missed: Missed) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from gateway.catalog import Catalog, load_catalog
+from gateway.catalog import Catalog, load_catalog, why_not_runnable
 from gateway.core.errors import ConfigError
 from gateway.core.model import Environment
 from gateway.inspecting.static import detect_url, environment_of
@@ -62,14 +62,19 @@ def read_files(
         return catalog, load_tasks(catalog)
     directory = Path(settings.catalog_dir)
     catalog = load_catalog(directory, names=settings.environments, default=settings.default_environment)
-    if not (settings.uses_containers if on_engine is None else on_engine):
-        images_only = [environment.name for environment in catalog if environment.needs_an_engine]
-        named = [name for name in images_only if name in settings.environments]
-        if named:
-            raise ConfigError(f"{', '.join(named)}: in an image only; use GATEWAY_BACKEND=docker")
-        if images_only:
-            logger.info("environments_left_out environments=%s reason=image_only", ",".join(images_only))
-            catalog = catalog.only_local(default=settings.default_environment)
+    left_out: dict[str, str] = {}
+    containers = settings.uses_containers if on_engine is None else on_engine
+    if any(why_not_runnable(environment, containers=containers) for environment in catalog):
+        default = settings.default_environment
+        catalog = catalog.runnable(
+            containers=containers, default="" if default in settings.static_servers() else default
+        )
+        left_out = catalog.left_out
+    for name, reason in left_out.items():
+        if name in settings.environments:
+            raise ConfigError(f"GATEWAY_ENVIRONMENTS: {name}: {reason}")
+        logger.info("environment_left_out environment=%s reason=%r", name, reason)
     if static:
         catalog = Catalog([*catalog, *static], settings.default_environment)
+        catalog.left_out = left_out
     return catalog, load_tasks(catalog)

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gateway.catalog import Catalog
+from gateway.catalog import Catalog, why_not_runnable
 from gateway.core.errors import ConfigError, GatewayError
 from gateway.core.model import Environment, EnvironmentName
 from gateway.environment_looks import Look, Stamp, look_at, paths_of
@@ -79,7 +79,7 @@ class Rollover:
         image_of: ImageOf | None = None,
         directory: Path | None = None,
         names: Sequence[str] = (),
-        local_only: bool = False,
+        containers: bool = True,
         complete: Complete | None = None,
         poll_s: float = POLL_S,
         images_every_s: float = IMAGES_EVERY_S,
@@ -91,7 +91,7 @@ class Rollover:
             image_of: Brings an environment's image about and names it (``Backend.prepare``); None: nobody asks.
             directory: The folder of ``<environment>/environment.toml``; None: no files are watched.
             names: The folders that are looked at; empty: all of them.
-            local_only: Environments that run in their image only are left out, as at the start.
+            containers: Whether workers are containers; environments that cannot run so are left out, as at the start.
             complete: Adds to what a file says what it does not (the content of its task modules), before it is offered.
                 A ``ConfigError`` refuses the file.
             poll_s: Between two looks of `run` at the files.
@@ -101,7 +101,7 @@ class Rollover:
         self._image_of = image_of
         self._directory = directory
         self._names = frozenset(names)
-        self._local_only = local_only
+        self._containers = containers
         self._complete = complete
         self._poll_s = poll_s
         self._images_every_s = images_every_s
@@ -223,10 +223,13 @@ class Rollover:
                 return
             self._refuse_taken(path, file, read)
             before = file.offers
-            if self._local_only and read.needs_an_engine:
-                if before is None:
-                    return  # left out, as at the start
-                raise ConfigError(f"{path}: in an image only; use GATEWAY_BACKEND=docker")
+            if reason := why_not_runnable(read, containers=self._containers):
+                if before is not None:
+                    raise ConfigError(f"{path}: {reason}")
+                if self._catalog.left_out.get(read.name) != reason:
+                    logger.info("environment_left_out environment=%s reason=%r", read.name, reason)
+                self._catalog.left_out[read.name] = reason
+                return
             if before is not None and before.name != read.name and before.name == self._catalog.default.name:
                 raise ConfigError(f"{path}: {before.name!r} is the default environment and keeps its name")
             self._offer(before, read if self._complete is None else await self._complete(read))

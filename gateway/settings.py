@@ -171,7 +171,10 @@ class Settings(BaseSettings):
     @field_validator("environments", "static", "nodes", mode="before")
     @classmethod
     def _split_names(cls, value: object) -> object:
-        return tuple(name.strip() for name in value.split(",") if name.strip()) if isinstance(value, str) else value
+        given = (value,) if isinstance(value, str) else value
+        if not isinstance(given, (tuple, list)) or not all(isinstance(entry, str) for entry in given):
+            return value
+        return tuple(name.strip() for entry in given for name in entry.split(",") if name.strip())
 
     @field_validator("static")
     @classmethod

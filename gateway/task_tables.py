@@ -1,6 +1,6 @@
 """The tasks of a split as draws see them: their keys, tags and difficulties. Built once for each state of a split.
 
-Of tasks that only a foreign image has, nothing but their number is asked: they have neither tags nor difficulties here.
+Of tasks that only workers have, nothing but their number is asked: they have neither tags nor difficulties here.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class TaskTables:
 
     async def _of_image(self, name: EnvironmentName, split: str) -> TaskTable:
         environment = self._catalog.offered(name)
-        if environment is None or not environment.server.is_foreign or environment.tasks is not None:
+        if environment is None or environment.tasks is not None:
             return tabulate(name, split, ())
         known = self._tables.get((name, split))
         if known is not None and isinstance(known[0], float) and time.monotonic() - known[0] < COUNT_S:

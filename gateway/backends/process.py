@@ -41,7 +41,7 @@ from gateway.backends.folders import SOCKET_NAME, SocketFolders
 from gateway.backends.launches import Launches, Wanted
 from gateway.backends.tail import Tail
 from gateway.core.errors import BackendError, StartFailed
-from gateway.core.model import CloseReason, Death, Environment, Found, Worker, WorkerId
+from gateway.core.model import CloseReason, Death, Environment, EnvironmentName, Found, Worker, WorkerId
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +49,8 @@ KILL_S = 5.0
 """How long a process may take to be gone after SIGKILL: longer only if the kernel has it in an uninterruptible wait."""
 OUTPUT_S = 1.0
 """How long the rest of a dead worker's output is read; a grandchild that outlived it may hold the pipe for ever."""
+EDITS_S = 2.0
+"""Between two looks at the code of a worker that runs."""
 CUSTOM_TASKS_PACKAGE = "custom_tasks"
 """The name by which task modules are imported: ``custom_tasks.my_task``."""
 _PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH")
@@ -110,6 +112,8 @@ class ProcessBackend:
         self._deaths = Deaths()
         self._running: dict[WorkerId, _Running] = {}
         self._ports: dict[WorkerId, int] = {}
+        self._edits: dict[EnvironmentName, Mapping[str, int]] = {}
+        """The sources of environments as they were when an edit of them was logged."""
         self._closed = False
 
     async def start(self, worker: Worker, environment: Environment) -> str:
@@ -235,7 +239,7 @@ class ProcessBackend:
             os.close(stdout)
         _limit(process.pid)
         running = _Running(worker, address, process, held)
-        running.watch = asyncio.create_task(self._watch(running, output))
+        running.watch = asyncio.create_task(self._watch(running, output, environment))
         return running
 
     def _make_work(self, id: WorkerId) -> None:
@@ -326,12 +330,12 @@ class ProcessBackend:
             "ENVSERVER_EXIT_ON_EOF": "1",
         }
 
-    async def _watch(self, running: _Running, output: int) -> None:
+    async def _watch(self, running: _Running, output: int, environment: Environment) -> None:
         """Read the worker's *output* until it has ended, then say so."""
         process = running.process
         reading = asyncio.create_task(running.tail.read(output))
         try:
-            await process.wait()
+            await self._until_ended(process, environment)
             # What it started dies with it: nothing else would ever end it.
             _signal_group(process, signal.SIGKILL)
             await asyncio.wait({reading}, timeout=OUTPUT_S)
@@ -339,6 +343,28 @@ class ProcessBackend:
             reading.cancel()
             os.close(running.stdin)
             self._deaths.add(Death(running.worker.id, CloseReason.WORKER_LOST, _how(process.returncode)))
+
+    async def _until_ended(self, process: Process, environment: Environment) -> None:
+        """Wait for the worker's end; log once if its code is edited meanwhile, as it keeps what it has read."""
+        began = await asyncio.to_thread(_sources, environment.directory)
+        ended = asyncio.create_task(process.wait())
+        try:
+            while not (await asyncio.wait((ended,), timeout=EDITS_S))[0]:
+                now = await asyncio.to_thread(_sources, environment.directory)
+                edited = sorted(name for name, changed_at in now.items() if began.get(name) != changed_at)
+                if edited and now != self._edits.get(environment.name):
+                    self._edits[environment.name] = now  # one line for all of its workers
+                    logger.warning(
+                        "environment_code_changed environment=%s files=%s hint='workers that run keep the code that "
+                        "they have read; gateway restart %s replaces them'",
+                        environment.name,
+                        ",".join(edited),
+                        environment.name,
+                    )
+                    break
+            await ended
+        finally:
+            ended.cancel()
 
     async def _end(self, running: _Running) -> None:
         if running.process.returncode is None:
@@ -367,6 +393,15 @@ class ProcessBackend:
             await self.stop(id)
         except BackendError as error:
             logger.error("worker_left worker=%s error=%s", id, error)
+
+
+def _sources(directory: Path) -> dict[str, int]:
+    """When each Python file of an environment's folder was changed last, by its name."""
+    found = {}
+    for path in directory.glob("*.py"):
+        with suppress(OSError):  # it went just now
+            found[path.name] = path.stat().st_mtime_ns
+    return found
 
 
 def _limit(pid: int) -> None:

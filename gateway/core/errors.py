@@ -6,7 +6,7 @@ the same request, unchanged, may succeed later. The one table of statuses is in 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from gateway.core.faults import Fault
@@ -71,6 +71,17 @@ class UnknownSplit(UnknownTask):
     """The environment has no split of that name."""
 
     code = "unknown_split"
+
+
+def unknown_split(split: str, known: Iterable[str]) -> UnknownSplit:
+    """The error for a *split* that is not among *known*; it begins with the words of the standard ORS servers."""
+    names = ", ".join(list(known)[:20]) or "none"
+    return UnknownSplit(f"Invalid split: there is no {split[:200]!r}; there are {names}")
+
+
+def unknown_index(split: str, index: int, count: int) -> UnknownTask:
+    """The error for an *index* beyond the *count* tasks of *split*; it begins as that of the standard ORS servers."""
+    return UnknownTask(f"Invalid index: {index}; split {split[:200]!r} has {count} task{'' if count == 1 else 's'}")
 
 
 class WrongEnvironment(UnknownTask):

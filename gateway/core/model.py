@@ -282,6 +282,7 @@ class Environment:
 
     name: EnvironmentName
     image: str
+    """Empty: it runs as local processes only."""
     directory: Path
     """Where its ``environment.toml`` is; local processes run there."""
     command: tuple[str, ...]
@@ -509,6 +510,8 @@ class Opening:
     """How many of it there will be, as far as the environment can hold them at once."""
     together_s: float = 0.0
     """How long slots are kept for its group: until there are enough, and then until all have come."""
+    is_use: bool = True
+    """Whether it counts against ``max_uses``; False: the gateway asks the worker a question, and opens no session."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -601,6 +604,8 @@ class Setup:
     """Its place in *split*."""
     episode: str = ""
     """The trainer's own name for the episode, where its protocol has one."""
+    toolset: str = ""
+    """Further tools of an ORS server's own that the trainer asks for by their name; empty: none."""
     of_split: str = ""
     """The split that the task is of, whoever has it; it decides what resources the session gets. Empty: not known."""
     policy: str = ""

@@ -183,8 +183,7 @@ class ArealFront:
             case ["areal", name, "api", *rest]:
                 environment = self._catalog.offered(name)
                 if environment is None:
-                    known = ", ".join(known.name for known in self._catalog)
-                    raise _Refusal(404, "unknown environment", f"there is no {name[:64]!r}; there are {known}")
+                    raise _Refusal(404, "unknown environment", self._catalog.unknown(name).detail)
                 return environment, tuple(rest)
             case ["api", *rest]:
                 return self._catalog.default, tuple(rest)
@@ -261,7 +260,7 @@ class ArealFront:
         try:
             return await find_sample(self._offers, environment, sample)
         except UnknownTask:
-            if self._offers.asks(environment) or sample.isdecimal():
+            if environment.wire is not Wire.OWN or sample.isdecimal():
                 raise
             if sample not in (await self._sessions.registered(environment)).tasks:
                 raise

@@ -26,7 +26,7 @@ from gateway.core.errors import GatewayError
 from gateway.core.model import Environment, Owner
 from gateway.core.ports import Store
 from gateway.curricula import Curricula
-from gateway.fronts.asgi import BodyTooLarge, HungUp, drop_body, respond_json
+from gateway.fronts.asgi import BodyTooLarge, HungUp, denial, drop_body, respond_json
 from gateway.fronts.errors import marks, retry_after, status_of
 from gateway.fronts.openenv_episodes import Admit, Episodes
 from gateway.fronts.openenv_frames import Refused
@@ -99,12 +99,14 @@ class OpenEnvFront:
 
     async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
         environment, rest = self._place(scope["path"])
-        if environment is None or rest not in (("ws",), ("mcp",)):
-            await send(
-                {"type": "websocket.close", "code": 1008}
-            )  # before it is accepted: 403, as stock servers have it
-            return
         await receive()  # the wish to connect
+        if environment is None or rest not in (("ws",), ("mcp",)):
+            detail = "Not Found: sockets are at /openenv/{environment}/ws and /openenv/{environment}/mcp"
+            if environment is None:
+                detail = self._unknown(scope["path"])
+            logger.info("openenv_not_found path=%r detail=%r", scope["path"][:200], detail)
+            await respond_json(denial(send), 404, {"detail": detail})
+            return
         peer = Peer(receive, send)
         owner: Owner = scope["gateway.owner"]
         with contextlib.suppress(Left):
@@ -119,8 +121,7 @@ class OpenEnvFront:
         try:
             environment, rest = self._place(scope["path"])
             if environment is None:
-                known = ", ".join(known.name for known in self._catalog)
-                raise HttpRefusal(404, f"there is no such environment; there are {known}")
+                raise HttpRefusal(404, self._unknown(scope["path"]))
             await self._http.answer(scope, receive, send, environment, rest)
         except HungUp:
             pass
@@ -143,6 +144,10 @@ class OpenEnvFront:
         except Exception:  # protects the client: it gets a JSON body, and every other episode goes on
             logger.exception("openenv_broken path=%s", scope["path"])
             await respond_json(send, 500, {"detail": "a fault of the gateway"})
+
+    def _unknown(self, path: str) -> str:
+        """Say why there is no environment at *path*."""
+        return self._catalog.unknown(path.lstrip("/").removeprefix("openenv").strip("/").partition("/")[0]).detail
 
     def _place(self, path: str) -> tuple[Environment | None, tuple[str, ...]]:
         # Empty segments do not count: a base URL may end in a slash.

@@ -29,7 +29,7 @@ from gateway.core.errors import (
     UpstreamError,
     UpstreamTimeout,
 )
-from gateway.core.model import Action, Block, CloseReason, Environment, EnvironmentName, Owner, Setup, StepResult
+from gateway.core.model import Action, Block, CloseReason, Environment, EnvironmentName, Owner, Setup, StepResult, Wire
 from gateway.core.ports import Store
 from gateway.fronts.errors import why_ended, why_not_opened
 from gateway.fronts.openenv_errors import NO_EPISODE, marks, refusal
@@ -209,6 +209,14 @@ class Episodes:
                 except (ValueError, TypeError, KeyError, AttributeError) as error:
                     raise UpstreamError(f"the worker's list of tools can't be read: {error}") from error
             return known[1]
+
+    async def default_tool(self, environment: Environment) -> str | None:
+        """The tool that an action without a tool's name is an input of; None where none is named."""
+        if environment.wire is not Wire.OWN:
+            return environment.actions.default_tool or None
+        async with self.refusing(environment, closes=False):
+            about = await self._sessions.about(patient(environment))
+        return about.get("default_tool")
 
     async def has(self, owner: Owner, name: str, environment: Environment) -> bool:
         """Whether an episode is open under *name*. Raises ``Refused`` if nobody can tell."""

@@ -151,7 +151,13 @@ class HttpRoutes:
 
     async def _schema(self, asked: _Asked) -> Json:
         told = await self._told(asked, "schema")
-        return told or schemas(await self._attended(asked, self._episodes.tools(asked.environment)))
+        if told is not None:
+            return told
+        return await self._attended(asked, self._schemas(asked.environment))
+
+    async def _schemas(self, environment: Environment) -> Json:
+        tools = await self._episodes.tools(environment)
+        return schemas(tools, await self._episodes.default_tool(environment))
 
     async def _told(self, asked: _Asked, what: str) -> Json | None:
         """What an image that speaks the protocol tells of itself."""

@@ -62,17 +62,20 @@ def metadata(environment: Environment) -> Json:
     }
 
 
-def schemas(tools: Sequence[Json]) -> Json:
-    """The answer to ``GET /schema``; an action is an input of the default tool, or a call of a tool by its name."""
+def schemas(tools: Sequence[Json], default_tool: str | None) -> Json:
+    """The answer to ``GET /schema``; an action is an input of the default tool, or a call of a tool by its name.
+
+    Without *default_tool* the only tool is the default one; of several none is.
+    """
     return {
-        "action": _action(tools),
+        "action": _action(tools, default_tool),
         "observation": _OBSERVATION,
         "state": _STATE,
         "reset_observation": _OBSERVATION,
     }
 
 
-def _action(tools: Sequence[Json]) -> Json:
+def _action(tools: Sequence[Json], default_tool: str | None) -> Json:
     calls = [
         {
             "type": "object",
@@ -95,8 +98,8 @@ def _action(tools: Sequence[Json]) -> Json:
         "properties": {"type": {"const": "list_tools"}, "metadata": _METADATA},
         "required": ["type"],
     }
-    plain = [tool["input_schema"] for tool in tools]
-    shown = plain[0].get("properties", {}) if len(plain) == 1 else {}
+    plain = [tool["input_schema"] for tool in tools if tool["name"] == default_tool or len(tools) == 1]
+    shown = plain[0].get("properties", {}) if plain else {}
     return {"type": "object", "title": "Action", "properties": shown, "anyOf": [*plain, *calls, listing]}
 
 

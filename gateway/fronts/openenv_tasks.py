@@ -11,24 +11,32 @@ import contextlib
 import random
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from gateway.catalog import Catalog
 from gateway.core.curricula import PREFIX
-from gateway.core.errors import EnvironmentUnavailable, GatewayError, UnknownTask, WrongEnvironment
+from gateway.core.errors import (
+    EnvironmentUnavailable,
+    PoolExhausted,
+    UnknownTask,
+    WrongEnvironment,
+    unknown_index,
+    unknown_split,
+)
 from gateway.core.model import Environment, Registered, Ticket, Wire
 from gateway.environment_files import RESET_KEYS
 from gateway.fronts.openenv_frames import Json, ResetWish, invalid
 from gateway.handles import Offer
+from gateway.inquiries import BeingReplaced
 from gateway.offers import Asked, Offers
 from gateway.task_fields import TaskFields, value_at
 from gateway.tasks.schema import parse
 
 NAME_MAX: Final = 200
 """Of what is told of a task to people."""
-ASKED_S: Final = 10.0
-"""How long an id that the gateway does not hold waits for a worker to ask: what holds all slots may be its client."""
+REPLACED_S: Final = 10.0
+"""How long workers that are being replaced are asked again."""
 ASK_PAUSE_S: Final = 0.5
 GAPS_MAX: Final = 1000
 """How many removed tasks in a row are passed over in search of one that is there."""
@@ -111,7 +119,12 @@ class TaskChooser:
         if not unknown:
             return
         entries = [
-            {"type": "extra_forbidden", "loc": ["data", key], "msg": "Extra inputs are not permitted", "input": given[key]}
+            {
+                "type": "extra_forbidden",
+                "loc": ["data", key],
+                "msg": "Extra inputs are not permitted",
+                "input": given[key],
+            }
             for key in unknown
         ]
         known = ", ".join((*RESET_KEYS, *environment.openenv.task_keys, *taken))
@@ -130,7 +143,7 @@ class TaskChooser:
             await self._offers.refresh()
             found = await self._with_values(environment, wish, wanted)
         if not found and wish.split is None:
-            known = await self._asked_for_tasks(environment)
+            known = await self._asked_for_tasks(environment, "a task with these values")
             found = [
                 Offer(spec={"id": id})
                 for id, row in known.tasks.items()
@@ -207,7 +220,7 @@ class TaskChooser:
 
     async def _inline(self, environment: Environment, task: Json) -> Chosen:
         """A task that the client sent whole."""
-        if self._offers.asks(environment):
+        if self._offers.asks(environment) and environment.wire is not Wire.OWN:
             own = await self._offers.recognised(environment, task)
             # What an image hands out may be of any form; what it does not know as its own has the form of all tasks.
             if own.is_images or (environment.wire is not Wire.OPENENV and not task.get("env_type")):
@@ -221,9 +234,12 @@ class TaskChooser:
         with contextlib.suppress(UnknownTask):
             return _chosen(await self._offers.find(environment, *names, prefer=prefer))
         self._refuse_other_environments(environment, id)
-        if self._offers.asks(environment):
+        if environment.wire is not Wire.OWN:
             return await self._of_image(environment, id, names)
-        known = await self._asked_for_tasks(environment, id[:NAME_MAX])
+        known = await self._asked_for_tasks(environment, f"task {id[:NAME_MAX]!r}")
+        for name in names:
+            if (offer := await self._offers.images_own(environment, name)) is not None:
+                return _chosen(offer)
         for name in names:
             if name in known.tasks:
                 return Chosen(spec={"id": name}, id=name)
@@ -242,22 +258,21 @@ class TaskChooser:
                 return _chosen(offer)
         raise UnknownTask(f"Unknown task: {id[:NAME_MAX]}")
 
-    async def _asked_for_tasks(self, environment: Environment, id: str = "") -> Registered:
-        """As `_asked`, for a task. Raises ``UnknownTask`` where no worker can be asked."""
+    async def _asked_for_tasks(self, environment: Environment, what: str) -> Registered:
+        """As `_asked`, for a task. Raises ``PoolExhausted``, ``EnvironmentUnavailable`` that name *what* is asked for."""
         try:
             return await self._asked(environment)
-        except GatewayError as error:
-            raise UnknownTask(f"Unknown task: {id} (no worker could be asked for it: {error.detail})") from error
+        except (PoolExhausted, EnvironmentUnavailable) as error:
+            told = f"{what} is in no file, and no worker could be asked for it: {error.detail}"
+            raise type(error)(told, retry_after_s=error.retry_after_s) from error
 
     async def _asked(self, environment: Environment) -> Registered:
         """What its workers know; while they are just being replaced, their successors are waited for."""
-        deadline = time.monotonic() + ASKED_S
+        deadline = time.monotonic() + REPLACED_S
         while True:
-            left_s = max(0.0, deadline - time.monotonic())
-            timeouts = replace(environment.timeouts, open_s=min(left_s, environment.timeouts.open_s))
             try:
-                return await self._workers.registered(replace(environment, timeouts=timeouts))
-            except EnvironmentUnavailable:
+                return await self._workers.registered(environment)
+            except BeingReplaced:
                 if time.monotonic() + ASK_PAUSE_S >= deadline:
                     raise
             await asyncio.sleep(ASK_PAUSE_S)
@@ -330,7 +345,7 @@ def _split(environment: Environment, wish: ResetWish, splits: list[str]) -> str:
     """The split that *wish* means. Raises ``UnknownTask``."""
     split = wish.split if wish.split is not None else Offers.usual(splits, environment.openenv.split)
     if split not in splits:
-        raise UnknownTask(f"Invalid split: there is no {split[:NAME_MAX]!r}; there are {', '.join(splits)}")
+        raise unknown_split(split, splits)
     return split
 
 
@@ -338,7 +353,7 @@ def _places(split: str, count: int, wish: ResetWish) -> Iterator[int]:
     """The indices to try, in their order. Raises ``UnknownTask``."""
     if wish.index is not None:
         if not -count <= wish.index < count:
-            raise UnknownTask(f"Invalid index: {wish.index}; split {split!r} has {count} tasks")
+            raise unknown_index(split, wish.index, count)
         return iter((wish.index % count,))
     if count == 0:
         raise UnknownTask(f"split {split!r} has no task")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -11,10 +12,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from gateway.core.errors import GatewayError, StoreUnavailable
+from gateway.catalog import Catalog
+from gateway.core.errors import GatewayError, InvalidRequest, StoreUnavailable
+from gateway.core.model import WorkerState
 from gateway.core.ports import Store
 from gateway.fronts.errors import status_of
+from gateway.fronts.ops_answers import answering, operator_of
 from gateway.observe.metrics import Metrics
+
+logger = logging.getLogger(__name__)
 
 MAX_LISTED = 10_000
 STORE_S: Final = 1.0
@@ -25,11 +31,18 @@ class OpsFront:
     """Handlers of the operators' routes."""
 
     def __init__(
-        self, *, store: Store, metrics: Metrics, is_draining: Callable[[], bool], routes: Sequence[Route] = ()
+        self,
+        *,
+        store: Store,
+        catalog: Catalog,
+        metrics: Metrics,
+        is_draining: Callable[[], bool],
+        routes: Sequence[Route] = (),
     ) -> None:
         """*routes*: further ones for operators."""
         self._routes = routes
         self._store = store
+        self._catalog = catalog
         self._metrics = metrics
         self._is_draining = is_draining
         self._ping: asyncio.Future[None] | None = None
@@ -43,6 +56,7 @@ class OpsFront:
                 Route("/metrics", self._metrics_text),
                 Route("/admin/v1/sessions", self._sessions),
                 Route("/admin/v1/workers", self._workers),
+                Route("/admin/v1/environments/{environment}/restart", answering(self._restart), methods=["POST"]),
                 *self._routes,
             ],
             exception_handlers={GatewayError: _on_error},
@@ -113,6 +127,27 @@ class OpsFront:
         ]
         waiting = {name: load.waiting for name, load in loads.items()}
         return JSONResponse({"workers": rows, "waiting": waiting})
+
+    async def _restart(self, request: Request) -> Response:
+        """Drain the workers that are ready, of the environment and of its splits; the pool starts others as needed."""
+        environment = self._catalog.wanted(request.path_params["environment"])
+        if environment.server.url:
+            raise InvalidRequest(f"{environment.name!r} is a server that somebody else runs: restart it where it runs")
+        loads = await self._store.load()
+        names = [environment.name, *(split.name for split in environment.splits.values())]
+        workers = [entry.worker for name in names if (load := loads.get(name)) is not None for entry in load.workers]
+        draining = [
+            worker.id
+            for worker in workers
+            if worker.state in (WorkerState.READY, WorkerState.PAUSED) and await self._store.drain_worker(worker.id)
+        ]
+        logger.info(
+            "environment_restarted environment=%s workers=%s by=%s",
+            environment.name,
+            ",".join(draining),
+            operator_of(request),
+        )
+        return JSONResponse({"environment": environment.name, "draining": draining})
 
 
 async def _on_error(_: Request, error: Exception) -> Response:

@@ -113,6 +113,8 @@ class OrsFront:
         try:
             await self._dispatch(scope, receive, send)
         except Answer as answer:
+            if answer.status == 404 and answer.body["detail"] != _NO_SESSION:
+                logger.info("ors_not_found detail=%r", answer.body["detail"])
             await respond_json(send, answer.status, answer.body, answer.extra)
         except Unprocessable as error:
             await respond_json(send, 422, {"detail": list(error.entries)})
@@ -123,6 +125,8 @@ class OrsFront:
         except HungUp:
             pass
         except GatewayError as error:
+            if isinstance(error, UnknownEnvironment | UnknownTask):
+                logger.info("ors_not_found detail=%r", error.detail)
             # What is wrong with a request is told in the reference servers' exact form.
             body = {"detail": told(error), **({} if isinstance(error, InvalidRequest) else marks(error))}
             await respond_json(send, status_of(error, ORS_STATUS), body, retry_after(error))
@@ -134,15 +138,17 @@ class OrsFront:
         if path.endswith("/"):
             raise Answer(307, "Temporary Redirect", [(b"location", _without_slash(scope))])
         first, _, rest = path.partition("/")
-        name = first.lower()
+        name, environment = first.lower(), self._catalog.offered(first)
         if name in ROOT_ROUTES and not rest:
             await self._root(name, scope, receive, send)
-        elif (environment := self._catalog.offered(name)) is not None and rest in OPERATIONS:
+        elif environment is not None and rest in OPERATIONS:
             await self._operation(first, environment, rest, scope, receive, send)
         elif name in OPERATIONS and not rest:
             await self._operation("", self._meant(scope), name, scope, receive, send)
+        elif environment is None and rest in OPERATIONS:
+            raise Answer(404, f"Not Found: {self._catalog.unknown(first).detail}")
         else:
-            raise Answer(404, "Not Found")
+            raise Answer(404, f"Not Found: there is no route {scope['path'][:200]!r}")
 
     async def _root(self, name: str, scope: Scope, receive: Receive, send: Send) -> None:
         if name in _ABSENT:
@@ -188,6 +194,7 @@ class OrsFront:
                 try:
                     answer = await self._tasks.discover(name, environment, env_name, body, content_type)
                 except UnknownTask as error:
+                    logger.info("ors_not_found detail=%r", error.detail)
                     raise Answer(400, error.detail) from None
                 await respond(send, 200, answer)
 
@@ -268,8 +275,6 @@ class OrsFront:
             if self._pending is not None and by_reference and header(scope, b"x-deployment") is None:
                 environment = None
         secrets = read_secrets(header(scope, b"x-secrets"), wish.secrets)
-        if wish.toolset_name is not None:
-            raise InvalidRequest(f"unknown toolset {wish.toolset_name!r}; valid options are []")
         pending = Pending(
             environment=environment,
             wish=wish,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.catalog import Catalog
-from gateway.core.errors import UnknownTask
+from gateway.core.errors import InvalidRequest, UnknownTask
 from gateway.core.model import Environment, Setup, Wire
 from gateway.fronts.asgi import dump
 from gateway.fronts.ors_bodies import CreateSession, OfRange, OfSplit, OfTask, validate, without_platform_keys
@@ -59,8 +59,11 @@ class OrsTasks:
 
         Raises:
             UnknownTask: no such split, or index in it.
+            InvalidRequest: a toolset is asked for, which only standard ORS servers have.
         """
         wish = pending.wish
+        if wish.toolset_name is not None and environment.wire is not Wire.ORS:
+            raise InvalidRequest(f"unknown toolset {wish.toolset_name!r}; valid options are []")
         if wish.task_spec is not None:
             offer = await self._given(wish.task_spec, environment)
             task = str(wish.task_spec.get("id", ""))[:200]
@@ -82,6 +85,7 @@ class OrsTasks:
             secrets=secrets,
             split=offer.worker_split,
             index=offer.worker_index,
+            toolset=wish.toolset_name or "",
             of_split=offer.split,
             policy=pending.policy or offer.policy,
             group=pending.group,

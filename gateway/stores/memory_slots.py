@@ -267,7 +267,7 @@ class Slots:
         self._sessions[session.id] = session
         self._deadlines.set(session.id, now + opening.setup_s)
         held.sessions.add(session.id)
-        held.uses += 1
+        held.uses += opening.is_use
         if held.is_spent:
             self._drain(held)
         return session

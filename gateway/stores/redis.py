@@ -408,6 +408,7 @@ class RedisStore(Rebuilding):
             opening.group,
             opening.group_size,
             opening.together_s,
+            int(opening.is_use),
         )
 
     async def _asked(self, wait: _Wait, wait_s: float) -> list[Any]:

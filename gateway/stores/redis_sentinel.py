@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote
 
 from redis.asyncio import Redis
 from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
@@ -54,17 +54,19 @@ def read_url(url: str) -> SentinelUrl:
     scheme, _, rest = url.partition("://")
     if scheme not in SCHEMES:
         raise ValueError(f"one of {', '.join(f'{name}://' for name in SCHEMES)} is wanted")
-    parts = urlsplit(f"//{rest}")
-    login, at, hosts = parts.netloc.rpartition("@")
+    # Not by urlsplit: Python 3.11.2 refuses a list with an IPv6 address, later ones quote what stands between brackets.
+    rest, _, query = rest.partition("#")[0].partition("?")
+    netloc, _, path = rest.partition("/")
+    login, at, hosts = netloc.rpartition("@")
     username, colon, password = login.partition(":")
     if at and not colon:
         raise ValueError("before '@' stands [USER]:PASSWORD")
-    service, *more = [unquote(part) for part in parts.path.removeprefix("/").split("/")]
+    service, *more = [unquote(part) for part in path.split("/")]
     if not service:
         raise ValueError("the name of the master that the Sentinels watch is wanted after their addresses: /SERVICE")
     if len(more) > 1 or not all(part.isascii() and part.isdigit() and len(part) < 6 for part in more):
         raise ValueError("after /SERVICE may stand the number of a database: /SERVICE/0")
-    asked = dict(parse_qsl(parts.query, keep_blank_values=True))
+    asked = dict(parse_qsl(query, keep_blank_values=True))
     if unknown := asked.keys() - set(_OPTIONS):
         raise ValueError(f"{min(unknown)[:64]!r} is no option; there are {', '.join(_OPTIONS)}")
     return SentinelUrl(

@@ -1,8 +1,8 @@
 """Tasks by environment, split and index, or by id. Index -1 is the last task, as in ORS.
 
-Tasks come from files, which are read once, and from the store, at run time. Of a split that has both, those of the file
-come first, and those of the store after them in the order in which they were registered. An index never comes to mean
-another task: where one was removed it means none, which listings leave out.
+Tasks come from files, which operators may change, and from the store, at run time. Of a split that has both, those of
+the file come first, and those of the store after them in the order in which they were registered. As long as no file
+changes an index never comes to mean another task: where one was removed it means none, which listings leave out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from gateway.core.errors import ConfigError, InvalidRequest, UnknownSplit, UnknownTask, WrongEnvironment
+from gateway.core.errors import (
+    ConfigError,
+    InvalidRequest,
+    UnknownTask,
+    WrongEnvironment,
+    unknown_index,
+    unknown_split,
+)
 from gateway.core.model import Environment, EnvironmentName, Split, SplitType
 from gateway.core.task_ports import StoredTask, TaskStore
 from gateway.tasks.files import read_split
@@ -83,6 +90,30 @@ class TaskRegistry:
         self._views[environment] = dict(self._files[environment])
         self._env_types[environment] = {environment, *env_types}
 
+    def replace_files(self, environment: EnvironmentName, views: Mapping[str, SplitView | None]) -> list[str]:
+        """Serve other files from now on; tasks that came at run time stay, behind those of their split's file.
+
+        Args:
+            environment: Whose files they are.
+            views: By split: what its file has now (`indexed`), or None where the file is gone.
+
+        Returns:
+            For people: each split that has other tasks now, as ``name:before→after`` in numbers of the files' tasks.
+        """
+        files = self._files.setdefault(environment, {})
+        none = SplitView((), {}, {})
+        changed: dict[str, str] = {}
+        for split, view in views.items():
+            before, now = files.get(split, none).tasks, (view or none).tasks
+            if (split in files) != (view is not None) or list(before) != list(now):
+                changed[split] = f"{split}:{len(before)}→{len(now)}"
+                files.pop(split, None)
+                if view is not None:
+                    files[split] = view
+        added = self._added.get(environment, {}).values()
+        self._rebuild(environment, {split: [one for one in added if one.stored.split == split] for split in changed})
+        return list(changed.values())
+
     # -- by split and index ---------------------------------------------------------------------------------------
 
     def splits(self, environment: EnvironmentName) -> list[Split]:
@@ -96,9 +127,11 @@ class TaskRegistry:
     def raw(self, environment: EnvironmentName, split: str, index: int) -> bytes:
         """One task as compact JSON. Raises ``UnknownSplit``, ``UnknownTask``."""
         tasks = self._view(environment, split).tasks
-        task = tasks[index] if -len(tasks) <= index < len(tasks) else None
+        if not -len(tasks) <= index < len(tasks):
+            raise unknown_index(split, index, len(tasks))
+        task = tasks[index]
         if task is None:
-            raise UnknownTask("Invalid index")
+            raise UnknownTask(f"Invalid index: the task {split}/{index} was removed")
         return task
 
     def task(self, environment: EnvironmentName, split: str, index: int) -> dict[str, Any]:
@@ -329,7 +362,7 @@ class TaskRegistry:
         try:
             return self._views[environment][split]
         except KeyError:
-            raise UnknownSplit("Invalid split") from None
+            raise unknown_split(split, self._views.get(environment, ())) from None
 
 
 def _place(cursor: str) -> tuple[str, str, int]:

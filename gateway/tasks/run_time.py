@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -62,11 +62,13 @@ class Registered:
 class RunTimeTasks:
     """The registry of a replica together with the store that all replicas share."""
 
-    def __init__(self, *, registry: TaskRegistry, store: TaskStore, environments: Iterable[Environment]) -> None:
-        """*environments*: all that are on offer."""
+    def __init__(
+        self, *, registry: TaskRegistry, store: TaskStore, offered: Callable[[str], Environment | None]
+    ) -> None:
+        """*offered* looks up an environment that is on offer now, by its name; from any thread."""
         self.registry = registry
         self._store = store
-        self._environments = {environment.name: environment for environment in environments}
+        self._offered = offered
 
     # -- adding and removing --------------------------------------------------------------------------------------
 
@@ -222,7 +224,7 @@ class RunTimeTasks:
             document = {**document, "env_type": environment}
         env_type = document.get("env_type") if isinstance(document, Mapping) else None
         name = self.registry.environment_of(env_type) if isinstance(env_type, str) else None
-        found = self._environments.get(name) if name is not None else None
+        found = self._offered(name) if name is not None else None
         problems: list[tuple[str, str]] = []
         if isinstance(env_type, str) and env_type and found is None:
             problems.append(("env_type", f"no environment {env_type[:100]!r} is on offer"))

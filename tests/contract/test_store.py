@@ -195,6 +195,21 @@ async def test_the_claim_that_takes_the_last_use_drains_the_worker(store: Store)
         await store.claim(opening("s3"), wait_s=0)
 
 
+async def test_a_claim_that_is_no_use_leaves_the_worker_its_uses(store: Store) -> None:
+    id = await add_ready(store, max_uses=1)
+
+    question = await store.claim(replace(opening("question"), is_use=False), wait_s=0)
+    waiting = await queued(store, replace(opening("s1"), is_use=False))
+    with pytest.raises(PoolExhausted):
+        await store.claim(opening("s2"), wait_s=0)
+    await end(store, question)
+    await end(store, await waiting)
+
+    assert await state_of(store, id) is WorkerState.READY
+    await store.claim(opening("s3"), wait_s=0)
+    assert await state_of(store, id) is WorkerState.DRAINING
+
+
 async def test_a_slot_of_a_spent_worker_is_not_given_again_when_it_is_released(store: Store) -> None:
     id = await add_ready(store, max_uses=1)
     session = await opened(store, opening("s1"))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import gateway.stores.redis_tasks as module
+from gateway.catalog import Catalog
 from gateway.core.errors import InvalidRequest, StoreUnavailable, TaskExists
 from gateway.core.model import Environment, EnvironmentName
 from gateway.core.task_ports import MAX_AT_ONCE, MAX_TASK_BYTES, StoredTask, TaskChanges, TaskStore
@@ -416,7 +417,7 @@ async def test_registries_of_several_replicas_agree_on_every_index(redis_world: 
     stores = [open_store(redis_world) for _ in range(2)]
     here = Environment(name=MATH, image="x", directory=Path("/"), command=("x",))
     one, other = (
-        RunTimeTasks(registry=TaskRegistry({MATH: {"train": [b"{}"]}}), store=store, environments=[here])
+        RunTimeTasks(registry=TaskRegistry({MATH: {"train": [b"{}"]}}), store=store, offered=Catalog([here]).offered)
         for store in stores
     )
 

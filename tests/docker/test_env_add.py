@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -299,3 +300,31 @@ async def test_a_command_that_is_interrupted_removes_its_container(
     process.communicate(timeout=scaled(60))
     assert process.returncode not in (0, -number)  # it ended by itself
     assert not (shared_dir / "env_images").exists()
+
+
+def test_the_dockerfile_of_the_environment_servers_readme_makes_an_image_that_can_be_added(
+    env: Env, docker_engine: docker.APIClient, shared_dir: Path
+) -> None:
+    shown = re.findall(r"```(\w+)\n(.*?)```", (ENVSERVER.parent / "README.md").read_text(), re.DOTALL)
+    first = {language: text.encode() for language, text in reversed(shown)}
+    files = {"Dockerfile": first["dockerfile"], "server.py": first["python"], "tasks/train.jsonl": first["json"]}
+    image = built_once(docker_engine, "env-gateway-test/env-add-readme", files)
+
+    process = env("add", image, "-n", "reversestring")
+    out, err = process.communicate(timeout=scaled(120))
+
+    assert process.returncode == 0, err
+    environment = read_environment(shared_dir / "env_images" / "reversestring" / "environment.toml")
+    assert (environment.image, environment.server, environment.upstream_name) == (image, Server(), "")
+    assert "train 1" in out
+
+
+def test_an_image_that_adds_nothing_to_ours_says_what_it_lacks(env: Env, docker_engine: docker.APIClient) -> None:
+    files = {"Dockerfile": b"FROM env-gateway/base\n"}
+    image = built_once(docker_engine, "env-gateway-test/env-add-bare", files)
+
+    process = env("add", image, "-n", "bare")
+    _, err = process.communicate(timeout=scaled(120))
+
+    assert process.returncode == 2
+    assert "can't open file '/srv/env/server.py'" in err

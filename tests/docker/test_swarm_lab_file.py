@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import stat
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import pytest
 import yaml
 
 from gateway.settings import PREFIX, Settings, load, parse_keys
+from tests.deadlines import scaled
 from tests.docker.swarm_lab import PROJECT_DIR
 
 TEXT = (PROJECT_DIR / "deploy" / "swarm" / "stack.yaml").read_text()
@@ -127,3 +131,58 @@ def test_every_variable_is_named_at_its_head() -> None:
     head = TEXT[: TEXT.index("\nversion:")]
 
     assert {found[1] for found in VARIABLE.finditer(TEXT) if found[1] not in head} == set()
+
+
+def test_keys_that_the_readme_makes_are_readable_by_their_owner_alone_and_no_part_of_the_repository(
+    tmp_path: Path,
+) -> None:
+    (commands,) = re.findall(r"## 4\. Certificates and secrets\n\n```sh\n(.*?)```", README, re.DOTALL)
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "docker").write_text('#!/bin/sh\n[ "$1" != run ] || mkdir cluster-certs\ncat >/dev/null\n')
+    (programs / "docker").chmod(0o755)
+    (programs / "openssl").write_text("#!/bin/sh\necho 0123\n")
+    (programs / "openssl").chmod(0o755)
+    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+
+    subprocess.run(
+        ["bash", "-ec", f"umask 022\n{commands}"],
+        cwd=tmp_path,
+        env={"PATH": path, "GATEWAY_IMAGE": "x"},
+        stdin=subprocess.DEVNULL,
+        check=True,
+        timeout=scaled(60),
+    )
+    made = [path for path in tmp_path.iterdir() if path != programs]
+
+    assert sorted(path.name for path in made) == ["cluster-certs", "operator.key", "trainer.key"]
+    assert [stat.S_IMODE(path.stat().st_mode) & 0o077 for path in made] == [0, 0, 0]
+    names = ["cluster-certs/ca-key.pem", "operator.key", "trainer.key"]
+    ignored = subprocess.run(
+        ["git", "check-ignore", *names], cwd=PROJECT_DIR, capture_output=True, text=True, timeout=scaled(60)
+    )
+    assert ignored.stdout.split() == names
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the lab needs root")
+def test_the_lab_saves_images_of_this_machines_engine_whichever_the_user_talks_to(tmp_path: Path) -> None:
+    programs, calls = tmp_path / "bin", tmp_path / "calls"
+    programs.mkdir()
+    (tmp_path / "lab").mkdir()
+    (tmp_path / "scripts").mkdir()  # a copy: the script lets one of it run at a time
+    script = shutil.copy(PROJECT_DIR / "scripts" / "swarm-lab", tmp_path / "scripts")
+    (programs / "docker").write_text(f'#!/bin/sh\necho "${{DOCKER_HOST:-own}} $*" >>{calls}\n')
+    (programs / "docker").chmod(0o755)
+    variables = {
+        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+        "DOCKER_HOST": "unix:///another.sock",
+        "SWARM_LAB_NAME": "none",
+        "SWARM_LAB_DIR": str(tmp_path / "lab"),
+    }
+
+    subprocess.run([script, "load", "an-image"], env=variables, check=True, timeout=scaled(60))
+
+    said = calls.read_text().splitlines()
+    assert next(line for line in said if " save " in line).startswith("own save --output ")
+    assert sum(" load " in line for line in said) == 3
+    assert not [line for line in said if line.startswith("unix:")]

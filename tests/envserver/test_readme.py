@@ -24,35 +24,38 @@ README = (BASE / "README.md").read_text()
 SECTION = README[README.index("## Generic tasks") : README.index("## Settings")]
 
 
-def example(language: str, *, of: str = README) -> str:
-    found = re.search(rf"```{language}\n(.*?)```", of, re.DOTALL)
-    assert found is not None
-    return found[1]
+def example(language: str, *, of: str = README, number: int = 0) -> str:
+    """The code of the example of this *number* in a language, from 0 on."""
+    return str(re.findall(rf"```{language}\n(.*?)```", of, re.DOTALL)[number])
 
 
-async def test_the_first_environment_plays_its_first_task(tmp_path: Path) -> None:
+async def test_the_first_environment_plays_its_first_task_by_the_commands_that_are_shown(tmp_path: Path) -> None:
     (tmp_path / "server.py").write_text(example("python"))
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "train.jsonl").write_text(example("json"))
-    settings = {"ENVSERVER_TASKS": "tasks", "ENVSERVER_SOCKET": "s.sock"}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "server.py", cwd=tmp_path, env={"PATH": os.environ["PATH"], **settings}, stderr=PIPE
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    variables = {"PATH": path, "ENVSERVER_HOST": "127.0.0.1", "ENVSERVER_PORT": "0"}
+    server = await asyncio.create_subprocess_shell(
+        f"{example('sh').replace(' python ', ' exec python ')}", cwd=tmp_path, env=variables, stderr=PIPE
     )
-    assert process.stderr is not None
+    assert server.stderr is not None
     async with asyncio.timeout(PATIENCE_S):
-        while b"server_ready" not in (line := await process.stderr.readline()):
+        while not (found := re.search(rb"server_ready address=(\S+)", line := await server.stderr.readline())):
             assert line, "the server ended"
-    wire = await Wire.open(str(tmp_path / "s.sock"))
+    client = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        example("python", number=1).replace("localhost:8080", found[1].decode()),
+        env={"PATH": path},
+        stdout=PIPE,
+        stderr=PIPE,
+    )
+    async with asyncio.timeout(PATIENCE_S):
+        told, errors = await client.communicate()
+    server.terminate()
+    await server.communicate()
 
-    await wire.ask("POST", "/create", sid="s1", body={"split": "train", "index": 0})
-    prompt = await wire.ask("GET", "/prompt", sid="s1")
-    answer = await wire.ask("POST", "/call", sid="s1", body={"text": "olleh"})
-    await wire.close()
-    process.terminate()
-    await process.communicate()
-
-    assert prompt.json[0]["text"].endswith("hello")
-    assert answer.result["output"]["reward"] == 1.0
+    assert (client.returncode, told.decode()) == (0, "Reverse this text and submit it: hello\n1.0\n"), errors.decode()
 
 
 def test_the_task_module_registers_its_task_and_its_reward(tmp_path: Path) -> None:

@@ -123,7 +123,9 @@ async def test_without_a_box_or_a_work_folder_creates_are_refused_with_the_cause
 
     refused = [await server.ask("POST", "/create", sid="s1", body={"task_spec": {}}) for _ in range(2)]
     health = await server.ask("GET", "/health")
+    listed = await server.ask("GET", "/list_environments")
     missing.symlink_to(place / setting)
+    relisted = await server.ask("GET", "/list_environments")
     created = await server.ask("POST", "/create", sid="s1", body={"task_spec": {}})
     prompt = await server.ask("GET", "/prompt", sid="s1")
     await server.close()
@@ -134,6 +136,8 @@ async def test_without_a_box_or_a_work_folder_creates_are_refused_with_the_cause
     assert all(str(missing) in answer.json["detail"] for answer in refused)
     assert all(f"ENVSERVER_SANDBOX_{setting.upper()}" in answer.json["detail"] for answer in refused)
     assert health.status == 200
+    assert (listed.status, relisted.status) == (503, 200)
+    assert str(missing) in listed.json["detail"]
     assert (created.status, prompt.status) == (200, 200)
     assert [record.levelname for record in caplog.records if "sandboxes_refused" in record.message] == ["WARNING"]
 

@@ -23,7 +23,7 @@ def image(protocol: Protocol, name: str = "image", **policy: Any) -> Environment
     """A foreign environment; *policy* as `environment` takes it, or a field of `Environment`."""
     own = {key: policy.pop(key) for key in ("server", "resets", "openenv", "areal") if key in policy}
     ours = environment(name, **{"slots": 1, "max_workers": 1, **policy})
-    return replace(ours, protocol=protocol, **{"server": Server(port=8000), **own})
+    return replace(ours, protocol=protocol, tasks=None, **{"server": Server(port=8000), **own})
 
 
 @dataclass(slots=True)

@@ -66,7 +66,7 @@ OWNER = Owner("")
 
 def environment(name: str = "math", *, image: str = "one", idle_s: float = IDLE_S, **policy: Any) -> Environment:
     """An environment with short patience; *policy* goes to `PoolPolicy` and `Timeouts`, by field name, or is
-    ``areal``."""
+    ``areal``. Its tasks are the registry's."""
     areal = policy.pop("areal", Areal())
     timeouts = {key: policy.pop(key) for key in list(policy) if key in Timeouts.__dataclass_fields__}
     return Environment(
@@ -74,6 +74,7 @@ def environment(name: str = "math", *, image: str = "one", idle_s: float = IDLE_
         image=image,
         directory=Path("/"),
         command=("python3", "server.py"),
+        tasks=Path("/tasks"),
         pool=PoolPolicy(**{"slots": 4, "max_workers": 2, **policy}),
         limits=Limits(),
         areal=areal,
@@ -149,7 +150,7 @@ class Replica:
         )
         trainers, operators = front.pop("trainers", {}), front.pop("operators", {})
         self.task_store = MemoryTaskStore()
-        self.run_time = RunTimeTasks(registry=registry, store=self.task_store, environments=environments)
+        self.run_time = RunTimeTasks(registry=registry, store=self.task_store, offered=self.catalog.offered)
         max_body_bytes = front.get("max_body_bytes", 2**20)
         ors = OrsFront(
             sessions=self.sessions,
@@ -169,6 +170,7 @@ class Replica:
         )
         ops = OpsFront(
             store=store,
+            catalog=self.catalog,
             metrics=self.metrics,
             is_draining=lambda: False,
             routes=CurriculumRoutes(curricula=self.curricula, records=self.records).routes(),

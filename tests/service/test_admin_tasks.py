@@ -16,6 +16,7 @@ import pytest
 from starlette.applications import Starlette
 from typer.testing import CliRunner
 
+from gateway.catalog import Catalog
 from gateway.cli import app as commands
 from gateway.core.model import Environment, EnvironmentName, Isolation, Owner, Setup
 from gateway.core.task_ports import MAX_TASK_BYTES
@@ -77,7 +78,7 @@ async def world(**routes: Any) -> AsyncIterator[World]:
         registry = TaskRegistry(
             {MATH: FILES}, env_types={one.name: ("sums",) * (one.name == MATH) for one in environments}
         )
-        run_time = RunTimeTasks(registry=registry, store=MemoryTaskStore(), environments=environments)
+        run_time = RunTimeTasks(registry=registry, store=MemoryTaskStore(), offered=Catalog(environments).offered)
         given = {"probe": probe_of(replica), "max_body_bytes": MAX_BODY_BYTES, **routes}
         replica.app = Starlette(routes=TaskRoutes(tasks=run_time, **given).routes())  # type: ignore[assignment]
         async with replica.looping(), replica.serving() as client:

@@ -85,22 +85,23 @@ async def test_an_index_that_its_environment_has_not_is_told_when_the_environmen
         answer = await client.get("/coding/prompt")
 
         assert created.status_code == 200
-        assert (answer.status_code, detail(answer)) == (400, "Invalid index")
+        assert (answer.status_code, detail(answer)) == (400, "Invalid index: 1; split 'train' has 1 task")
 
 
 @pytest.mark.parametrize(
     ("wish", "reason"),
     [
-        ({"split": "train", "index": 9}, "Invalid index"),
-        ({"split": "nosuch", "index": 0}, "Invalid split"),
-        ({"split": "hard", "index": 9}, "Invalid index"),
+        ({"split": "train", "index": 9}, "Invalid index: 9; split 'train' has "),
+        ({"split": "nosuch", "index": 0}, "Invalid split: there is no 'nosuch'; there are "),
+        ({"split": "hard", "index": 9}, "Invalid index: 9; split 'hard' has "),
     ],
 )
 async def test_an_index_that_no_environment_has_is_told_at_once(wish: dict[str, Any], reason: str) -> None:
     async with running(environment(), environment("coding"), **TASKS) as (_, _gateway, client):
         answer = await client.post("/create", json=wish)
 
-        assert (answer.status_code, detail(answer)) == (400, reason)
+        assert answer.status_code == 400
+        assert detail(answer).startswith(reason)
 
 
 @pytest.mark.parametrize("deployment", ["coding", "owner/coding", "Owner/CODING", "https://host/owner/coding/"])
@@ -164,6 +165,6 @@ async def test_an_unknown_environment_is_named_as_it_was_sent() -> None:
         answers = [await create(client, env_name=name) for name in ("NoSuch", "")]
 
         assert [(one.status_code, detail(one)) for one in answers] == [
-            (404, "unknown environment 'NoSuch'"),
-            (404, "unknown environment ''"),
+            (404, "unknown environment 'NoSuch'; there are math, coding"),
+            (404, "unknown environment ''; there are math, coding"),
         ]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -95,6 +98,39 @@ def test_a_wrong_task_stops_with_file_line_and_reason(catalog: Path, command: st
     assert f"{path}:2: a task is a JSON object, not list" in refusal(run(command))
 
 
+def test_check_refuses_a_curriculum_that_serve_refuses(catalog: Path, run: Command) -> None:
+    (catalog / "curricula").mkdir()
+    (catalog / "curricula" / "warm.toml").write_text("sampler = 3\n")
+    settings = {"GATEWAY_CURRICULA_DIR": str(catalog / "curricula")}
+
+    checked, refused = refusal(run("check", **settings)), refusal(served(catalog, **settings))
+
+    assert "warm.toml" in checked
+    assert checked.splitlines()[-1] == refused.splitlines()[-1]
+
+
+def test_check_names_what_is_not_on_offer_and_why(catalog: Path, run: Command) -> None:
+    (catalog / "env_images" / "pages").mkdir()
+    (catalog / "env_images" / "pages" / "environment.toml").write_text('name = "pages"\nimage = "p"\ncommand = []\n')
+
+    done = run("check")
+
+    assert "pages: not on offer: it runs in its image only: use GATEWAY_BACKEND=docker" in done.stdout
+
+
+def test_without_a_catalog_one_line_says_what_to_do(tmp_path: Path, run: Command) -> None:
+    said = refusal(run("check", GATEWAY_CATALOG_DIR=str(tmp_path / "nothing")))
+
+    assert len(said.splitlines()) == 1
+    assert "set GATEWAY_CATALOG_DIR to a folder of environments" in said
+
+
+def test_several_static_servers_may_stand_in_one_option(run: Command) -> None:
+    said = refusal(run("serve", "--static", "a=http://127.0.0.1:1,b=nowhere"))
+
+    assert "'b=nowhere' is not of the form NAME=URL" in said
+
+
 def test_an_unknown_setting_is_named(run: Command) -> None:
     assert "GATEWAY_TYPO" in refusal(run("check", GATEWAY_TYPO="1"))
 
@@ -115,6 +151,72 @@ def test_an_engine_that_does_not_answer_is_told_at_the_start(catalog: Path) -> N
     settings = {"GATEWAY_BACKEND": "docker", "GATEWAY_DOCKER_URL": f"unix://{catalog}/no.sock"}
 
     assert "engine" in refusal(served(catalog, **settings))
+
+
+@pytest.fixture
+def gateway() -> Iterator[str]:
+    """The address of a gateway with an operator's key, of which only the answers to commands are there."""
+    name = "a-session-whose-name-is-longer-than-any-terminal-is-wide-" * 3
+    session = {
+        "id": "s",
+        "name": name,
+        "environment": "math",
+        "owner": "lab",
+        "state": "open",
+        "worker": "w",
+        "task": "",
+    }
+    answers = {
+        "GET /admin/v1/nodes": {"nodes": []},
+        "GET /admin/v1/workers": {"workers": []},
+        "GET /admin/v1/sessions": {"sessions": [session]},
+        "POST /admin/v1/environments/math/restart": {"environment": "math", "draining": ["w"]},
+    }
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            known = self.headers["X-API-Key"] == "an operator's"
+            body = answers[f"{self.command} {self.path}"] if known else {"detail": "a key is needed"}
+            self.send_response(200 if known else 401)
+            self.end_headers()
+            self.wfile.write(json.dumps(body).encode())
+
+        do_POST = do_GET
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_ps_cuts_nothing_where_there_is_no_terminal_and_gives_json(gateway: str, run: Command) -> None:
+    reached = ("ps", "--url", gateway, "--key", "an operator's")
+
+    table, whole = run(*reached, COLUMNS="80"), run(*reached, "--json")
+
+    assert table.returncode == whole.returncode == 0, table.stderr
+    found = json.loads(whole.stdout)
+    assert found.keys() == {"nodes", "workers", "sessions"}
+    assert found["sessions"][0]["name"] in table.stdout
+    assert [line.strip() for line in table.stdout.splitlines() if line.strip().startswith("1 ")] == ["1 session"]
+
+
+def test_a_command_without_a_key_is_told_to_give_one(gateway: str, run: Command) -> None:
+    for command in (("ps",), ("tasks", "list"), ("restart", "math")):
+        done = run(*command, "--url", gateway)
+
+        assert done.returncode == 2
+        told = f"{gateway}: a key is needed; give an operator's key with --key or GATEWAY_KEY\n"
+        assert done.stderr == told
+
+
+def test_restart_says_how_many_workers_are_replaced(gateway: str, run: Command) -> None:
+    done = run("restart", "math", "--url", gateway, "--key", "an operator's")
+
+    assert done.stdout == "1 worker of math will be replaced\n"
 
 
 def test_ps_without_a_gateway_says_so(run: Command) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.core.model import Protocol, ResetMapping, Server, Setup, Wire
+from gateway import openings
+from gateway.core.errors import UpstreamGone
+from gateway.core.model import Environment, Protocol, ResetMapping, Server, Session, Setup, Wire, Worker
 from tests.fakes.eventually import until
 from tests.fakes.upstreams import CounterImage
 from tests.service.foreign_world import TEST, TRAIN, foreign, image
@@ -60,6 +63,17 @@ async def test_ors_opens_a_task_by_its_place_and_the_image_is_told_the_place(pro
     assert (setup.spec, setup.split, setup.index) == (TRAIN[0], "train", 0)
 
 
+async def test_a_toolset_is_passed_on_to_a_standard_ors_server_only() -> None:
+    async with foreign(image(Protocol.ORS)) as world:
+        wish = {"task_spec": TRAIN[0], "toolset_name": "codex"}
+        created = await world.http.post("/create", json={"env_name": "image", **wish})
+    async with foreign(image(Protocol.AREAL)) as elsewhere:
+        refused = await elsewhere.http.post("/create", json={"env_name": "image", **wish})
+
+    assert (created.status_code, world.image.setups[0].toolset) == (200, "codex")
+    assert (refused.status_code, detail(refused)) == (400, "unknown toolset 'codex'; valid options are []")
+
+
 async def test_an_images_own_task_may_have_a_rate_limit_of_its_own_meaning() -> None:
     async with foreign(image(Protocol.ORS)) as world:
         by_place = await world.http.post("/create", json={"env_name": "image", "split": "test", "index": 0})
@@ -77,9 +91,10 @@ async def test_ors_refuses_places_that_are_not_there_and_asks_the_image_once(pro
             index = await world.ors("task", split="train", index=3)
             created = await world.http.post("/create", json={"env_name": "image", "split": "train", "index": -4})
 
-    assert (split.status_code, detail(split)) == (400, "Invalid split")
-    assert (index.status_code, detail(index)) == (400, "Invalid index")
-    assert (created.status_code, detail(created)) == (400, "Invalid index")
+    nowhere = "Invalid split: there is no 'nosuch'; there are train, test"
+    assert (split.status_code, detail(split)) == (400, nowhere)
+    assert (index.status_code, detail(index)) == (400, "Invalid index: 3; split 'train' has 3 tasks")
+    assert (created.status_code, detail(created)) == (400, "Invalid index: -4; split 'train' has 3 tasks")
     assert (world.image.asked["splits"], world.image.asked["count"]) == (1, 1)
     assert not world.image.setups
 
@@ -159,10 +174,9 @@ async def test_a_worker_that_was_started_for_a_question_is_free_again_after_it()
         assert (await create(world.http, env_name="image", target=1)).status_code == 200
 
 
-async def test_of_images_that_serve_once_one_worker_answers_all_usual_questions() -> None:
+async def test_of_images_that_serve_once_one_worker_answers_all_questions_and_then_serves() -> None:
     async with foreign(image(Protocol.OPENENV, max_uses=1)) as world:
         await world.ors("splits")
-        asked = world.stack.backend.asked
         await asyncio.gather(
             world.ors("num_tasks", split="train"),
             world.ors("task", split="test", index=0),
@@ -170,7 +184,10 @@ async def test_of_images_that_serve_once_one_worker_answers_all_usual_questions(
             world.http.get("/openenv/image/schema"),
         )
 
-        assert asked == 1
+        created = await create(world.http, env_name="image", target=1)
+
+        assert created.status_code == 200
+        assert world.stack.backend.asked == 1
         assert world.image.asked == {"splits": 1, "count": 2, "tasks": 2, "tools": 1, "about": 1}
 
 
@@ -268,7 +285,8 @@ async def test_openenvs_task_api_shows_what_the_image_has(protocol: Protocol) ->
     assert [one["name"] for one in splits] == ["train", "test"]
     assert (count, task, some) == ({"num_tasks": 3}, {"task": TRAIN[1]}, {"tasks": TRAIN[:2]})
     assert (index.status_code, detail(index)) == (400, "Invalid task index")
-    assert (split.status_code, detail(split)) == (400, "Invalid split")
+    nowhere = "Invalid split: there is no 'nosuch'; there are train, test"
+    assert (split.status_code, detail(split)) == (400, nowhere)
 
 
 async def test_an_image_without_tasks_has_no_task_api() -> None:
@@ -344,3 +362,30 @@ async def test_a_step_that_ran_is_a_turn_although_its_trainer_hung_up() -> None:
         await until(lambda: not world.gateway.sessions.is_busy())
 
         assert (await step("inc")).json()["info"]["turn"] == 2
+
+
+async def test_an_opening_asks_a_server_that_is_away_for_a_sign_of_life_and_opens_when_it_is_back(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Away(CounterImage):
+        signs = 0
+
+        async def alive(self, worker: Worker, environment: Environment) -> None:
+            self.signs += 1
+            if self.signs < 10:
+                raise UpstreamGone("no connection to the worker", sent=False)
+
+        async def open(self, session: Session, environment: Environment, setup: Setup) -> str:
+            if self.signs < 10:
+                raise UpstreamGone("no connection to the worker", sent=False)
+            return await super().open(session, environment, setup)
+
+    monkeypatch.setattr(openings, "FULL_PAUSE_S", 0.01)
+    caplog.set_level(logging.INFO)
+    static, upstream = image(Protocol.ORS, server=Server(url="http://127.0.0.1:9")), Away({"train": TRAIN})
+    async with running(static, tasks_image={}, upstreams={Wire.ORS: upstream}) as (_, _, http):
+        created = await http.post("/create", json={"env_name": "image", "task_spec": TRAIN[0]})
+
+    assert created.status_code == 200, created.text
+    tried = [line.message for line in caplog.records if line.message.startswith("session_opened_elsewhere")]
+    assert len(tried) == 1

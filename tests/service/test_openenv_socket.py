@@ -354,15 +354,23 @@ async def test_keys_come_in_a_header_or_in_the_path_and_a_wrong_one_is_refused_b
         assert refused.value.response.status_code == 401
 
 
-@pytest.mark.parametrize("path", ["math/nothing", "nowhere/ws", "ws"])
-async def test_there_are_no_sockets_elsewhere(path: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("math/nothing", "Not Found: sockets are at /openenv/{environment}/ws"),
+        ("nowhere/ws", "unknown environment 'nowhere'; there are math"),
+        ("ws", "unknown environment 'ws'; there are math"),
+    ],
+)
+async def test_there_are_no_sockets_elsewhere(path: str, told: str) -> None:
     async with world() as gw:
         name, _, rest = path.partition("/")
         with pytest.raises(InvalidStatus) as refused:
             async with gw.client(name, rest):
                 raise AssertionError("it was let in")
 
-        assert refused.value.response.status_code == 403
+        assert refused.value.response.status_code == 404
+        assert json.loads(refused.value.response.body)["detail"].startswith(told)
 
 
 async def test_an_episode_goes_on_after_any_error() -> None:

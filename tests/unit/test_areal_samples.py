@@ -43,7 +43,12 @@ OFFERS = Offers(TASKS, followed=Refreshing(None), asked=Nobody())
 
 def environment(split: str) -> Environment:
     return Environment(
-        name=EnvironmentName("os"), image="os", directory=Path("/"), command=("x",), areal=Areal(split=split)
+        name=EnvironmentName("os"),
+        image="os",
+        directory=Path("/"),
+        command=("x",),
+        tasks=Path("/tasks"),
+        areal=Areal(split=split),
     )
 
 

@@ -215,10 +215,10 @@ def test_exclusive_environments_have_workers_for_one_session(tmp_path: Path) -> 
         ),
         pytest.param(GOOD + "[gpu]\nany = 1\n", "3: gpu", "Extra inputs", id="unknown table"),
         pytest.param('image = "x"\n', "1: name", "Field required", id="missing name"),
-        pytest.param('# why\n\nname = "math"\n', "1: image", "Field required", id="missing image"),
+        pytest.param('# why\n\nname = "math"\ncommand = []\n', "1: image", "name an image", id="missing image"),
         pytest.param(GOOD + '[tasks]\nmodule = "a b"\n', "4: tasks.module", "match pattern", id="not a module's name"),
         pytest.param(GOOD + '[tasks]\nfolder = "../x"\n', "4: tasks.folder", "match pattern", id="not a folder's name"),
-        pytest.param('name = "math"\nimage = ""\n', "2: image", "Field required", id="empty image"),
+        pytest.param('name = "math"\nimage = ""\ncommand = []\n', "2: image", "name an image", id="empty image"),
         pytest.param('name = 3\nimage = "x"\n', "1: name", "valid string", id="wrong type"),
         pytest.param(GOOD + '[pool]\nslots = "many"\n', "4: pool.slots", "valid integer", id="wrong type in a table"),
         pytest.param(GOOD + "[pool]\nslots = 1.5\n", "4: pool.slots", "valid integer", id="a fraction of a slot"),
@@ -430,7 +430,7 @@ def test_names_are_matched_without_regard_to_case(tmp_path: Path) -> None:
 
     assert catalog.get("ALPHA") is catalog.named("alPHa") is catalog.default
     assert catalog.get("beta") is None
-    with pytest.raises(UnknownEnvironment, match=r"^unknown environment 'Beta'$"):
+    with pytest.raises(UnknownEnvironment, match=r"^unknown environment 'Beta'; there are alpha$"):
         catalog.named("Beta")
 
 
@@ -447,16 +447,35 @@ def test_a_choice_that_cannot_be_met_is_told(tmp_path: Path, options: dict[str, 
         catalog_of(tmp_path, "alpha", **options)
 
 
-def test_environments_without_a_command_are_none_for_local_processes(tmp_path: Path) -> None:
+def test_environments_that_cannot_run_on_a_backend_are_left_out_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     written(tmp_path, GOOD.replace("math", "pages") + "command = []\n", folder="pages")
+    written(tmp_path, GOOD.replace("math", "shell") + 'isolation = "sandbox"\n', folder="shell")
+    written(tmp_path, 'name = "local"\n', folder="local")
     catalog = catalog_of(tmp_path, "alpha", "beta")
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    monkeypatch.setenv("PATH", str(programs))
 
-    local = catalog.only_local()
+    local, contained = catalog.runnable(containers=False), catalog.runnable(containers=True)
+    (programs / "bwrap").touch(0o755)
+    with_bubblewrap = catalog.runnable(containers=False)
 
-    assert [environment.name for environment in local] == ["alpha", "beta"]
-    assert catalog.named("pages").command == ()
-    with pytest.raises(ConfigError, match="'pages' is not on offer"):
-        catalog.only_local(default="pages")
+    assert [environment.name for environment in local] == ["alpha", "beta", "local"]
+    assert "no bwrap on PATH: install bubblewrap" in local.left_out["shell"]
+    assert "use GATEWAY_BACKEND=docker" in local.left_out["pages"]
+    with pytest.raises(UnknownEnvironment, match=r"'Shell' is not on offer: its sandboxes need bubblewrap"):
+        local.wanted("Shell")
+    with pytest.raises(UnknownEnvironment, match=r"^unknown environment 'nope'; there are alpha, beta, local$"):
+        local.wanted("nope")
+    assert [environment.name for environment in with_bubblewrap] == ["alpha", "beta", "local", "shell"]
+    assert [environment.name for environment in contained] == ["alpha", "beta", "pages", "shell"]
+    assert "names no image" in contained.left_out["local"]
+    with pytest.raises(ConfigError, match="'pages' is not on offer: it runs in its image only"):
+        catalog.runnable(containers=False, default="pages")
+    with pytest.raises(ConfigError, match="no environment is on offer: pages: it runs in its image only"):
+        Catalog([catalog.named("pages")]).runnable(containers=False)
 
 
 def test_two_files_with_one_name_are_refused(tmp_path: Path) -> None:

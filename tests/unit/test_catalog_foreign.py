@@ -92,7 +92,7 @@ def test_a_server_that_runs_already_is_one_worker_and_needs_no_engine(tmp_path: 
     environment = read(tmp_path, STATIC)
 
     assert (environment.server.url, environment.pool.max_workers) == ("http://10.0.0.7:8000/env", 1)
-    assert list(Catalog([environment]).only_local()) == [environment]
+    assert list(Catalog([environment]).runnable(containers=False)) == [environment]
     assert describe(environment)["image"] == "http://10.0.0.7:8000/env"
 
 
@@ -105,7 +105,7 @@ def test_a_server_that_runs_already_is_one_worker_and_needs_no_engine(tmp_path: 
         (STATIC + '[limits]\ngpu_ids = ["0"]\n', "6: limits.gpu_ids", "given no GPUs"),
         (STATIC + "[splits.hard]\ncpus = 2\n", "1: splits", "the resources that it has"),
         (PORT + 'url = "http://h"\n', "6: server.url", "either port"),
-        (PORT.replace('image = "counter:1"\n', ""), "1: image", "Field required"),
+        (PORT.replace('image = "counter:1"\n', ""), "1: image", "name an image"),
         ('image = "x"\n' + STATIC, "1: image", "has no image"),
         (STATIC + "[pool]\nmax_workers = 2\n", "5: pool", "one worker"),
         (STATIC.replace("http://10.0.0.7:8000/env", "ftp://h"), "4: server.url", "match pattern"),

@@ -211,13 +211,15 @@ def test_a_reserved_name_is_refused() -> None:
         ("http://host:8000/env/Chess/", "chess"),
         ("https://games.example", "games-example"),
         ("http://10.0.0.7:8000/a", "a"),
+        ("http://10.0.0.7:8000", "env-10-0-0-7"),
+        ("8ball", "env-8ball"),
     ],
 )
 def test_a_name_is_made_of_what_is_given(what: str, name: str) -> None:
     assert default_name(what) == name
 
 
-@pytest.mark.parametrize("what", ["http://10.0.0.7:8000", "8ball", ":", "http://"])
+@pytest.mark.parametrize("what", [":", "http://"])
 def test_where_no_name_can_be_made_one_is_asked_for(what: str) -> None:
     with pytest.raises(ConfigError, match="choose one with --name"):
         default_name(what)

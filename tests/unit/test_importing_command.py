@@ -145,7 +145,7 @@ def test_an_existing_split_stays_unless_forced(tmp_path: Path, quiz: Path, run: 
     kept = (quiz / "train.jsonl").read_text()
     done = run(*arguments, "--force")
 
-    assert said == f"gateway: {quiz}/train.jsonl exists; --force overwrites it\n"
+    assert said == f"gateway: {quiz}/train.jsonl exists: --force overwrites it\n"
     assert kept == '{"mine":1}\n'
     assert done.returncode == 0
     assert [json.loads(line)["id"] for line in read_split(quiz / "train.jsonl")] == ["mbpp-11"]

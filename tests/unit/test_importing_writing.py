@@ -104,7 +104,7 @@ def test_an_existing_file_stays_unless_told_otherwise(tmp_path: Path) -> None:
     path.write_text("mine\n")
     path.chmod(0o640)
 
-    with pytest.raises(ConfigError, match=r"train\.jsonl exists; --force overwrites it"):
+    with pytest.raises(ConfigError, match=r"train\.jsonl exists: remove it first"):
         write_lines(path, [b"1"])
     kept = path.read_text()
     write_lines(path, [b"1", b"2"], force=True)
@@ -122,7 +122,7 @@ def test_a_file_that_came_meanwhile_stays(tmp_path: Path) -> None:
         yield b"1"
         path.write_text("another's\n")
 
-    with pytest.raises(ConfigError, match="exists; --force overwrites it"):
+    with pytest.raises(ConfigError, match="exists: remove it first"):
         write_lines(path, lines())
 
     assert path.read_text() == "another's\n"

@@ -43,7 +43,7 @@ SPLITS = {"train": [{"n": 0}, {"n": 1}], "dev": [{"n": 2}]}
 
 
 def image(protocol: Protocol = Protocol.ORS, **more: Any) -> Environment:
-    return replace(environment("image"), protocol=protocol, **{"server": Server(port=8000), **more})
+    return replace(environment("image"), protocol=protocol, tasks=None, **{"server": Server(port=8000), **more})
 
 
 class Image:
@@ -89,6 +89,17 @@ async def test_for_our_own_environments_nobody_is_asked() -> None:
     with pytest.raises(UnknownTask):
         await found.find(OURS, "dev/0", prefer="train")
     assert not nobody.asked
+
+
+async def test_workers_are_asked_for_tasks_of_an_environment_of_ours_without_task_files() -> None:
+    ours = replace(OURS, tasks=None)
+    found = Offers(TaskRegistry({}), followed=Refreshing(None), asked=Image(SPLITS))
+
+    assert [split.name for split in await found.splits(ours)] == ["train", "dev"]
+    own = await found.at(ours, "train", -1)
+    assert (own.spec, own.worker_split, own.worker_index) == ({"n": 1}, "train", 1)
+    with pytest.raises(UnknownSplit, match="there is no 'test'; there are train, dev"):
+        await found.count(ours, "test")
 
 
 async def test_a_split_of_the_registry_goes_before_the_images_of_its_name() -> None:

@@ -14,6 +14,7 @@ from gateway.core.model import Environment, OpenEnv, Registered, Split, TaskSpec
 from gateway.fronts import openenv_tasks
 from gateway.fronts.openenv_frames import Code, Refused, ResetWish
 from gateway.fronts.openenv_tasks import Chosen, TaskChooser
+from gateway.inquiries import BeingReplaced
 from gateway.offers import Offers, Refreshing
 from gateway.stores.memory_tasks import MemoryTaskStore
 from gateway.tasks.registry import TaskRegistry
@@ -104,30 +105,35 @@ async def test_an_unknown_id_names_the_modules_that_did_not_load() -> None:
 
 async def test_workers_that_are_just_being_replaced_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openenv_tasks, "ASK_PAUSE_S", 0.0)
-    replaced = EnvironmentUnavailable("the workers of math are just being replaced")
+    replaced = BeingReplaced("the workers of math are just being replaced")
     workers = Workers(replaced, replaced, known("a"))
 
     assert (await chooser(workers).choose(MATH, ResetWish(task="a"))).id == "a"
     assert len(workers.asked) == 3
 
 
-@pytest.mark.parametrize("error", [PoolExhausted("no slot within 10 s"), EnvironmentUnavailable("no image")])
-async def test_an_id_that_nobody_could_be_asked_for_is_unknown_with_the_reason(
-    error: GatewayError, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "error",
+    [
+        PoolExhausted("no slot within 10 s", retry_after_s=7.0),
+        EnvironmentUnavailable("no image", retry_after_s=7.0),
+    ],
+)
+async def test_an_id_that_no_worker_could_be_asked_for_may_be_asked_for_again(
+    error: PoolExhausted | EnvironmentUnavailable,
 ) -> None:
-    monkeypatch.setattr(openenv_tasks, "ASKED_S", 0.0)
     workers = Workers(error)
 
-    with pytest.raises(UnknownTask) as refused:
+    with pytest.raises((PoolExhausted, EnvironmentUnavailable)) as refused:
         await chooser(workers).choose(MATH, ResetWish(task="a"))
 
-    assert refused.value.detail == f"Unknown task: a (no worker could be asked for it: {error.detail})"
-    assert workers.asked == [0.0], "a client whose own episode holds the slot must not wait for itself"
+    assert type(refused.value) is type(error)
+    assert refused.value.detail == f"task 'a' is in no file, and no worker could be asked for it: {error.detail}"
+    assert (refused.value.retryable, refused.value.retry_after_s) == (True, 7.0)
+    assert workers.asked == [MATH.timeouts.open_s], "a worker may take that long to start"
 
 
-BROWSER = replace(
-    MATH, openenv=OpenEnv(task_keys={"benchmark": "config.benchmark", "task_name": "config.task_name"})
-)
+BROWSER = replace(MATH, openenv=OpenEnv(task_keys={"benchmark": "config.benchmark", "task_name": "config.task_name"}))
 
 
 def page(benchmark: str, name: str) -> dict[str, Any]:
@@ -188,7 +194,10 @@ async def test_tasks_that_come_later_are_selected_too() -> None:
 @pytest.mark.parametrize(
     ("wish", "told"),
     [
-        ({"colour": "red"}, r"'math' has no 'colour'; it takes task, split, index, seed, episode_id, benchmark, task_name, level"),
+        (
+            {"colour": "red"},
+            r"'math' has no 'colour'; it takes task, split, index, seed, episode_id, benchmark, task_name, level",
+        ),
         ({"colour": "red", "level": 2, "shape": 1, "size": None}, r"has no 'colour', 'shape'; it takes"),
         ({"task_name": "login", "index": 0}, r"only one of index and task_name may be given"),
         ({"task_name": "login", "task": "custom/login"}, r"only one of task and task_name may be given"),

@@ -7,6 +7,7 @@ import contextlib
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,6 +30,7 @@ from gateway.core.model import (
     Setup,
     StepResult,
     TextBlock,
+    Worker,
     WorkerId,
 )
 from gateway.relay import Relay
@@ -66,9 +68,9 @@ class Scripted:
 
 
 @contextlib.asynccontextmanager
-async def asked(worker: Scripted) -> AsyncIterator[tuple[OrsUpstream, Session]]:
+async def asked(worker: Scripted, relay: Relay | None = None) -> AsyncIterator[tuple[OrsUpstream, Session]]:
     async with RawServer(worker) as server:
-        relay = Relay()
+        relay = relay or Relay()
         session = Session(
             id=SessionId("5e5510"),
             name="episode",
@@ -128,6 +130,36 @@ async def test_what_is_no_number_of_a_turn_is_no_answer(number: bytes) -> None:
     async with asked(Scripted(counted(DONE, number))) as (upstream, session):
         with pytest.raises(UpstreamError, match="can't be read"):
             await upstream.act(session, MATH, Action(text="42"))
+
+
+@pytest.mark.parametrize(
+    ("accept", "silence_s"),
+    [(b"application/json", 3605.0), (b"text/event-stream", 30.0), (b"application/json, text/event-stream", 30.0)],
+)
+async def test_an_answer_in_one_piece_is_waited_for_as_long_as_a_call_may_take(accept: bytes, silence_s: float) -> None:
+    class Recording(Relay):
+        async def send(self, *arguments: Any, silence_s: float) -> Any:
+            waited.append(silence_s)
+            return await super().send(*arguments, silence_s=silence_s)
+
+    waited: list[float] = []
+    async with asked(Scripted((200, DONE), (200, b"[]")), Recording()) as (upstream, session):
+        headers = [(b"accept", accept)]
+        for operation in ("call", "prompt"):
+            exchange = await upstream.forward(session, MATH, operation, body=b"{}", headers=headers)
+            await exchange.read(1000)
+            await exchange.aclose()
+
+    assert waited == [silence_s, 30.0]
+
+
+async def test_a_worker_that_cannot_work_is_not_ready_and_says_why() -> None:
+    answer = b'{"detail":"no sandboxes: bubblewrap is missing"}'
+
+    async with asked(Scripted((503, answer))) as (upstream, session):
+        worker = Worker(id=session.worker, environment=MATH.name, digest="d", slots=1, address=session.address)
+        with pytest.raises(UpstreamError, match="answered 503 to /list_environments: no sandboxes: bubblewrap"):
+            await upstream.ready(worker, MATH)
 
 
 def counted(body: bytes, number: bytes) -> bytes:

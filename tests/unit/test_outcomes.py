@@ -24,9 +24,25 @@ SUMMARIES: dict[str, Summary | None] = {
 ALWAYS_LOST = ("infrastructure",) * len(SUMMARIES)
 OUTCOMES: dict[CloseReason, tuple[str, ...]] = {
     # What the worker told:   nothing     unplayed    begun       finished    authors         lost              no number
-    CloseReason.DELETED: ("unplayed", "unplayed", "stopped", "finished", "author_fault", "infrastructure", "author_fault"),
+    CloseReason.DELETED: (
+        "unplayed",
+        "unplayed",
+        "stopped",
+        "finished",
+        "author_fault",
+        "infrastructure",
+        "author_fault",
+    ),
     CloseReason.CANCELLED: ("unplayed",) * 4 + ("author_fault", "infrastructure", "author_fault"),
-    CloseReason.EXPIRED: ("unplayed", "unplayed", "unplayed", "finished", "author_fault", "infrastructure", "author_fault"),
+    CloseReason.EXPIRED: (
+        "unplayed",
+        "unplayed",
+        "unplayed",
+        "finished",
+        "author_fault",
+        "infrastructure",
+        "author_fault",
+    ),
     CloseReason.OPEN_FAILED: ("unplayed",) * 4 + ("author_fault", "infrastructure", "author_fault"),
     CloseReason.AUTHOR_FAULT: ("author_fault",) * len(SUMMARIES),
     CloseReason.WORKER_LOST: ALWAYS_LOST,

@@ -71,9 +71,10 @@ def test_no_password_is_told() -> None:
     read = read_url("redis+sentinel://:hidden@a/g?sentinel_password=hidden")
 
     assert "hidden" not in repr(read)
-    with pytest.raises(ConfigError) as caught:
-        check_store("redis+sentinel://:hidden@a:x/g?sentinel_password=hidden")
-    assert "hidden" not in str(caught.value)
+    for url in ("redis+sentinel://:hidden@a:x/g?sentinel_password=hidden", "redis+sentinel://:][hidden@a:x/g"):
+        with pytest.raises(ConfigError) as caught:
+            check_store(url)
+        assert "hidden" not in str(caught.value)
 
 
 @pytest.mark.parametrize("store", ["sqlite://x", "redis", "sentinel://a/b", ""])

@@ -373,7 +373,7 @@ async def test_for_local_processes_what_runs_in_an_image_only_is_left_out(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = world.math
-    world.begin(world.catalog, local_only=True)
+    world.begin(world.catalog, containers=False)
     world.write("chat", 'name = "chat"\nimage = "env-chat"\ncommand = []\n')
     world.write("math", MATH + "command = []\n")
 
@@ -383,6 +383,9 @@ async def test_for_local_processes_what_runs_in_an_image_only_is_left_out(
     assert world.math is before
     (line,) = logged(caplog, "environment_file_refused")
     assert "GATEWAY_BACKEND=docker" in line
+    (line,) = logged(caplog, "environment_left_out")
+    assert "environment=chat" in line
+    assert "image only" in world.catalog.left_out["chat"]
 
 
 async def test_what_a_file_does_not_say_is_added_before_it_is_offered(

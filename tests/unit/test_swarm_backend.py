@@ -492,6 +492,20 @@ async def test_the_newest_build_is_what_a_name_stands_for_and_all_nodes_get_it(t
     await until(lambda: two.nodes["n1"].content[IMAGE] == b"a newer image")
 
 
+async def test_of_several_replicas_only_the_one_that_leads_sends_images_to_all_nodes(two: Cluster) -> None:
+    newer = two.nodes["n2"]
+    newer.content[IMAGE], newer.built_at[IMAGE] = b"a newer image", 200.0
+    await until(lambda: any(v.report and v.report.built_at[IMAGE] == 200.0 for v in two.backend.nodes()))
+    two.is_leading = False
+
+    assert await two.backend.prepare(ENVIRONMENT) == image_id(b"a newer image")
+    assert two.backend._spreading._copies == {}
+
+    two.is_leading = True
+    await two.backend.prepare(ENVIRONMENT)
+    await until(lambda: two.nodes["n1"].content[IMAGE] == b"a newer image")
+
+
 async def test_an_image_that_the_chosen_node_lacks_is_brought_there_before_the_start(
     files: tuple[Files, Files], folder: Path
 ) -> None:

@@ -189,7 +189,7 @@ def test_signing_and_verifying_from_one_end_to_the_other(tmp_path: Path, task_fi
     done = run("verify", bundle, "--keys", tmp_path)
 
     assert done.exit_code == 0, done.output
-    assert "1 tasks, signed with the key" in done.output
+    assert "1 task, signed with the key" in done.output
     assert run("validate", bundle).exit_code == 0
     bundle.write_text(bundle.read_text().replace("6 times 7", "6 times 8"))
     assert "is not what the key" in refusal("verify", bundle, "--keys", tmp_path)

@@ -49,7 +49,7 @@ def test_every_key_of_a_task_is_on_the_page() -> None:
 
 
 def test_every_route_is_on_the_page() -> None:
-    run_time = RunTimeTasks(registry=TaskRegistry({}), store=MemoryTaskStore(), environments=[])
+    run_time = RunTimeTasks(registry=TaskRegistry({}), store=MemoryTaskStore(), offered=lambda name: None)
     routes = TaskRoutes(tasks=run_time, max_body_bytes=1).routes()
 
     assert {route.path for route in routes if f"`{route.path.replace(':path', '')}`" not in PAGE} == set()

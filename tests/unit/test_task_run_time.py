@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gateway.catalog import Catalog
 from gateway.core.errors import (
     InvalidRequest,
     StoreUnavailable,
@@ -81,7 +82,7 @@ class Store(MemoryTaskStore):
 
 def replica(store: Store) -> RunTimeTasks:
     registry = TaskRegistry(FILES, env_types={BROWSER: ("page", "browsergym", "browsergym_env"), MATH: (), CODING: ()})
-    return RunTimeTasks(registry=registry, store=store, environments=ENVIRONMENTS)
+    return RunTimeTasks(registry=registry, store=store, offered=Catalog(ENVIRONMENTS).offered)
 
 
 @pytest.fixture
@@ -180,7 +181,7 @@ async def test_what_was_removed_is_nowhere_and_no_index_shifts(tasks: RunTimeTas
 
     assert registry.count(MATH, "train") == 6
     for index in (3, -3):
-        with pytest.raises(UnknownTask, match=r"^Invalid index$"):
+        with pytest.raises(UnknownTask, match=r"^Invalid index: the task train/-?3 was removed$"):
             registry.raw(MATH, "train", index)
     assert registry.task(MATH, "train", 4)["id"] == "b"
     assert [json.loads(raw).get("id") for raw in registry.range(MATH, "train", 2, None)] == [None, "b", "c"]

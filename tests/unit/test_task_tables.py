@@ -39,7 +39,7 @@ class Image:
 
 
 def tables(registry: TaskRegistry, image: Image | None = None) -> TaskTables:
-    foreign = replace(environment("image"), protocol=Protocol.ORS, server=Server(port=8000))
+    foreign = replace(environment("image"), protocol=Protocol.ORS, tasks=None, server=Server(port=8000))
     return TaskTables(registry, catalog=Catalog([environment("math"), foreign]), asked=image or Image())
 
 

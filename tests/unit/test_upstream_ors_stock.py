@@ -164,6 +164,16 @@ async def test_secrets_go_where_the_server_reads_them(
     assert len(script.asked("/openapi.json")) == 1
 
 
+async def test_a_toolset_is_asked_of_the_server() -> None:
+    script = Scripted()
+
+    async with serving(script) as (upstream, session, _):
+        await upstream.open(session, MATH, Setup(spec={}, toolset="codex"))
+
+    (create,) = script.asked("/create")
+    assert json.loads(create.body) == {"env_name": "mathenv", "task_spec": {}, "toolset_name": "codex"}
+
+
 async def test_a_server_is_waited_for_until_it_is_ready() -> None:
     script = Scripted(up=[(503, {}), (200, {})], health=[(502, {}), (404, {})])
 

@@ -8,6 +8,8 @@ NO_SID = "X-Session-ID header is required"
 NO_SESSION = "Active environment not found"
 ONE_SOURCE = "Value error, Provide either task_spec or both split and index, not both/neither"
 BOTH_OF_A_PAIR = "Value error, split and index must both be provided together"
+CONTINUED = ("unknown environment ", "Invalid split", "Invalid index", "Not Found")
+"""How answers begin that the gateway continues with what there is."""
 NOT_AN_OBJECT = "Input should be a valid dictionary or object to extract fields from"
 
 

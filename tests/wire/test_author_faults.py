@@ -103,7 +103,7 @@ async def over_ors(url: str, environment: str, task: str) -> AsyncIterator[Heard
                 heard.errors.append((200, "author_fault" if body.startswith("author_fault: ") else "tool_failed"))
                 continue
         result = json.loads(body)
-        if "ok" in result and result["ok"]:
+        if result.get("ok"):
             heard.is_done = heard.is_done or result["output"]["finished"]
             heard.rewards.append(result["output"]["reward"])
         elif "ok" in result:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -132,6 +133,17 @@ async def test_our_own_server_is_known_for_what_it_is(start: Start) -> None:
 
     assert (findings.protocol, findings.is_own) == (Protocol.ORS, True)
     assert (findings.default_tool, findings.text_field) == ("submit", "answer")
+
+
+def test_the_command_of_the_docs_adds_a_server(start: Start, env: Env, tmp_path: Path) -> None:
+    (line,) = re.findall(r"^gateway env (add http://\S+)", (PROJECT / "docs" / "images.md").read_text(), re.MULTILINE)
+    url = own(start)
+
+    done = env(*re.sub(r"http://\S+", url, line).split())
+
+    assert done.returncode == 0, done.stderr
+    added = read_environment(tmp_path / "env_images" / "env-127-0-0-1" / "environment.toml")
+    assert added.server.url == url
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,12 @@ async def test_an_episode_is_opened_by_its_task_or_by_its_place(server: Driver) 
         await server.upstream.open(server.session(), environment("counter"), replace(place, index=99))
 
 
+@on("openreward-server")
+async def test_a_toolset_is_the_servers_to_know(server: Driver) -> None:
+    with pytest.raises(InvalidRequest, match=r"'nosuch'.*codex"):
+        await server.upstream.open(server.session(), environment(), Setup(spec={}, toolset="nosuch"))
+
+
 @on(*SERVERS)
 async def test_secrets_reach_the_environment(server: Driver) -> None:
     setup = Setup(spec={"question": "?"}, secrets={"TOKEN": "s3cr3t é"})

@@ -122,7 +122,8 @@ async def test_bare_paths_reach_the_default_environment_at_last(http: httpx.Asyn
 async def test_a_path_that_is_none_is_not_found(http: httpx.AsyncClient, path: str) -> None:
     response = await http.get(path, follow_redirects=True)
 
-    assert (response.status_code, response.json()) == (404, {"detail": "Not Found"})
+    assert response.status_code == 404
+    assert response.json()["detail"].startswith("Not Found")
 
 
 @on("openreward-server", *OURS)
@@ -171,7 +172,8 @@ async def test_an_environment_that_no_create_named_is_the_one_of_the_first_path(
 async def test_a_reference_that_holds_in_no_environment_is_refused_at_once(http: httpx.AsyncClient) -> None:
     response = await create(http, new_sid(), split="nowhere", index=0)
 
-    assert (response.status_code, response.json()) == (400, {"detail": "Invalid split"})
+    assert response.status_code == 400
+    assert response.json()["detail"].startswith("Invalid split: there is no 'nowhere'; there are ")
 
 
 @on("ors-server", *OURS)

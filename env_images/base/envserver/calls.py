@@ -364,8 +364,8 @@ class Calls:
             given: dict[str, Any] = action.given
             return given
         tool = session.kind.default_tool
-        key = tool.text_key() if tool is not None else None
-        return {key: action.given} if key is not None else "free text is not understood here; call a tool by its name"
+        read = tool.input_of(action.given) if tool is not None else None
+        return read if read is not None else "free text is not understood here; call a tool by its name"
 
     def _self(self, session: Session, tool: Tool) -> Environment | None:
         return None if tool.is_bound else session.environment

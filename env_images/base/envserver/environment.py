@@ -77,7 +77,8 @@ class Environment:
     def parse_text(self, text: str) -> Maybe[ToolCall | str]:
         """Understand an agent's free text as a tool call; a string instead is the error that the agent reads.
 
-        Without an override the text fills the one string argument of the default tool.
+        Without an override the text fills the only required argument of the default tool, else its only one, unless
+        that is a list or an object.
         """
         raise NotImplementedError
 

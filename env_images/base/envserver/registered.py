@@ -52,7 +52,7 @@ class Registered:
         raise Refused(400, f"Unknown task: {task_id:.200}{self._modules.complaint()}")
 
     def listing(self, kind: Kind) -> dict[str, Any]:
-        """List the registered tasks of an environment, up to `MAX_LISTED`, and the task modules."""
+        """List an environment's registered tasks, up to `MAX_LISTED`, and the task modules; name its default tool."""
         registry = _registry()
         tasks = [] if registry is None else registry.list(kind.env_types)
         rows = [
@@ -67,7 +67,12 @@ class Registered:
             }
             for task in tasks[:MAX_LISTED]
         ]
-        return {"tasks": rows, "modules": self._modules.rows(), "config_keys": list(kind.cls.config_keys)}
+        return {
+            "tasks": rows,
+            "modules": self._modules.rows(),
+            "config_keys": list(kind.cls.config_keys),
+            "default_tool": kind.default_tool.name if kind.default_tool is not None else None,
+        }
 
 
 def _is_short(value: object) -> bool:

@@ -179,7 +179,8 @@ class Routes:
     def _version(self, target: Target) -> Response:
         return json_response({"version": VERSION, "build_sha": None})
 
-    def _list_environments(self, target: Target) -> Response:
+    async def _list_environments(self, target: Target) -> Response:
+        await self._sessions.check_sandboxes()  # a gateway asks this of a new worker: it should hear why none can work
         return Response(self._names_json)
 
     def _list_sessions(self, target: Target) -> Response:

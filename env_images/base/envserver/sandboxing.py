@@ -61,15 +61,23 @@ class Sandboxing:
         Raises:
             Refused: 500, there are no sandboxes; the detail says why and what to do. 503, the server is ending.
         """
+        if refusal := await self.refusal():
+            raise Refused(500, refusal)
+
+    async def refusal(self) -> str:
+        """Wait as `ready` does; return why there are no sandboxes and what to do, or an empty text where there are.
+
+        Raises:
+            Refused: 503, the server is ending.
+        """
         if self.is_ready:
-            return
+            return ""
         attempt = self._begin()
         await asyncio.wait((attempt, self._stopped), return_when=asyncio.FIRST_COMPLETED)
         if not attempt.done() or self._stopped.done():
             raise Refused(503, "the server is shutting down")
-        refusal = attempt.result()
-        if refusal:
-            raise Refused(500, f"no sandboxes: {refusal}")
+        reason = attempt.result()
+        return f"no sandboxes: {reason}" if reason else ""
 
     def _begin(self) -> "asyncio.Task[str]":
         if self._attempt is None or (self._attempt.done() and not self._stopped.done()):

@@ -96,6 +96,16 @@ class Sessions:
             return [session.row(now) for session in self._open.values()]
         return [self._open[sid].row(now) for sid in ids if sid in self._open]
 
+    async def check_sandboxes(self) -> None:
+        """Wait until it is known whether sessions can get sandboxes, where an environment needs them.
+
+        Raises:
+            Refused: 503, they cannot; with the reason and what to do.
+        """
+        for sandboxing in self._sandboxing.values():
+            if reason := await sandboxing.refusal():
+                raise Refused(503, reason)
+
     # -- opening
 
     def create(

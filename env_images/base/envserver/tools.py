@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 from .errors import ConfigError, InvalidInput
-from .nodes import Fault, Shape, fault
+from .nodes import Fault, Shape, Str, fault
 from .signatures import parameters_of
 
 Mode: TypeAlias = Literal["serial", "concurrent", "exclusive"]
@@ -98,12 +98,15 @@ class Tool:
         names = [field.name for field in self._shape.fields]
         return {"name": self.name, "arg": names[0] if names else None, "description": self.description}
 
-    def text_key(self) -> str | None:
-        """Name the one key that a free text can fill, or None: the only required one, and it is a string."""
-        keys = [field for field in self._shape.fields if field.required] or list(self._shape.fields)
-        if len(keys) == 1 and keys[0].node.schema().get("type") == "string":
-            return keys[0].name
-        return None
+    def input_of(self, text: str) -> dict[str, Any] | None:
+        """Return the input that free text means, or None where it means none.
+
+        It fills the only required argument, else the only one, unless that is a list or an object.
+        """
+        fields = [field for field in self._shape.fields if field.required] or list(self._shape.fields)
+        if len(fields) != 1 or fields[0].node.schema().get("type") in ("array", "object"):
+            return None
+        return {fields[0].name: text if isinstance(fields[0].node, Str) else text.strip()}
 
     def takes(self) -> int:
         return len(self._shape.fields)

@@ -153,7 +153,8 @@ class SwarmBackend:
         }
         self._placing.pin(environment, pinned)
         for reference, image in pinned.items():
-            self._spreading.spread(reference, image)
+            if self._is_leading():  # else each replica would send every node a copy
+                self._spreading.spread(reference, image)
         return pinned.get(environment.image, "")
 
     def deaths(self) -> AsyncIterator[Death]:

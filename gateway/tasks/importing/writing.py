@@ -14,8 +14,8 @@ STDOUT = 1
 """The descriptor."""
 
 
-def check_target(path: Path, *, force: bool) -> None:
-    """Find out before the work whether *path* can be written.
+def check_target(path: Path, *, force: bool, remedy: str = "remove it first, or write to another file") -> None:
+    """Find out before the work whether *path* can be written; *remedy* is what to do where it exists.
 
     Raises:
         ConfigError: its folder is not there; it is no regular file; it is there, and *force* is not given.
@@ -31,7 +31,7 @@ def check_target(path: Path, *, force: bool) -> None:
     if not stat.S_ISREG(mode):
         raise ConfigError(f"{path}: not a regular file")
     if not force:
-        raise ConfigError(f"{path} exists; --force overwrites it")
+        raise ConfigError(f"{path} exists: {remedy}")
 
 
 def write_lines(path: Path, lines: Iterable[bytes], *, force: bool = False) -> None:
@@ -56,7 +56,7 @@ def write_lines(path: Path, lines: Iterable[bytes], *, force: bool = False) -> N
         finally:
             draft.unlink(missing_ok=True)
     except FileExistsError as error:
-        raise ConfigError(f"{path} exists; --force overwrites it") from error
+        raise ConfigError(f"{path} exists: remove it first, or write to another file") from error
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
 

@@ -25,11 +25,11 @@ from gateway.core.errors import (
     InvalidRequest,
     SessionFailed,
     SessionNotFound,
-    UnknownSplit,
     UpstreamError,
     UpstreamGone,
     UpstreamTimeout,
     WorkerFull,
+    unknown_split,
 )
 from gateway.core.model import (
     Action,
@@ -151,7 +151,7 @@ class ArealUpstream(Translated):
         """How many samples the server says it has."""
         told = await self._find(worker.id, worker.address)
         if not told.samples or split != environment.areal.split:
-            raise UnknownSplit("Invalid split")
+            raise unknown_split(split, [environment.areal.split] if told.samples else [])
         return told.samples
 
     async def tasks(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import quote
 
-from gateway.core.errors import UnknownSplit, UpstreamError
+from gateway.core.errors import UpstreamError, unknown_split
 from gateway.core.model import Environment, Split, SplitType, TaskSpec
 from gateway.upstreams.openenv.http import Http, Place
 
@@ -57,7 +57,7 @@ class Tasks:
         own = await self._own_splits(at, environment)
         known = [environment.openenv.split] if own is None else [one.name for one in own]
         if split not in known:
-            raise UnknownSplit(f"Invalid split: there is no {split[:200]!r}; there are {', '.join(known[:20])}")
+            raise unknown_split(split, known)
         return own is not None
 
     async def _own_splits(self, at: Place, environment: Environment) -> list[Split] | None:

@@ -47,6 +47,7 @@ from gateway.core.model import (
 from gateway.core.ports import Exchange, Headers, Request, Transport
 from gateway.upstreams.ors import notes
 from gateway.upstreams.ors.steps import read_blocks, read_result, written
+from gateway.upstreams.ors.words import split_list, task_count, task_list
 
 SILENCE_S: Final = 30.0
 """Workers write a comment every 10 s into an open stream, so this much silence is a worker that hangs."""
@@ -101,7 +102,7 @@ class OrsUpstream:
                     f"worker {worker.id} was claimed with another token (was the gateway's secret replaced?)"
                 )
             if status != 200:
-                raise UpstreamError(f"worker {worker.id} answered {status} to /list_environments")
+                raise UpstreamError(f"worker {worker.id} answered {status} to /list_environments: {_detail(names)}")
             if not isinstance(names, list) or environment.worker_name not in names:
                 raise UpstreamError(f"worker {worker.id} serves {names!r}, not {environment.worker_name!r}")
             return 0
@@ -138,26 +139,57 @@ class OrsUpstream:
         )
 
     async def splits(self, worker: Worker, environment: Environment) -> list[Split]:
-        """None: the tasks of our own images are the gateway's."""
-        return []
+        """Those in which its class has tasks by itself: a class without any lists an empty split too."""
+        listed = split_list(await self._of_class(worker, environment, b"GET", "splits"))
+        return [split for split in listed if await self.count(worker, environment, split.name)]
 
     async def count(self, worker: Worker, environment: Environment, split: str) -> int:
-        """Raises ``UnknownSplit``."""
-        raise UnknownSplit("Invalid split")
+        """How many tasks the class has in a split."""
+        return task_count(await self._of_class(worker, environment, b"POST", "num_tasks", {"split": split}))
 
     async def tasks(
         self, worker: Worker, environment: Environment, split: str, start: int, stop: int
     ) -> list[TaskSpec]:
-        """Raises ``UnknownSplit``."""
-        raise UnknownSplit("Invalid split")
+        """Tasks of a split by their places."""
+        wish = {"split": split, "start": start, "stop": stop}
+        return task_list(await self._of_class(worker, environment, b"POST", "task_range", wish))
+
+    async def _of_class(
+        self,
+        worker: Worker,
+        environment: Environment,
+        method: bytes,
+        operation: str,
+        wish: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Ask for tasks that the class has by itself; its author's code answers, which may take as long as a setup."""
+        status, answer = await self._json(
+            worker.id,
+            worker.address,
+            method,
+            _path(environment, operation),
+            _JSON,
+            json.dumps(wish).encode() if wish is not None else b"",
+            silence_s=environment.timeouts.setup_s,
+        )
+        if status == 400:
+            raise UnknownSplit(_detail(answer))
+        if status != 200:
+            raise UpstreamError(f"the worker answered {status} to /{operation}: {_detail(answer)}")
+        return answer
 
     async def about(self, worker: Worker, environment: Environment) -> Mapping[str, Any]:
-        """Nothing beyond its tools."""
-        return {}
+        """The name of its default tool, as ``default_tool``; nothing of an older image."""
+        status, answer = await self._json(worker.id, worker.address, b"GET", _path(environment, "registered"))
+        return answer if status == 200 and isinstance(answer, Mapping) else {}
 
     async def open(self, session: Session, environment: Environment, setup: Setup) -> str:
         """Open the session in its worker, under the id that it has here."""
-        wish: dict[str, Any] = {"env_name": environment.worker_name, "task_spec": setup.spec}
+        wish: dict[str, Any] = {"env_name": environment.worker_name}
+        if setup.split and setup.index is not None:  # one of those that its class has by itself
+            wish |= {"split": setup.split, "index": setup.index}
+        else:
+            wish["task_spec"] = setup.spec
         if setup.seed is not None:
             wish["seed"] = setup.seed
         if setup.config is not None:
@@ -300,7 +332,9 @@ class OrsUpstream:
         """Pass an operation on, bytes for bytes."""
         method = b"POST" if operation in ("call", "score_group") else b"GET"
         passed = [*_session(session), *[pair for pair in headers if pair[0] in _PASSED_ON]]
-        silence_s = min(SILENCE_S, environment.timeouts.call_s + MARGIN_S)
+        silence_s = environment.timeouts.call_s + MARGIN_S
+        if method == b"GET" or not _is_whole(passed):
+            silence_s = min(SILENCE_S, silence_s)
         exchange = await self._send(
             session.worker, session.address, method, _path(environment, operation), passed, body, silence_s=silence_s
         )
@@ -371,6 +405,12 @@ def _parsed(text: bytes, what: str) -> Any:
 
 def _path(environment: Environment, operation: str) -> bytes:
     return f"/{environment.worker_name}/{operation}".encode()
+
+
+def _is_whole(headers: Headers) -> bool:
+    """Whether a worker answers in one piece, with nothing before it, as it does where only JSON is accepted."""
+    accept = b",".join(value for name, value in headers if name == b"accept").lower()
+    return b"application/json" in accept and b"text/event-stream" not in accept
 
 
 def _session(session: Session) -> list[tuple[bytes, bytes]]:

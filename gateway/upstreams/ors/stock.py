@@ -56,7 +56,15 @@ from gateway.upstreams.ors.link import STARTING_PAUSE_S, Answer, Link, Refused, 
 from gateway.upstreams.ors.pulse import Pulse
 from gateway.upstreams.ors.steps import read_blocks, read_result
 from gateway.upstreams.ors.streams import outcome
-from gateway.upstreams.ors.words import reason_of, refuse_config, split_of, tool_list, wish_of
+from gateway.upstreams.ors.words import (
+    reason_of,
+    refuse_config,
+    split_list,
+    task_count,
+    task_list,
+    tool_list,
+    wish_of,
+)
 
 READY_PAUSE_S: Final = 0.1
 READY_ANSWER_S: Final = 5.0
@@ -139,29 +147,18 @@ class StockOrsUpstream(Translated):
 
     async def splits(self, worker: Worker, environment: Environment) -> list[Split]:
         """The splits that the server lists."""
-        listed = (await self._ask(worker, environment, "splits")).parsed("/splits")
-        if not isinstance(listed, list):
-            raise UpstreamError("the worker's splits are no list")
-        return [split_of(entry) for entry in listed]
+        return split_list((await self._ask(worker, environment, "splits")).parsed("/splits"))
 
     async def count(self, worker: Worker, environment: Environment, split: str) -> int:
         """How many tasks a split has."""
-        answer = (await self._ask(worker, environment, "num_tasks", {"split": split})).parsed("/num_tasks")
-        count = answer.get("num_tasks") if isinstance(answer, Mapping) else None
-        if not isinstance(count, int) or isinstance(count, bool):
-            raise UpstreamError("the worker's number of tasks is no integer")
-        return count
+        return task_count((await self._ask(worker, environment, "num_tasks", {"split": split})).parsed("/num_tasks"))
 
     async def tasks(
         self, worker: Worker, environment: Environment, split: str, start: int, stop: int
     ) -> list[TaskSpec]:
         """Tasks of a split by their places: a server may have too many of them to list them all."""
         wish = {"split": split, "start": start, "stop": stop}
-        answer = (await self._ask(worker, environment, "task_range", wish)).parsed("/task_range")
-        tasks = answer.get("tasks") if isinstance(answer, Mapping) else None
-        if not isinstance(tasks, list) or not all(isinstance(task, dict) for task in tasks):
-            raise UpstreamError("the worker's tasks are no list of objects")
-        return tasks
+        return task_list((await self._ask(worker, environment, "task_range", wish)).parsed("/task_range"))
 
     async def about(self, worker: Worker, environment: Environment) -> Mapping[str, Any]:
         """Nothing beyond its tools."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from gateway.core.errors import InvalidRequest, UpstreamError
-from gateway.core.model import Setup, Split, SplitType
+from gateway.core.model import Setup, Split, SplitType, TaskSpec
 from gateway.core.ports import Headers
 from gateway.upstreams.ors.flavours import Flavour
 
@@ -33,6 +33,8 @@ def wish_of(setup: Setup, name: str, flavour: Flavour) -> tuple[dict[str, Any], 
         wish |= {"split": setup.split, "index": setup.index}
     else:
         wish["task_spec"] = dict(setup.spec)
+    if setup.toolset:
+        wish["toolset_name"] = setup.toolset
     headers: Headers = ()
     if setup.secrets and flavour.secrets_in_body:
         wish["secrets"] = dict(setup.secrets)
@@ -49,6 +51,29 @@ def split_of(entry: Any) -> Split:
         raise UpstreamError("a split of the worker's has no name")
     kind = entry.get("type") if isinstance(entry, Mapping) else name
     return Split(name, SplitType(kind) if kind in set(SplitType) else SplitType.VALIDATION)
+
+
+def split_list(value: Any) -> list[Split]:
+    """Read the answer to ``/splits``. Raises ``UpstreamError``."""
+    if not isinstance(value, list):
+        raise UpstreamError("the worker's splits are no list")
+    return [split_of(entry) for entry in value]
+
+
+def task_count(value: Any) -> int:
+    """Read the answer to ``/num_tasks``. Raises ``UpstreamError``."""
+    count = value.get("num_tasks") if isinstance(value, Mapping) else None
+    if not isinstance(count, int) or isinstance(count, bool):
+        raise UpstreamError("the worker's number of tasks is no integer")
+    return count
+
+
+def task_list(value: Any) -> list[TaskSpec]:
+    """Read the answer to ``/task_range``. Raises ``UpstreamError``."""
+    tasks = value.get("tasks") if isinstance(value, Mapping) else None
+    if not isinstance(tasks, list) or not all(isinstance(task, dict) for task in tasks):
+        raise UpstreamError("the worker's tasks are no list of objects")
+    return tasks
 
 
 def tool_list(value: Any) -> dict[str, Any]:

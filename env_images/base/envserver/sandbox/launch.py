@@ -42,9 +42,12 @@ def may_map_range() -> bool:
 
 
 def _configuration(box: Box, work: Path, limits: Limits, *, ranged: bool) -> dict[str, object]:
-    bubblewrap = shutil.which("bwrap", path="/usr/bin:/bin:/usr/local/bin")
+    bubblewrap = shutil.which("bwrap")
     if bubblewrap is None:
-        raise SandboxError("bubblewrap is missing: install the package `bubblewrap`, 0.8 or later", code="unsupported")
+        raise SandboxError(
+            "bubblewrap is missing: install the package `bubblewrap`, 0.8 or later, with bwrap on PATH",
+            code="unsupported",
+        )
     for path, name in ((Path(box.path), "the box"), (work, "the work folder")):
         if not path.is_dir():
             raise SandboxError(f"{name} {path} is no directory", code="unsupported")
@@ -58,7 +61,7 @@ def _configuration(box: Box, work: Path, limits: Limits, *, ranged: bool) -> dic
         "limits": limits.as_message(),
         "calls": calls.hex(),
         "ranged": ranged,
-        "bubblewrap": bubblewrap,
+        "bubblewrap": os.path.abspath(bubblewrap),  # the spawner has another working directory, and no PATH
     }
 
 

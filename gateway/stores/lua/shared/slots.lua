@@ -32,7 +32,7 @@ local function grant(opening, rank)
     -- A hand-over while the store is rebuilt: adopt.lua must not take it for one of an older state.
     redis.call('HSET', key('session', id), 'run', run())
   end
-  local uses = redis.call('HINCRBY', key('worker', worker), 'uses', 1)
+  local uses = redis.call('HINCRBY', key('worker', worker), 'uses', opening[IS_USE] == '0' and 0 or 1)
   local max_uses = tonumber(has[2])
   if max_uses > 0 and uses >= max_uses then
     drain(worker, environment, rank)

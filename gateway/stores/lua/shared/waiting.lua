@@ -24,9 +24,9 @@ end
 
 -- The fields of an opening, in the order in which claim.lua gets them and a ticket keeps them.
 local OPENING = {'id', 'name', 'owner', 'environment', 'lease', 'fingerprint', 'idle_s', 'setup_s', 'task', 'replica',
-  'episode', 'policy', 'group', 'group_size', 'together_s'}
+  'episode', 'policy', 'group', 'group_size', 'together_s', 'is_use'}
 
-local GROUP, GROUP_SIZE, TOGETHER_S = 13, 14, 15
+local GROUP, GROUP_SIZE, TOGETHER_S, IS_USE = 13, 14, 15, 16
 
 local function first(zset)
   return redis.call('ZRANGE', zset, 0, 0)[1]

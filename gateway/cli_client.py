@@ -1,0 +1,66 @@
+"""What the commands share that ask a running gateway: its address and key, requests, and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import httpx
+import typer
+from rich.console import Console
+from rich.table import Table
+
+LOCALHOST = "http://127.0.0.1:8080"
+ASK_S = 30.0
+EXIT_UNREACHABLE = 1
+EXIT_REFUSED = 2
+WIDE = 10_000
+"""Columns of a table that no terminal shows: nothing of it is cut."""
+
+Url = Annotated[str, typer.Option(help="Of the gateway.", envvar="GATEWAY_URL")]
+Key = Annotated[str, typer.Option(help="An operator's key.", envvar="GATEWAY_KEY")]
+
+
+def ask(
+    url: str, key: str, method: str, path: str, *, timeout_s: float = ASK_S, where: str = "", **request: Any
+) -> dict[str, Any]:
+    """Return the gateway's answer; a refusal is printed in its own words, with every problem, and ends the command."""
+    headers = {"X-API-Key": key} if key else {}
+    try:
+        with httpx.Client(base_url=url, headers=headers, timeout=timeout_s, trust_env=False) as client:
+            answer = client.request(method, path, **request)
+        body = answer.json() if answer.content else {}
+    except (httpx.HTTPError, ValueError) as error:
+        typer.echo(f"{url}: {error}", err=True)
+        raise typer.Exit(EXIT_UNREACHABLE) from None
+    if answer.is_success and isinstance(body, dict):
+        return body
+    lines = _said(body if isinstance(body, dict) else {}) or [f"status {answer.status_code}"]
+    if answer.status_code == httpx.codes.UNAUTHORIZED:
+        lines = [f"{lines[0]}; give an operator's key with --key or GATEWAY_KEY"]
+    for line in lines:
+        typer.echo(f"{where or url}: {line}", err=True)
+    raise typer.Exit(EXIT_REFUSED if answer.status_code < 500 else EXIT_UNREACHABLE)
+
+
+def _said(body: Mapping[str, Any]) -> Sequence[str]:
+    if problems := body.get("problems"):
+        return [f"{problem['path']}: {problem['message']}" for problem in problems]
+    if results := body.get("results"):
+        return [f"{row['id']}: {row['code']}: {row['detail']}" for row in results]
+    if "detail" not in body:
+        return []
+    return [f"{body['detail']} ({body['code']})" if body.get("code") else str(body["detail"])]
+
+
+def print_table(table: Table) -> None:
+    """Print *table*: as wide as the terminal, or whole where the output is no terminal."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=WIDE)
+    console.print(table)
+
+
+def counted(count: int, noun: str) -> str:
+    """Return *count* with its *noun* in the right number: ``1 task``, ``2 tasks``."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-
 FAULT_HEADERS: Final = b"x-session-fault"
 """What the names of headers begin with that only the gateway reads."""
 FAULT_HEADER: Final = b"x-session-fault"

@@ -111,7 +111,12 @@ class TaskChooser:
         if not unknown:
             return
         entries = [
-            {"type": "extra_forbidden", "loc": ["data", key], "msg": "Extra inputs are not permitted", "input": given[key]}
+            {
+                "type": "extra_forbidden",
+                "loc": ["data", key],
+                "msg": "Extra inputs are not permitted",
+                "input": given[key],
+            }
             for key in unknown
         ]
         known = ", ".join((*RESET_KEYS, *environment.openenv.task_keys, *taken))

@@ -22,4 +22,6 @@ def log_faults(session: Session, faults: Iterable[Fault]) -> None:
         if fault.kind is FaultKind.AUTHOR:
             logger.error("author_fault environment=%s task=%r session=%s place=%r error=%r traceback=%r", *told)
         else:
-            logger.warning("infrastructure_fault environment=%s task=%r session=%s place=%r error=%r traceback=%r", *told)
+            logger.warning(
+                "infrastructure_fault environment=%s task=%r session=%s place=%r error=%r traceback=%r", *told
+            )

@@ -58,7 +58,9 @@ class Metrics:
             "worker_start_seconds", "From asking for a worker to its readiness.", _CALL_BUCKETS
         )
         self._reward = self._histogram(
-            "episode_reward", "Sum of an episode's rewards, where the agent earned them.", (0, 0.25, 0.5, 0.75, 1, 2, 5, 10)
+            "episode_reward",
+            "Sum of an episode's rewards, where the agent earned them.",
+            (0, 0.25, 0.5, 0.75, 1, 2, 5, 10),
         )
         self._workers = self._gauge("workers", "Workers, by state.", "environment", "state")
         self._used = self._gauge("slots_used", "Slots that hold a session.", "environment")

@@ -105,7 +105,14 @@ async def test_the_registered_tasks_of_an_environment_are_listed(start: Start, f
     write(folder, "login", LOGIN)
     server = await start(Reader, MathEnv, task_modules=("custom_tasks.login",), custom_tasks_dir=str(folder))
     config = {"size": 4, "page": "p" * 101, "parts": []}
-    whole = {"name": "Third", "description": "d" * 600, "version": 3, "tags": ["x"], "instruction": "!", "config": config}
+    whole = {
+        "name": "Third",
+        "description": "d" * 600,
+        "version": 3,
+        "tags": ["x"],
+        "instruction": "!",
+        "config": config,
+    }
     registry.register("custom/third", "reader", whole)
 
     listed = (await server.ask("GET", "/reader/registered")).json

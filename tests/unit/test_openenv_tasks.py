@@ -125,9 +125,7 @@ async def test_an_id_that_nobody_could_be_asked_for_is_unknown_with_the_reason(
     assert workers.asked == [0.0], "a client whose own episode holds the slot must not wait for itself"
 
 
-BROWSER = replace(
-    MATH, openenv=OpenEnv(task_keys={"benchmark": "config.benchmark", "task_name": "config.task_name"})
-)
+BROWSER = replace(MATH, openenv=OpenEnv(task_keys={"benchmark": "config.benchmark", "task_name": "config.task_name"}))
 
 
 def page(benchmark: str, name: str) -> dict[str, Any]:
@@ -167,7 +165,7 @@ async def test_a_task_that_only_workers_know_is_selected_by_its_values_too() -> 
     listed = Registered(tasks={"miniwob/book": page("miniwob", "book"), "custom/book": page("custom", "book")})
     asked = chooser(Workers(listed), **tasks(**PAGES))
 
-    chosen = await asked.choose(BROWSER, ResetWish(benchmark="miniwob", task_name="book"))
+    chosen = await asked.choose(BROWSER, ResetWish.model_validate({"benchmark": "miniwob", "task_name": "book"}))
 
     assert chosen == Chosen(spec={"id": "miniwob/book"}, id="miniwob/book")
 
@@ -175,7 +173,7 @@ async def test_a_task_that_only_workers_know_is_selected_by_its_values_too() -> 
 async def test_tasks_that_come_later_are_selected_too() -> None:
     registry = TaskRegistry({MATH.name: {}})
     asked = chooser_of(Workers(known()), registry)
-    wish = ResetWish(task_name="click-test")
+    wish = ResetWish.model_validate({"task_name": "click-test"})
     with pytest.raises(UnknownTask, match="no task of 'math' has task_name 'click-test'"):
         await asked.choose(BROWSER, wish)
 
@@ -188,7 +186,10 @@ async def test_tasks_that_come_later_are_selected_too() -> None:
 @pytest.mark.parametrize(
     ("wish", "told"),
     [
-        ({"colour": "red"}, r"'math' has no 'colour'; it takes task, split, index, seed, episode_id, benchmark, task_name, level"),
+        (
+            {"colour": "red"},
+            r"'math' has no 'colour'; it takes task, split, index, seed, episode_id, benchmark, task_name, level",
+        ),
         ({"colour": "red", "level": 2, "shape": 1, "size": None}, r"has no 'colour', 'shape'; it takes"),
         ({"task_name": "login", "index": 0}, r"only one of index and task_name may be given"),
         ({"task_name": "login", "task": "custom/login"}, r"only one of task and task_name may be given"),
@@ -209,7 +210,7 @@ async def test_keys_that_the_environment_takes_and_those_of_a_worker_that_does_n
     keys: tuple[str, ...] | None,
 ) -> None:
     asked = chooser(Workers(Registered(config_keys=keys)), **tasks(**PAGES))
-    wish = ResetWish(index=0, level=2)
+    wish = ResetWish.model_validate({"index": 0, "level": 2})
 
     assert (await asked.choose(BROWSER, wish)).id == "custom/login"
     assert asked.config(BROWSER, wish) == {"level": 2}

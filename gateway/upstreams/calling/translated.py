@@ -282,9 +282,7 @@ class _Stream(Generic[T]):
 class Whole:
     """An answer that is there already."""
 
-    def __init__(
-        self, status: int, body: bytes, headers: Headers = _JSON, *, faults: tuple[Fault, ...] = ()
-    ) -> None:
+    def __init__(self, status: int, body: bytes, headers: Headers = _JSON, *, faults: tuple[Fault, ...] = ()) -> None:
         self.status = status
         self.headers = headers
         self.faults = faults

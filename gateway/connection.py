@@ -146,8 +146,12 @@ class Connection(asyncio.Protocol):
 
     @property
     def may_be_kept(self) -> bool:
-        """Whether the answer was read whole, and the worker keeps the connection."""
-        return self.is_usable and not self._chunks and self._is_kept and self._bounded
+        """Whether the answer was read whole, and the worker keeps the connection.
+
+        After an exception uvicorn, which most servers of other people's run, answers 500 and then closes the connection
+        without saying so: the next request would be lost in it.
+        """
+        return self.is_usable and not self._chunks and self._is_kept and self._bounded and self.status != 500
 
     @property
     def has_more(self) -> bool:

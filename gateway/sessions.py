@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 from gateway.catalog import Catalog
 from gateway.closing import Closer
 from gateway.core.errors import (
-    ReplicaLeft,
     SessionClosed,
     SessionNotFound,
     StoreUnavailable,
@@ -49,7 +48,7 @@ from gateway.core.model import (
     session_id,
 )
 from gateway.core.ports import Exchange, Headers, Store, Upstream
-from gateway.ends import BrokenOff, Ended, Until, Waiting
+from gateway.ends import BrokenOff, Until, Waiting
 from gateway.exchanges import BusyExchange, ReadExchange
 from gateway.inquiries import Inquiries
 from gateway.observe.faults import log_faults
@@ -59,6 +58,7 @@ from gateway.openings import Openings
 from gateway.patience import STORE_PATIENCE_S, patiently
 from gateway.remembered import TICK_S, Entry, Remembered
 from gateway.turns import Turns
+from gateway.verdicts import Moved, Verdicts
 
 logger = logging.getLogger(__name__)
 
@@ -67,9 +67,6 @@ T = TypeVar("T")
 EDGE_S = 3 * TICK_S
 """A call that begins this close to its session's deadline writes its note at once."""
 DRAIN_PAUSE_S = 0.02
-VERDICT_S = 3.0
-"""How long a call whose connection broke waits for word of why: an engine tells of a death within some 100 ms, of
-twenty at once on a busy machine within 600; beside three other tests on two CPUs it took more than a second once."""
 MAX_REFUSAL_BYTES = 64 * 1024
 GONE = b"Active environment not found"
 """How an ORS worker says that it does not know a session."""
@@ -105,6 +102,7 @@ class Sessions:
         # The state of this replica: what it serves.
         self._remembered = Remembered(store)
         self._turns = Turns(store)
+        self._verdicts = Verdicts(store=store, remembered=self._remembered, closer=closer)
         self._playing: set[asyncio.Task[tuple[StepResult, int]]] = set()
         self._openings = Openings(
             store=store,
@@ -186,7 +184,7 @@ class Sessions:
         entry = await self._mind_the_edge(await self._entry(id))
         try:
             return await self._forward(entry, operation, body, headers)
-        except _Moved as moved:  # the worker said that it has not run: asking the new one is no second run
+        except Moved as moved:  # the worker said that it has not run: asking the new one is no second run
             return await self._forward(moved.entry, operation, body, headers)
 
     async def _forward(self, entry: Entry, operation: str, body: bytes, headers: Headers) -> BusyExchange:
@@ -199,13 +197,13 @@ class Sessions:
                 exchange = await self._examined(entry, exchange)
             busy = BusyExchange(
                 exchange,
-                explain=partial(self._explain, entry),
+                explain=partial(self._verdicts.explain, entry),
                 told=partial(self._log, entry),
                 ended=lambda outcome: self._ended(entry, operation, outcome, began_at),
             )
         except SessionNotFound as error:  # it is the worker's word
             self._ended(entry, operation, "ended", began_at)
-            raise await self._loss(entry) from error
+            raise await self._verdicts.loss(entry) from error
         except BaseException as error:
             await self._broken(entry, operation, error, began_at)
             raise
@@ -284,7 +282,7 @@ class Sessions:
         entry = await self._mind_the_edge(await self._entry(session_id(owner, name)))
         try:
             return await self._asked(entry, operation, ask, within_s)
-        except _Moved as moved:  # the worker said that it has not run: asking the new one is no second run
+        except Moved as moved:  # the worker said that it has not run: asking the new one is no second run
             return await self._asked(moved.entry, operation, ask, within_s)
 
     async def _asked(
@@ -309,10 +307,10 @@ class Sessions:
                 return await ask(self._upstreams[entry.environment.wire], entry)
         except BrokenOff as broken:
             if broken.cause == "ended":
-                raise await self._end_of(entry) from None
+                raise await self._verdicts.end_of(entry) from None
             raise UpstreamTimeout(f"the worker did not answer within {within_s:g} s") from None
         except SessionNotFound as error:  # it is the worker's word
-            raise await self._loss(entry) from error
+            raise await self._verdicts.loss(entry) from error
 
     async def steps(self, owner: Owner, name: str, *, within_s: float) -> int:
         """How many steps its worker has seen of a session. Raises as `act`."""
@@ -387,55 +385,7 @@ class Sessions:
             await exchange.aclose()
         if GONE not in body:
             return ReadExchange(exchange.status, exchange.headers, body)
-        raise await self._loss(entry)
-
-    async def _loss(self, entry: Entry) -> Exception:
-        """Say what became of a session that its worker does not know.
-
-        Raises:
-            SessionNotFound, SessionClosed: with the reason that the store knows.
-        """
-        session = entry.session
-        self._remembered.forget(session.id, session.lease)
-        found = await self._store.find(session.id)
-        if found.lease == session.lease and found.state is SessionState.OPEN:
-            # The store has it and its worker has not: what the trainer did in it is lost, and it has to hear so.
-            logger.warning("session_lost_by_worker session=%s worker=%s", session.id, session.worker)
-            await self._closer.give_back(session, entry.environment, CloseReason.WORKER_LOST)
-            return SessionClosed(CloseReason.WORKER_LOST.value)
-        if found.state is SessionState.OPEN:
-            return _Moved(self._remembered.add(found, entry.environment))
-        return SessionNotFound(session.name)
-
-    async def _end_of(self, entry: Entry) -> Exception:
-        """Say why a session was ended while something ran in it. Raises as `_loss`."""
-        found = await self._store.find(entry.session.id)
-        if found.state is SessionState.CLOSING and found.reason is not None and not found.reason.is_trainers:
-            return SessionClosed(found.reason.value)
-        return SessionNotFound(entry.session.name)
-
-    async def _explain(self, entry: Entry, error: UpstreamGone) -> None:
-        """A connection broke: if the session was ended, that is the better answer.
-
-        A worker that dies closes its connections a moment before the engine tells of its death and why, and the control
-        loop ends its sessions: that is waited for.
-        """
-        if isinstance(error, ReplicaLeft):
-            return
-        ended = Ended()
-        entry.watchers.add(ended)
-        try:
-            await self._say_why(entry, error)
-            if self._remembered.get(entry.session.id) is entry and await ended.within(VERDICT_S):
-                await self._say_why(entry, error)
-        finally:
-            entry.watchers.discard(ended)
-
-    async def _say_why(self, entry: Entry, error: UpstreamGone) -> None:
-        with contextlib.suppress(StoreUnavailable):
-            session = await self._store.find(entry.session.id)
-            if session.state is SessionState.CLOSING and session.reason is not None:
-                raise SessionClosed(session.reason.value) from error
+        raise await self._verdicts.loss(entry)
 
     async def _broken(self, entry: Entry, operation: str, error: BaseException, began_at: float) -> None:
         """Note the end of a call that failed; raises instead of *error* where the session's end explains it."""
@@ -444,7 +394,7 @@ class Sessions:
             self._log(entry, error.faults)
         try:
             if isinstance(error, UpstreamGone):
-                await self._explain(entry, error)
+                await self._verdicts.explain(entry, error)
         except SessionClosed as better:
             outcome = call_outcome(better)
             raise
@@ -490,11 +440,3 @@ class Sessions:
         await self._closer.settle(max(0.0, deadline - time.monotonic()))
         with contextlib.suppress(StoreUnavailable):
             await self.write_notes()
-
-
-class _Moved(Exception):
-    """The session that was remembered has ended, and another one of its name is open elsewhere."""
-
-    def __init__(self, entry: Entry) -> None:
-        super().__init__(entry.session.id)
-        self.entry = entry

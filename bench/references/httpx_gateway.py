@@ -17,6 +17,7 @@ import gateway.app
 from gateway.cli import app
 from gateway.core.addresses import Address, parse_address
 from gateway.core.errors import UpstreamError, UpstreamGone, UpstreamTimeout
+from gateway.core.faults import Fault
 from gateway.core.model import WorkerId
 from gateway.core.ports import Headers, Request
 
@@ -34,6 +35,11 @@ class HttpxExchange:
         self.status = response.status_code
         raw = ((name.lower(), value) for name, value in response.headers.raw)
         self.headers: Headers = [(name, value) for name, value in raw if name not in HOP_BY_HOP]
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        """None: httpx shows no trailers."""
+        return ()
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """Yield the body as it comes."""

@@ -597,7 +597,8 @@ class Upstream(Protocol):
         """Pass a message of the worker's own protocol on and return its answer, both bytes for bytes.
 
         For a front of the same protocol. OpenEnv: one frame, and the one that replies to it; an empty message asks for
-        the reply to the reset that opened the session; a reply that tells of faults is a ``FaultReply``. Other protocols have no use for it: ``NotImplementedError``.
+        the reply to the reset that opened the session; a reply that tells of faults is a ``FaultReply``. Other
+        protocols have no use for it: ``NotImplementedError``.
 
         Raises:
             SessionNotFound: the worker does not know the session; nothing ran.

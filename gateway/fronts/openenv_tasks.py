@@ -259,7 +259,7 @@ class TaskChooser:
         raise UnknownTask(f"Unknown task: {id[:NAME_MAX]}")
 
     async def _asked_for_tasks(self, environment: Environment, what: str) -> Registered:
-        """As `_asked`, for a task. Raises ``PoolExhausted``, ``EnvironmentUnavailable`` that name *what* is asked for."""
+        """As `_asked`; what it raises, ``PoolExhausted`` or ``EnvironmentUnavailable``, names *what* is asked for."""
         try:
             return await self._asked(environment)
         except (PoolExhausted, EnvironmentUnavailable) as error:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -48,7 +48,7 @@ class Careless(Environment):
         return [float("nan")]
 
     def _fail_in(self, hook: str) -> None:
-        if self.task.get("in") == hook:
+        if self.task.get("fails_in") == hook:
             raise KeyError("toop")
 
     @tool
@@ -89,9 +89,10 @@ async def server(start: Start) -> Running:
     return await start(Careless)
 
 
-async def create(server: Running, sid: str = "s1", *, headers: dict[str, str] | None = None, **task: Any) -> Answer:
-    body = {"task_spec": task, "secrets": {"key": SECRET}}
-    return await server.ask("POST", "/create", sid=sid, body=body, headers=ASKED if headers is None else headers)
+async def create(server: Running, sid: str = "s1", *, headers: Mapping[str, str] = ASKED, hook: str = "") -> Answer:
+    """Open a session whose author made a mistake in *hook*."""
+    body = {"task_spec": {"fails_in": hook}, "secrets": {"key": SECRET}}
+    return await server.ask("POST", "/create", sid=sid, body=body, headers=headers)
 
 
 def told(answer: Answer) -> list[dict[str, Any]]:
@@ -106,7 +107,7 @@ async def ended(server: Running, sid: str = "s1") -> dict[str, Any]:
 
 @pytest.mark.parametrize("hook", ["constructor", "reset", "task_tools"])
 async def test_a_hook_that_raises_before_the_first_call(server: Running, hook: str) -> None:
-    answer = await create(server, **{"in": hook})
+    answer = await create(server, hook=hook)
     if hook != "constructor":
         assert answer.status == 200
         answer = await server.ask("GET", "/prompt", sid="s1")
@@ -158,7 +159,7 @@ async def test_a_stream_that_has_begun_tells_in_a_trailer(server: Running) -> No
 
 
 async def test_what_nobody_was_there_to_hear_is_told_with_the_end(server: Running) -> None:
-    await create(server, **{"in": "close"})
+    await create(server, hook="close")
     wire = await server.wire()
     body = {"name": "slip_slowly", "input": {"gate": "left fault"}}
     leaving = asyncio.create_task(wire.ask("POST", "/call", sid="s1", body=body, headers=JSON))
@@ -199,9 +200,9 @@ async def test_a_reward_that_is_no_number_ends_the_session(server: Running, rewa
     assert (summary["finished"], summary["fault"]) == (False, "author")
 
 
-@pytest.mark.parametrize("task", [{"in": "score_group"}, {}])
-async def test_a_judge_of_groups_that_raises_or_gives_no_number(server: Running, task: dict[str, Any]) -> None:
-    await create(server, **task)
+@pytest.mark.parametrize("hook", ["score_group", ""])
+async def test_a_judge_of_groups_that_raises_or_gives_no_number(server: Running, hook: str) -> None:
+    await create(server, hook=hook)
     group: dict[str, Any] = {"candidates": [{"messages": [], "metadata": None}]}
 
     scored = await server.ask("POST", "/score_group", sid="s1", body=group, headers=JSON)
@@ -243,7 +244,7 @@ async def test_infrastructure_is_no_fault_of_the_authors(server: Running) -> Non
 
 async def test_a_client_that_did_not_ask_is_shown_no_traceback(server: Running) -> None:
     await create(server, headers={})
-    await create(server, "s2", headers={}, **{"in": "reset"})
+    await create(server, "s2", headers={}, hook="reset")
 
     answers = [
         await server.call("slip", headers=JSON),

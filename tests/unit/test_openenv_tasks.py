@@ -173,7 +173,7 @@ async def test_a_task_that_only_workers_know_is_selected_by_its_values_too() -> 
     listed = Registered(tasks={"miniwob/book": page("miniwob", "book"), "custom/book": page("custom", "book")})
     asked = chooser(Workers(listed), **tasks(**PAGES))
 
-    chosen = await asked.choose(BROWSER, ResetWish(benchmark="miniwob", task_name="book"))
+    chosen = await asked.choose(BROWSER, ResetWish.model_validate({"benchmark": "miniwob", "task_name": "book"}))
 
     assert chosen == Chosen(spec={"id": "miniwob/book"}, id="miniwob/book")
 
@@ -181,11 +181,11 @@ async def test_a_task_that_only_workers_know_is_selected_by_its_values_too() -> 
 async def test_tasks_that_come_later_are_selected_too() -> None:
     registry = TaskRegistry({MATH.name: {}})
     asked = chooser_of(Workers(known()), registry)
-    wish = ResetWish(task_name="click-test")
+    wish = ResetWish.model_validate({"task_name": "click-test"})
     with pytest.raises(UnknownTask, match="no task of 'math' has task_name 'click-test'"):
         await asked.choose(BROWSER, wish)
 
-    run_time = RunTimeTasks(registry=registry, store=MemoryTaskStore(), environments=[MATH])
+    run_time = RunTimeTasks(registry=registry, store=MemoryTaskStore(), offered=Catalog([MATH]).offered)
     await run_time.register(run_time.check([("task", page("miniwob", "click-test"))], environment="math"))
 
     assert (await asked.choose(BROWSER, wish)).id == "miniwob/click-test"
@@ -218,7 +218,7 @@ async def test_keys_that_the_environment_takes_and_those_of_a_worker_that_does_n
     keys: tuple[str, ...] | None,
 ) -> None:
     asked = chooser(Workers(Registered(config_keys=keys)), **tasks(**PAGES))
-    wish = ResetWish(index=0, level=2)
+    wish = ResetWish.model_validate({"index": 0, "level": 2})
 
     assert (await asked.choose(BROWSER, wish)).id == "custom/login"
     assert asked.config(BROWSER, wish) == {"level": 2}

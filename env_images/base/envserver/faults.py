@@ -16,7 +16,7 @@ ERROR_MAX_CHARS = 1000
 TRACEBACK_MAX_CHARS = 4000
 """Of a longer traceback the middle is left out: its first lines tell the entry, its last ones the error."""
 UNTOLD_MAX = 4
-"""Faults that a session keeps until they are told; with it the header stays below the 256 KiB that the gateway reads."""
+"""Faults that a session keeps until they are told: the header stays below the 256 KiB that the gateway reads."""
 _OWN_FOLDER = str(Path(__file__).parent)
 
 

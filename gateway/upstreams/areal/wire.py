@@ -106,7 +106,7 @@ def compact(value: Any) -> str:
 
 
 def read(body: bytes, what: str) -> Mapping[str, Any]:
-    """Read an answer that has to be a JSON object. Raises ``UpstreamError``, for a number that is none ``AuthorFault``."""
+    """Read an answer that has to be a JSON object. Raises ``UpstreamError``; ``AuthorFault`` for NaN."""
     try:
         value = _DECODER.decode(body.decode())
     except _NotFinite as error:

@@ -116,7 +116,7 @@ def _explained(message: str, errors: list[Any]) -> str:
 
 
 def failed_tool(reply: bytes) -> str:
-    """What an observation says of a tool that raised an exception; empty where none did, or it can't be read cheaply."""
+    """What an observation says of a tool that raised an exception; empty: none did, or it can't be read cheaply."""
     if b'"error_type"' not in reply or len(reply) > PARSED_MAX_BYTES:
         return ""
     try:

@@ -17,7 +17,7 @@ from .content import (
     ToolResultBlock,
 )
 from .environment import Environment
-from .errors import SessionFailed
+from .errors import SessionFailed, SessionLost
 from .server import serve
 from .task import Task
 from .tools import tool
@@ -35,6 +35,7 @@ __all__ = [
     "Prompt",
     "ReasoningBlock",
     "SessionFailed",
+    "SessionLost",
     "Split",
     "StepResult",
     "Task",

@@ -41,10 +41,19 @@ class Refused(EnvServerError):
 
 
 class SessionFailed(EnvServerError):
-    """Raised by an environment's code: what the session stands on is broken, so it has no reward and can't go on.
+    """Raised by an environment's code: the environment's author is at fault, so the session has no reward and can't go on.
 
-    A judge that cannot judge, a sandbox that is lost: the trainer sees an error, and every later call is refused with
-    it. A failure that the agent brought about, or can mend, is none of these: return a result, or raise anything else.
+    For a judge or a reference solution that fails, a program that is missing, a reward that is no number. The trainer
+    gets a typed error, the operator gets the traceback, and every later call is refused. Do not raise it for what the
+    agent brought about, or can mend: return a result for that, or raise any other exception.
+    """
+
+
+class SessionLost(SessionFailed):
+    """Raised by an environment's code: the infrastructure failed, and neither the author nor the agent is at fault.
+
+    For a sandbox or a browser that died, or a judge that got no CPU time. The session ends as with ``SessionFailed``,
+    but is not counted as a fault of the environment: the same task may work in the next session.
     """
 
 

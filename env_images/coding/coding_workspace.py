@@ -15,6 +15,8 @@ from coding_tasks import MAX_TREE_BYTES, InvalidTask, read_files
 
 WORKSPACE = "/root/task"
 SOLUTION = f"{WORKSPACE}/solution.py"
+MOMENT = 1_767_225_600
+"""When all files of a workspace are dated, so that sessions in different workers begin alike: 2026-01-01, UTC."""
 PREPARE_S = 60.0
 """For each step of preparing or collecting a workspace."""
 

@@ -83,6 +83,7 @@ class Sandbox(Protocol):
         user: str = "root",
         timeout_s: float = 30.0,
         output_bytes: int | None = None,
+        open_files: int | None = None,
     ) -> Completed: ...
     async def terminal(
         self, argv: Sequence[str], *, cwd: str = HOME, env: Mapping[str, str] = {}, rows: int = 24, cols: int = 80
@@ -96,4 +97,11 @@ class Sandboxes(Protocol):
     """Where sandboxes come from."""
 
     async def open(self, layer: Any = None) -> Sandbox: ...
-    async def layer(self, key: str, build: Callable[[Any], Awaitable[None]]) -> Any: ...
+    async def layer(
+        self,
+        key: str,
+        build: Callable[[Any], Awaitable[None]],
+        *,
+        moment: int | None = None,
+        keeps_seconds: bool = False,
+    ) -> Any: ...

@@ -154,6 +154,7 @@ class PlainSandbox:
         user: str = "root",
         timeout_s: float = 30.0,
         output_bytes: int | None = None,
+        open_files: int | None = None,
     ) -> Done:
         with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             given.write(stdin)
@@ -237,7 +238,7 @@ class PlainSandboxes:
         self._opened.append(sandbox)
         return sandbox
 
-    async def layer(self, key: str, build: Callable[[PlainSandbox], Awaitable[None]]) -> Path:
+    async def layer(self, key: str, build: Callable[[PlainSandbox], Awaitable[None]], **dates: Any) -> Path:
         if key not in self._layers:
             sandbox = await self.open()
             try:

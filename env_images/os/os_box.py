@@ -83,7 +83,6 @@ class Sandbox(Protocol):
         user: str = "root",
         timeout_s: float = 30.0,
         output_bytes: int | None = None,
-        open_files: int | None = None,
     ) -> Completed: ...
     async def terminal(
         self, argv: Sequence[str], *, cwd: str = HOME, env: Mapping[str, str] = {}, rows: int = 24, cols: int = 80

@@ -16,8 +16,6 @@ from os_shell import Output, Shell
 
 INIT_TIMEOUT_S = 40.0
 """For one init script; a start as a whole has 50 s at the gateway."""
-INIT_OPEN_FILES = 131_072
-"""As many descriptors as in a container: AgentBench's `echo 123321>/var/ppoo` opens the one of that number."""
 MOMENT_S = 3_600
 """The files that init scripts write are dated at the beginning of such a span: the members of a group, in whatever
 workers, begin alike, and files that are to be new are."""
@@ -162,7 +160,7 @@ async def _initialise(sandbox: Sandbox, scripts: tuple[Script, ...], *, seed: in
 
 
 async def _run_init(sandbox: Sandbox, place: int, script: Script) -> None:
-    done = await run_script(sandbox, script, timeout_s=INIT_TIMEOUT_S, open_files=INIT_OPEN_FILES)
+    done = await run_script(sandbox, script, timeout_s=INIT_TIMEOUT_S)
     if done.timed_out or done.status != 0:
         said = done.stderr.decode("utf-8", "replace")[-200:]
         how = "did not end in time" if done.timed_out else f"ended with {done.status}"

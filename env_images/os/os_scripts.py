@@ -60,19 +60,12 @@ class Script:
         return Script(f"RANDOM={seed % 32_768}\n{self.code}", self.language)
 
 
-async def run_script(
-    sandbox: Sandbox,
-    script: Script,
-    *,
-    arguments: Sequence[str] = (),
-    timeout_s: float,
-    open_files: int | None = None,
-) -> Completed:
+async def run_script(sandbox: Sandbox, script: Script, *, arguments: Sequence[str] = (), timeout_s: float) -> Completed:
     """Run *script* as a process of its own in the box; *arguments* are its `$1`, `$2` …, `sys.argv[1:]` or `argv + 1`."""
     if script.language in _SUFFIXES:
         return await _run_compiled(sandbox, script, arguments=arguments, timeout_s=timeout_s)
     argv = [script.interpreter, "-c", script.code, *(["--"] if script.language == "bash" else []), *arguments]
-    return await sandbox.run(argv, cwd=HOME, env=ENVIRONMENT, timeout_s=timeout_s, open_files=open_files)
+    return await sandbox.run(argv, cwd=HOME, env=ENVIRONMENT, timeout_s=timeout_s)
 
 
 async def _run_compiled(sandbox: Sandbox, script: Script, *, arguments: Sequence[str], timeout_s: float) -> Completed:

@@ -27,8 +27,8 @@ SOCKET_TARGET: Final = "/run/envserver"
 """Where the worker's socket folder is inside the container."""
 NOFILE: Final = 4096
 """Open files of one process: a worker holds one connection a session, and some for its tools."""
-SANDBOX_NOFILE: Final = 131_072
-"""The hard limit where sandboxes are: the init scripts of a task may open as many. An agent's processes get less."""
+SANDBOX_NOFILE: Final = 16_384
+"""The hard limit where sandboxes are; each process of an agent gets a quarter of it."""
 CUSTOM_TASKS_TARGET: Final = "/opt/openenv/custom_tasks"
 """Where operators' task modules are inside the container: OpenEnv's RFC 005, whose authors mount theirs by hand."""
 WORK_TARGET: Final = "/work"

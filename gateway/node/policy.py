@@ -36,7 +36,7 @@ from gateway.node.rules import Rules
 
 MIN_MEMORY_BYTES = 6 * 2**20
 """The engine's own minimum."""
-MAX_NOFILE = 131_072
+MAX_NOFILE = 65_536
 MAX_LOG_BYTES = 10 * 2**20
 _UNITS = {"k": 2**10, "m": 2**20}
 _LABELS = frozenset([LABEL_INSTANCE, LABEL_WORKER, LABEL_ENVIRONMENT, LABEL_DIGEST, LABEL_ROLE])

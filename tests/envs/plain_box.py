@@ -154,7 +154,6 @@ class PlainSandbox:
         user: str = "root",
         timeout_s: float = 30.0,
         output_bytes: int | None = None,
-        open_files: int | None = None,
     ) -> Done:
         with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             given.write(stdin)

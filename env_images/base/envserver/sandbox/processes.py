@@ -31,9 +31,11 @@ started it did, as a shell does with what it starts in the background (else it h
 other signals are default since ``default_signals``."""
 _OF_THE_LIBRARY = (32, 33)
 """Signals that the C library keeps for threads (nptl(7)); some machines start all their processes with one ignored."""
-OPEN_FILES = 1024
-"""Of each of an agent's processes. Files are the kernel's memory, which no limit of the sandbox counts; and files in
-flight are counted per user across sandboxes, so this also keeps room for the others."""
+OPEN_FILES = 4096
+"""Of each process, where the server's own hard limit is higher. Open files are the kernel's memory, which no limit of the
+sandbox counts."""
+_SHARE_OF_FILES = 4
+"""Files in flight are counted per user across sandboxes, so agents get this part of the server's limit at most."""
 AGENT_NICE = 19
 """Of an agent's programs: a weight of 15, where server, supervisors and judged programs have nice 0 and 1024. So on one
 CPU a judged program has a third of it (1024 / (1024 + 128 x 15)) beside an agent at its limit of processes."""
@@ -58,7 +60,6 @@ class Program:
     env: dict[str, str]
     user: User
     is_judged: bool = False
-    open_files: int = OPEN_FILES
 
 
 def open_terminal(rows: int, cols: int) -> tuple[int, int]:
@@ -153,7 +154,7 @@ def _become(program: Program, files: tuple[int, int, int], fault: int, bounds: B
         if os.isatty(0):
             with contextlib.suppress(OSError):
                 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-        _restrict(bounds, open_files=program.open_files)
+        _restrict(bounds)
         if not program.is_judged:
             os.nice(AGENT_NICE)
         _become_user(program.user, ranged=ranged)
@@ -191,8 +192,8 @@ def _execute(program: Program) -> None:
     raise fault or last
 
 
-def _restrict(bounds: Bounds, *, open_files: int) -> None:
-    files = min(open_files, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+def _restrict(bounds: Bounds) -> None:
+    files = min(OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1] // _SHARE_OF_FILES)
     for number in _IGNORED:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

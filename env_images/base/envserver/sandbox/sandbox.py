@@ -89,15 +89,12 @@ class Sandbox:
         user: str = "root",
         timeout_s: float = 30.0,
         output_bytes: int | None = None,
-        open_files: int | None = None,
     ) -> Completed:
         """Run *argv* to its end; what it started in the background may live on, without these pipes.
 
         Args:
             env: added to PATH, HOME, USER, LOGNAME and LANG; nothing else is set.
             output_bytes: kept of each stream, instead of the limits' number.
-            open_files: descriptors that a process may have, instead of an agent's 1,024, up to the server's own hard
-                limit. For a task's scripts only: files that agents hold open are memory that no limit of theirs counts.
 
         Raises:
             SandboxError: ``refused`` for a missing program, folder or user; ``full`` when no process can be made;
@@ -108,7 +105,7 @@ class Sandbox:
         judged = self.judged
         request = {
             "op": "run", "id": number, "argv": list(argv), "cwd": cwd, "env": dict(env or {}), "user": user,
-            "judged_s": None if judged is None else judged.cpu_s, "open_files": open_files,
+            "judged_s": None if judged is None else judged.cpu_s,
         }  # fmt: skip
         most_bytes = self._limits.output_bytes if output_bytes is None else output_bytes
         status: int | None = None

@@ -218,10 +218,7 @@ class Supervisor:
             **request["env"],
         }
         judged_s = request.get("judged_s")
-        open_files = int(request.get("open_files") or processes.OPEN_FILES)
-        program = processes.Program(
-            list(request["argv"]), str(request["cwd"]), env, user, is_judged=judged_s is not None, open_files=open_files
-        )
+        program = processes.Program(list(request["argv"]), str(request["cwd"]), env, user, judged_s is not None)
         pid, inner_pid = processes.start(program, files, bounds=self._bounds, ranged=self._ranged)
         running = _Running(pid, inner_pid, os.pidfd_open(pid))
         if judged_s is not None:

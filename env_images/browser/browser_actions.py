@@ -1,7 +1,8 @@
 """Actions: BrowserGym's strings, such as ``click('12')``, read strictly and turned into calls of its own functions.
 
 Differences: where BrowserGym takes an element's bid, a CSS selector does as well, ``click('#login-button')``, and means
-the first element that it finds. The functions that hand files of the server's to a page (``upload_file``,
+the first element that it finds. A call waits longer for its element, so that a busy machine makes steps slower and not
+rewards smaller. The functions that hand files of the server's to a page (``upload_file``,
 ``mouse_upload_file``) are not offered, and what would wait without end or leave the task's pages is refused before
 anything runs.
 """
@@ -16,6 +17,8 @@ from typing import Any
 MAX_ACTION_CHARS = 8_000
 MAX_CALLS = 10
 """In one action; BrowserGym advises two or three."""
+CALL_MS = 5_000
+"""For a call to find its element ready and to give it the input, unless the step has less time left."""
 MAX_WAIT_MS = 5_000
 """Of all ``noop`` in one action."""
 MAX_TYPED_CHARS = 1_000
@@ -36,6 +39,18 @@ _BIDS: dict[str, tuple[str | int, ...]] = {
     "drag_and_drop": (0, 1, "from_bid", "to_bid"),
 }
 """Which arguments are bids, by place and by name."""
+
+_THEIR_TIMEOUT = "timeout=500"
+"""As BrowserGym's functions are written."""
+_OUR_TIMEOUT = "timeout=milliseconds_left()"
+_MILLISECONDS_LEFT = f"""
+import time
+
+def milliseconds_left():
+    return max(1.0, min({CALL_MS}.0, (DEADLINE - time.monotonic()) * 1000))
+
+"""
+"""Stands before BrowserGym's functions; `DEADLINE` stands before it, in each action's own code."""
 
 _FENCE = re.compile(r"\s*```[\w-]*[ \t]*\n(?P<code>.*?)\n?[ \t]*```\s*", re.DOTALL)
 
@@ -66,17 +81,29 @@ class Actions:
             strict=True,
             demo_mode="off",
         )
+        functions_code: str = self._set.python_includes
+        if _THEIR_TIMEOUT not in functions_code:
+            raise RuntimeError(f"BrowserGym's functions have no {_THEIR_TIMEOUT} any more")
+        self._set.python_includes = _MILLISECONDS_LEFT + functions_code.replace(_THEIR_TIMEOUT, _OUR_TIMEOUT)
 
     def describe(self) -> str:
         """Say each action's signature, one a line."""
         return "\n".join(action.signature.replace("typing.", "") for action in self._set.action_set.values())
 
-    def code_of(self, text: str, *, may_open: Callable[[str], bool], bid_of: Callable[[str], str]) -> str:
+    def code_of(
+        self,
+        text: str,
+        *,
+        may_open: Callable[[str], bool],
+        bid_of: Callable[[str], str],
+        deadline: float,
+    ) -> str:
         """Read *text* and give the Python code that BrowserGym makes of it: function definitions and calls of them.
 
         Args:
             may_open: whether ``goto`` may open a URL.
             bid_of: finds the bid of the element that a selector means; raises ``ActionError`` where there is none.
+            deadline: on the clock ``time.monotonic``; no call waits for its element beyond it.
 
         Raises:
             ActionError: it is no action, or one that is refused.
@@ -108,7 +135,7 @@ class Actions:
             raise ActionError(f"an action waits at most {MAX_WAIT_MS} ms")
         if typed > MAX_TYPED_CHARS:
             raise ActionError(f"an action types at most {MAX_TYPED_CHARS} characters; fill() takes more at once")
-        return str(self._set.to_python_code(_with_bids(text, calls, bid_of)))
+        return f"DEADLINE = {deadline!r}\n{self._set.to_python_code(_with_bids(text, calls, bid_of))}"
 
     def execute(self, code: str, page: Any, *, tell: Callable[[str], None], give_up: Callable[[str], None]) -> None:
         """Run what `code_of` gave, on the engine's thread; raises whatever the page or Playwright does not like."""

@@ -134,6 +134,7 @@ class MiniwobPlay:
         self.view = spec.view if spec.has_view else replace(spec.view, **self._task.viewport)
         self.site = Site(base=MINIWOB_ORIGIN)
         self.site.mount(MINIWOB_ORIGIN, folder_source(miniwob_pages()))
+        self._address = str(self._task.url)
 
     def begin(self, window: Window) -> str:
         goal, _ = self._task.setup(window.page)
@@ -141,6 +142,9 @@ class MiniwobPlay:
 
     def judge(self, window: Window, action: str, error: str) -> Verdict:
         chat = [{"role": "assistant", "message": text} for text in window.messages]
+        # The class calls any other URL a page that was left, also that of a link to "#", which some tasks are won by.
+        is_same = window.page.url.partition("#")[0] == self._address
+        self._task.url = window.page.url if is_same else self._address
         reward, is_done, _, info = self._task.validate(window.page, chat)
         if window.gave_up:
             return Verdict(0.0, is_done=True)

@@ -138,7 +138,7 @@ class Window:
         self.context.close()
         self._browser.detach()
 
-    def act(self, text: str, *, within_s: float = math.inf) -> str:
+    def act(self, text: str, *, within_s: float) -> str:
         """Carry an action out and let the pages settle; gives what is wrong with it, or an empty text.
 
         *within_s*: as long as this and the look at what came of it wait for pages, at most.
@@ -149,7 +149,9 @@ class Window:
             tab.is_acted_on = True
         self.last_error = code = ""
         try:
-            code = self._actions.code_of(text, may_open=self.site.may_open, bid_of=self._bid_of)
+            code = self._actions.code_of(
+                text, may_open=self.site.may_open, bid_of=self._bid_of, deadline=self._deadline
+            )
             self._actions.execute(code, self.page, tell=self._tell, give_up=self._give_up)
         except ActionError as error:
             self.last_error = str(error)

@@ -10,11 +10,12 @@ import re
 from typing import Any
 
 from coding_judge import LIMITED, Kind, Outcome, Verdict, past_a_limit
-from coding_sandbox import ENVIRONMENT, Completed, Sandboxes, Stopped, to_judge_in
+from coding_sandbox import ENVIRONMENT, Completed, Sandbox, Sandboxes, Stopped, to_judge_in
 from coding_tasks import Command
 from coding_time import TOTAL_S, Time
 from coding_workspace import WORKSPACE, checked, put
-from envserver.sandbox import Judged
+from envserver import SessionFailed
+from envserver.sandbox import Judged, missing_programs
 
 GUARDED = (
     "conftest.py",
@@ -57,6 +58,7 @@ class CommandJudge:
 
         Raises:
             InvalidTask: the archive cannot be unpacked.
+            SessionFailed: the command needs a program that is not in the box; there is no verdict.
             SandboxFault: a sandbox failed, or had no CPU, for a reason that is not the solution's; there is no verdict.
         """
         time = Time(TOTAL_S, limit_s=evaluation.time_limit_s, is_charged=False)
@@ -66,23 +68,48 @@ class CommandJudge:
                 sandbox.judged = judged
                 await checked(sandbox, CLEAR, "the workspace cannot be cleared")
                 await checked(sandbox, UNPACK, "the workspace cannot be unpacked", stdin=tree)
-                for path, text in evaluation.files.items():
-                    await put(sandbox, f"{WORKSPACE}/{path}", text.encode("utf-8", "replace"))
-                return await sandbox.run(
-                    ["sh", "-c", LIMITED, str(time.cpu_s), "bash", "-c", evaluation.command],
-                    cwd=WORKSPACE,
-                    env=ENVIRONMENT,
-                    timeout_s=wall_s,
-                    output_bytes=OUTPUT_BYTES,
-                )
+                return await _run(sandbox, evaluation, cpu_s=time.cpu_s, wall_s=wall_s)
 
         try:
             done = await time.give(attempt)
         except Stopped as stopped:
             outcome = Outcome("killed", str(stopped))
         else:
+            await self._refuse_missing(done, evaluation, layer, cpu_s=time.cpu_s)
             outcome = past_a_limit(done, cpu_s=time.cpu_s) or counted(done, evaluation)
         return Verdict((outcome,), float(outcome.kind == "passed"))
+
+    async def _refuse_missing(self, done: Completed, evaluation: Command, layer: Any, *, cpu_s: int) -> None:
+        """Tell a program that the box does not have from a wrong solution, by running the command without a solution.
+
+        Raises:
+            SessionFailed: there is one.
+        """
+        if done.status == 0 or not _missing(done, evaluation):
+            return
+        async with to_judge_in(self._sandboxes, self._error, layer) as sandbox:
+            names = _missing(await _run(sandbox, evaluation, cpu_s=cpu_s, wall_s=evaluation.time_limit_s), evaluation)
+        if names:
+            raise SessionFailed(f"the task cannot be judged: its command needs {', '.join(names)}, missing in the box")
+
+
+async def _run(sandbox: Sandbox, evaluation: Command, *, cpu_s: int, wall_s: float) -> Completed:
+    """Write the hidden files and run the command."""
+    for path, text in evaluation.files.items():
+        await put(sandbox, f"{WORKSPACE}/{path}", text.encode("utf-8", "replace"))
+    return await sandbox.run(
+        ["sh", "-c", LIMITED, str(cpu_s), "bash", "-c", evaluation.command],
+        cwd=WORKSPACE,
+        env=ENVIRONMENT,
+        timeout_s=wall_s,
+        output_bytes=OUTPUT_BYTES,
+    )
+
+
+def _missing(done: Completed, evaluation: Command) -> list[str]:
+    """List the programs that the command or a hidden file names, and that its errors call missing."""
+    script = "\n".join((evaluation.command, *evaluation.files.values()))
+    return missing_programs(script, done.stderr.decode("utf-8", "replace"))
 
 
 def counted(done: Completed, evaluation: Command) -> Outcome:

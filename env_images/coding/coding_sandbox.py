@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
-from envserver import SessionFailed
+from envserver import SessionLost
 from envserver.sandbox import Judged
 
 ENVIRONMENT: Mapping[str, str] = {
@@ -88,11 +88,14 @@ class Sandboxes(Protocol):
     async def open(self, layer: Any = None) -> Sandbox:
         """Open a fresh sandbox, on top of *layer* if given."""
 
-    async def layer(self, key: str, build: Callable[[Any], Awaitable[None]]) -> Any:
-        """Give the layer that *build* makes in a sandbox; it runs once for each *key* that is still kept."""
+    async def layer(self, key: str, build: Callable[[Any], Awaitable[None]], *, moment: int | None = None) -> Any:
+        """Give the layer that *build* makes in a sandbox; it runs once for each *key* that is still kept.
+
+        Its files are dated at *moment*, in seconds since the epoch, if given.
+        """
 
 
-class SandboxFault(SessionFailed):
+class SandboxFault(SessionLost):
     """A sandbox could not do its part: the machinery's fault and nobody's solution's, so there is no reward."""
 
 

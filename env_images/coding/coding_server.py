@@ -16,7 +16,7 @@ from coding_judge import MAX_SOURCE_BYTES, Judge, Verdict
 from coding_sandbox import ENVIRONMENT, ITS_OWN_DOING, Sandbox, SandboxFault
 from coding_tasks import Cases, Command, Evaluation, InvalidTask, Scripts, instruction, read_evaluation
 from coding_texts import completed_text, opening, public_report
-from coding_workspace import SOLUTION, WORKSPACE, Start, collect, read_start
+from coding_workspace import MOMENT, SOLUTION, WORKSPACE, Start, collect, read_start
 from envserver import Environment, Prompt, StepResult, Task, ToolCall, serve, tool
 from envserver.sandbox import Limits, SandboxError
 
@@ -158,7 +158,7 @@ class Coding(Environment):
 
     async def _open(self) -> None:
         try:
-            self._layer = await self.sandboxes.layer(self._start.key, self._start.build())
+            self._layer = await self.sandboxes.layer(self._start.key, self._start.build(), moment=MOMENT)
             sandbox = await self.sandboxes.open(self._layer)
         except SandboxError as error:
             raise SandboxFault(f"no sandbox could be opened: {error}") from error

@@ -15,10 +15,16 @@ from coding_tasks import MAX_TREE_BYTES, InvalidTask, read_files
 
 WORKSPACE = "/root/task"
 SOLUTION = f"{WORKSPACE}/solution.py"
+MOMENT = 1_767_225_600
+"""When all files of a workspace are dated, so that sessions in different workers begin alike: 2026-01-01, UTC."""
 PREPARE_S = 60.0
 """For each step of preparing or collecting a workspace."""
 
-CLONE = 'git -c advice.detachedHead=false clone -q "$1" "$2" && git -C "$2" checkout -q "$3" && rm "$1"'
+# Without git's advice and warnings, which would stand before the reason of a failure.
+CLONE = (
+    'git -c advice.detachedHead=false -c init.defaultBranch=main clone -q --template= "$1" "$2" '
+    '&& git -C "$2" checkout -q "$3" && rm "$1"'
+)
 COLLECT = 'tar -C "$0" -cf - .'
 
 
@@ -111,7 +117,7 @@ async def checked(sandbox: Sandbox, argv: list[str], failure: str, *, stdin: byt
     if done.timed_out:
         raise SandboxFault(f"{failure}: not done in {PREPARE_S:g} s")
     if done.status != 0:
-        raise InvalidTask(f"{failure}: {done.stderr.decode('utf-8', 'replace').strip()[:500]}")
+        raise InvalidTask(f"{failure}: {done.stderr.decode('utf-8', 'replace').strip()[-500:]}")
 
 
 def _decoded(bundle: str) -> bytes:

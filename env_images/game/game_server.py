@@ -59,7 +59,12 @@ class GameWorld(Environment):
             seen,
             reward=self._reward(outcome),
             finished=True,
-            metadata={"game": self._game.name, "won": outcome.is_won, "turns": self._turns},
+            metadata={
+                "game": self._game.name,
+                "won": outcome.is_won,
+                "turns": self._turns,
+                "status": "completed" if self._game.is_over else "task limit reached",
+            },
             data={**self._observation(), "won": outcome.is_won},
         )
 

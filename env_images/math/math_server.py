@@ -61,7 +61,7 @@ class Math(Environment):
             verdict.text,
             reward=verdict.score,
             finished=True,
-            metadata={"family": self._evaluation.family, "score": verdict.score},
+            metadata={"family": self._evaluation.family, "score": verdict.score, "answer": answer},
         )
 
     def parse_text(self, text: str) -> ToolCall:

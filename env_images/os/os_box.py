@@ -96,4 +96,11 @@ class Sandboxes(Protocol):
     """Where sandboxes come from."""
 
     async def open(self, layer: Any = None) -> Sandbox: ...
-    async def layer(self, key: str, build: Callable[[Any], Awaitable[None]]) -> Any: ...
+    async def layer(
+        self,
+        key: str,
+        build: Callable[[Any], Awaitable[None]],
+        *,
+        moment: int | None = None,
+        keeps_seconds: bool = False,
+    ) -> Any: ...

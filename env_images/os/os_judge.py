@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from os_box import Sandbox, is_refusal
+from os_box import Completed, Sandbox, is_refusal
 from os_scripts import Script, run_script
 
 if TYPE_CHECKING:  # imported for the tasks that name a reward function
@@ -31,8 +32,12 @@ class InvalidEvaluation(ValueError):
     """The task's evaluation cannot be used: no session begins."""
 
 
+NOT_FOUND = 127
+"""The status of a script whose last program is missing."""
+
+
 class JudgeFailed(RuntimeError):
-    """The judgement could not be made: a failure, and never a reward of 0."""
+    """The judgement could not be made, by a mistake of the task's author: a failure, and never a reward of 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +116,25 @@ class Evaluation:
 class Judge:
     """Judges one session."""
 
-    def __init__(self, evaluation: Evaluation, sandbox: Sandbox) -> None:
+    def __init__(
+        self,
+        evaluation: Evaluation,
+        sandbox: Sandbox,
+        *,
+        instruction: str = "",
+        untouched: Callable[[], AbstractAsyncContextManager[Sandbox]] | None = None,
+    ) -> None:
+        """
+        Args:
+            evaluation: how the task is judged.
+            sandbox: the session's.
+            instruction: what the agent was told.
+            untouched: opens another box as the session's was before the agent's first action.
+        """
         self._evaluation = evaluation
         self._sandbox = sandbox
+        self._instruction = instruction
+        self._untouched = untouched
         self.expected: str | None = None
         """The example's output; None until it is known, or where it is not needed before the end."""
 
@@ -124,18 +145,17 @@ class Judge:
             JudgeFailed: the example failed.
         """
         if self._evaluation.needs_expected and self._evaluation.example is not None:
-            done = await run_script(self._sandbox, self._evaluation.example, timeout_s=SCRIPT_TIMEOUT_S)
-            if done.timed_out or done.status != 0:
-                raise JudgeFailed(
-                    f"the example ended with {done.status}: {done.stderr.decode('utf-8', 'replace')[:200]}"
-                )
+            done = await _run(self._sandbox, self._evaluation.example)
+            if fault := self._example_fault(done):
+                raise JudgeFailed(fault)
+            assert not isinstance(done, str)
             self.expected = done.stdout.decode("utf-8", "replace")
 
     async def score(self, answer: str | None) -> float:
         """Say what *answer*, None for an episode without one, is worth: from 0 to 1, where 1 is solved.
 
         Raises:
-            JudgeFailed: a script did not end in time, or a reward function broke.
+            JudgeFailed: a script did not end in time or lacks a program, the example or a reward function failed.
         """
         if (reward := self._evaluation.reward) is None:
             return await self.judge(answer)
@@ -150,24 +170,23 @@ class Judge:
         """Say whether *answer*, None for an episode without one, solves the task, where no reward function is named.
 
         Raises:
-            JudgeFailed: a script did not end in time.
+            JudgeFailed: a script did not end in time or lacks a program, or the example failed.
         """
         if self._evaluation.match is not None:
             return answer is not None and self._evaluation.match(answer)
         parameters = [NO_ANSWER if answer is None else answer]
-        clock = asyncio.get_running_loop().time
-        deadline = clock() + JUDGE_TIMEOUT_S
-        for check in self._evaluation.checks:
-            left_s = min(SCRIPT_TIMEOUT_S, deadline - clock())
-            if left_s <= 0:
-                raise JudgeFailed(f"the checks took more than {JUDGE_TIMEOUT_S:g} s")
-            outcome = await self._step(check, parameters, timeout_s=left_s)
-            if outcome is None:
-                return False
-            parameters.append(outcome)
+        try:
+            async with asyncio.timeout(JUDGE_TIMEOUT_S):
+                for check in self._evaluation.checks:
+                    outcome = await self._step(check, parameters)
+                    if outcome is None:
+                        return False
+                    parameters.append(outcome)
+        except TimeoutError:
+            raise JudgeFailed(f"the checks took more than {JUDGE_TIMEOUT_S:g} s") from None
         return True
 
-    async def _step(self, check: Check, parameters: Sequence[str], *, timeout_s: float) -> str | None:
+    async def _step(self, check: Check, parameters: Sequence[str]) -> str | None:
         """Run one check; its output, or None where it fails."""
         match check:
             case Matcher(name):
@@ -176,16 +195,81 @@ class Judge:
                 return "" if string_match(parameters[-1], text) else None
             case Read(path):
                 return await self._content(path)
-            case None if self.expected is not None:
-                return self.expected
-            case Script() | None:
-                script = self._evaluation.example if check is None else check
-                if script is None:
-                    raise JudgeFailed("the task has no example")
-                done = await run_script(self._sandbox, script, arguments=parameters, timeout_s=timeout_s)
-                if done.timed_out:
-                    raise JudgeFailed(f"a check did not end within {timeout_s:.0f} s")
-                return None if done.status != 0 else done.stdout.decode("utf-8", "replace")
+            case Script():
+                return await self._checked(check, parameters)
+            case None:
+                return await self._example(parameters)
+
+    async def _checked(self, check: Script, parameters: Sequence[str]) -> str | None:
+        """Run a script of the task; its output, or None where it fails.
+
+        A program that is missing is the author's mistake, unless the agent removed it or was told to make it.
+        """
+        done = await _run(self._sandbox, check, parameters)
+        if isinstance(done, str):
+            missing = [check.interpreter]
+        elif done.timed_out:
+            raise JudgeFailed(f"a check did not end within {SCRIPT_TIMEOUT_S:g} s")
+        elif done.status != NOT_FOUND:
+            return None if done.status != 0 else done.stdout.decode("utf-8", "replace")
+        else:
+            from envserver.sandbox import missing_programs
+
+            said = done.stderr.decode("utf-8", "replace")
+            missing = [name for name in missing_programs(check.code, said) if not self._is_told(name)]
+        await self._refuse_missing(missing)
+        return None
+
+    async def _refuse_missing(self, names: Sequence[str]) -> None:
+        """
+        Raises:
+            JudgeFailed: a box that no agent has acted in lacks a program of *names*.
+        """
+        if not names or self._untouched is None:
+            return
+        from envserver.sandbox import lacks_program
+
+        async with self._untouched() as box:
+            for name in names:
+                if await lacks_program(box, name):
+                    raise JudgeFailed(f"a check needs {name}, which is not in the box")
+
+    def _is_told(self, name: str) -> bool:
+        """Say whether the agent was told of a program *name*, and so may be the one who has to make it."""
+        return re.search(rf"(?<!\w){re.escape(name.rpartition('/')[2])}(?!\w)", self._instruction) is not None
+
+    async def _example(self, parameters: Sequence[str]) -> str | None:
+        """Give what is expected; None where the agent made the example fail, which is a wrong answer.
+
+        Raises:
+            JudgeFailed: the example fails in a box that no agent has acted in as well.
+        """
+        if self.expected is not None:
+            return self.expected
+        example = self._evaluation.example
+        assert example is not None  # `Evaluation.read` has seen to it
+        done = await _run(self._sandbox, example, parameters)
+        if not (fault := self._example_fault(done)):
+            assert not isinstance(done, str)
+            return done.stdout.decode("utf-8", "replace")
+        if self._untouched is not None:
+            async with self._untouched() as box:
+                fault = self._example_fault(await _run(box, example, parameters))
+        if fault:
+            raise JudgeFailed(fault)
+        return None
+
+    def _example_fault(self, done: Completed | str) -> str:
+        """Say why nothing can be expected by this run of the example; empty where something can."""
+        if isinstance(done, str):
+            return f"the example does not start: {done}"
+        if done.timed_out:
+            return "the example did not end in time"
+        if done.status != 0:
+            return f"the example ended with {done.status}: {done.stderr.decode('utf-8', 'replace')[:200]}"
+        if not done.stdout.strip() and any(isinstance(check, Matcher) for check in self._evaluation.checks):
+            return "the example printed nothing, so that an empty answer would be right"
+        return ""
 
     async def _content(self, path: str) -> str | None:
         try:
@@ -195,6 +279,16 @@ class Judge:
                 raise
             return None  # not there, or no file: the agent's doing
         return data.decode("utf-8", "replace")
+
+
+async def _run(sandbox: Sandbox, script: Script, arguments: Sequence[str] = ()) -> Completed | str:
+    """Run *script*; a text is why it does not start."""
+    try:
+        return await run_script(sandbox, script, arguments=arguments, timeout_s=SCRIPT_TIMEOUT_S)
+    except Exception as error:
+        if not is_refusal(error):
+            raise
+        return str(error)
 
 
 def integer_match(answer: str, expected: str) -> bool:

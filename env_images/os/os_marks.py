@@ -22,6 +22,10 @@ _TAIL_BYTES = 256
 _PRINTED = re.compile(rb"\r?\n[0-9a-f]{24}:(\d+):(\d+):\r*\n")
 
 
+TYPED = re.compile(r"\\?command printf '\\?n%s%s:%d:%d:\\?n' [0-9a-f]{12} [0-9a-f]{12} \$\? \$\$\n?")
+"""A typed mark that a program read as its input and showed, with backslashes or, as bash's `read` has it, without."""
+
+
 class Mark:
     """A line that the shell is asked to print; it tells the last status and the shell's own process id."""
 

@@ -29,11 +29,16 @@ class Problem:
     start: str
     """Typed into the session's shell; empty for nothing."""
     live_init: bool
-    """The init scripts leave processes, or depend on the moment: they run for each session anew."""
+    """The init scripts leave processes: they run for each session anew."""
     evaluation: Evaluation
     max_turns: int
     newlines: int
     """Line ends in front of an output that is shown: 1, or 2 for AgentBench's own form."""
+
+    @property
+    def init_sleeps(self) -> bool:
+        """Whether an init script waits, to tell files apart by their times."""
+        return any("sleep" in script.code for script in self.init)
 
     @classmethod
     def read(cls, task: Mapping[str, Any]) -> Problem:
@@ -66,18 +71,19 @@ class Problem:
             newlines=_whole(config, "newlines", default=1, most=2),
         )
 
-    def seeded_init(self, seed: int) -> tuple[Script, ...]:
-        """Give the init scripts with the random numbers of *seed*."""
-        return tuple(script.seeded(seed) for script in self.init)
+    def key(self, seed: int, moment: int) -> str:
+        """Name the state after the init scripts: equal for all sessions that begin in the same one.
 
-    def key(self, seed: int) -> str:
-        """Name the state after the init scripts: equal for all sessions that begin in the same one."""
-        return _digest([[script.language, script.code] for script in self.seeded_init(seed)])
+        Args:
+            moment: at which its files are dated.
+        """
+        draws = any(script.draws for script in self.init)
+        return _digest([[[script.language, script.code] for script in self.init], seed if draws else None, moment])
 
-    def expected_key(self, seed: int) -> str:
+    def expected_key(self, seed: int, moment: int) -> str:
         """Name what is expected in that state: equal where it need not be worked out again."""
         example = self.evaluation.example
-        return _digest([self.key(seed), self.start, example and [example.language, example.code]])
+        return _digest([self.key(seed, moment), self.start, example and [example.language, example.code]])
 
 
 def _whole(config: Mapping[str, Any], key: str, *, default: int, most: int) -> int:

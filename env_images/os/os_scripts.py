@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from os_box import ENVIRONMENT, HOME, Completed, Sandbox
+from os_random import reads_devices
 
 LANGUAGES = ("bash", "python", "c", "c++")
-_COMPILERS = {"c": ("/usr/bin/cc", ".c"), "c++": ("/usr/bin/c++", ".cc")}
+_INTERPRETERS = {"bash": "/bin/bash", "python": "/usr/bin/python3", "c": "/usr/bin/cc", "c++": "/usr/bin/c++"}
+"""By absolute paths: the shell's own PATH is the agent's."""
+_SUFFIXES = {"c": ".c", "c++": ".cc"}
 _COMPILE_TIMEOUT_S = 30.0
 
 
@@ -37,34 +40,42 @@ class Script:
             raise ValueError(f"no language {language!r}; there are {', '.join(LANGUAGES)}")
         return cls(code, language)
 
+    @property
+    def interpreter(self) -> str:
+        """The program that runs or compiles it."""
+        return _INTERPRETERS[self.language]
+
+    @property
+    def draws(self) -> bool:
+        """Whether the seed decides what it does."""
+        return (self.language == "bash" and "RANDOM" in self.code) or reads_devices(self.code)
+
     def seeded(self, seed: int) -> Script:
-        """Set bash's `$RANDOM`, where it is used, so that all sessions of one task and seed agree."""
+        """Set bash's `$RANDOM`, where it is used, so that all sessions of one task and seed agree.
+
+        Bash draws anew in a subshell: `$(echo $RANDOM)` is not decided by this.
+        """
         if self.language != "bash" or "RANDOM" not in self.code:
             return self
         return Script(f"RANDOM={seed % 32_768}\n{self.code}", self.language)
 
 
 async def run_script(sandbox: Sandbox, script: Script, *, arguments: Sequence[str] = (), timeout_s: float) -> Completed:
-    """Run *script* as a process of its own in the box; *arguments* are its `$1`, `$2` …, `sys.argv[1:]` or `argv + 1`.
-
-    Interpreters are named by absolute paths: the shell's own PATH is the agent's.
-    """
-    match script.language:
-        case "python":
-            argv = ["/usr/bin/python3", "-c", script.code]
-        case "bash":
-            argv = ["/bin/bash", "-c", script.code, "--"]
-        case _:
-            return await _run_compiled(sandbox, script, arguments=arguments, timeout_s=timeout_s)
-    return await sandbox.run([*argv, *arguments], cwd=HOME, env=ENVIRONMENT, timeout_s=timeout_s)
+    """Run *script* as a process of its own in the box; *arguments* are its `$1`, `$2` …, `sys.argv[1:]` or `argv + 1`."""
+    if script.language in _SUFFIXES:
+        return await _run_compiled(sandbox, script, arguments=arguments, timeout_s=timeout_s)
+    argv = [script.interpreter, "-c", script.code, *(["--"] if script.language == "bash" else []), *arguments]
+    return await sandbox.run(argv, cwd=HOME, env=ENVIRONMENT, timeout_s=timeout_s)
 
 
 async def _run_compiled(sandbox: Sandbox, script: Script, *, arguments: Sequence[str], timeout_s: float) -> Completed:
-    compiler, suffix = _COMPILERS[script.language]
-    source, program = f"/run/script{suffix}", "/run/script"
+    source, program = f"/run/script{_SUFFIXES[script.language]}", "/run/script"
     await sandbox.write_file(source, script.code.encode(), mode=0o600)
     built = await sandbox.run(
-        [compiler, "-o", program, source], cwd=HOME, env=ENVIRONMENT, timeout_s=min(timeout_s, _COMPILE_TIMEOUT_S)
+        [script.interpreter, "-o", program, source],
+        cwd=HOME,
+        env=ENVIRONMENT,
+        timeout_s=min(timeout_s, _COMPILE_TIMEOUT_S),
     )
     if built.timed_out or built.status != 0:
         return built

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from envserver import Environment, Prompt, SessionFailed, StepResult, Task, ToolCall, serve, tool
+from envserver import Environment, Prompt, SessionFailed, SessionLost, StepResult, Task, ToolCall, serve, tool
 from envserver.sandbox import Limits, SandboxError
 from os_box import is_refusal
 from os_episode import Episode, Episodes
@@ -50,9 +50,15 @@ class Os(Environment):
             InvalidTask: the task cannot be played; no session begins.
             SetupFailed: an init script failed.
             JudgeFailed: the expected value could not be worked out.
+            SessionLost: no box could be had.
         """
         self._problem = Problem.read(task)
-        self._episode = await self._worker().open(self._problem, seed=seed)
+        try:
+            self._episode = await self._worker().open(self._problem, seed=seed)
+        except (SandboxError, ShellGone) as error:
+            if is_refusal(error):
+                raise
+            raise SessionLost(f"no box could be prepared: {error}") from error
         return instructions(self._problem.instruction, max_turns=self._problem.max_turns)
 
     async def close(self) -> None:
@@ -119,7 +125,7 @@ class Os(Environment):
         except SandboxError as error:
             if not is_refusal(error):
                 return self._ended(episode, act, error)
-            score = 0.0  # the agent removed what its judge runs or reads; the box is otherwise well
+            score = 0.0  # the agent put something into the judge's way; the box is otherwise well
         text = "Solved." if score == 1.0 else "Not solved." if score == 0.0 else f"Partly solved: {score:.2f} of 1."
         return self._end(text, act, score=score, answer=answer or "")
 
@@ -140,14 +146,14 @@ class Os(Environment):
         """End a session whose own commands brought its box down: the agent's failure, and no other's.
 
         Raises:
-            SessionFailed: the box is gone for another reason.
+            SessionLost: the box is gone for another reason.
             Exception: *error* itself, where the box goes on.
         """
         if episode.is_own_doing:
             text = f"The box was ended by what ran in it ({episode.killed})."
             return self._end(text, act, score=0.0, status="agent invalid action")
         if error is None or episode.killed is not None or (isinstance(error, SandboxError) and error.code == "ended"):
-            raise SessionFailed(f"the box is lost: {error or episode.killed}") from error
+            raise SessionLost(f"the box is lost: {error or episode.killed}") from error
         raise error
 
     def _end(self, text: str, act: Act, *, score: float, status: str = "completed", answer: str = "") -> StepResult:

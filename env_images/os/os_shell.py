@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 
 from os_box import ENVIRONMENT, HOME, Sandbox, Terminal, is_refusal
-from os_marks import Capture, Mark
+from os_marks import TYPED, Capture, Mark
 from os_text import plain
 
 COMMAND_TIMEOUT_S = 30.0
@@ -35,8 +35,10 @@ _READ_BYTES = 65_536
 _WAIT_S = 2.0
 """The longest single wait for bytes; after it the shell is looked for."""
 
-# Each turn again: `su - jack` starts a nested shell with a prompt and a line editor of its own.
-_SILENCE = "set +o emacs +o vi; PS1= PS2= PROMPT_COMMAND=; unset HISTFILE; "
+# Each turn again: `su - jack` starts a nested shell with a prompt and a line editor of its own. `read` finds the end of
+# its input, where it would wait for a terminal: nobody types there, and the mark that ends a command is not for it.
+_READ = 'read() { if [ -t 0 ]; then \\command read "$@" < /dev/null; else \\command read "$@"; fi; }; '
+_SILENCE = f"set +o emacs +o vi; PS1= PS2= PROMPT_COMMAND=; unset HISTFILE; {_READ}"
 
 RESTARTED = "[the shell has ended; a new one is open: files are as they were, variables and the directory are not]"
 ENDED = "[the shell has ended, and a new one does not start: the next command tries once more]"
@@ -253,9 +255,7 @@ class Shell:
         text = plain(capture.output)
         if capture.found is not None and capture.found.shell_pid != self._pid:
             text = _without_prompt(text, capture.marks[0])
-        for mark in capture.marks:
-            text = text.replace(f"{mark.line}\n", "").replace(mark.line, "")
-        return Output(text, capture.found.status if capture.found else None, "\n".join(notices))
+        return Output(TYPED.sub("", text), capture.found.status if capture.found else None, "\n".join(notices))
 
 
 def _without_prompt(text: str, mark: Mark) -> str:

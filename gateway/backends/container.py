@@ -29,6 +29,8 @@ SOCKET_TARGET: Final = "/run/envserver"
 """Where the worker's socket folder is inside the container."""
 NOFILE: Final = 4096
 """Open files of one process: a worker holds one connection a session, and some for its tools."""
+SANDBOX_NOFILE: Final = 16_384
+"""The hard limit where sandboxes are; each process of an agent gets a quarter of it."""
 CUSTOM_TASKS_TARGET: Final = "/opt/openenv/custom_tasks"
 """Where operators' task modules are inside the container: OpenEnv's RFC 005, whose authors mount theirs by hand."""
 WORK_TARGET: Final = "/work"
@@ -171,7 +173,7 @@ def host_config(environment: Environment, mounts: list[dict[str, Any]]) -> dict[
         "ShmSize": shared_memory_bytes(limits),
         "Tmpfs": {"/tmp": tmpfs},
         "Ulimits": [
-            {"Name": "nofile", "Soft": NOFILE, "Hard": NOFILE},
+            {"Name": "nofile", "Soft": NOFILE, "Hard": most_files(environment)},
             {"Name": "core", "Soft": 0, "Hard": 0},
         ],
         "LogConfig": {"Type": "json-file", "Config": {"max-size": LOG_MAX_SIZE, "max-file": "1"}},
@@ -194,6 +196,11 @@ def host_config(environment: Environment, mounts: list[dict[str, Any]]) -> dict[
         # So the image has one of its own, which is that user.
         "Init": False,
     }
+
+
+def most_files(environment: Environment) -> int:
+    """The hard limit of open files of each process."""
+    return SANDBOX_NOFILE if is_sandboxed(environment) else NOFILE
 
 
 def shared_memory_bytes(limits: Limits) -> int:

@@ -35,7 +35,7 @@ from functools import partial
 from pathlib import Path
 
 from gateway.backends import ports
-from gateway.backends.container import NOFILE, custom_tasks, is_sandboxed, variables
+from gateway.backends.container import NOFILE, custom_tasks, is_sandboxed, most_files, variables
 from gateway.backends.deaths import Deaths
 from gateway.backends.folders import SOCKET_NAME, SocketFolders
 from gateway.backends.launches import Launches, Wanted
@@ -237,7 +237,7 @@ class ProcessBackend:
         finally:
             os.close(stdin)
             os.close(stdout)
-        _limit(process.pid)
+        _limit(process.pid, most_files=most_files(environment))
         running = _Running(worker, address, process, held)
         running.watch = asyncio.create_task(self._watch(running, output, environment))
         return running
@@ -404,11 +404,12 @@ def _sources(directory: Path) -> dict[str, int]:
     return found
 
 
-def _limit(pid: int) -> None:
+def _limit(pid: int, *, most_files: int) -> None:
     """Limit what is safe to limit; from outside, as Python code between fork and exec may deadlock."""
     if hasattr(resource, "prlimit"):  # Linux
         with suppress(ProcessLookupError, PermissionError, ValueError):
-            resource.prlimit(pid, resource.RLIMIT_NOFILE, (NOFILE, NOFILE))
+            hard = min(most_files, resource.prlimit(pid, resource.RLIMIT_NOFILE)[1])
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (min(NOFILE, hard), hard))
             resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
 
 

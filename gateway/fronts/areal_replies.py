@@ -40,8 +40,7 @@ def first_observation(shown: Areal, blocks: Sequence[Block]) -> Json:
     """The prompt in the form that the environment is configured for."""
     if shown.observation_type is ObservationType.MESSAGES:
         return {"type": "messages", "content": _messages(blocks)}
-    told = (block.detail["observation"] for block in blocks if block.detail and "observation" in block.detail)
-    return _observation(shown, blocks, next(told, None))
+    return _observation(shown, blocks, _structured(blocks))
 
 
 def is_conversation(blocks: Sequence[Block]) -> bool:
@@ -62,7 +61,7 @@ def start_reply(
 ) -> Json:
     """The reply of ``episode/start``."""
     info = {
-        "max_turns": shown.max_turns,
+        "max_turns": _most_turns(shown, blocks, task),
         "turn": 0,
         "sample_id": sample,
         "task_description": _description(task, blocks) or str(sample),
@@ -166,6 +165,20 @@ def _role(block: Block) -> str | None:
     role = (block.detail or {}).get("role")
     is_head = isinstance(block, TextBlock) and role in ("system", "user", "assistant") and block.text == f"[{role}]"
     return str(role) if is_head else None
+
+
+def _structured(blocks: Sequence[Block]) -> Any:
+    """The structured observation that stands beside the prompt; None without one."""
+    return next(
+        (block.detail["observation"] for block in blocks if block.detail and "observation" in block.detail), None
+    )
+
+
+def _most_turns(shown: Areal, blocks: Sequence[Block], task: Mapping[str, Any]) -> int:
+    """After how many turns the episode ends: the environment's own limit, where it or the task tells a lower one."""
+    sources = (_structured(blocks), task.get("config"))
+    told = [source.get("max_turns") for source in sources if isinstance(source, Mapping)]
+    return min([shown.max_turns, *(turns for turns in told if type(turns) is int and turns > 0)])
 
 
 def _description(task: Mapping[str, Any], blocks: Sequence[Block]) -> str:

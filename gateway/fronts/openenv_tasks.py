@@ -352,9 +352,9 @@ def _split(environment: Environment, wish: ResetWish, splits: list[str]) -> str:
 def _places(split: str, count: int, wish: ResetWish) -> Iterator[int]:
     """The indices to try, in their order. Raises ``UnknownTask``."""
     if wish.index is not None:
-        if not -count <= wish.index < count:
+        if not 0 <= wish.index < count:
             raise unknown_index(split, wish.index, count)
-        return iter((wish.index % count,))
+        return iter((wish.index,))
     if count == 0:
         raise UnknownTask(f"split {split!r} has no task")
     first = random.randrange(count) if wish.seed is None else wish.seed % count

@@ -237,7 +237,7 @@ class PlainSandboxes:
         self._opened.append(sandbox)
         return sandbox
 
-    async def layer(self, key: str, build: Callable[[PlainSandbox], Awaitable[None]]) -> Path:
+    async def layer(self, key: str, build: Callable[[PlainSandbox], Awaitable[None]], **dates: Any) -> Path:
         if key not in self._layers:
             sandbox = await self.open()
             try:

@@ -115,7 +115,7 @@ class PlainSandboxes:
         self.opened.append(root)
         return PlainSandbox(root, on_close=self._closed)
 
-    async def layer(self, key: str, build: Callable[[Any], Awaitable[None]]) -> Path:
+    async def layer(self, key: str, build: Callable[[Any], Awaitable[None]], *, moment: int | None = None) -> Path:
         if key not in self._layers:
             sandbox = await self.open()
             try:

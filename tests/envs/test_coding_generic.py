@@ -73,6 +73,37 @@ def test_the_scripts_status_is_the_reward(worker: Worker, commands: list[str], r
     assert (ended["reward"], ended["finished"]) == (reward, True)
 
 
+@pytest.mark.parametrize(
+    ("script", "files"),
+    [
+        pytest.param("nosuchtest -q test_adding.py", {}, id="of the script"),
+        pytest.param("cd . && timeout 9 nosuchtest", {}, id="that another program starts"),
+        pytest.param("sh hidden.sh", {"hidden.sh": "set -e\nnosuchtest\n"}, id="of a hidden file"),
+    ],
+)
+def test_a_program_that_the_box_does_not_have_fails_the_session_and_gives_no_reward(
+    worker: Worker, script: str, files: dict[str, str]
+) -> None:
+    session = worker.open({**ADD, "evaluation": {"script": script, "files": files}})
+    session.text("execute", command=RIGHT)
+
+    ended = session.call(name="submit", input={})
+    later = session.post("/coding/call", {"name": "submit", "input": {}})
+    session.close()
+
+    assert (ended["ok"], ended["reason"]) == (False, "session_failed")
+    assert "needs nosuchtest" in ended["error"]
+    assert later.status_code == 500
+
+
+def test_a_solution_that_says_that_a_program_is_missing_is_wrong(worker: Worker) -> None:
+    lie = "import os, sys\nsys.stderr.write('bash: line 1: python3: command not found\\n')\nos._exit(127)\n"
+
+    ended = played(worker, ADD, f"printf %b {lie!r} > adding.py")
+
+    assert (ended["reward"], ended["finished"]) == (0.0, True)
+
+
 def test_a_file_that_the_script_names_is_put_back_whatever_its_name(worker: Worker) -> None:
     task = {**ADD, "evaluation": {"script": "PYTHONPATH=. python3 task/check.py"}}
 

@@ -454,6 +454,16 @@ async def test_a_bundle_that_git_refuses_makes_no_session(tmp_path: Path) -> Non
             await world.submit_tree({**TREE, "config": config})
 
 
+async def test_of_a_long_complaint_the_last_words_are_told(tmp_path: Path) -> None:
+    async with opened("plain", tmp_path) as world:
+        sandbox = await world.sandboxes.open()
+        with pytest.raises(tasks.InvalidTask, match=r"config\.git cannot be cloned: [\d\s]+no such commit$"):
+            await workspace.checked(
+                sandbox, ["sh", "-c", "seq 900 >&2; echo no such commit >&2; exit 1"], "config.git cannot be cloned"
+            )
+        await sandbox.close()
+
+
 async def test_a_workspace_that_is_too_large_is_not_judged(tmp_path: Path) -> None:
     async with opened("library", tmp_path) as world:
         with pytest.raises(tasks.InvalidTask, match="more than"):

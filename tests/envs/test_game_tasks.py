@@ -207,10 +207,12 @@ def test_structured_observations_count_the_turns_and_list_the_moves(worker: Work
     session = worker.open(CORRIDOR)
 
     first, step, *_, last = observed(session), *(session.tool("act", message="right")["data"] for _ in range(4))
+    boards = [seen.pop("text") for seen in (first, step)]
 
     assert first == {"game": "grid", "turn": 0, "max_turns": 6, "valid_moves": ["[right]"]}
     assert step == {"game": "grid", "turn": 1, "max_turns": 6, "valid_moves": ["[left]", "[right]"]}
-    assert last == {"game": "grid", "turn": 4, "max_turns": 6, "won": True}
+    assert last.items() >= {"game": "grid", "turn": 4, "max_turns": 6, "won": True}.items()
+    assert ["@...G" in boards[0], ".@..G" in boards[1]] == [True, True]
 
 
 @pytest.mark.parametrize(
@@ -238,7 +240,8 @@ def test_an_invalid_move_costs_a_turn_and_the_reward_of_an_efficient_player(work
 
     assert bumped.startswith("Invalid move: a wall is up of you.")
     assert bumped.endswith("Turns left: 5.")
-    assert (results[-1]["reward"], results[-1]["metadata"]) == (0.8, {"game": "grid", "won": True, "turns": 5})
+    told = {"game": "grid", "won": True, "turns": 5, "status": "completed"}
+    assert (results[-1]["reward"], results[-1]["metadata"]) == (0.8, told)
 
 
 def test_the_last_turn_ends_the_game_and_a_move_after_the_end_does_not_run(worker: Worker) -> None:
@@ -250,6 +253,7 @@ def test_the_last_turn_ends_the_game_and_a_move_after_the_end_does_not_run(worke
     assert [result["finished"] for result in results] == [False, False, False, True]
     assert results[-1]["blocks"][0]["text"].endswith("That was the last turn: the game is over.")
     assert (results[-1]["reward"], results[-1]["metadata"]["won"]) == (0.0, False)
+    assert results[-1]["metadata"]["status"] == "task limit reached"
     assert after.status_code >= 400 or "reward" not in after.text
 
 

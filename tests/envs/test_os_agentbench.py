@@ -90,6 +90,11 @@ def test_the_image_is_named_in_one_of_two_places(tmp_path: Path, create: object,
         pytest.param("mkdir a && cd a", False, id="a conjunction"),
         pytest.param("ls >/dev/null 2>&1", False, id="a redirection"),
         pytest.param("ls &> log", False, id="both streams"),
+        pytest.param("(sleep 60) &\n", True, id="a subshell"),
+        pytest.param("cat <<'E' > x &\na\nE\n", True, id="a job that reads a here-document"),
+        pytest.param("tr -dc 'a-z&' < x | head; echo \"b & c\" d\\&e", False, id="quoted"),
+        pytest.param("# this & that\ncat > x <<E\nyou & me\nE\necho $((6 & 3))", False, id="no shell code"),
+        pytest.param("touch -d \"$(date -d '3 days ago')\" a; sleep 1; touch b", False, id="dates and pauses"),
     ],
 )
 def test_an_init_script_that_leaves_processes_is_marked(tmp_path: Path, init: str, is_live: bool) -> None:

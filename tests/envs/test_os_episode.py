@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.envs.plain_box import os_module, sandboxes_of
+from tests.wire.os_episodes import TREE
 
 episodes = os_module("os_episode")
 problems = os_module("os_problem")
@@ -48,14 +49,14 @@ class Watched:
         self.open_now += 1
         return sandbox
 
-    async def layer(self, key: str, build: Callable[[Any], Awaitable[None]]) -> Any:
+    async def layer(self, key: str, build: Callable[[Any], Awaitable[None]], **more: Any) -> Any:
         await self.turn()
 
         async def watched(sandbox: Any) -> None:
             self.builds += 1
             await build(WatchedSandbox(sandbox, self))
 
-        return await self._inner.layer(key, watched)
+        return await self._inner.layer(key, watched, **more)
 
     async def turn(self) -> None:
         self.calls += 1
@@ -136,6 +137,61 @@ async def test_another_seed_is_another_state_only_where_chance_is_used(sandboxes
         await (await worker.open(chance, seed=seed)).close()
 
     assert watch.builds == 3
+
+
+CONTENTS = "find /srv -type f -print0 | sort -z | xargs -0 sha256sum"
+HOUR = 1_800_000_000
+"""An hour begins then."""
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param("date +%s > /srv/a; cd /srv; echo b > b; rm a; ln -s b c; mkdir -p d/e", id="files' times"),
+        pytest.param("touch -d '2020-02-02 10:11:12.5' /srv/old; touch /srv/old/x 2> /srv/said || :", id="a set time"),
+        pytest.param("for i in 1 2 3; do od -An -tx8 -N8 /dev/urandom > /srv/$i; done", id="three draws"),
+        pytest.param("cat /dev/random | tr -dc a-z | head -c 40 > /srv/a", id="a draw that ends early"),
+        pytest.param(
+            "dd if=/dev/urandom of=/srv/a bs=1M count=2; seq 99 | shuf -n 9 > /srv/b", id="large and shuffled"
+        ),
+        pytest.param("su nobody -s /bin/sh -c 'head -c 9 </dev/urandom' > /srv/a", id="another user"),
+    ],
+)
+async def test_the_members_of_a_group_begin_alike_in_two_workers(script: str) -> None:
+    async def beginning(late_s: float) -> str:
+        async with sandboxes_of("library", Path("unused")) as sandboxes:
+            worker = episodes.Episodes(sandboxes, clock=lambda: HOUR + late_s)
+            episode = await worker.open(problem(init=[script]), seed=7)
+            output = await episode.bash(f"{TREE}; {CONTENTS}; find /srv -printf '%P %T+\\n'; ls /run; pgrep -c python3")
+            await episode.close()
+            return str(output.text)
+
+    one, other = await beginning(0.0), await beginning(600.0)
+
+    assert one == other
+    assert one.endswith("command\n0\n")  # nothing is left of what drew
+
+
+async def test_three_draws_differ_and_another_seed_draws_otherwise(sandboxes: Any) -> None:
+    worker = episodes.Episodes(sandboxes)
+    draws = problem(init=["for i in 1 2 3; do head -c 12 /dev/urandom | base64 >> /srv/a; done"])
+    drawn = []
+    for seed in (1, 2):
+        episode = await worker.open(draws, seed=seed)
+        drawn += (await episode.bash("cat /srv/a")).text.split()
+        await episode.close()
+
+    assert len(set(drawn)) == 6
+
+
+async def test_files_that_an_init_script_tells_apart_by_a_pause_stay_in_their_order(sandboxes: Any) -> None:
+    worker = episodes.Episodes(sandboxes, clock=lambda: HOUR)
+    episode = await worker.open(problem(init=["touch /srv/a; sleep 1.1; touch /srv/b"]), seed=1)
+
+    output = await episode.bash("ls -1t /srv; date -r /srv/a +%s")
+    await episode.close()
+
+    assert output.text == f"b\na\n{HOUR}\n"
 
 
 async def test_several_init_scripts_run_in_order_as_processes_of_their_own(sandboxes: Any) -> None:

@@ -10,7 +10,9 @@ import pytest
 
 from tests.envs.plain_box import os_module, sandboxes_of
 
+episodes = os_module("os_episode")
 judges = os_module("os_judge")
+problems = os_module("os_problem")
 scripts = os_module("os_scripts")
 
 COUNT = "ls /srv | wc -l"
@@ -175,6 +177,71 @@ async def test_a_check_that_does_not_end_is_a_failure_and_no_verdict(
 
     with pytest.raises(judges.JudgeFailed, match="did not end"):
         await one.judge("7")
+
+
+COUNTED_AFTER = {"judge": "after", "check": [None, {"matcher": "integer-match"}]}
+
+
+async def ended(evaluation: dict[str, Any], *, script: str, answer: str | None, tmp_path: Path) -> Any:
+    """Play an episode of one command; give its verdict."""
+    task = {
+        "instruction": "Make a command greet.",
+        "config": {"init": "echo 3 > /srv/n", "start": "cd /srv"},
+        "evaluation": evaluation,
+    }
+    async with sandboxes_of("best", tmp_path) as sandboxes:
+        episode = await episodes.Episodes(sandboxes).open(problems.Problem.read(task), seed=1)
+        try:
+            await episode.bash(script)
+            return await episode.judge(answer)
+        finally:
+            await episode.close()
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "says"),
+    [
+        pytest.param(
+            {"check": ["test -f /srv/n && nosuchjudge --all"]}, "needs nosuchjudge", id="a program of a check"
+        ),
+        pytest.param({"check": ["/usr/bin/nosuchjudge"]}, "needs /usr/bin/nosuchjudge", id="by its path"),
+        pytest.param(
+            {"check": [{"language": "c++", "code": "int main() {}"}]}, r"needs /usr/bin/c\+\+", id="a compiler"
+        ),
+        pytest.param({**COUNTED_AFTER, "example": "cat /nothing"}, "example ended with 1", id="an example that fails"),
+        pytest.param({**COUNTED_AFTER, "example": "nosuchjudge"}, "example ended with 127", id="an example's program"),
+        pytest.param(
+            {**COUNTED_AFTER, "example": "grep 4 /srv/n; :"}, "printed nothing", id="an example without output"
+        ),
+        pytest.param(
+            {**COUNTED_AFTER, "judge": "before", "example": "echo"}, "printed nothing", id="found out at the beginning"
+        ),
+    ],
+)
+async def test_a_mistake_of_the_tasks_author_is_a_failure_and_no_verdict(
+    tmp_path: Path, evaluation: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(judges.JudgeFailed, match=says):
+        await ended({"example": "cat /srv/n", **evaluation}, script="touch n", answer="3", tmp_path=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "script"),
+    [
+        pytest.param({"check": ["wc -l < /srv/n"]}, "rm /usr/bin/wc", id="it removed a program of a check"),
+        pytest.param(
+            {"check": [{"language": "python", "code": "1"}]}, "rm -f /usr/bin/python3*", id="it removed an interpreter"
+        ),
+        pytest.param({"check": ["greet"]}, "true", id="it did not make the program that it was told of"),
+        pytest.param({"check": ["sh /srv/own.sh"]}, "echo nosuch > /srv/own.sh", id="its own script lacks a program"),
+        pytest.param({**COUNTED_AFTER, "example": "cat /srv/n"}, "rm n", id="it removed what the example reads"),
+        pytest.param({**COUNTED_AFTER, "example": "cat /srv/n"}, ": > n", id="it emptied what the example reads"),
+    ],
+)
+async def test_what_the_agent_made_of_its_judge_is_no_failure(
+    tmp_path: Path, evaluation: dict[str, Any], script: str
+) -> None:
+    assert await ended(evaluation, script=script, answer="", tmp_path=tmp_path) == 0.0
 
 
 def test_random_numbers_are_set_where_a_script_uses_them() -> None:

@@ -348,7 +348,7 @@ def test_a_box_that_is_lost_fails_the_session_and_gives_no_reward(worker: Worker
 
     assert is_failed(answers[0].json(), says="the box is lost")
     assert later.status_code == 500
-    assert "SessionFailed" in later.json()["detail"]
+    assert "SessionLost" in later.json()["detail"]
     assert (summary["reward"], summary["finished"]) == (0, False)
     assert answered["reward"] == 1.0
 

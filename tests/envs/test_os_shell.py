@@ -64,6 +64,8 @@ async def hasty(sandbox: Any) -> Any:
         pytest.param("echo out; echo err >&2", "out\nerr\n", 0, id="both streams"),
         pytest.param("tty -s && pwd", "/root\n", 0, id="a terminal, in the home directory"),
         pytest.param("date +%Z; echo $TERM", "UTC\ndumb\n", 0, id="time zone and terminal"),
+        pytest.param('read -p "Go on? " x; echo "$? [$x]"', "1 []\n", 0, id="a question that nobody answers"),
+        pytest.param("echo a b | while read x y; do echo $y; done", "b\n", 0, id="a read from a pipe"),
     ],
 )
 async def test_what_a_command_prints_is_its_output(shell: Any, script: str, text: str, status: int) -> None:
@@ -165,7 +167,7 @@ async def test_a_status_that_set_e_forgave_is_handed_on_without_ending_the_shell
     ("script", "text"),
     [
         pytest.param("cat", "", id="cat"),
-        pytest.param("read x", "", id="read"),
+        pytest.param('command read x; echo "[$x]"', "[]\n", id="what reads the line that ends it"),
         pytest.param("echo before; sleep 1000", "before\n", id="sleep"),
         pytest.param("sleep 1000 | cat", "", id="a pipeline"),
         pytest.param("while :; do sleep 0.2; done", "", id="a loop"),

@@ -1,6 +1,7 @@
 """Memory, processes, disk and time: what is too much ends, and what is beside it goes on."""
 
 import asyncio
+import shlex
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,12 @@ async def test_the_number_of_files_is_bounded(sandbox: Sandbox) -> None:
     done = await python(sandbox, "for i in range(20000): open(f'/tmp/{i}', 'w').close()")
 
     assert b"No space left" in done.stderr
+
+
+async def test_the_number_of_open_files_is_bounded(sandbox: Sandbox) -> None:
+    opened = "import os\nfor n in range(9999):\n    try: os.open('/', 0)\n    except OSError: break\nprint(n)"
+
+    assert await said(sandbox, f"ulimit -Sn; ulimit -Hn; python3 -c {shlex.quote(opened)}") == "4096\n4096\n4093\n"
 
 
 async def test_cpu_time_is_bounded(box: Box, work: Path) -> None:

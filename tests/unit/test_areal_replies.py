@@ -107,6 +107,24 @@ def test_the_description_is_the_bare_problem_and_never_empty(
     assert (reply["reward"], reply["done"]) == (0.0, False)
 
 
+@pytest.mark.parametrize(
+    ("task", "observation", "turns"),
+    [
+        ({"config": {"max_turns": 2}}, {}, 2),
+        ({"config": {"max_turns": 9}}, {}, 3),
+        ({}, {"max_turns": 1}, 1),
+        ({"config": {"max_turns": True}}, {"max_turns": "2"}, 3),
+        ({"config": []}, [], 3),
+    ],
+)
+def test_the_start_tells_the_fewest_turns_of_environment_task_and_configuration(
+    task: dict[str, Any], observation: Any, turns: int
+) -> None:
+    blocks: list[Block] = [TextBlock("Look."), TextBlock("Go.", {"observation": observation})]
+
+    assert start_reply(SHOWN, "e", blocks, sample=17, task=task)["info"]["max_turns"] == turns
+
+
 # -- step -------------------------------------------------------------------------------------------------------------
 
 

@@ -195,6 +195,7 @@ async def test_an_environment_of_sandboxes_gets_what_they_need_and_nothing_else(
             "/tmp": "rw,nosuid,nodev,noexec,size=16777216,mode=1777",
             "/work": "rw,nosuid,nodev,noexec,size=1048576,mode=1777",
         },
+        "Ulimits": [{"Name": "nofile", "Soft": 4096, "Hard": 16_384}, {"Name": "core", "Soft": 0, "Hard": 0}],
         "Init": False,
         "Mounts": sandboxed["HostConfig"]["Mounts"],
     }

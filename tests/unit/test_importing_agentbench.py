@@ -73,6 +73,20 @@ def test_what_is_of_another_part_is_not_even_read(tmp_path: Path) -> None:
     assert len(tasks(read_agentbench(home, part=SplitType.TEST))) == 5
 
 
+def test_the_training_set_is_found_where_upstream_has_it(tmp_path: Path) -> None:
+    item = {"description": "Say 7.", "evaluation": MATCHED["evaluation"], "create": {"init": {"file": "init/a.sh"}}}
+    files = {"train_0317/training.json": [MATCHED, item], "scripts/7/init/a.sh": "mkdir a"}
+    folder(tmp_path / "AgentBench/data/os_interaction", {**files, "data/7/bootstrap.json": [MATCHED]})
+
+    found = tasks(read_agentbench(tmp_path / "AgentBench", part=SplitType.TRAIN))
+
+    assert [(task["id"], task["aliases"]) for task in found] == [
+        ("train-0223-training-00000", ["train-0223-00000"]),
+        ("train-0223-training-00001", ["train-0223-00001"]),
+    ]
+    assert found[1]["config"]["init"] == [{"language": "bash", "code": "mkdir a"}]
+
+
 @pytest.mark.parametrize("start", [".", "AgentBench", "AgentBench/data", "AgentBench/data/os_interaction"])
 def test_items_are_found_from_the_checkout_down(tmp_path: Path, start: str) -> None:
     # Another benchmark of the checkout beside it must not be taken for items.

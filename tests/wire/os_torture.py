@@ -204,14 +204,16 @@ TORTURES: dict[str, Torture] = {
     "a coprocess": Torture(
         "coproc cat; echo hi >&${COPROC[1]}; read -u ${COPROC[0]} x; echo $x; kill $COPROC_PID", r"hi"
     ),
+    "a read": Torture('read x; echo "[$x]"', exactly("[]")),
     "a nested shell without a terminal": Torture("setsid --wait bash -c 'echo a; exit 4'; echo $?", exactly("a\n4")),
 }
 """Each leaves a shell that answers and a task that can be solved."""
 
 HUNG: dict[str, Torture] = {
     "cat": Torture("cat", exactly(LATE)),
-    "read": Torture('read x; echo "[$x]"', r"30 seconds"),
-    "an endless loop": Torture("echo before; while :; do :; done", exactly(f"before\n\n{LATE}")),
+    "an endless loop": Torture(
+        "mkfifo /tmp/w; echo before; while :; do command read -t 1 <> /tmp/w; done", exactly(f"before\n\n{LATE}")
+    ),
     "a deaf program": Torture("bash -c 'trap \"\" INT TERM HUP; while :; do sleep 1; done'", r"30 seconds"),
     "a pipeline that waits": Torture("sleep 1000 | cat | cat", r"30 seconds"),
     "a foreground fifo": Torture("mkfifo /tmp/f; cat < /tmp/f", r"30 seconds"),

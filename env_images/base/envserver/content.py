@@ -137,7 +137,8 @@ class StepResult:
         reward: None says "no reward here", which is not the same as 0.0.
         finished: True ends the episode; no later call runs.
         metadata: free JSON for the trainer.
-        data: a structured observation for clients that read one; written only where it is not None.
+        data: a structured observation for clients that read one; written only where it is not None. Such clients
+            see nothing else, so an object without a key ``text`` gets the texts of *content* there.
     """
 
     content: Prompt = ""
@@ -148,14 +149,15 @@ class StepResult:
 
     def wire(self) -> dict[str, Any]:
         """Write the four ORS keys, always all of them, and ``data`` where there is some."""
+        blocks = blocks_of(self.content)
         output: dict[str, Any] = {
-            "blocks": [block.wire() for block in blocks_of(self.content)],
+            "blocks": [block.wire() for block in blocks],
             "metadata": self.metadata,
             "reward": None if self.reward is None else float(self.reward),
             "finished": bool(self.finished),
         }
         if self.data is not None:
-            output["data"] = self.data
+            output["data"] = with_text(self.data, blocks)
         return output
 
 
@@ -220,6 +222,22 @@ def blocks_of(content: object) -> list[Block]:
     if isinstance(content, Sequence) and all(isinstance(block, TextBlock | ImageBlock) for block in content):
         return list(content)
     raise TypeError(f"expected a text, a block or a list of blocks, not {type(content).__name__}")
+
+
+def written_prompt(blocks: Sequence[Block]) -> list[dict[str, Any]]:
+    """Write a prompt's blocks; a structured observation among their details gets the texts, as a result's does."""
+    written = [block.wire() for block in blocks]
+    for block in written:
+        if (detail := block["detail"]) and "observation" in detail:
+            block["detail"] = {**detail, "observation": with_text(detail["observation"], blocks)}
+    return written
+
+
+def with_text(observation: Any, blocks: Sequence[Block]) -> Any:
+    """Give a structured *observation* with the texts of *blocks*, if it is an object without ``text``."""
+    if not isinstance(observation, Mapping) or "text" in observation:
+        return observation
+    return {"text": "\n".join(block.text for block in blocks if isinstance(block, TextBlock)), **observation}
 
 
 def prompt_of(messages: Sequence[Message]) -> list[Block]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from .bodies import Create
 from .calls import Calls
-from .content import blocks_of, prompt_of
+from .content import blocks_of, prompt_of, written_prompt
 from .environment import Environment
 from .errors import AuthorCancelled, Refused, describe
 from .jsontext import encode
@@ -265,7 +265,7 @@ class Sessions:
             raise TypeError("reset returned None; expected a text or blocks")
         else:
             blocks = blocks_of(prompt)
-        written = [block.wire() for block in blocks]
+        written = written_prompt(blocks)
         session.prompt_json = encode(written)
         if not session.messages_json:
             session.messages_json = encode([{"role": "user", "blocks": written, "detail": None}])

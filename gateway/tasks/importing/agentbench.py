@@ -1,9 +1,10 @@
 """AgentBench's OS-interaction items as tasks of the os environment.
 
 A folder holds ``data/`` and ``scripts/``: ``data/<n>/*.json`` are the standard sets with their scripts in
-``scripts/<n>/``, ``data/dev.json`` and ``data/train*.json`` (or ``.jsonl``) the others, with ``scripts/dev/`` and
-``scripts/train/``. The ids are those of AgentBench v0.2, ``{set}{file}-{position}``, which do not depend on the order
-of a directory; *position* counts from 0, also over items that cannot be used.
+``scripts/<n>/``, ``data/dev.json`` is the development set with ``scripts/dev/``. The training set is in
+``train_<date>/*.json`` beside ``data/``, or in ``data/train*.json`` (``.jsonl`` too), with ``scripts/train/``. The ids
+are those of AgentBench v0.2, ``{set}{file}-{position}``, which do not depend on the order of a directory; *position*
+counts from 0, also over items that cannot be used.
 
 The items keep their own order of judging (``judge: "after"``): the reference command runs when the agent is done, in
 the box that it has changed. Only the well-known matchers (``check/integer-match.py`` and the like) run outside the box.
@@ -22,7 +23,7 @@ from gateway.tasks.importing.entries import Entry, Imported, InvalidEntry, Refus
 from gateway.tasks.importing.rows import Row, read_rows
 
 TRAIN_PREFIX = "train-0223-"
-"""Of the training set of 2025-10-09."""
+"""Of the training set, as AgentBench's own configuration names it."""
 TRAIN_SCRIPTS = ("train", "7")
 """The training set shares the scripts of set 7 where it has none of its own."""
 _HOMES = ("data/os_interaction", "os_interaction", ".")
@@ -81,15 +82,22 @@ def _files_of(folder: Path) -> list[ItemFile]:
         found += [
             ItemFile(path, prefix, SplitType.TEST, (scripts / home.name,), False) for path in _item_paths(home, "*")
         ]
-    others: tuple[tuple[str, str, SplitType, tuple[str, ...]], ...] = (
-        ("dev", "dev-001-", SplitType.VALIDATION, ("dev",)),
-        ("train", TRAIN_PREFIX, SplitType.TRAIN, TRAIN_SCRIPTS),
+    others: tuple[tuple[str, list[Path], SplitType, tuple[str, ...]], ...] = (
+        ("dev-001-", _named_paths(data, "dev"), SplitType.VALIDATION, ("dev",)),
+        (TRAIN_PREFIX, _named_paths(data, "train") + _train_paths(folder), SplitType.TRAIN, TRAIN_SCRIPTS),
     )
-    for stem, prefix, part, names in others:
-        paths = _item_paths(data, f"{stem}*") + _item_paths(data / stem, "*")
+    for prefix, paths, part, names in others:
         homes = tuple(scripts / name for name in names)
         found += [ItemFile(path, prefix, part, homes, len(paths) == 1) for path in paths]
     return found
+
+
+def _named_paths(data: Path, stem: str) -> list[Path]:
+    return _item_paths(data, f"{stem}*") + _item_paths(data / stem, "*")
+
+
+def _train_paths(folder: Path) -> list[Path]:
+    return [path for home in sorted(folder.glob("train_*")) for path in _item_paths(home, "*")]
 
 
 def _item_paths(folder: Path, pattern: str) -> list[Path]:

@@ -17,8 +17,11 @@ MAX_SCRIPT_BYTES = 2**20
 """Of one script; the benchmark's own have a few KiB."""
 CREATE_IS_A_LIST = "create is a list: none of it is run, as AgentBench runs none"
 """A note: the benchmark's published results are for the box without it."""
-_LIVE = re.compile(r"\bsleep\b|\bnohup\b|\bsetsid\b|\bdate\b|(?<![&>])&(?![&>\d])")
-"""Marks an init script that may leave processes or depend on the moment. A mark too many costs only time."""
+_HEREDOC = re.compile(r"(?<!<)<<-?\s*(['\"]?)(\w+)\1(?!<)([^\n]*)\n.*?^\t*\2$", re.DOTALL | re.MULTILINE)
+_QUOTED = re.compile(r"""\\.|'[^']*'|"(?:\\.|[^"\\])*"|\$\(\(.*?\)\)|(?:^|(?<=\s))\#[^\n]*""", re.DOTALL | re.MULTILINE)
+_LEFT_BY_BASH = re.compile(r"\bnohup\b|\bsetsid\b|(?<![&<>|;])&(?![&>])")
+_LEFT_BY_OTHERS = re.compile(r"fork|spawn|setsid|Popen|os\.system")
+"""Marks of a script that may leave processes. One too many costs only time."""
 
 
 def task_of(item: object, *, scripts: Sequence[Path], name: str) -> dict[str, Any]:
@@ -60,9 +63,16 @@ def _config(item: Mapping[str, Any], scripts: Sequence[Path]) -> dict[str, Any]:
     if item.get("start"):
         # Typed into the shell, whatever its language.
         config["start"] = _script(item["start"], scripts, "start")["code"]
-    if any(_LIVE.search(script["code"]) for script in init):
+    if any(_leaves_processes(script) for script in init):
         config["live_init"] = True
     return config
+
+
+def _leaves_processes(script: Mapping[str, str]) -> bool:
+    """Say whether *script* may leave processes, told by its words outside of quotes, comments and here-documents."""
+    if script["language"] != "bash":
+        return _LEFT_BY_OTHERS.search(script["code"]) is not None
+    return _LEFT_BY_BASH.search(_QUOTED.sub("", _HEREDOC.sub(r"\3", script["code"]))) is not None
 
 
 def _evaluation(evaluation: Mapping[str, Any], *, beside: object, scripts: Sequence[Path]) -> dict[str, Any]:

@@ -2,9 +2,22 @@
 
 from .errors import SandboxError
 from .layers import Layer
+from .missing import lacks_program, missing_programs
 from .sandbox import Sandbox
 from .sandboxes import Sandboxes
 from .terminal import Terminal
 from .values import Box, Completed, Judged, Limits
 
-__all__ = ["Box", "Completed", "Judged", "Layer", "Limits", "Sandbox", "SandboxError", "Sandboxes", "Terminal"]
+__all__ = [
+    "Box",
+    "Completed",
+    "Judged",
+    "Layer",
+    "Limits",
+    "Sandbox",
+    "SandboxError",
+    "Sandboxes",
+    "Terminal",
+    "lacks_program",
+    "missing_programs",
+]

@@ -17,6 +17,8 @@ OWN_PROCESSES = 3
 READY_S = 20.0
 """A machine under full load opens a sandbox in well below a second."""
 NAMESPACES = kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
+UNREADABLE = "/proc/tty/driver"
+"""Of a fresh /proc, the one folder that only the machine's own root may list: `find /` would end with 1 for it."""
 INIT = ("/usr/bin/env", "--ignore-signal=CHLD", "/bin/cat")
 """The init: it blocks on a pipe that the supervisor holds, so it is ready when it has echoed one byte, and ends with
 the supervisor. SIGCHLD is ignored in it, which makes the kernel reap orphans; no signal from inside reaches a PID 1.
@@ -72,6 +74,7 @@ def arguments(root: str, *, memory_bytes: int, calls: int, info: int) -> list[st
         *("--bind", root, "/", "--proc", "/proc", "--dev", "/dev"),
         # bubblewrap's /dev is a tmpfs without a size, which root could fill; its parts are mounts of their own.
         *("--perms", "1777", "--size", str(memory_bytes), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
+        *(("--tmpfs", UNREADABLE, "--remount-ro", UNREADABLE) if os.path.isdir(UNREADABLE) else ()),
         *("--chdir", "/"),
     ]
 

@@ -4,6 +4,7 @@ Copies, not binds: a bind of the host's /etc would show the host's secrets, and 
 when the tree changes. Programs come with the libraries that the dynamic loader names. No network is needed.
 """
 
+import hashlib
 import os
 import re
 import shutil
@@ -16,38 +17,57 @@ from .launch import may_map_range
 from .values import FIRST_UID, Box
 
 PROGRAMS = """
-bash sh cat ls cp mv rm mkdir rmdir ln touch chmod chown chgrp echo printf head tail sort uniq wc tr cut tee dd df
-du env id whoami sleep seq stat date true false test yes mktemp readlink realpath dirname basename expr timeout
-nohup stty tty sync truncate mkfifo mknod comm paste od sha256sum md5sum base64 nproc uname hostname kill ps pgrep
-pkill free grep egrep sed awk gawk mawk find xargs diff tar gzip gunzip su runuser useradd groupadd usermod passwd
-chpasswd mount umount unshare nsenter setpriv setsid script mountpoint chroot ip bwrap python3 git
+bash sh cat ls cp mv rm mkdir rmdir ln touch chmod chown chgrp chcon echo printf head tail sort uniq wc tr cut tee dd df
+du env id whoami groups users who pinky logname sleep seq stat date true false test [ yes mktemp readlink realpath
+dirname basename expr factor timeout nohup nice stty tty sync truncate mkfifo mknod comm join paste fold fmt nl od
+split csplit shuf shred tac rev tsort pr expand unexpand column hexdump install link unlink dir vdir dircolors numfmt
+pathchk printenv stdbuf arch nproc uname hostname hostid sha1sum sha224sum sha256sum sha384sum sha512sum b2sum md5sum
+cksum sum base32 base64 basenc kill pkill pgrep pidof ps top free uptime w vmstat killall pstree grep egrep fgrep
+sed awk gawk mawk find xargs diff cmp diff3 sdiff patch tar gzip gunzip zcat bzip2 bunzip2 xz unxz zip unzip bc dc jq
+tree less more which whereis getopt flock logger getent su runuser useradd usermod userdel groupadd
+groupmod groupdel gpasswd passwd chpasswd chage newgrp chroot mount umount mountpoint unshare nsenter setpriv setsid
+script ip curl wget bwrap python3 git make
 """
+"""Those of the image's box; what this machine does not have is left out."""
 _FOLDERS = (
-    "usr/bin",
-    "usr/sbin",
-    "usr/lib",
-    "usr/lib64",
-    "etc",
-    "root",
-    "home",
-    "tmp",
-    "var/tmp",
-    "var/log",
-    "var/mail",
-    "run",
-    "proc",
-    "dev",
-    "sys",
-    "srv",
-    "opt",
-    "mnt",
+    *("usr/bin", "usr/sbin", "usr/lib", "usr/lib64", "usr/games", "usr/include", "usr/share", "usr/src"),
+    *(f"usr/local/{name}" for name in ("bin", "etc", "games", "include", "lib", "sbin", "share", "src")),
+    *(f"var/{name}" for name in ("backups", "cache", "lib", "local", "log/apt", "mail", "opt", "spool", "tmp")),
+    *("boot", "dev", "etc", "home", "media", "mnt", "opt", "proc", "root", "run", "srv", "sys", "tmp"),
+)
+_NOLOGIN = "/usr/sbin/nologin"
+_USERS = f"""root:x:0:0:root:/root:/bin/bash
+daemon:x:1:1:daemon:/usr/sbin:{_NOLOGIN}
+bin:x:2:2:bin:/bin:{_NOLOGIN}
+sys:x:3:3:sys:/dev:{_NOLOGIN}
+sync:x:4:65534:sync:/bin:/bin/sync
+games:x:5:60:games:/usr/games:{_NOLOGIN}
+man:x:6:12:man:/var/cache/man:{_NOLOGIN}
+lp:x:7:7:lp:/var/spool/lpd:{_NOLOGIN}
+mail:x:8:8:mail:/var/mail:{_NOLOGIN}
+news:x:9:9:news:/var/spool/news:{_NOLOGIN}
+uucp:x:10:10:uucp:/var/spool/uucp:{_NOLOGIN}
+proxy:x:13:13:proxy:/bin:{_NOLOGIN}
+www-data:x:33:33:www-data:/var/www:{_NOLOGIN}
+backup:x:34:34:backup:/var/backups:{_NOLOGIN}
+list:x:38:38:Mailing List Manager:/var/list:{_NOLOGIN}
+irc:x:39:39:ircd:/run/ircd:{_NOLOGIN}
+_apt:x:42:65534::/nonexistent:{_NOLOGIN}
+nobody:x:65534:65534:nobody:/nonexistent:{_NOLOGIN}
+"""
+"""Of a fresh Debian, and so are the groups."""
+_GROUPS = """root 0 daemon 1 bin 2 sys 3 adm 4 tty 5 disk 6 lp 7 mail 8 news 9 uucp 10 man 12 proxy 13 kmem 15 dialout 20
+fax 21 voice 22 cdrom 24 floppy 25 tape 26 sudo 27 audio 29 dip 30 www-data 33 backup 34 operator 37 list 38 irc 39
+src 40 shadow 42 utmp 43 video 44 sasl 45 plugdev 46 staff 50 games 60 users 100 nogroup 65534""".split()
+_LOG = "2026-01-01 00:00:00 startup archives install\n" + "".join(
+    f"2026-01-01 00:00:00 status installed {name}\n" for name in ("base-files", "base-passwd", "bash", "coreutils")
 )
 _ETC = {
-    "passwd": "root:x:0:0:root:/root:/bin/bash\ndaemon:x:1:1:daemon:/usr/sbin:/usr/sbin/nologin\n"
-    "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
-    "group": "root:x:0:\ndaemon:x:1:\ntty:x:5:\nmail:x:8:\nusers:x:100:\nnogroup:x:65534:\n",
-    "shadow": "root:*:19000:0:99999:7:::\ndaemon:*:19000:0:99999:7:::\nnobody:*:19000:0:99999:7:::\n",
-    "gshadow": "root:*::\n",
+    "passwd": _USERS,
+    "group": "".join(f"{name}:x:{number}:\n" for name, number in zip(_GROUPS[::2], _GROUPS[1::2], strict=True)),
+    "shadow": "".join(f"{line.partition(':')[0]}:*:19000:0:99999:7:::\n" for line in _USERS.splitlines()),
+    "gshadow": "".join(f"{name}:*::\n" for name in _GROUPS[::2]),
+    "shells": "/bin/sh\n/bin/bash\n/usr/bin/bash\n",
     "hostname": "box\n",
     "hosts": "127.0.0.1 localhost\n127.0.0.1 box\n",
     "profile": 'PATH="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"\nexport PATH\n',
@@ -60,28 +80,46 @@ session required pam_permit.so
 password required pam_unix.so
 """
 _SEARCH = "/usr/bin:/bin:/usr/sbin:/sbin"
+_STAMP = "usr/share/env-gateway-box"
+"""Holds the digest of the recipe, this file, by which a box was made."""
 _STDLIB_LEFT_OUT = shutil.ignore_patterns("test", "tests", "idlelib", "tkinter", "dist-packages", "config-*")
 
 
 def build(folder: Path, *, first_uid: int | None) -> Box:
     """Make the box in *folder* unless it is there; takes some seconds and 100 MB.
 
+    A box that another version of this module made there may be in use, and stays; the new one is beside it.
+
     Raises:
         SandboxError: a shell or one of its libraries is missing here.
     """
     ranged = may_map_range() and os.geteuid() == 0
     owner = (FIRST_UID if first_uid is None else first_uid) if ranged else os.geteuid()
-    folder = folder.absolute()
+    folder, recipe = folder.absolute(), _recipe()
+    if folder.exists() and not _is_made_by(recipe, folder):
+        folder = folder.with_name(f"{folder.name}-{recipe}")
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
         try:
             _fill(draft)
+            (draft / _STAMP).write_text(recipe)
             _shift(draft, owner if ranged else None)
             _publish(draft, folder)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
     return Box(folder, first_uid=owner)
+
+
+def _recipe() -> str:
+    return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+
+
+def _is_made_by(recipe: str, box: Path) -> bool:
+    try:
+        return (box / _STAMP).read_text() == recipe
+    except OSError:
+        return False
 
 
 def _publish(draft: Path, folder: Path) -> None:
@@ -104,6 +142,8 @@ def _fill(root: Path) -> None:
         (root / "etc" / name).write_text(text)
     for name in ("shadow", "gshadow"):
         (root / "etc" / name).chmod(0o640)
+    for name in ("dpkg.log", "alternatives.log"):
+        (root / "var/log" / name).write_text(_LOG)
     programs = [path for name in PROGRAMS.split() if (path := shutil.which(name, path=_SEARCH)) is not None]
     if not {"bash", "cat"} <= {Path(path).name for path in programs}:
         raise SandboxError("this machine has no bash in /usr/bin to make a box of", code="unsupported")

@@ -31,12 +31,17 @@ started it did, as a shell does with what it starts in the background (else it h
 other signals are default since ``default_signals``."""
 _OF_THE_LIBRARY = (32, 33)
 """Signals that the C library keeps for threads (nptl(7)); some machines start all their processes with one ignored."""
-OPEN_FILES = 1024
-"""Of each process: files in flight are counted per user across sandboxes, so this also keeps room for the others."""
+OPEN_FILES = 4096
+"""Of each process, where the server's own hard limit is higher. Open files are the kernel's memory, which no limit of the
+sandbox counts."""
+_SHARE_OF_FILES = 4
+"""Files in flight are counted per user across sandboxes, so agents get this part of the server's limit at most."""
 AGENT_NICE = 19
 """Of an agent's programs: a weight of 15, where server, supervisors and judged programs have nice 0 and 1024. So on one
 CPU a judged program has a third of it (1024 / (1024 + 128 x 15)) beside an agent at its limit of processes."""
 _TIOCSPTLCK, _TIOCGPTPEER = 0x40045431, 0x5441
+_MOST_FD = 2**31 - 1
+"""One system call closes all up to it (close_range)."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -145,7 +150,7 @@ def _become(program: Program, files: tuple[int, int, int], fault: int, bounds: B
             os.dup2(fd, target)
         os.dup2(high[3], 3, inheritable=False)
         fault = 3
-        os.closerange(4, 4096)
+        os.closerange(4, _MOST_FD)
         if os.isatty(0):
             with contextlib.suppress(OSError):
                 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
@@ -188,6 +193,7 @@ def _execute(program: Program) -> None:
 
 
 def _restrict(bounds: Bounds) -> None:
+    files = min(OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1] // _SHARE_OF_FILES)
     for number in _IGNORED:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -195,7 +201,7 @@ def _restrict(bounds: Bounds) -> None:
     for which, soft, hard in (
         (resource.RLIMIT_NICE, 0, 0),  # a machine may let its users raise their priority
         (resource.RLIMIT_CORE, 0, 0),
-        (resource.RLIMIT_NOFILE, OPEN_FILES, OPEN_FILES),
+        (resource.RLIMIT_NOFILE, files, files),
         (resource.RLIMIT_DATA, bounds.memory_bytes, bounds.memory_bytes),
         (resource.RLIMIT_CPU, bounds.cpu_s, bounds.cpu_s + 1),
         (resource.RLIMIT_MEMLOCK, 65_536, 65_536),

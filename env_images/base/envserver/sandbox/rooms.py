@@ -7,6 +7,30 @@ from dataclasses import dataclass
 from . import kernel
 
 _BYTES_PER_INODE = 4_096
+_SECOND_NS = 1_000_000_000
+_TICK_NS = 20_000_000
+"""The kernel dates files by a clock that stands still between two ticks, so it may be late by one."""
+
+
+@dataclass(frozen=True)
+class Dates:
+    """How a layer's files are dated, so that a build in another worker makes the same ones.
+
+    A time that lies in the build becomes *moment*. One that the build set to something earlier stays. Nanoseconds.
+    """
+
+    moment: int
+    began: int
+    """When the build began."""
+    keeps_seconds: bool = False
+    """Add the whole seconds since *began*: a build that sleeps tells its files apart by their times."""
+
+    def of(self, time: int) -> int:
+        """Give what becomes of *time*."""
+        since = time - self.began
+        if since < -_TICK_NS:
+            return time
+        return self.moment + (max(0, since // _SECOND_NS) * _SECOND_NS if self.keeps_seconds else 0)
 
 
 @dataclass(frozen=True)
@@ -37,10 +61,21 @@ class Room:
         parts = f"lowerdir={self.lower},upperdir={self.upper},workdir={self.name}/w,userxattr"
         kernel.mount("box", self.root, "overlay", kernel.MS_NODEV, parts)
 
-    def freeze(self) -> None:
-        """Let no more be written: what there is becomes a layer."""
+    def freeze(self, dates: Dates | None) -> None:
+        """Let no more be written: what there is becomes a layer, dated as *dates* say."""
         kernel.unmount(self.root)
+        if dates is not None:
+            self._date(dates)
         kernel.mount("box", self.name, "tmpfs", kernel.MS_REMOUNT | kernel.MS_RDONLY | kernel.MS_NODEV)
+
+    def _date(self, dates: Dates) -> None:
+        for folder, folders, files in os.walk(self.upper):
+            for name in (".", *folders, *files):
+                path = f"{folder}/{name}"
+                with contextlib.suppress(OSError):  # a path that is too long
+                    found = os.lstat(path)
+                    times = dates.of(found.st_atime_ns), dates.of(found.st_mtime_ns)
+                    os.utime(path, ns=times, follow_symlinks=False)
 
     def unmount(self) -> None:
         for target in (self.root, self.name):

@@ -4,7 +4,8 @@ import asyncio
 import itertools
 import logging
 import socket
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -131,23 +132,40 @@ class Sandboxes:
             self._open.pop(number, None)
             self._below.pop(number, None)
 
-    async def layer(self, key: str, build: Callable[[Sandbox], Awaitable[object]]) -> Layer:
+    async def layer(
+        self,
+        key: str,
+        build: Callable[[Sandbox], Awaitable[object]],
+        *,
+        moment: int | None = None,
+        keeps_seconds: bool = False,
+    ) -> Layer:
         """Give the state that *build* makes of a fresh sandbox; it runs once per *key* while that is kept.
 
         Only files are kept: processes that *build* leaves behind are killed.
 
+        Args:
+            moment: seconds since the epoch. Files that *build* writes get this time instead of that of the build, so
+                that they are the same in every worker.
+            keeps_seconds: add to *moment* the whole seconds since the build began, for a build that sleeps to tell
+                files apart by their times.
+
         Raises:
             SandboxError: no sandbox could be opened; and whatever *build* raises. Nothing stays then.
         """
-        return await self._layers.get(key, lambda: self._build(build))
+        began = time.time_ns()
+        dates = None
+        if moment is not None:
+            dates = {"moment": moment * 1_000_000_000, "began": began, "keeps_seconds": keeps_seconds}
+        return await self._layers.get(key, lambda: self._build(build, dates))
 
-    async def _build(self, build: Callable[[Sandbox], Awaitable[object]]) -> int:
+    async def _build(self, build: Callable[[Sandbox], Awaitable[object]], dates: Mapping[str, object] | None) -> int:
         sandbox = await self._opened(None, is_build=True)
         try:
             await build(sandbox)
             if sandbox.is_closed:
                 raise SandboxError(f"a build ended its sandbox: {sandbox.killed}", code="ended")
-            await self._tell_spawner({"op": "keep", "room": sandbox.number})
+            await self._tell_spawner({"op": "keep", "room": sandbox.number, "dates": dates})
         except BaseException:  # a cancellation too
             await sandbox.close()
             self._drop_later(sandbox.number)  # the spawner may keep it by now

@@ -12,11 +12,12 @@ import selectors
 import signal
 import socket
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from . import kernel, processes, supervisor, wire
-from .rooms import Room
+from .rooms import Dates, Room
 
 Request = dict[str, Any]
 _BOX, _FIRST_OWNER, _MOST_SANDBOXES = "0", 60_000, 4_096
@@ -37,6 +38,8 @@ class _Tenant:
     """It may become a layer, so its room is mounted here."""
     pid: int = 0
     is_kept: bool = False
+    dates: Dates | None = None
+    """Of the layer that it becomes."""
 
 
 class Spawner:
@@ -73,7 +76,7 @@ class Spawner:
                 self._drop(int(str(request["room"])))
                 wire.send(self._server, {"id": request["id"]})
             elif request["op"] == "keep":
-                self._keep(int(str(request["room"])))
+                self._keep(int(str(request["room"])), request.get("dates"))
                 wire.send(self._server, {"id": request["id"]})
         except (OSError, KeyError, ValueError, IndexError) as error:
             wire.send(self._server, {"id": request["id"], "error": str(error)})
@@ -144,11 +147,12 @@ class Spawner:
         kernel.write(f"/proc/{pid}/uid_map", table)
         kernel.write(f"/proc/{pid}/gid_map", table)
 
-    def _keep(self, number: int) -> None:
+    def _keep(self, number: int, dates: Mapping[str, Any] | None) -> None:
         tenant = self._tenants[number]
         if not tenant.is_build:
             raise ValueError(f"sandbox {number} was not opened to be kept")
         tenant.is_kept = True
+        tenant.dates = None if dates is None else Dates(**dates)
 
     def _on_end(self, number: int, pidfd: int) -> None:
         """A supervisor is gone: so is all that ran below it. Free its room, or leave its files as a layer."""
@@ -159,7 +163,7 @@ class Spawner:
         if tenant.is_kept:
             self._give_back(tenant)
             tenant.pid = 0
-            tenant.room.freeze()
+            tenant.room.freeze(tenant.dates)
         else:
             del self._tenants[number]
             self._free(tenant)

@@ -155,6 +155,7 @@ class Gateway:
             image_of=self.backend.prepare,
             directory=None if settings.static_servers() and not settings.environments else settings.catalog_dir,
             names=settings.environments,
+            image_tag=settings.image_tag,
             local_only=not settings.uses_containers,
             complete=self._completed,
         )

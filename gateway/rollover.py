@@ -79,6 +79,7 @@ class Rollover:
         image_of: ImageOf | None = None,
         directory: Path | None = None,
         names: Sequence[str] = (),
+        image_tag: str = "",
         local_only: bool = False,
         complete: Complete | None = None,
         poll_s: float = POLL_S,
@@ -91,6 +92,7 @@ class Rollover:
             image_of: Brings an environment's image about and names it (``Backend.prepare``); None: nobody asks.
             directory: The folder of ``<environment>/environment.toml``; None: no files are watched.
             names: The folders that are looked at; empty: all of them.
+            image_tag: As for `environment_files.read_environment`.
             local_only: Environments that run in their image only are left out, as at the start.
             complete: Adds to what a file says what it does not (the content of its task modules), before it is offered.
                 A ``ConfigError`` refuses the file.
@@ -101,6 +103,7 @@ class Rollover:
         self._image_of = image_of
         self._directory = directory
         self._names = frozenset(names)
+        self._image_tag = image_tag
         self._local_only = local_only
         self._complete = complete
         self._poll_s = poll_s
@@ -192,7 +195,7 @@ class Rollover:
                 path: None if file.error else file.stamp for path, file in self._files.items() if not file.is_missing
             }
             # In a thread: the folder may be on another machine.
-            found = await asyncio.to_thread(look_at, self._directory, self._names, stamps)
+            found = await asyncio.to_thread(look_at, self._directory, self._names, stamps, self._image_tag)
             if not self._is_there(found):
                 return
             for path in [path for path in self._files if path not in found.present]:

@@ -158,6 +158,7 @@ class Gateway:
             directory=None if settings.static_servers() and not settings.environments else settings.catalog_dir,
             names=settings.environments,
             containers=settings.uses_containers,
+            image_tag=settings.image_tag,
             complete=self._completed,
         )
         self.rollover.changed(lambda: self.custom_tasks.follow(catalog))

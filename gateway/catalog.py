@@ -207,8 +207,10 @@ def _ending(environment: Environment) -> Environment:
     return replace(environment, pool=pool, splits={})
 
 
-def load_catalog(directory: Path, *, names: Sequence[str] = (), default: str = "") -> Catalog:
+def load_catalog(directory: Path, *, names: Sequence[str] = (), default: str = "", image_tag: str = "") -> Catalog:
     """Read ``<directory>/<name>/environment.toml``, all of them or those of *names*, in that order.
+
+    *image_tag*: as for `read_environment`.
 
     Raises:
         ConfigError: no such folder or environment, or a file is wrong (with file, line and reason).
@@ -227,7 +229,7 @@ def load_catalog(directory: Path, *, names: Sequence[str] = (), default: str = "
         files = [by_folder[name] for name in names]
     if not files:
         raise ConfigError(f"{directory}: no */environment.toml in it")
-    return Catalog([read_environment(path) for path in files], default)
+    return Catalog([read_environment(path, image_tag=image_tag) for path in files], default)
 
 
 SANDBOX_WORDS: Mapping[Isolation, tuple[str, ...]] = {

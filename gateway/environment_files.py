@@ -82,6 +82,8 @@ OPENENV_SLOTS = 1
 """The same for OpenEnv images: their default, and most of them say nothing else."""
 ORS_IDLE_MAX_S = 840.0
 """The official ORS servers end sessions that were not touched for 900 s, and their clients do not ping in between."""
+OWN_IMAGES = "env-gateway/"
+"""How the names of images begin that are built of this project."""
 STATIC_IMAGE = "(static)"
 """Instead of an image's name, where somebody else runs the server."""
 RESET_KEYS = ("task", "split", "index", "seed", "episode_id")
@@ -90,8 +92,11 @@ SPLIT_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 """Of a split with resources of its own: it becomes part of labels and keys, and has no dot."""
 
 
-def read_environment(path: Path) -> Environment:
+def read_environment(path: Path, *, image_tag: str = "") -> Environment:
     """Read one ``environment.toml``; paths in it are relative to the folder above the catalog's.
+
+    Args:
+        image_tag: Of this project's own images (`OWN_IMAGES`), where the file names none; empty: the engine's default.
 
     Raises:
         ConfigError: with file, line and reason.
@@ -109,7 +114,7 @@ def read_environment(path: Path) -> Environment:
         parsed = EnvironmentFile.model_validate(table)
     except ValidationError as error:
         raise ConfigError("\n".join(_complaints(path, source, error))) from None
-    environment = _environment(parsed, path)
+    environment = _environment(parsed, path, image_tag)
     _refuse_contradictions(environment, path, source, tables=parsed.model_fields_set)
     return environment
 
@@ -129,12 +134,17 @@ def variant(environment: Environment, split: str, *, pool: PoolPolicy, limits: L
     )
 
 
-def _environment(parsed: EnvironmentFile, path: Path) -> Environment:
+def _tagged(image: str, tag: str) -> str:
+    is_own = image.startswith(OWN_IMAGES) and not set(image) & {":", "@"}
+    return f"{image}:{tag}" if tag and is_own else image
+
+
+def _environment(parsed: EnvironmentFile, path: Path, image_tag: str) -> Environment:
     # What is absolute stays so: Path joins give the right-hand side then.
     root = path.parent.parent.parent
     environment = Environment(
         name=EnvironmentName(parsed.name),
-        image=STATIC_IMAGE if parsed.server.url and not parsed.image else parsed.image,
+        image=_tagged(parsed.image, image_tag) if parsed.image else STATIC_IMAGE if parsed.server.url else "",
         directory=path.parent.resolve(),
         command=_command(parsed),
         description=parsed.description,

@@ -27,8 +27,11 @@ class Look:
     Without a stamp it is to be read again at the next look."""
 
 
-def look_at(directory: Path, names: frozenset[str], stamps: Mapping[Path, Stamp | None]) -> Look:
-    """Read the files whose stamp is another one than in *stamps*; blocks while that takes."""
+def look_at(directory: Path, names: frozenset[str], stamps: Mapping[Path, Stamp | None], image_tag: str = "") -> Look:
+    """Read the files whose stamp is another one than in *stamps*; blocks while that takes.
+
+    *image_tag*: as for `read_environment`.
+    """
     present: set[Path] = set()
     read: dict[Path, tuple[Stamp | None, Environment | ConfigError]] = {}
     for path in paths_of(directory, names):
@@ -43,7 +46,7 @@ def look_at(directory: Path, names: frozenset[str], stamps: Mapping[Path, Stamp 
             continue
         is_at_rest = max(status.st_mtime, status.st_ctime) < looked_at - _SETTLED_S
         try:
-            read[path] = (stamp if is_at_rest else None, read_environment(path))
+            read[path] = (stamp if is_at_rest else None, read_environment(path, image_tag=image_tag))
         except ConfigError as error:
             read[path] = (stamp if is_at_rest else None, error)
     return Look(frozenset(present), read)

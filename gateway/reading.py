@@ -61,7 +61,12 @@ def read_files(
         catalog = Catalog(static, settings.default_environment)
         return catalog, load_tasks(catalog)
     directory = Path(settings.catalog_dir)
-    catalog = load_catalog(directory, names=settings.environments, default=settings.default_environment)
+    catalog = load_catalog(
+        directory,
+        names=settings.environments,
+        default=settings.default_environment,
+        image_tag=settings.image_tag,
+    )
     left_out: dict[str, str] = {}
     containers = settings.uses_containers if on_engine is None else on_engine
     if any(why_not_runnable(environment, containers=containers) for environment in catalog):

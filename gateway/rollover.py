@@ -80,6 +80,7 @@ class Rollover:
         directory: Path | None = None,
         names: Sequence[str] = (),
         containers: bool = True,
+        image_tag: str = "",
         complete: Complete | None = None,
         poll_s: float = POLL_S,
         images_every_s: float = IMAGES_EVERY_S,
@@ -92,6 +93,7 @@ class Rollover:
             directory: The folder of ``<environment>/environment.toml``; None: no files are watched.
             names: The folders that are looked at; empty: all of them.
             containers: Whether workers are containers; environments that cannot run so are left out, as at the start.
+            image_tag: As for `environment_files.read_environment`.
             complete: Adds to what a file says what it does not (the content of its task modules), before it is offered.
                 A ``ConfigError`` refuses the file.
             poll_s: Between two looks of `run` at the files.
@@ -102,6 +104,7 @@ class Rollover:
         self._directory = directory
         self._names = frozenset(names)
         self._containers = containers
+        self._image_tag = image_tag
         self._complete = complete
         self._poll_s = poll_s
         self._images_every_s = images_every_s
@@ -192,7 +195,7 @@ class Rollover:
                 path: None if file.error else file.stamp for path, file in self._files.items() if not file.is_missing
             }
             # In a thread: the folder may be on another machine.
-            found = await asyncio.to_thread(look_at, self._directory, self._names, stamps)
+            found = await asyncio.to_thread(look_at, self._directory, self._names, stamps, self._image_tag)
             if not self._is_there(found):
                 return
             for path in [path for path in self._files if path not in found.present]:

@@ -94,6 +94,9 @@ class Settings(BaseSettings):
 
     catalog_dir: Path = Path("env_images")
     """Folder of ``<environment>/environment.toml``."""
+    image_tag: str = Field(default="", pattern=r"^([A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?$")
+    """Tag of this project's own images (``env-gateway/…``) where an ``environment.toml`` names none; empty: the
+    engine's ``latest``, which every build on this engine moves."""
     custom_tasks_dir: Path | None = None
     """Folder of operators' task modules, a sub-folder for each environment that names a module in its ``[tasks]``."""
     custom_tasks_volume: str | None = None

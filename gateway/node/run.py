@@ -67,7 +67,9 @@ async def run_node(settings: Settings, catalog: Catalog, *, makes_folders: bool 
     )
     await gate.check()
     # Its own look at the files, not the gateway's word: one that is taken over must not widen its own rules.
-    rollover = Rollover(catalog, directory=settings.catalog_dir, names=settings.environments)
+    rollover = Rollover(
+        catalog, directory=settings.catalog_dir, names=settings.environments, image_tag=settings.image_tag
+    )
     rollover.changed(lambda: gate.take(rules()))
     async with AsyncExitStack() as stack:
         is_ending = await stack.enter_async_context(ending())

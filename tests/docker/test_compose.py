@@ -157,13 +157,18 @@ def stack() -> Iterator[Stack]:
         operator=secrets.token_hex(16),
         engine=engine,
     )
+    images = [f"env-gateway/{name}" for name in (*IMAGES, "base", "base-sandbox")]
     try:
+        for image in images:  # as if they were built for it
+            engine.tag(f"{image}:latest", image, stack.project)
         stack.compose("up", "--detach", "--wait", "--wait-timeout", "120", "--no-build")
         yield stack
     finally:
         stack.compose("down", "--volumes", "--remove-orphans", "--timeout", "5")
         for worker in stack.workers():
             engine.remove_container(worker["Id"], force=True)
+        for image in images:
+            engine.remove_image(f"{image}:{stack.project}", noprune=True)
         engine.close()
 
 
@@ -213,6 +218,20 @@ def test_a_gateway_that_is_told_to_end_gives_notice_and_is_given_the_time_that_i
 
     assert notice_s > 0
     assert in_seconds(gateway["stop_grace_period"]) > notice_s + 2 * Settings.model_fields["drain_s"].default
+
+
+def test_a_stack_runs_images_of_its_own_that_no_build_for_another_one_changes(stack: Stack) -> None:
+    composed = json.loads(stack.compose("config", "--format", "json"))["services"]
+    built_on = {service.get("build", {}).get("args", {}).get("BASE", "") for service in composed.values()} - {""}
+    workers = {worker["Image"] for worker in stack.workers()}
+
+    assert {image.rpartition(":")[2] for image in {one["image"] for one in composed.values()} | built_on} == {
+        stack.project
+    }
+    assert workers <= {f"env-gateway/{name}:{stack.project}" for name in IMAGES}
+    assert {stack.service(name)["Config"]["Image"] for name in ("gateway", "node")} == {
+        f"env-gateway/gateway:{stack.project}"
+    }
 
 
 async def test_without_a_key_nothing_is_served(stack: Stack) -> None:

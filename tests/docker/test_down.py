@@ -73,7 +73,8 @@ def test_a_project_that_only_the_env_file_names_is_taken_down_and_workers_of_oth
 ) -> None:
     mine, other = (f"eg-test-{secrets.token_hex(4)}" for _ in range(2))
     (tmp_path / "scripts").mkdir()
-    shutil.copy(PROJECT_DIR / "scripts" / "down", tmp_path / "scripts" / "down")
+    for script in ("down", "compose-project"):
+        shutil.copy(PROJECT_DIR / "scripts" / script, tmp_path / "scripts" / script)
     shutil.copy(PROJECT_DIR / "compose.yaml", tmp_path / "compose.yaml")
     (tmp_path / ".env").write_text(f"COMPOSE_PROJECT_NAME={mine}\n")
     own, theirs = projects.volume(mine), projects.volume(other)

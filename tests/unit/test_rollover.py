@@ -134,6 +134,30 @@ async def test_another_limit_is_another_make_from_then_on(world: World, caplog: 
     assert before.digest() != world.math.digest()
 
 
+@pytest.mark.parametrize(
+    ("image", "told"),
+    [
+        ("env-gateway/math", "env-gateway/math:ours"),
+        ("env-gateway/math:1.2", "env-gateway/math:1.2"),
+        ("env-gateway/math@sha256:0123", "env-gateway/math@sha256:0123"),
+        ("somebody/math", "somebody/math"),
+    ],
+)
+async def test_our_own_images_have_the_tag_of_the_settings_before_an_edit_and_after_it(
+    world: World, image: str, told: str
+) -> None:
+    text = f'name = "math"\nimage = "{image}"\n'
+    world.write("math", text)
+    world.begin(load_catalog(world.directory, image_tag="ours"), asks=False, image_tag="ours")
+    before = world.math.image
+    world.write("math", text + 'description = "edited"\n')
+
+    await world.look(times=2)
+
+    assert world.math.description == "edited"
+    assert (before, world.math.image) == (told, told)
+
+
 async def test_an_edit_made_between_the_start_and_the_first_look_is_taken_up(world: World) -> None:
     world.begin(Catalog([replace(one, description="as it was read") for one in world.catalog]))
 

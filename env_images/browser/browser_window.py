@@ -46,6 +46,8 @@ _PASSING = (
     "Cannot read properties of undefined",
 )
 """Of pages that change while they are looked at (`browsergym.core.env`)."""
+_NO_DOCUMENT = ("", ":")
+"""URLs of a tab that has not had a document yet, in newer browsers and in older ones."""
 _ATTEMPT = re.compile(r"(?:attempting|retrying) [a-z ]+ action")
 _INPUT = re.compile(r"performing [a-z ]+ action(?!.*intercepts pointer events)", re.DOTALL)
 """In what Playwright's log has of the last attempt of a call that timed out: the browser was given its input."""
@@ -226,15 +228,24 @@ class Window:
         return bool(self._missing()) or any(tab.under_way for tab in self._tabs.values())
 
     def _missing(self) -> set[str]:
-        """Name the targets of tabs that the browser has begun and Playwright has not told of."""
+        """Name the targets of tabs that the browser has begun and that never had a document.
+
+        Playwright tells of some of them and not of others: it depends on when it asked the browser.
+        """
         infos = self._browser.send("Target.getTargets")["targetInfos"]
         contexts = {tab.context for tab in self._tabs.values()}
         begun = {info["targetId"] for info in infos if info["type"] == "page" and info["browserContextId"] in contexts}
-        return begun - {tab.target for tab in self._tabs.values()} - self._given_up
+        return begun - {tab.target for page, tab in self._tabs.items() if page.url not in _NO_DOCUMENT} - self._given_up
 
     def _give_up_waiting(self) -> None:
-        """Forget what is late: a tab for an address that no page has may never come, and no later look waits for it."""
-        self._given_up |= self._missing()
+        """Forget what is late. A tab for an address that no page has, such as a ``mailto:`` one, never comes: close it."""
+        missing = self._missing()
+        self._given_up |= missing
+        for page, tab in list(self._tabs.items()):
+            if tab.target in missing:
+                page.close()
+        for target in missing - {tab.target for tab in self._tabs.values()}:
+            self._browser.send("Target.closeTarget", {"targetId": target})
         for tab in self._tabs.values():
             tab.under_way.clear()
             tab.has_begun = False

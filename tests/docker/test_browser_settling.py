@@ -108,14 +108,14 @@ def test_a_tab_whose_renderer_is_late_is_the_one_that_is_judged(worker: BrowserW
 @pytest.mark.parametrize(
     ("html", "start"),
     [
-        pytest.param("<button onclick=\"window.open('/next'); busy(1500)\">Go</button>", "button", id="a tab"),
-        pytest.param("<button onclick=\"location.href = '/next'; busy(1500)\">Go</button>", "button", id="an address"),
-        pytest.param("<a href=/next onclick='setTimeout(busy, 0, 1500)'>Go</a>", "link", id="a link"),
+        pytest.param("<button onclick=\"window.open('/next'); busy(800)\">Go</button>", "button", id="a tab"),
+        pytest.param("<button onclick=\"location.href = '/next'; busy(800)\">Go</button>", "button", id="an address"),
+        pytest.param("<a href=/next onclick='setTimeout(busy, 0, 800)'>Go</a>", "link", id="a link"),
         pytest.param(
-            "<form action=/next onsubmit='setTimeout(busy, 0, 1500)'><button>Go</button></form>", "button", id="a form"
+            "<form action=/next onsubmit='setTimeout(busy, 0, 800)'><button>Go</button></form>", "button", id="a form"
         ),
         pytest.param(
-            "<button onclick=\"requestAnimationFrame(() => { busy(1500); location.href = '/next'; })\">Go</button>",
+            "<button onclick=\"requestAnimationFrame(() => { busy(800); location.href = '/next'; })\">Go</button>",
             "button",
             id="an address after the next frame",
         ),
@@ -125,11 +125,11 @@ def test_the_page_that_a_busy_page_leads_to_is_judged(worker: BrowserWorker, htm
     output = clicked(worker, page_task(html, "check_url_contains('next')"), start)
 
     assert (output["reward"], output["data"]["url"].rstrip("?")) == (1.0, "http://task.test/next")
-    assert output["data"]["error"] == ""  # though it took longer than BrowserGym waits for a click
+    assert output["data"]["error"] == ""
 
 
 def test_a_page_that_leads_on_at_once_is_not_the_end(worker: BrowserWorker) -> None:
-    on = BUSY + "<title>On</title><script>location.replace('/last'); setTimeout(busy, 0, 1500)</script>"
+    on = BUSY + "<title>On</title><script>location.replace('/last'); setTimeout(busy, 0, 800)</script>"
     task = page_task("<a href=/on>Go</a>", "check_url_contains('last')", pages={**PAGES, "/on": on})
 
     assert clicked(worker, task, "link")["reward"] == 1.0
@@ -137,14 +137,14 @@ def test_a_page_that_leads_on_at_once_is_not_the_end(worker: BrowserWorker) -> N
 
 def test_a_frame_that_is_late_is_seen(worker: BrowserWorker) -> None:
     html = """<iframe name=part></iframe>
-    <button onclick="frames.part.location.href = '/next'; setTimeout(busy, 0, 1500)">Go</button>"""
+    <button onclick="frames.part.location.href = '/next'; setTimeout(busy, 0, 800)">Go</button>"""
     output = clicked(worker, page_task(html, "element_present('#next')"))
 
     assert "Here" in output["data"]["axtree_txt"]
 
 
 def test_a_click_that_was_made_is_no_error_whatever_is_late_after_it(worker: BrowserWorker) -> None:
-    html = "<body onpagehide='busy(1500)'><a href=/next>Go</a>"
+    html = "<body onpagehide='busy(5500)'><a href=/next>Go</a>"  # longer than a call may take
     with worker.session(page_task(html, "element_present('#next')")) as session:
         bid = bids(observation(session)["axtree_txt"], "link")[0]
         alone = act(session, f"mouse_move(1, 1)\nclick({bid!r})")
@@ -153,8 +153,17 @@ def test_a_click_that_was_made_is_no_error_whatever_is_late_after_it(worker: Bro
         followed = act(session, f"click({bid!r})\nmouse_move(1, 1)")
 
     assert (alone["data"]["error"], alone["reward"]) == ("", 1.0)
-    assert "Timeout 500ms exceeded" in followed["data"]["error"]  # what came after it was not done
+    assert "Timeout" in followed["data"]["error"]  # what came after it was not done
     assert followed["reward"] == 1.0
+
+
+def test_an_element_that_is_late_is_clicked(worker: BrowserWorker) -> None:
+    html = "<button disabled onclick=\"title = 'done'\">Go</button><script>setTimeout(() => go(), 1500); " + (
+        "const go = () => { document.querySelector('button').disabled = false; };</script>"
+    )
+    output = clicked(worker, page_task(html, "element_present('[title=done]')"))
+
+    assert (output["data"]["error"], output["reward"]) == ("", 1.0)
 
 
 ASK = """<button onclick="%s">Go</button><p id=got></p><script>

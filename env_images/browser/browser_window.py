@@ -238,7 +238,7 @@ class Window:
         return begun - {tab.target for page, tab in self._tabs.items() if page.url not in _NO_DOCUMENT} - self._given_up
 
     def _give_up_waiting(self) -> None:
-        """Forget what is late. A tab for an address that no page has, such as a ``mailto:`` one, never comes: close it."""
+        """Forget what is late, and close tabs for addresses that no page has (``mailto:``): they never come."""
         missing = self._missing()
         self._given_up |= missing
         for page, tab in list(self._tabs.items()):

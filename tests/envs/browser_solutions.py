@@ -58,7 +58,7 @@ def played(worker: BrowserWorker, task: dict[str, Any], templates: Sequence[str]
 
 
 Rules = Callable[[str, str], str | Generator[str, str, None]]
-"""From a goal and an accessibility tree to some calls, a line each; or to calls that depend on the trees between them."""
+"""From a goal and an accessibility tree to calls, a line each; or to calls that depend on the trees between them."""
 
 
 def played_miniwob(worker: BrowserWorker, task: dict[str, Any], rules: Rules, *, seed: int) -> dict[str, Any]:
@@ -78,8 +78,8 @@ def played_miniwob(worker: BrowserWorker, task: dict[str, Any], rules: Rules, *,
 
 
 def _lines(calls: str) -> Generator[str, str, None]:
-    for call in calls.splitlines():
-        yield call  # not `yield from`: the lines are told of no tree
+    for call in calls.splitlines():  # noqa: UP028  # `yield from` would send the trees to the lines
+        yield call
 
 
 def _click(start: str, axtree: str) -> str:

@@ -56,17 +56,20 @@ _apt:x:42:65534::/nonexistent:{_NOLOGIN}
 nobody:x:65534:65534:nobody:/nonexistent:{_NOLOGIN}
 """
 """Of a fresh Debian, and so are the groups."""
-_GROUPS = """root 0 daemon 1 bin 2 sys 3 adm 4 tty 5 disk 6 lp 7 mail 8 news 9 uucp 10 man 12 proxy 13 kmem 15 dialout 20
-fax 21 voice 22 cdrom 24 floppy 25 tape 26 sudo 27 audio 29 dip 30 www-data 33 backup 34 operator 37 list 38 irc 39
-src 40 shadow 42 utmp 43 video 44 sasl 45 plugdev 46 staff 50 games 60 users 100 nogroup 65534""".split()
+_GROUPS = """
+root 0 daemon 1 bin 2 sys 3 adm 4 tty 5 disk 6 lp 7 mail 8 news 9 uucp 10 man 12 proxy 13 kmem 15 dialout 20 fax 21
+voice 22 cdrom 24 floppy 25 tape 26 sudo 27 audio 29 dip 30 www-data 33 backup 34 operator 37 list 38 irc 39 src 40
+shadow 42 utmp 43 video 44 sasl 45 plugdev 46 staff 50 games 60 users 100 nogroup 65534
+"""
+_NAMES, _NUMBERS = _GROUPS.split()[::2], _GROUPS.split()[1::2]
 _LOG = "2026-01-01 00:00:00 startup archives install\n" + "".join(
     f"2026-01-01 00:00:00 status installed {name}\n" for name in ("base-files", "base-passwd", "bash", "coreutils")
 )
 _ETC = {
     "passwd": _USERS,
-    "group": "".join(f"{name}:x:{number}:\n" for name, number in zip(_GROUPS[::2], _GROUPS[1::2], strict=True)),
+    "group": "".join(f"{name}:x:{number}:\n" for name, number in zip(_NAMES, _NUMBERS, strict=True)),
     "shadow": "".join(f"{line.partition(':')[0]}:*:19000:0:99999:7:::\n" for line in _USERS.splitlines()),
-    "gshadow": "".join(f"{name}:*::\n" for name in _GROUPS[::2]),
+    "gshadow": "".join(f"{name}:*::\n" for name in _NAMES),
     "shells": "/bin/sh\n/bin/bash\n/usr/bin/bash\n",
     "hostname": "box\n",
     "hosts": "127.0.0.1 localhost\n127.0.0.1 box\n",

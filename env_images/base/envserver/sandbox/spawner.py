@@ -76,7 +76,7 @@ class Spawner:
                 self._drop(int(str(request["room"])))
                 wire.send(self._server, {"id": request["id"]})
             elif request["op"] == "keep":
-                self._keep(int(str(request["room"])), request.get("dates"))
+                self._keep(request)
                 wire.send(self._server, {"id": request["id"]})
         except (OSError, KeyError, ValueError, IndexError) as error:
             wire.send(self._server, {"id": request["id"], "error": str(error)})
@@ -147,7 +147,8 @@ class Spawner:
         kernel.write(f"/proc/{pid}/uid_map", table)
         kernel.write(f"/proc/{pid}/gid_map", table)
 
-    def _keep(self, number: int, dates: Mapping[str, Any] | None) -> None:
+    def _keep(self, request: Mapping[str, Any]) -> None:
+        number, dates = int(request["room"]), request.get("dates")
         tenant = self._tenants[number]
         if not tenant.is_build:
             raise ValueError(f"sandbox {number} was not opened to be kept")

@@ -7,6 +7,7 @@ thousands of folders deep. Nothing here follows a link, and nothing here recurse
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 import secrets
@@ -169,6 +170,66 @@ class SocketFolders:
                 remove_tree(folder)
             except OSError as error:
                 raise BackendError(f"cannot remove {folder}: {error.strerror}") from error
+
+
+class Claims:
+    """Tells other processes which workers' folders this one uses, by a locked file beside each: ``<worker id>.lock``.
+
+    A lock ends with its process, so a file that nobody has locked says that its worker's gateway is gone.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._held: dict[WorkerId, int] = {}
+
+    def take(self, id: WorkerId) -> None:
+        """Claim the folder of a new worker, before it is made. Raises ``StartFailed``."""
+        _expect_safe(id)
+        draft = self._root / f".{id}.{secrets.token_hex(4)}"
+        try:
+            self._root.mkdir(mode=0o711, parents=True, exist_ok=True)
+            held = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX)
+                draft.rename(self._path(id))  # only now others look at it
+            except OSError:
+                os.close(held)
+                raise
+        except OSError as error:
+            raise StartFailed(f"cannot claim the socket folder of worker {id}: {error}") from error
+        self._held[id] = held
+
+    def release(self, id: WorkerId) -> None:
+        """Give the claim up, once the folder is gone; none is no error."""
+        if (held := self._held.pop(id, None)) is not None:
+            self._path(id).unlink(missing_ok=True)
+            os.close(held)
+
+    def take_over(self) -> list[WorkerId]:
+        """Claim the folders of workers whose process is gone; returns their ids."""
+        taken = []
+        for path in self._root.glob("*.lock"):
+            id = WorkerId(path.name.removesuffix(".lock"))
+            with suppress(OSError):  # it is gone by now, or another user's
+                found = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+                if id not in self._held and is_safe_id(id) and _is_locked_now(found, path):
+                    self._held[id] = found
+                    taken.append(id)
+                else:
+                    os.close(found)
+        return taken
+
+    def _path(self, id: WorkerId) -> Path:
+        return self._root / f"{id}.lock"
+
+
+def _is_locked_now(file: int, path: Path) -> bool:
+    """Lock *file*, if nobody has, and it is the one at *path* still."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(file), path.stat())
+    except OSError:
+        return False
 
 
 def remove_tree(path: Path) -> None:

@@ -37,7 +37,7 @@ from pathlib import Path
 from gateway.backends import ports
 from gateway.backends.container import NOFILE, custom_tasks, is_sandboxed, most_files, variables
 from gateway.backends.deaths import Deaths
-from gateway.backends.folders import SOCKET_NAME, SocketFolders
+from gateway.backends.folders import SOCKET_NAME, Claims, SocketFolders
 from gateway.backends.launches import Launches, Wanted
 from gateway.backends.tail import Tail
 from gateway.core.errors import BackendError, StartFailed
@@ -102,6 +102,7 @@ class ProcessBackend:
                 and the worker's successor may wait for its place.
         """
         self._folders = SocketFolders(socket_dir.absolute(), mode=0o700)
+        self._claims = Claims(socket_dir.absolute())
         self._sandbox_dir = sandbox_dir.absolute()
         self._custom_tasks_dir = custom_tasks_dir.absolute() if custom_tasks_dir is not None else None
         self._python = python
@@ -180,8 +181,9 @@ class ProcessBackend:
         return frozenset()
 
     async def check(self) -> None:
-        """Check socket folder and interpreter."""
+        """Check socket folder and interpreter; remove what gateways left in the folder that were killed."""
         await asyncio.to_thread(self._folders.check, _ID_LENGTH)
+        await asyncio.to_thread(self._remove_left)
         if not os.access(self._python, os.X_OK):
             raise BackendError(f"{self._python} is not an interpreter that can be run")
 
@@ -195,7 +197,7 @@ class ProcessBackend:
         self._deaths.close()
 
     async def _launch(self, worker: Worker, environment: Environment, made: list[WorkerId], wanted: Wanted) -> str:
-        await asyncio.to_thread(self._folders.make, worker.id)
+        await asyncio.to_thread(self._make_folder, worker.id)
         made.append(worker.id)
         if is_sandboxed(environment):
             await asyncio.to_thread(self._make_work, worker.id)
@@ -281,10 +283,27 @@ class ProcessBackend:
             "PYTHONDONTWRITEBYTECODE": "1",  # into the operator's folder
         }
 
+    def _make_folder(self, id: WorkerId) -> None:
+        self._claims.take(id)
+        try:
+            self._folders.make(id)
+        except StartFailed:
+            self._claims.release(id)
+            raise
+
+    def _remove_left(self) -> None:
+        """Remove the folders of workers whose gateway is gone; they ended with it."""
+        for id in self._claims.take_over():
+            try:
+                self._remove_folders(id)
+            except BackendError as error:
+                logger.error("worker_folder_left worker=%s error=%s", id, error)
+
     def _remove_folders(self, id: WorkerId) -> None:
         self._folders.remove(id)
         # Folders only, without a file: what was mounted there was seen by the worker alone, and has gone with it.
         shutil.rmtree(self._work(id), ignore_errors=True)
+        self._claims.release(id)
 
     def _work(self, id: WorkerId) -> Path:
         return self._sandbox_dir / "work" / id

@@ -94,6 +94,22 @@ async def test_a_command_that_is_not_there_is_a_failed_start_that_leaves_nothing
     assert (os.listdir(sockets), await backend.found()) == ([], [])
 
 
+async def test_folders_of_a_gateway_that_lives_stay_and_what_nobody_claimed(
+    backend: ProcessBackend, sockets: Path, tmp_path: Path
+) -> None:
+    environment = running(SLEEPER, tmp_path)
+    await backend.start(worker(environment), environment)
+    (sockets / "nobodys").mkdir()
+    other = ProcessBackend(socket_dir=sockets, sandbox_dir=sockets / "sandboxes")
+
+    await other.check()
+
+    assert sorted(os.listdir(sockets)) == ["nobodys", "w1", "w1.lock"]
+    await other.aclose()
+    await backend.stop(WorkerId("w1"))
+    assert os.listdir(sockets) == ["nobodys"]
+
+
 async def test_a_folder_that_is_not_there_is_a_failed_start(backend: ProcessBackend, tmp_path: Path) -> None:
     environment = running(SLEEPER, tmp_path / "missing")
 
@@ -193,7 +209,9 @@ async def test_closing_stops_the_workers(backend: ProcessBackend, sockets: Path,
     assert os.listdir(sockets) == []
 
 
-async def test_a_gateway_that_is_killed_takes_its_workers_along(sockets: Path, tmp_path: Path) -> None:
+async def test_a_gateway_that_is_killed_takes_its_workers_along_and_the_next_one_removes_their_folders(
+    backend: ProcessBackend, sockets: Path, tmp_path: Path
+) -> None:
     served = """
         import os, sys, threading
         def end_with_stdin():
@@ -224,6 +242,9 @@ async def test_a_gateway_that_is_killed_takes_its_workers_along(sockets: Path, t
     await process.wait()
 
     await gone(pid)
+    assert sorted(os.listdir(sockets)) == ["w1", "w1.lock"]
+    await backend.check()
+    assert os.listdir(sockets) == []
 
 
 async def test_a_worker_of_sandboxes_is_told_of_folders_of_its_own_that_any_user_may_pass_through(

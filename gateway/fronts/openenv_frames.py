@@ -148,7 +148,7 @@ class ResetWish(BaseModel):
     task: Any = None
     """A task's id, or a task."""
     split: StrictStr | None = None
-    index: StrictInt | None = Field(default=None, ge=0)
+    index: StrictInt | None = None
     seed: StrictInt | None = None
     episode_id: StrictStr | None = Field(default=None, max_length=255)
 

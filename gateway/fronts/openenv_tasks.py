@@ -88,6 +88,10 @@ class TaskChooser:
             Refused: the wish has a key that nobody would look at, or says twice which task it means.
             UnknownTask, WrongEnvironment, TaskInvalid: there is none; it is another environment's; it is malformed.
         """
+        if wish.index is not None and wish.index < 0 and not self.passes_place(environment, wish):
+            told = "Input should be greater than or equal to 0"
+            entry = {"type": "greater_than_equal", "loc": ["data", "index"], "msg": told, "input": wish.index}
+            raise invalid([entry], f"Invalid message: data.index: {told}")
         if wish.config:
             await self._refuse_unknown_keys(environment, wish)
         places = environment.openenv.task_keys

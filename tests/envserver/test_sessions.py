@@ -280,7 +280,8 @@ async def test_secrets_come_by_header_and_body_and_the_header_wins(start: Start)
 
     told = (await server.call("whoami")).result["output"]["data"]
 
-    assert told == {"secrets": {"A": "header", "B": "ü", "C": "body"}, "seed": 3, "config": {"hard": True}}
+    assert told["secrets"] == {"A": "header", "B": "ü", "C": "body"}
+    assert (told["seed"], told["config"]) == (3, {"hard": True})
 
 
 @pytest.mark.parametrize("value", ["!", "e30", "W10=", "eyJBIjoxfQ==", "eyJBIjp7InZhbHVlIjoxfX0="])

@@ -235,9 +235,10 @@ def written_prompt(blocks: Sequence[Block]) -> list[dict[str, Any]]:
 
 def with_text(observation: Any, blocks: Sequence[Block]) -> Any:
     """Give a structured *observation* with the texts of *blocks*, if it is an object without ``text``."""
-    if not isinstance(observation, Mapping) or "text" in observation:
+    text = "\n".join(block.text for block in blocks if isinstance(block, TextBlock))
+    if not text or not isinstance(observation, Mapping) or "text" in observation:
         return observation
-    return {"text": "\n".join(block.text for block in blocks if isinstance(block, TextBlock)), **observation}
+    return {"text": text, **observation}
 
 
 def prompt_of(messages: Sequence[Message]) -> list[Block]:

@@ -61,7 +61,7 @@ class Script:
 
 
 async def run_script(sandbox: Sandbox, script: Script, *, arguments: Sequence[str] = (), timeout_s: float) -> Completed:
-    """Run *script* as a process of its own in the box; *arguments* are its `$1`, `$2` …, `sys.argv[1:]` or `argv + 1`."""
+    """Run *script* as a process of its own in the box; *arguments* are its `$1`, `$2` … or `sys.argv[1:]`."""
     if script.language in _SUFFIXES:
         return await _run_compiled(sandbox, script, arguments=arguments, timeout_s=timeout_s)
     argv = [script.interpreter, "-c", script.code, *(["--"] if script.language == "bash" else []), *arguments]
@@ -72,7 +72,10 @@ async def _run_compiled(sandbox: Sandbox, script: Script, *, arguments: Sequence
     source, program = f"/run/script{_SUFFIXES[script.language]}", "/run/script"
     await sandbox.write_file(source, script.code.encode(), mode=0o600)
     built = await sandbox.run(
-        [script.interpreter, "-o", program, source], cwd=HOME, env=ENVIRONMENT, timeout_s=min(timeout_s, _COMPILE_TIMEOUT_S)
+        [script.interpreter, "-o", program, source],
+        cwd=HOME,
+        env=ENVIRONMENT,
+        timeout_s=min(timeout_s, _COMPILE_TIMEOUT_S),
     )
     if built.timed_out or built.status != 0:
         return built

@@ -169,7 +169,9 @@ def _role(block: Block) -> str | None:
 
 def _structured(blocks: Sequence[Block]) -> Any:
     """The structured observation that stands beside the prompt; None without one."""
-    return next((block.detail["observation"] for block in blocks if block.detail and "observation" in block.detail), None)
+    return next(
+        (block.detail["observation"] for block in blocks if block.detail and "observation" in block.detail), None
+    )
 
 
 def _most_turns(shown: Areal, blocks: Sequence[Block], task: Mapping[str, Any]) -> int:

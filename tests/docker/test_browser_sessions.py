@@ -84,6 +84,16 @@ def test_a_step_has_a_picture_unless_the_task_wants_none(worker: BrowserWorker) 
     assert kinds == [["text", "image"], ["text"]]
 
 
+def test_the_structured_observation_has_the_picture_as_pixels_where_a_task_wants_it(worker: BrowserWorker) -> None:
+    task = page_task(
+        "<body style='margin:0;background:#f01020'>", viewport={"width": 320, "height": 200}, screenshot="pixels"
+    )
+    with worker.session(task) as session:
+        seen = observation(session)["screenshot"]
+
+    assert (len(seen), len(seen[0]), seen[100][100]) == (200, 320, [0xF0, 0x10, 0x20])
+
+
 def test_a_free_text_in_a_fence_is_an_action(worker: BrowserWorker) -> None:
     html = "<button onclick=\"this.outerHTML='<b id=done>ok</b>'\">Go</button>"
     with worker.session(page_task(html)) as session:

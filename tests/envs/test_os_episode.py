@@ -151,7 +151,9 @@ HOUR = 1_800_000_000
         pytest.param("touch -d '2020-02-02 10:11:12.5' /srv/old; touch /srv/old/x 2> /srv/said || :", id="a set time"),
         pytest.param("for i in 1 2 3; do od -An -tx8 -N8 /dev/urandom > /srv/$i; done", id="three draws"),
         pytest.param("cat /dev/random | tr -dc a-z | head -c 40 > /srv/a", id="a draw that ends early"),
-        pytest.param("dd if=/dev/urandom of=/srv/a bs=1M count=2; seq 99 | shuf -n 9 > /srv/b", id="large and shuffled"),
+        pytest.param(
+            "dd if=/dev/urandom of=/srv/a bs=1M count=2; seq 99 | shuf -n 9 > /srv/b", id="large and shuffled"
+        ),
         pytest.param("su nobody -s /bin/sh -c 'head -c 9 </dev/urandom' > /srv/a", id="another user"),
     ],
 )

@@ -201,14 +201,18 @@ async def ended(evaluation: dict[str, Any], *, script: str, answer: str | None, 
 @pytest.mark.parametrize(
     ("evaluation", "says"),
     [
-        pytest.param({"check": ["test -f /srv/n && nosuchjudge --all"]}, "needs nosuchjudge", id="a program of a check"),
+        pytest.param(
+            {"check": ["test -f /srv/n && nosuchjudge --all"]}, "needs nosuchjudge", id="a program of a check"
+        ),
         pytest.param({"check": ["/usr/bin/nosuchjudge"]}, "needs /usr/bin/nosuchjudge", id="by its path"),
         pytest.param(
             {"check": [{"language": "c++", "code": "int main() {}"}]}, r"needs /usr/bin/c\+\+", id="a compiler"
         ),
         pytest.param({**COUNTED_AFTER, "example": "cat /nothing"}, "example ended with 1", id="an example that fails"),
         pytest.param({**COUNTED_AFTER, "example": "nosuchjudge"}, "example ended with 127", id="an example's program"),
-        pytest.param({**COUNTED_AFTER, "example": "grep 4 /srv/n; :"}, "printed nothing", id="an example without output"),
+        pytest.param(
+            {**COUNTED_AFTER, "example": "grep 4 /srv/n; :"}, "printed nothing", id="an example without output"
+        ),
         pytest.param(
             {**COUNTED_AFTER, "judge": "before", "example": "echo"}, "printed nothing", id="found out at the beginning"
         ),

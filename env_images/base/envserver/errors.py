@@ -41,7 +41,7 @@ class Refused(EnvServerError):
 
 
 class SessionFailed(EnvServerError):
-    """Raised by an environment's code: the environment's author is at fault, so the session has no reward and can't go on.
+    """Raised by an environment's code: its author is at fault, so the session has no reward and can't go on.
 
     For a judge or a reference solution that fails, a program that is missing, a reward that is no number. The trainer
     gets a typed error, the operator gets the traceback, and every later call is refused. Do not raise it for what the

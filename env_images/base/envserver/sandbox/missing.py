@@ -6,13 +6,13 @@ The first is a mistake of the task's author, or of who made the box; it says not
 import re
 from typing import Protocol
 
-_WORD = r"(?<![\w./+@-])(?P<name>[\w.+@-]+)['’]?"
+_WORD = r"(?<![\w./+@-])(?P<name>[\w.+@-]+)['\u2019]?"
 _MISSING = tuple(
     map(
         re.compile,
         (
             rf"{_WORD}: (?:command )?not found",
-            rf"(?:failed to run command|env:|xargs:|nice:|nohup:) ['‘]?{_WORD}: No such file or directory",
+            rf"(?:failed to run command|env:|xargs:|nice:|nohup:) ['\u2018]?{_WORD}: No such file or directory",
             r"(?<![\w.+@-])(?P<name>/(?:usr|bin|sbin|opt)/[\w.+@/-]+): (?:not found|No such file or directory)",
             r"No module named (?P<name>pytest)\b",  # of the modules of a box; any other one may be the agent's to write
         ),

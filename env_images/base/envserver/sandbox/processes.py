@@ -32,8 +32,8 @@ other signals are default since ``default_signals``."""
 _OF_THE_LIBRARY = (32, 33)
 """Signals that the C library keeps for threads (nptl(7)); some machines start all their processes with one ignored."""
 OPEN_FILES = 4096
-"""Of each process, where the server's own hard limit is higher. Open files are the kernel's memory, which no limit of the
-sandbox counts."""
+"""Of each process, where the server's own hard limit is higher. Open files are the kernel's memory, which no limit of
+the sandbox counts."""
 _SHARE_OF_FILES = 4
 """Files in flight are counted per user across sandboxes, so agents get this part of the server's limit at most."""
 AGENT_NICE = 19

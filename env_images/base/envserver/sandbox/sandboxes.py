@@ -159,9 +159,7 @@ class Sandboxes:
             dates = {"moment": moment * 1_000_000_000, "began": began, "keeps_seconds": keeps_seconds}
         return await self._layers.get(key, lambda: self._build(build, dates))
 
-    async def _build(
-        self, build: Callable[[Sandbox], Awaitable[object]], dates: Mapping[str, object] | None
-    ) -> int:
+    async def _build(self, build: Callable[[Sandbox], Awaitable[object]], dates: Mapping[str, object] | None) -> int:
         sandbox = await self._opened(None, is_build=True)
         try:
             await build(sandbox)

@@ -323,6 +323,14 @@ class Sessions:
 
         return await self._ask(owner, name, "steps", ask, within_s)
 
+    async def client_state(self, owner: Owner, name: str, *, within_s: float) -> Mapping[str, Any]:
+        """What its environment shows of a session's state. Raises as `act`."""
+
+        async def ask(upstream: Upstream, entry: Entry) -> Mapping[str, Any]:
+            return await upstream.client_state(entry.session, entry.environment)
+
+        return await self._ask(owner, name, "state", ask, within_s)
+
     async def tools(self, environment: Environment) -> bytes:
         """The tools of *environment* as ORS' ``ListToolsOutput``; see `Inquiries`."""
         return await self._inquiries.tools(environment)

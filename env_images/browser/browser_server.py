@@ -8,7 +8,9 @@ stands on is `browser_engine`, how it is kept from this server `browser_launch`;
 from __future__ import annotations
 
 import asyncio
+import base64
 import importlib
+import io
 from typing import Any, ClassVar
 
 import browser_builtin  # noqa: F401  # registers its tasks
@@ -17,7 +19,19 @@ from browser_engine import BrowserLost, Engine
 from browser_plays import Play, Verdict, play_of, register_miniwob
 from browser_spec import Spec, read_spec
 from browser_window import Look, Window
-from envserver import Environment, ImageBlock, Prompt, SessionFailed, StepResult, Task, TextBlock, ToolCall, serve, tool
+from envserver import (
+    Environment,
+    ImageBlock,
+    Prompt,
+    SessionFailed,
+    SessionLost,
+    StepResult,
+    Task,
+    TextBlock,
+    ToolCall,
+    serve,
+    tool,
+)
 
 OPEN_S = 45.0
 """For a new window and its first page; the gateway gives an opening 60 s."""
@@ -40,13 +54,14 @@ class Browser(Environment):
     _engine: Engine
     _goal: str
     _steps = 0
+    _reward = 0.0
 
     async def reset(self, task: Task, *, seed: int) -> Prompt:
         """Open the task's pages; *seed* makes MiniWoB's tasks, all others are as they are written.
 
         Raises:
             InvalidTask: the task cannot be played; no session begins.
-            SessionFailed: the browser is lost.
+            SessionLost: the browser is lost.
         """
         self._spec = read_spec(task)
         self._engine = await running_engine()
@@ -54,7 +69,8 @@ class Browser(Environment):
         try:
             look = await self._engine.run(self._open, seed, timeout_s=OPEN_S)
         except BrowserLost as error:
-            raise SessionFailed(str(error)) from error
+            raise SessionLost(str(error)) from error
+        self._tell_state(look)
         return self._shown(look, "", is_first=True)
 
     async def close(self) -> None:
@@ -72,7 +88,9 @@ class Browser(Environment):
         try:
             verdict, look, error = await self._engine.run(self._step, action, timeout_s=self._spec.step_s)
         except BrowserLost as lost:
-            raise SessionFailed(str(lost)) from lost
+            raise SessionLost(str(lost)) from lost
+        self._reward += verdict.reward or 0.0
+        self._tell_state(look)
         return StepResult(
             self._shown(look, error),
             reward=verdict.reward,
@@ -135,7 +153,7 @@ class Browser(Environment):
         return {
             "text": look.axtree,
             "url": look.url,
-            "screenshot": None,
+            "screenshot": pixels(look.screenshot) if look.screenshot and self._spec.view.wants_pixels else None,
             "goal": self._goal,
             "axtree_txt": look.axtree,
             "pruned_html": look.html,
@@ -144,6 +162,16 @@ class Browser(Environment):
             "open_pages_titles": list(look.titles),
             "active_page_index": look.active,
             "metadata": self._metadata(),
+        }
+
+    def _tell_state(self, look: Look) -> None:
+        """Let OpenEnv's `state()` have the fields of BrowserGym's typed one."""
+        told = self._metadata()
+        self.client_state = {
+            **{key: told[key] for key in ("benchmark", "task_name", "max_steps")},
+            "goal": self._goal,
+            "current_url": look.url,
+            "cum_reward": self._reward,
         }
 
     def _metadata(self) -> dict[str, Any]:
@@ -159,7 +187,7 @@ async def running_engine() -> Engine:
     """Give the worker's browser, a new one where the last was lost.
 
     Raises:
-        SessionFailed: none can be started.
+        SessionLost: none can be started.
     """
     engine = Browser.engine
     if engine is None or engine.is_lost() or engine.is_gone():
@@ -168,9 +196,18 @@ async def running_engine() -> Engine:
         try:
             engine = await asyncio.to_thread(Engine().wait_ready)
         except BrowserLost as error:
-            raise SessionFailed(str(error)) from error
+            raise SessionLost(str(error)) from error
         Browser.engine = engine
     return engine
+
+
+def pixels(picture: str) -> list[list[list[int]]]:
+    """Give a PNG in base64 as rows of pixels, each of them red, green and blue."""
+    array: Any = importlib.import_module("numpy").asarray
+    image: Any = importlib.import_module("PIL.Image")
+    opened = image.open(io.BytesIO(base64.b64decode(picture))).convert("RGB")
+    rows: list[list[list[int]]] = array(opened).tolist()
+    return rows
 
 
 if __name__ == "__main__":

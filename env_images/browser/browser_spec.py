@@ -204,9 +204,9 @@ def _read_view(config: Mapping[str, Any], *, base: str) -> View:
     dialogs = config.get("dialogs", "dismiss")
     if dialogs not in ("dismiss", "accept"):
         raise InvalidTask("config.dialogs: dismiss or accept is wanted")
-    wants_screenshot = config.get("screenshot", True)
-    if not isinstance(wants_screenshot, bool):
-        raise InvalidTask("config.screenshot: true or false is wanted")
+    screenshot = config.get("screenshot", True)
+    if screenshot != "pixels" and not isinstance(screenshot, bool):
+        raise InvalidTask("config.screenshot: true, false or pixels is wanted")
     plain = View()
     return View(
         width=_number(size, "width", 160, 1600, plain.width, "config.viewport"),
@@ -215,7 +215,8 @@ def _read_view(config: Mapping[str, Any], *, base: str) -> View:
         accept_dialogs=dialogs == "accept",
         cookies=_read_cookies(config.get("cookies", []), base),
         local_storage=_read_storage(config.get("local_storage", {}), base),
-        wants_screenshot=wants_screenshot,
+        wants_screenshot=screenshot is not False,
+        wants_pixels=screenshot == "pixels",
     )
 
 

@@ -78,6 +78,8 @@ class View:
     local_storage: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """By origin."""
     wants_screenshot: bool = True
+    wants_pixels: bool = False
+    """The picture in the structured observation as well, as BrowserGym's typed clients have it; megabytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +240,7 @@ class Window:
         return begun - {tab.target for page, tab in self._tabs.items() if page.url not in _NO_DOCUMENT} - self._given_up
 
     def _give_up_waiting(self) -> None:
-        """Forget what is late, and close tabs for addresses that no page has (``mailto:``): they never come."""
+        """Forget what is late. A tab for an address that no page has, such as ``mailto:``, never comes: close it."""
         missing = self._missing()
         self._given_up |= missing
         for page, tab in list(self._tabs.items()):

@@ -32,8 +32,8 @@ class InvalidEvaluation(ValueError):
     """The task's evaluation cannot be used: no session begins."""
 
 
-NOT_FOUND = 127
-"""The status of a script whose last program is missing."""
+TELLING = 'command_not_found_handle() { echo "$1: command not found" > "/proc/$$/fd/2"; return 127; }\n'
+"""Before a script in bash: which programs are missing is told also where the script silences their errors."""
 
 
 class JudgeFailed(RuntimeError):
@@ -205,13 +205,14 @@ class Judge:
 
         A program that is missing is the author's mistake, unless the agent removed it or was told to make it.
         """
-        done = await _run(self._sandbox, check, parameters)
+        told = Script(TELLING + check.code) if check.language == "bash" else check
+        done = await _run(self._sandbox, told, parameters)
         if isinstance(done, str):
             missing = [check.interpreter]
         elif done.timed_out:
             raise JudgeFailed(f"a check did not end within {SCRIPT_TIMEOUT_S:g} s")
-        elif done.status != NOT_FOUND:
-            return None if done.status != 0 else done.stdout.decode("utf-8", "replace")
+        elif done.status == 0:
+            return done.stdout.decode("utf-8", "replace")
         else:
             from envserver.sandbox import missing_programs
 

@@ -61,7 +61,7 @@ class Script:
 
 
 async def run_script(sandbox: Sandbox, script: Script, *, arguments: Sequence[str] = (), timeout_s: float) -> Completed:
-    """Run *script* as a process of its own in the box, with *arguments* as its `$1`, `$2` … or `sys.argv[1:]`."""
+    """Run *script* as a process of its own in the box; *arguments* are its `$1`, `$2` … or `sys.argv[1:]`."""
     if script.language in _SUFFIXES:
         return await _run_compiled(sandbox, script, arguments=arguments, timeout_s=timeout_s)
     argv = [script.interpreter, "-c", script.code, *(["--"] if script.language == "bash" else []), *arguments]

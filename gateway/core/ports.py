@@ -559,6 +559,10 @@ class Upstream(Protocol):
         """How many steps the session has seen; None if the worker does not know it."""
         ...
 
+    async def client_state(self, session: Session, environment: Environment) -> Mapping[str, Any]:
+        """What the environment itself shows of the session's state; empty where it has no word for that."""
+        ...
+
     async def prompt(self, session: Session, environment: Environment) -> list[Block]:
         """What the agent is told first; waits for the task's setup until the caller's deadline cancels it.
 

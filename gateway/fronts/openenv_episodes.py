@@ -194,9 +194,10 @@ class Episodes:
             try:
                 session, _ = await self._sessions.find(owner, name)
                 steps = await self._sessions.steps(owner, name, within_s=environment.openenv.step_s)
+                shown = await self._sessions.client_state(owner, name, within_s=environment.openenv.step_s)
             except SessionNotFound:
                 return empty_state()
-            return {"episode_id": session.episode, "step_count": steps, "task_id": session.task or None}
+            return {**shown, "episode_id": session.episode, "step_count": steps, "task_id": session.task or None}
 
     async def tools(self, environment: Environment) -> list[Json]:
         """The tools that an agent may call: name, description and input schema of each."""

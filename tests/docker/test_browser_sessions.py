@@ -84,6 +84,16 @@ def test_a_step_has_a_picture_unless_the_task_wants_none(worker: BrowserWorker) 
     assert kinds == [["text", "image"], ["text"]]
 
 
+def test_the_structured_observation_has_the_picture_as_pixels_where_a_task_wants_it(worker: BrowserWorker) -> None:
+    task = page_task(
+        "<body style='margin:0;background:#f01020'>", viewport={"width": 320, "height": 200}, screenshot="pixels"
+    )
+    with worker.session(task) as session:
+        seen = observation(session)["screenshot"]
+
+    assert (len(seen), len(seen[0]), seen[100][100]) == (200, 320, [0xF0, 0x10, 0x20])
+
+
 def test_a_free_text_in_a_fence_is_an_action(worker: BrowserWorker) -> None:
     html = "<button onclick=\"this.outerHTML='<b id=done>ok</b>'\">Go</button>"
     with worker.session(page_task(html)) as session:
@@ -148,7 +158,7 @@ def test_a_condition_that_cannot_be_judged_is_an_error_and_no_reward(worker: Bro
     with worker.session(page_task("<p>x", "element_present('p:no-such-thing(')")) as session:
         answer = session.call(name="act", input={"action_str": "noop(0)"})
 
-    assert (answer["ok"], answer["reason"]) == (False, "session_failed")
+    assert (answer["ok"], answer["reason"]) == (False, "author_fault")
     assert "the task cannot be judged" in answer["error"]
 
 

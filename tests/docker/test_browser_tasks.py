@@ -57,8 +57,9 @@ def test_a_wrong_script_earns_nothing(worker: BrowserWorker, problem: Problem) -
 def test_an_official_miniwob_task_is_won_by_its_solution_and_lost_by_a_mistake(
     worker: BrowserWorker, name: str
 ) -> None:
-    task = task_of(f"miniwob/{name}")
-    won, lost = (played_miniwob(worker, task, rules[name], seed=7) for rules in (SOLVERS, MISTAKES))
+    won, lost = (
+        played_miniwob(worker, task_of(f"miniwob/{name}"), rules[name], seed=7) for rules in (SOLVERS, MISTAKES)
+    )
 
     assert (won["reward"], lost["reward"]) == (1.0, 0.0)
 

@@ -239,7 +239,7 @@ async def test_a_box_knows_nothing_of_the_machine_that_built_it(images: Images, 
     assert seen.splitlines()[-4:] == ["box", "0", "0", "UTC"]
 
 
-async def test_the_box_has_every_program_that_a_box_of_the_host_is_made_of(images: Images) -> None:
+async def test_the_box_has_what_a_box_of_the_host_has(images: Images) -> None:
     wanted = {*hostbox.PROGRAMS.split(), "cc", "make", "pytest", "killall", "jq", "xz", "unzip"} - {"bwrap"}
 
     async with (
@@ -247,9 +247,13 @@ async def test_the_box_has_every_program_that_a_box_of_the_host_is_made_of(image
         episode(running.http, PLAIN["coding"], environment="coding") as opened,
     ):
         seen = await shell(opened, f"for each in {' '.join(sorted(wanted))}; do type -t $each || echo no $each; done")
+        logs = await shell(opened, "cat /var/log/*.log | grep -c .")
+        groups = await shell(opened, "cut -d: -f1 /etc/group")
 
     assert [line for line in seen.splitlines() if line.startswith("no ")] == []
     assert len(seen.splitlines()) == len(wanted)
+    assert int(logs) > 0
+    assert set(groups.split()) >= {line.partition(":")[0] for line in hostbox.GROUPS.split()}
 
 
 async def test_sessions_that_end_leave_no_process_behind(images: Images) -> None:

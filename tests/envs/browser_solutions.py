@@ -58,7 +58,7 @@ def played(worker: BrowserWorker, task: dict[str, Any], templates: Sequence[str]
 
 
 Rules = Callable[[str, str], str | Generator[str, str, None]]
-"""From a goal and an accessibility tree to calls, a line each; or to calls that depend on the trees between them."""
+"""From a goal and an accessibility tree to some calls, a line each; or to calls that depend on the trees after them."""
 
 
 def played_miniwob(worker: BrowserWorker, task: dict[str, Any], rules: Rules, *, seed: int) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def played_miniwob(worker: BrowserWorker, task: dict[str, Any], rules: Rules, *,
     with worker.session(task, seed=seed) as session:
         seen = observation(session)
         calls = rules(seen["goal"], seen["axtree_txt"])
-        calls = _lines(calls) if isinstance(calls, str) else calls
+        calls = _of_lines(calls) if isinstance(calls, str) else calls
         call = next(calls)
         with suppress(StopIteration):
             while True:
@@ -77,9 +77,9 @@ def played_miniwob(worker: BrowserWorker, task: dict[str, Any], rules: Rules, *,
         return output
 
 
-def _lines(calls: str) -> Generator[str, str, None]:
-    for call in calls.splitlines():  # noqa: UP028  # `yield from` would send the trees to the lines
-        yield call
+def _of_lines(calls: str) -> Generator[str, str, None]:
+    for call in calls.splitlines():
+        _ = yield call
 
 
 def _click(start: str, axtree: str) -> str:

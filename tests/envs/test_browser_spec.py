@@ -19,7 +19,7 @@ from scripts.browser_problems import MINIWOB, SPLITS
 from tests.envs.browser_modules import browser_module
 
 ROOT = Path(__file__).resolve().parents[2]
-spec, rewards, site = (browser_module(name) for name in ("browser_spec", "browser_rewards", "browser_site"))
+spec, rewards, site, window = (browser_module(f"browser_{name}") for name in ("spec", "rewards", "site", "window"))
 
 PAGE = "<p id=a>text</p>"
 DONE = {"reward_function": "element_present('#done')"}
@@ -87,7 +87,7 @@ def test_a_task_is_named_by_its_configuration_its_id_or_the_variables(
         (task({"html": PAGE, "max_steps": 0}), "config.max_steps: a whole number from 1 to 200"),
         (task({"html": PAGE, "max_steps": True}), "config.max_steps"),
         (task({"html": PAGE, "step_timeout_s": 1e9}), "config.step_timeout_s"),
-        (task({"html": PAGE, "screenshot": "no"}), "config.screenshot: true or false"),
+        (task({"html": PAGE, "screenshot": "no"}), "config.screenshot: true, false or pixels"),
         (task({"html": PAGE, "dialogs": "eat"}), "config.dialogs: dismiss or accept"),
         (task({"html": PAGE, "cookies": [{"name": "a"}]}), "config.cookies[0]: name and value"),
         (task({"html": PAGE, "cookies": [{"name": "a", "value": "b", "x": 1}]}), "config.cookies[0].x: no such key"),
@@ -258,3 +258,29 @@ def test_the_engine_gate_lets_the_environments_container_be_made() -> None:
     assert refusal(body, rules) is None
     assert (body["User"], body["HostConfig"]["NetworkMode"]) == ("0:0", "none")
     assert body["HostConfig"]["CapAdd"] == ["KILL", "SETGID", "SETUID"]
+
+
+GIVEN = "attempting click action\n- element is stable\n- performing click action\n- waiting for navigations"
+
+
+@pytest.mark.parametrize(
+    ("calls", "log", "is_carried_out"),
+    [
+        pytest.param("click()\n", GIVEN, True, id="the last call, whose input was given"),
+        pytest.param("move()\nclick()\n", GIVEN, True, id="after another one"),
+        pytest.param("click()\nmove()\n", GIVEN, False, id="a call that another one follows"),
+        pytest.param(
+            "click()\n", f"{GIVEN}\nretrying click action\n- not visible", False, id="a later attempt without"
+        ),
+        pytest.param("click()\n", "attempting click action\n- element is not enabled", False, id="no input"),
+    ],
+)
+def test_a_call_that_was_too_late_counts_as_made_where_its_input_was_given_and_none_follows(
+    calls: str, log: str, is_carried_out: bool
+) -> None:
+    code = f"def click():\n    raise TimeoutError({log!r})\n\ndef move(): ...\n{calls}"
+
+    with pytest.raises(TimeoutError) as late:
+        exec(code, {})  # as BrowserGym does
+
+    assert window._was_carried_out(late.value, code) is is_carried_out

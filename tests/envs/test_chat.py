@@ -17,6 +17,9 @@ from typing import Any
 import pytest
 
 from tests.deadlines import scaled
+from tests.envs.bundled import chat_replies as references
+from tests.envs.bundled import hold
+from tests.envs.bundled import wrong_chat_reply as wrong
 from tests.envs.workers import Session, Worker
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,30 +54,6 @@ ALL = TRAIN + TEST
 ONE_OF_EACH = {task["tags"][0]: task for task in TRAIN if task["difficulty"] == 2}
 
 
-def references(task: dict[str, Any]) -> list[str]:
-    given = task["evaluation"]["reference"]
-    return given if isinstance(given, list) else [given]
-
-
-def wrong(task: dict[str, Any]) -> str:
-    """Make a plausible wrong final reply: another number, the words in another order, or a word too many."""
-    last = references(task)[-1]
-    match task["tags"][0]:
-        case "json" | "clarifying":
-            return (
-                re.sub(r"\d+", "123", last, count=1)
-                if re.search(r"\d", last)
-                else last.replace('name": "', 'name": "X')
-            )
-        case "constraint":
-            return f"and {last}"
-        case "translation":
-            return f"{last} xyz"
-        case "history" | "ordering" if "," in last:
-            return ", ".join(reversed(last.split(", ")))
-    return f"9{last}"
-
-
 @pytest.fixture(scope="module")
 def worker() -> Iterator[Worker]:
     started = Worker("chat", box=Path("unused"))  # a server without sandboxes never looks for it
@@ -82,13 +61,6 @@ def worker() -> Iterator[Worker]:
         yield started
     finally:
         started.stop()
-
-
-def hold(session: Session, replies: list[str]) -> dict[str, Any]:
-    """Say *replies* one after the other; give the result of the last, the only one that ends the conversation."""
-    results = [session.tool("reply", message=reply) for reply in replies]
-    assert [(result["reward"], result["finished"]) for result in results[:-1]] == [(None, False)] * (len(replies) - 1)
-    return results[-1]
 
 
 # The tasks

@@ -214,7 +214,10 @@ class Relieved:
         return await self._sandboxes.open(layer)
 
 
-async def test_a_solution_that_others_kept_from_the_cpu_is_run_again(worker: World) -> None:
+async def test_a_solution_that_others_kept_from_the_cpu_is_run_again(
+    worker: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timing, "WALL_EXTRA_S", 2.0)
     task = {"evaluation": {**NEEDY["evaluation"], "time_limit_seconds": 0.3}}
     relieved = Relieved(worker.sandboxes, await busy(worker.sandboxes, judged_s=3600.0))
 
@@ -240,15 +243,20 @@ SELF_STARVING = {
 }
 
 
-@pytest.mark.parametrize("code", SELF_STARVING.values(), ids=list(SELF_STARVING))
-async def test_a_solution_that_keeps_itself_from_the_cpu_has_failed(worker: World, code: str) -> None:
+async def test_a_solution_that_keeps_itself_from_the_cpu_has_failed(worker: World) -> None:
     task = {"test_cases": [{"input": "", "output": "7"}], "time_limit_seconds": 0.1}
     await busy(worker.sandboxes, judged_s=None)  # its accomplice
 
-    verdict = await worker.judge(task, f"import os, signal, time\n{code}", total_s=3.0)
+    found: dict[str, tuple[str, float | None]] = {}
+    for name, code in SELF_STARVING.items():
+        try:
+            verdict = await worker.judge(task, f"import os, signal, time\n{code}", total_s=2.0)
+        except faults.SandboxFault as fault:
+            found[name] = (str(fault), None)
+        else:
+            found[name] = (verdict.outcomes[0].kind, verdict.score)
 
-    assert [outcome.kind for outcome in verdict.outcomes] == ["time"]
-    assert verdict.score == 0.0
+    assert found == dict.fromkeys(SELF_STARVING, ("time", 0.0))
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 
 from tests.deadlines import scaled
+from tests.envs.bundled import play_nonsense
+from tests.envs.bundled import win_game as win
 from tests.envs.workers import Session, Worker
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,21 +66,6 @@ def worker() -> Iterator[Worker]:
 def observed(session: Session) -> dict[str, Any]:
     """Give the structured observation that comes with the prompt."""
     return dict(session.get("/game/prompt").json()[0]["detail"]["observation"])
-
-
-def win(session: Session, task: dict[str, Any]) -> dict[str, Any]:
-    """Let the solver play a task; give the result of its last move."""
-    last: dict[str, Any] = {}
-
-    def act(message: str) -> tuple[str, bool]:
-        nonlocal last
-        last = session.tool("act", message=message)
-        return last["blocks"][0]["text"], last["finished"]
-
-    game, config = task["config"]["game"], task["config"]
-    parameters = {} if game == "grid" else titles.read_parameters(game, config["parameters"])
-    solvers.play(solvers.player_of(game, config, parameters, session.prompt()), act)
-    return last
 
 
 # The tasks
@@ -142,10 +129,7 @@ def test_a_player_wins_every_task_with_reward_1_and_the_worker_stays_within_its_
 def test_a_player_who_makes_no_sense_gets_less(worker: Worker, game: str) -> None:
     for task in of_game(game):
         session = worker.open(task)
-        result = session.tool("act", message="[nonsense]")
-        while not result["finished"]:
-            assert result["reward"] is None
-            result = session.tool("act", message="[nonsense]")
+        result = play_nonsense(session, task)
         session.close()
 
         assert (result["reward"] < 0.5, result["metadata"]["won"]) == (True, False), task["id"]

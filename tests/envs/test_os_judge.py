@@ -204,6 +204,9 @@ async def ended(evaluation: dict[str, Any], *, script: str, answer: str | None, 
         pytest.param(
             {"check": ["test -f /srv/n && nosuchjudge --all"]}, "needs nosuchjudge", id="a program of a check"
         ),
+        pytest.param(
+            {"check": ['test "$(nosuchjudge 2> /dev/null)" = 1']}, "needs nosuchjudge", id="whose error it silences"
+        ),
         pytest.param({"check": ["/usr/bin/nosuchjudge"]}, "needs /usr/bin/nosuchjudge", id="by its path"),
         pytest.param(
             {"check": [{"language": "c++", "code": "int main() {}"}]}, r"needs /usr/bin/c\+\+", id="a compiler"

@@ -318,8 +318,8 @@ def test_a_session_whose_commands_bring_its_box_down_ends_without_a_reward(
     assert answered["reward"] == 1.0
 
 
-def is_failed(answer: dict[str, Any], *, says: str) -> bool:
-    return answer["ok"] is False and answer["reason"] == "session_failed" and says in answer["error"]
+def is_failed(answer: dict[str, Any], *, reason: str = "session_failed", says: str) -> bool:
+    return answer["ok"] is False and answer["reason"] == reason and says in answer["error"]
 
 
 @pytest.mark.parametrize(
@@ -361,7 +361,7 @@ def test_a_judge_that_cannot_judge_fails_the_session_and_gives_no_reward(worker:
     answer = session.call(name="finish_action", input={"thought": ""})
     session.close()
 
-    assert is_failed(answer, says="did not end within")
+    assert is_failed(answer, reason="author_fault", says="did not end within")
 
 
 def test_a_machine_without_bubblewrap_says_so_and_is_tried_again() -> None:

@@ -117,13 +117,12 @@ def test_the_maker_notices_a_difference_and_makes_the_same_bytes_again(tmp_path:
     assert make("--check") == 1
 
 
-@pytest.mark.timeout(600)  # six hundred sandboxes
+@pytest.mark.timeout(600)  # four hundred sandboxes
 async def test_each_reference_solves_its_task_and_wrong_and_empty_solutions_do_not(worker: Any) -> None:
     async def judged_as_expected(task: dict[str, Any]) -> None:
         assert await rewards(worker, task, task["reference"]["wrong"]) == [False], "the wrong solution"
-        # No command changes the box, so one box serves both ways to end without an answer.
-        assert await rewards(worker, task, {"commands": [], "answer": None}, "") == [False, False], "the empty solution"
-        assert await rewards(worker, task, task["reference"]) == [True], "the reference"
+        # A judge changes nothing in the box, so one serves both ways to do nothing, and the reference after them.
+        assert await rewards(worker, task, task["reference"], before=(None, "")) == [False, False, True], "the others"
 
     assert await complaints(judged_as_expected, {task["id"]: task for task in ALL}) == {}
 
@@ -138,13 +137,16 @@ async def test_a_process_that_was_stopped_and_had_no_processor_yet_to_end_counts
     assert await rewards(worker, task, solution) == [True]
 
 
-async def rewards(worker: Any, task: dict[str, Any], solution: dict[str, Any], *answers: str | None) -> list[bool]:
-    """Play *solution*; return what its answer is worth, and after it each further one of *answers*.
+async def rewards(
+    worker: Any, task: dict[str, Any], solution: dict[str, Any], *, before: tuple[str | None, ...] = ()
+) -> list[bool]:
+    """Play *solution*; return what each answer *before* its first command is worth, and then its own.
 
     Where its commands print an answer, it is the one that it names.
     """
     episode = await worker.open(problems.Problem.read(task), seed=1)
     try:
+        worth = [bool(await episode.judge(answer)) for answer in before]
         printed = ""
         for command in solution["commands"]:
             output = await episode.bash(command)
@@ -152,7 +154,7 @@ async def rewards(worker: Any, task: dict[str, Any], solution: dict[str, Any], *
             printed = output.text.strip()
         if solution["commands"] and solution["answer"] is not None:
             assert printed == solution["answer"]
-        return [bool(await episode.judge(answer)) for answer in (solution["answer"], *answers)]
+        return [*worth, bool(await episode.judge(solution["answer"]))]
     finally:
         await episode.close()
 

@@ -32,6 +32,17 @@ async def test_a_session_id_is_offered_as_a_stream(start: Start) -> None:
     assert [len(part) for part in sid.split("-")] == [8, 4, 4, 4, 12]
 
 
+async def test_an_environment_shows_its_clients_a_state(start: Start) -> None:
+    server = await start(MathEnv)
+    await server.ask("POST", "/create", sid="s1", body={"task_spec": {"state": {"url": "a"}}})
+    await server.ask("POST", "/create", sid="s2", body={"task_spec": {}})
+
+    states = [(await server.ask("GET", "/mathenv/state", sid=sid)).json for sid in ("s1", "s2")]
+
+    assert states == [{"url": "a"}, {}]
+    assert (await server.ask("GET", "/state", sid="s3")).json == NOT_FOUND
+
+
 async def test_a_session_id_is_offered_as_json_to_who_wants_that_alone(start: Start) -> None:
     server = await start(MathEnv)
 

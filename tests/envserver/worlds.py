@@ -78,6 +78,7 @@ class MathEnv(Environment):
             await asyncio.to_thread(GATES.pass_through, gate)
         if error := task.get("error"):
             raise RuntimeError(error)
+        self.client_state = task.get("state", {})
         return [TextBlock(task.get("question", "?"), {"seed": seed})]
 
     def task_tools(self, task: Task) -> list[Callable[..., Any]]:

@@ -144,6 +144,8 @@ class FakeWorker:
                 await self._in_session(connection, request, self._call)
             case "GET", [_, "prompt"]:
                 await self._in_session(connection, request, self._prompt)
+            case "GET", [_, "state"]:
+                await self._in_session(connection, request, self._client_state)
             case _:
                 await _json(connection, 404, {"detail": "Not Found"})
 
@@ -233,6 +235,10 @@ class FakeWorker:
             await connection.send(STILL_STARTING)
             return
         await _json(connection, 200, [{"text": str(session.task.get("question", "")), "detail": None, "type": "text"}])
+
+    async def _client_state(self, connection: Connection, _: Request, session: FakeSession) -> None:
+        shown = session.task.get("config", {}).get("state")
+        await _json(connection, 404 if shown is None else 200, shown)
 
     async def _call(self, connection: Connection, request: Request, session: FakeSession) -> None:
         wish = json.loads(request.body)

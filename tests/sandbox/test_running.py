@@ -1,9 +1,11 @@
 """Commands: what they see, what comes back, and what stays."""
 
 import asyncio
+import os
+from pathlib import Path
 
 import pytest
-from envserver.sandbox import Sandbox, SandboxError, Sandboxes
+from envserver.sandbox import Box, Sandbox, SandboxError, Sandboxes, hostbox
 
 from tests.envserver.eventually import eventually
 from tests.sandbox.inside import bash, has_file, has_no_process, said
@@ -33,6 +35,10 @@ async def test_status_output_input_folder_and_environment_are_the_commands_own(s
     )
 
     assert (done.status, done.stdout, done.stderr) == (7, b"typed", b"hello /tmp\n")
+
+
+async def test_root_can_read_every_folder(sandbox: Sandbox) -> None:
+    await said(sandbox, "find / > /dev/null")
 
 
 async def test_a_signal_is_a_negative_status(sandbox: Sandbox) -> None:
@@ -160,3 +166,20 @@ async def test_a_cancelled_command_is_killed(sandbox: Sandbox) -> None:
         await running
 
     await eventually(lambda: has_no_process(sandbox, "sleep"))
+
+
+def test_a_box_of_an_older_recipe_stays_and_the_new_one_is_made_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hostbox, "PROGRAMS", "bash cat")
+    old = tmp_path / "box"
+    (old / "etc").mkdir(parents=True)
+
+    made = Box.from_host(old)
+    again = Box.from_host(old)
+
+    assert os.listdir(old) == ["etc"]
+    assert Path(made.path).parent == tmp_path
+    assert made.path != old
+    assert Path(made.path, "usr/bin/bash").is_file()
+    assert again == made

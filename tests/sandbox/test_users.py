@@ -45,6 +45,12 @@ async def test_groups_of_a_user_are_its_own(sandbox: Sandbox) -> None:
     assert (await bash(sandbox, "id -G", user="jack")).stdout.split()[-1] == b"1234"
 
 
+async def test_a_box_of_the_host_has_users_groups_and_folders_of_a_debian(sandbox: Sandbox) -> None:
+    await said(sandbox, "getent passwd bin sys www-data nobody && getent group sudo bin sys && chown bin:sudo /tmp")
+
+    assert await said(sandbox, "cat /var/log/*.log | head -1 | wc -l; ls -d /usr/local/bin") == "1\n/usr/local/bin\n"
+
+
 def test_a_table_that_changed_just_now_is_read_each_time(tmp_path: Path) -> None:
     path = tmp_path / "passwd"
     path.write_text("a:1")

@@ -43,6 +43,16 @@ async def test_a_reset_opens_steps_count_and_the_next_reset_begins_anew() -> Non
         assert await gw.gateway.used() == 1
 
 
+async def test_a_state_has_what_the_environment_shows_of_its_own() -> None:
+    task = {"id": "inline", "instruction": "Add.", "config": {"state": {"goal": "4", "step_count": 9}}}
+    async with world(tasks=TASKS) as gw, gw.client() as client:
+        await client.reset(task=task, episode_id="e1")
+
+        state = (await client.ask("state"))["data"]
+
+    assert state == {"goal": "4", "episode_id": "e1", "step_count": 0, "task_id": "inline"}
+
+
 async def test_clients_have_episodes_of_their_own() -> None:
     async with world() as gw, gw.client() as one, gw.client() as other:
         await one.reset(episode_id="one")

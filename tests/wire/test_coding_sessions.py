@@ -36,14 +36,17 @@ LONG: dict[str, Any] = {
 WAITING = "import time\ndef wait():\n    time.sleep(90)\n    return 777310645982\n"
 """Right, and long enough in its judge for everything that happens meanwhile."""
 AT_ONCE_DONE = "def wait(): return 777310645982\n"
-TWO_TREES = {
-    **ORCHARD,
-    "evaluation": {
-        **ORCHARD["evaluation"],
-        "time_limit_seconds": 1,
-        "test_cases": ORCHARD["evaluation"]["test_cases"][:3],
-    },
-}
+ONE_TREE, TWO_TREES = (
+    {
+        **ORCHARD,
+        "evaluation": {
+            **ORCHARD["evaluation"],
+            "time_limit_seconds": 1,
+            "test_cases": ORCHARD["evaluation"]["test_cases"][: 1 + trees],
+        },
+    }
+    for trees in (1, 2)
+)
 RIGHT = problem_of(SPECS["train"][0]).reference
 
 
@@ -181,12 +184,11 @@ async def test_hogs_in_their_judges_change_no_reward_beside_them(player: Player)
         "def harvest(tree):\n    with open('/tmp/x', 'wb') as file:\n        while True: file.write(bytes(1 << 20))\n",
     )
 
-    codes = [code for hog in hogs for code in (hog, HONEST)]
+    async with Group(player, ONE_TREE, size=len(hogs)) as group, Group(player, TWO_TREES, size=len(hogs)) as beside:
+        plays = [*zip(group.sessions, hogs, strict=True), *((session, HONEST) for session in beside.sessions)]
+        results = await all_of((submitted(*play) for play in plays), at_once=len(plays))
 
-    async with Group(player, TWO_TREES, size=len(codes)) as group:
-        results = await all_of(submitted(session, code) for session, code in zip(group.sessions, codes, strict=True))
-
-    assert [it.reward for it in results] == [0.0, 1.0] * len(hogs)
+    assert [it.reward for it in results] == [0.0] * len(hogs) + [1.0] * len(hogs)
 
 
 # -- judges that fail -------------------------------------------------------------------------------------------------
@@ -358,7 +360,7 @@ async def test_ended_sessions_leave_no_mounts_but_a_layer_of_their_task(player: 
 
     await player.by_spec(ORCHARD, HONEST)
     first = await mounted()
-    await all_of((player.by_spec(ORCHARD, HONEST) for _ in range(2 * AT_ONCE)), at_once=AT_ONCE // 2)
+    await all_of((player.by_spec(ORCHARD, HONEST) for _ in range(AT_ONCE)), at_once=AT_ONCE // 2)
     then = await mounted()
 
     assert first

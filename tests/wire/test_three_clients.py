@@ -272,6 +272,25 @@ async def test_so_are_those_of_an_environment_that_runs_in_containers_only(
     await expect_the_same_rewards(gateway, driver, environment)
 
 
+@pytest.mark.parametrize(
+    ("environment", "action", "seen"),
+    [
+        pytest.param("coding", ("execute", {"command": "echo shown; exit 3"}), {"status": 3}, id="coding"),
+        pytest.param("game", ("act", {"message": "[right]"}), {"game": "grid", "turn": 1}, id="game"),
+    ],
+)
+async def test_a_tool_client_of_openenv_reads_what_a_tool_says_beside_its_data(
+    gateway: Gateway, driver: Driver, environment: str, action: Act, seen: dict[str, Any]
+) -> None:
+    tool, arguments = action
+    async with connected(driver, f"{gateway.url}/openenv/{environment}", kind="mcp") as client:
+        await client.reset(split="train", index=0)
+        result = await client.call("call_tool", tool, **arguments)
+
+    assert result.items() >= seen.items()
+    assert {"coding": "shown\n[exit status 3]", "game": ".@.G"}[environment] in result["text"]
+
+
 async def expect_the_same_rewards(gateway: Gateway, driver: Driver, environment: str) -> None:
     """Play each script of the case over each front."""
     case = CASES[environment]

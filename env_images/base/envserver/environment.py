@@ -5,6 +5,7 @@ server's: neither can hold up the server or another session, even where it block
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from .content import GroupCandidate, GroupScore, Message, Prompt, Split, ToolCall
@@ -58,6 +59,8 @@ class Environment:
     """Free JSON from the trainer for this episode."""
     secrets: Mapping[str, str]
     """Secrets for this episode only; never put them into what a tool returns."""
+    client_state: Mapping[str, Any] = MappingProxyType({})
+    """JSON that OpenEnv's ``state()`` shows beside the episode's id, task and number of steps; set it as it changes."""
 
     def reset(self, task: Task, *, seed: int) -> Maybe[Prompt | None]:
         """Prepare the episode and say what the agent is told first."""

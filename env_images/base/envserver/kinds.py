@@ -15,7 +15,7 @@ from .tools import Tool, terminal_of, tools_of
 
 OPERATIONS = frozenset(
     ("tools", "splits", "tasks", "num_tasks", "task", "task_range", "prompt", "task_tools", "call", "messages")
-) | {"score_group", "registered"}
+) | {"score_group", "registered", "state"}
 """Second path segments; also served without a first one."""
 ROOTS = frozenset(
     ("health", "version", "ping", "list_environments", "create", "delete", "create_session", "delete_session")

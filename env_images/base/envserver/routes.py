@@ -110,6 +110,7 @@ class Routes:
             "task_range": {b"POST": self._task_range},
             "prompt": {b"GET": self._prompt},
             "messages": {b"GET": self._messages},
+            "state": {b"GET": self._state},
             "task_tools": {b"GET": self._task_tools},
             "call": {b"POST": self._call},
             "score_group": {b"POST": self._score_group},
@@ -263,6 +264,11 @@ class Routes:
 
     def _messages(self, target: Target) -> Answer:
         return self._when_ready(target, lambda session: session.messages_json)
+
+    def _state(self, target: Target) -> Answer:
+        return self._when_ready(
+            target, lambda session: encode(dict(session.environment.client_state) if session.environment else {})
+        )
 
     def _task_tools(self, target: Target) -> Answer:
         session = self._session(target)

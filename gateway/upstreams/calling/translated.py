@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import ClassVar, Final, Generic, TypeVar
+from typing import Any, ClassVar, Final, Generic, TypeVar
 
 from gateway.core.errors import (
     AuthorFault,
@@ -105,6 +105,10 @@ class Translated(ABC):
     async def steps(self, session: Session, environment: Environment) -> int | None:
         """The steps that this replica has seen of the session."""
         return self.tallies.steps(session)
+
+    async def client_state(self, session: Session, environment: Environment) -> Mapping[str, Any]:
+        """Nothing: these servers have no word for it."""
+        return {}
 
     def forget(self, session: Session) -> Summary | None:
         """Drop what is kept of a session that was closed; returns what was seen of it, None for nothing."""

@@ -294,6 +294,10 @@ class OpenEnvUpstream(Translated):
         """The first observation."""
         return await _read(first_blocks, await self.relay(session, environment, b""))
 
+    async def client_state(self, session: Session, environment: Environment) -> Mapping[str, Any]:
+        """Nothing: who asks such a server for its state is passed on to it."""
+        return {}
+
     async def steps(self, session: Session, environment: Environment) -> int | None:
         """The steps that the session's holder has seen; None if nobody knows the session."""
 

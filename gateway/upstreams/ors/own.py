@@ -271,6 +271,12 @@ class OrsUpstream:
         listed = await self.sessions(worker, environment, (session.id,))
         return next((one.steps for one in listed or () if one.id == session.id), None)
 
+    async def client_state(self, session: Session, environment: Environment) -> Mapping[str, Any]:
+        """What the environment shows of the session's state; nothing where its image is an older one."""
+        target = _path(environment, "state")
+        status, answer = await self._json(session.worker, session.address, b"GET", target, _session(session))
+        return answer if status == 200 and isinstance(answer, Mapping) else {}
+
     async def prompt(self, session: Session, environment: Environment) -> list[Block]:
         """What the agent is told first, when the task's setup is done."""
         status, known, body = await self._settled(session, environment, b"GET", "prompt")

@@ -109,6 +109,8 @@ async def test_wrong_scripts_of_both_benchmarks_on_one_socket_earn_nothing(gatew
         for task, script in wrong.items():
             seen = (await client.reset(task=task, seed=3))["observation"]
             assert seen["metadata"]["benchmark"] == task.split("/")[0]
-            assert (await client.state())["task_id"] == task
+            state = await client.state()
+            assert state["task_id"] == f"{state['benchmark']}/{state['task_name']}" == task
+            assert (state["goal"], state["current_url"], state["max_steps"]) == (seen["goal"], seen["url"], 20)
 
             assert (await follow(client, seen, script))["reward"] == 0.0

@@ -55,21 +55,22 @@ irc:x:39:39:ircd:/run/ircd:{_NOLOGIN}
 _apt:x:42:65534::/nonexistent:{_NOLOGIN}
 nobody:x:65534:65534:nobody:/nonexistent:{_NOLOGIN}
 """
-"""Of a fresh Debian, and so are the groups."""
-_GROUPS = """
-root 0 daemon 1 bin 2 sys 3 adm 4 tty 5 disk 6 lp 7 mail 8 news 9 uucp 10 man 12 proxy 13 kmem 15 dialout 20 fax 21
-voice 22 cdrom 24 floppy 25 tape 26 sudo 27 audio 29 dip 30 www-data 33 backup 34 operator 37 list 38 irc 39 src 40
-shadow 42 utmp 43 video 44 sasl 45 plugdev 46 staff 50 games 60 users 100 nogroup 65534
+"""Of a fresh Debian."""
+GROUPS = """
+root:x:0: daemon:x:1: bin:x:2: sys:x:3: adm:x:4: tty:x:5: disk:x:6: lp:x:7: mail:x:8: news:x:9: uucp:x:10: man:x:12:
+proxy:x:13: kmem:x:15: dialout:x:20: fax:x:21: voice:x:22: cdrom:x:24: floppy:x:25: tape:x:26: sudo:x:27: audio:x:29:
+dip:x:30: www-data:x:33: backup:x:34: operator:x:37: list:x:38: irc:x:39: src:x:40: shadow:x:42: utmp:x:43: video:x:44:
+sasl:x:45: plugdev:x:46: staff:x:50: games:x:60: users:x:100: nogroup:x:65534:
 """
-_NAMES, _NUMBERS = _GROUPS.split()[::2], _GROUPS.split()[1::2]
+"""Of a fresh Debian, separated by white space."""
 _LOG = "2026-01-01 00:00:00 startup archives install\n" + "".join(
     f"2026-01-01 00:00:00 status installed {name}\n" for name in ("base-files", "base-passwd", "bash", "coreutils")
 )
 _ETC = {
     "passwd": _USERS,
-    "group": "".join(f"{name}:x:{number}:\n" for name, number in zip(_NAMES, _NUMBERS, strict=True)),
+    "group": "\n".join([*GROUPS.split(), ""]),
     "shadow": "".join(f"{line.partition(':')[0]}:*:19000:0:99999:7:::\n" for line in _USERS.splitlines()),
-    "gshadow": "".join(f"{name}:*::\n" for name in _NAMES),
+    "gshadow": "".join(f"{line.partition(':')[0]}:*::\n" for line in GROUPS.split()),
     "shells": "/bin/sh\n/bin/bash\n/usr/bin/bash\n",
     "hostname": "box\n",
     "hosts": "127.0.0.1 localhost\n127.0.0.1 box\n",

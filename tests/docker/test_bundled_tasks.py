@@ -1,0 +1,52 @@
+"""The tasks that come with the environments, in their images: each is won by its reference and lost by a wrong play.
+
+Every tenth of them, of each kind and difficulty alike; with BUNDLED_TASKS=all each of them. tests/envs plays all of
+them in local processes, and test_browser_tasks.py all of the browser environment, which has an image only.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import docker
+import pytest
+
+from tests.envs.bundled import PLAYS, complaint, tasks_of
+from tests.envs.container_worker import container_worker
+
+pytestmark = [pytest.mark.docker]
+pytest_plugins = ["tests.contract.backend_fixtures"]
+
+IS_WHOLE = os.environ.get("BUNDLED_TASKS") == "all"
+EVERY = 1 if IS_WHOLE else 10
+AT_ONCE = os.cpu_count() or 1
+
+
+def sample(environment: str) -> list[dict[str, Any]]:
+    ordered = sorted(tasks_of(environment), key=lambda task: (task["tags"], task.get("difficulty", 0), task["id"]))
+    return ordered[::EVERY]
+
+
+@pytest.mark.timeout(1800 if IS_WHOLE else 300)
+@pytest.mark.parametrize(
+    "environment", [pytest.param(name, marks=pytest.mark.needs(f"image:{name}")) for name in PLAYS]
+)
+def test_a_task_is_won_by_its_reference_and_lost_by_a_wrong_play(
+    docker_engine: docker.APIClient, environment: str
+) -> None:
+    tasks, (winning, losing) = sample(environment), PLAYS[environment]
+    with container_worker(docker_engine, environment) as worker, ThreadPoolExecutor(AT_ONCE) as pool:
+
+        def complaints(task: dict[str, Any]) -> list[str]:
+            found = []
+            for play, wins in ((winning, True), (losing, False)):
+                with worker.session(task) as session:
+                    found.append(complaint(session, task, play, wins=wins))
+            return list(filter(None, found))
+
+        found = dict(zip((task["id"] for task in tasks), pool.map(complaints, tasks), strict=True))
+
+    assert {name: said for name, said in found.items() if said} == {}
+    assert len(found) >= len(tasks_of(environment)) // EVERY

@@ -342,7 +342,6 @@ def test_a_file_can_be_looked_at_without_being_written(start: Start, env: Env, t
     [
         ((CLOSED_PORT, "--name", "Bad Name"), "is no name for an environment"),
         ((CLOSED_PORT, "--name", "areal"), "'areal' is a reserved name"),
-        ((CLOSED_PORT,), "no name for an environment can be made of"),
         ((CLOSED_PORT, "--name", "x", "--port", "80"), "--port and --variable are for an image"),
         (("image", "--variable", "x"), "--variable x: NAME=VALUE"),
         ((CLOSED_PORT, "--name", "x", "--timeout", "1"), "no answer within 1 s"),

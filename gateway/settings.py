@@ -142,7 +142,8 @@ class Settings(BaseSettings):
     whose ``environment.toml`` does not say ``platform_keys = true``."""
     drain_notice_s: float = Field(default=0.0, ge=0, le=600)
     """How long new connections are still taken after SIGTERM, while ``/readyz`` says 503 and answers close their
-    connections: longer than a load balancer takes to notice, and than clients keep an idle connection (15 s)."""
+    connections: longer than a load balancer takes to notice, and than clients keep an idle connection (15 s). Of a
+    ``gateway node`` in a cluster: longer than its successor takes to start, and gateways to find that."""
     drain_s: float = Field(default=10.0, ge=0)
     """How long calls under way may finish after SIGTERM."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

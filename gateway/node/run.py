@@ -6,7 +6,7 @@ import asyncio
 import logging
 import resource
 import ssl
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from http import HTTPStatus
 
 import httpx
@@ -98,6 +98,12 @@ async def run_node(settings: Settings, catalog: Catalog, *, makes_folders: bool 
             "gate_ready socket=%s environments=%d socket_root=%s", settings.node_socket, len(catalog), socket_root
         )
         await is_ending.wait()
+        if address is not None and settings.drain_notice_s:
+            logger.info("node_leaving notice_s=%g", settings.drain_notice_s)
+            is_ending.clear()
+            with suppress(TimeoutError):  # a second signal ends it
+                async with asyncio.timeout(settings.drain_notice_s):
+                    await is_ending.wait()
 
 
 def listen_address(text: str) -> tuple[str, int]:

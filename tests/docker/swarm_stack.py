@@ -57,6 +57,7 @@ VARIABLES = {
     "GATEWAY_ENVIRONMENTS": ENVIRONMENT,
     "GATEWAY_DEFAULT_ENVIRONMENT": ENVIRONMENT,
     "GATEWAY_NODES_LOST_S": "5",
+    "GATEWAY_NODE_NOTICE_S": "30",
     "GATEWAY_NODE_DRAIN_S": "5",
     # More than the balancer needs to notice, and than the players' client keeps an idle connection.
     "GATEWAY_DRAIN_NOTICE_S": "6",

@@ -84,7 +84,8 @@ def test_who_is_told_to_end_is_given_the_time_that_it_needs() -> None:
 
     assert notice_s >= 15  # as long as clients keep an idle connection
     assert seconds(gateway["stop_grace_period"]) > notice_s + 2 * Settings.model_fields["drain_s"].default
-    assert seconds(node["stop_grace_period"]) > float(node["environment"]["GATEWAY_NODE_DRAIN_S"])
+    waits = [float(node["environment"][name]) for name in ("GATEWAY_DRAIN_NOTICE_S", "GATEWAY_NODE_DRAIN_S")]
+    assert seconds(node["stop_grace_period"]) > sum(waits)
 
 
 def test_only_the_node_has_the_engines_socket_and_only_the_gateway_a_port_and_a_way_out() -> None:

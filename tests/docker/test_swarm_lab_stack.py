@@ -12,7 +12,7 @@ import pytest
 from tests.docker.swarm_balancer import Balancer
 from tests.docker.swarm_lab import NODES, Lab, expect_namespaces
 from tests.docker.swarm_players import Players, playing
-from tests.docker.swarm_stack import SLOTS, STACK, UPDATE_S, SwarmStack, deployed
+from tests.docker.swarm_stack import GATEWAY_IMAGE, SLOTS, STACK, UPDATE_S, SwarmStack, deployed
 from tests.fakes.eventually import eventually, eventually_now, until
 
 pytestmark = [
@@ -24,6 +24,7 @@ pytestmark = [
 pytest_plugins = ["tests.contract.backend_fixtures"]
 
 SESSIONS = 45
+UPDATED = ("gateway", "node")
 VICTIM = NODES[2]
 """Has no gateway, and not the store."""
 RECOVERS_S = 90.0
@@ -118,23 +119,22 @@ async def test_a_machine_that_dies_takes_its_sessions_along_and_no_others(stack:
         await asyncio.to_thread(stack.await_ready)
 
 
-async def test_an_update_of_the_gateways_and_of_the_nodes_fails_no_step(stack: SwarmStack, players: Players) -> None:
-    for service in ("gateway", "node"):
-        before = await asyncio.to_thread(tasks_of, stack, service)
+async def test_an_update_as_the_readme_has_it_fails_no_step(stack: SwarmStack, players: Players) -> None:
+    """`docker stack deploy` with a new tag: gateways and nodes are replaced at once."""
+    before = {service: await asyncio.to_thread(tasks_of, stack, service) for service in UPDATED}
+    newer = f"{GATEWAY_IMAGE.rpartition(':')[0]}:newer"
+    for node in NODES:
+        await asyncio.to_thread(stack.lab.on, node, "tag", GATEWAY_IMAGE, newer)
 
-        await asyncio.to_thread(update, stack, service)
+    await asyncio.to_thread(stack.deploy, GATEWAY_IMAGE=newer)
+    for service in UPDATED:
         await updated(stack, service)
-        await players.go_on()
+    await players.go_on()
 
-        assert not before & await asyncio.to_thread(tasks_of, stack, service), service
-        assert (players.broken(), [player.failure for player in players.lost]) == ([], []), service
-        assert len(players.alive) == SESSIONS, service
-
-
-def update(stack: SwarmStack, service: str) -> None:
-    """Replace all tasks of a service, as for a new image."""
-    options = ["--detach", "--force", "--no-resolve-image"]
-    stack.lab.on(NODES[0], "service", "update", *options, f"{STACK}_{service}")
+    for service in UPDATED:
+        assert not before[service] & await asyncio.to_thread(tasks_of, stack, service), service
+    assert (players.broken(), [player.failure for player in players.lost]) == ([], [])
+    assert len(players.alive) == SESSIONS
 
 
 async def updated(stack: SwarmStack, service: str) -> None:

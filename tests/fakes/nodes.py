@@ -235,12 +235,11 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 @asynccontextmanager
-async def knowing(files: Files, *nodes: FakeNode, lost_s: float = 2.0) -> AsyncIterator[Nodes]:
-    """A directory of these nodes, with the gateway's *files*."""
+async def knowing(files: Files, *nodes: FakeNode, lost_s: float = 2.0, unheard_s: float = 0.0) -> AsyncIterator[Nodes]:
+    """A directory of these nodes, with the gateway's *files*; one that was never heard is lost as soon as others."""
     tls = client_context(files.ca, files.cert, files.key)
-    directory = Nodes(
-        [(HOST, node.port) for node in nodes], tls=tls, tls_name=NODE_NAME, lost_s=lost_s, every_s=EVERY_S
-    )
+    hosts = [(HOST, node.port) for node in nodes]
+    directory = Nodes(hosts, tls=tls, tls_name=NODE_NAME, lost_s=lost_s, unheard_s=unheard_s, every_s=EVERY_S)
     try:
         await directory.settled()
         yield directory

@@ -647,7 +647,7 @@ async def test_a_state_folder_that_cannot_be_written_is_told_of_at_the_start(fol
         app.check()
 
 
-async def test_the_command_serves_both_ports_and_ends_at_sigterm(
+async def test_the_command_serves_both_ports_and_goes_on_after_sigterm_for_its_notice(
     folder: Path, engine: Engine, files: tuple[Files, Files]
 ) -> None:
     (folder / "catalog" / "fake").mkdir(parents=True)
@@ -656,6 +656,7 @@ async def test_the_command_serves_both_ports_and_ends_at_sigterm(
     )
     port = port_and_next()
     told = settings_of(folder, engine, files[1], node_listen=f"127.0.0.1:{port}", catalog_dir=folder / "catalog")
+    told = told.model_copy(update={"drain_notice_s": 600.0})
     values = told.model_dump(exclude_unset=True)
     environ = {name: value for name, value in os.environ.items() if not name.startswith("GATEWAY_")}
     environ |= {f"GATEWAY_{name.upper()}": str(value) for name, value in values.items()}
@@ -677,10 +678,15 @@ async def test_the_command_serves_both_ports_and_ends_at_sigterm(
                 assert (await reported(client))["images"] == {OURS: engine.image_id(OURS)}
             echo = await asyncio.start_unix_server(answer_once, str(folder / "workers" / "w1" / "worker.sock"))
             tls = client_context(files[0].ca, files[0].cert, files[0].key)
+            process.send_signal(signal.SIGTERM)
+            while b"node_leaving" not in said:
+                said += await process.stdout.readline()
+            async with client_of(files, port) as client:
+                assert (await reported(client))["images"] == {OURS: engine.image_id(OURS)}
             reader, writer = await asyncio.open_connection("127.0.0.1", port + 1, ssl=tls)
             writer.write(b"EG1 w1/worker.sock\nask")
             assert await reader.readexactly(2) == b"+\n"
-            process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGTERM)  # a second one ends the notice
             rest = await reader.read(-1)
             assert rest == b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nask"
             assert await process.wait() == 0

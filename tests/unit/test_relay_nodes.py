@@ -171,6 +171,20 @@ async def test_a_node_that_nobody_knows_is_gone_at_once(relay: Relay) -> None:
     assert not caught.value.sent
 
 
+async def test_a_node_that_is_expected_is_waited_for_until_it_is_lost(relay: Relay, nodes: Nodes) -> None:
+    nodes.expect(NodeId("n9"))
+    asked = asyncio.ensure_future(ask(relay, node_address("n9", "w1", "worker.sock")))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert not asked.done()
+
+    await until(lambda: not nodes.is_expected(NodeId("n9")))
+
+    with pytest.raises(UpstreamGone, match="node n9 is not there") as caught:
+        await asked
+    assert not caught.value.sent
+
+
 async def test_a_gateway_without_nodes_says_so() -> None:
     relay = Relay()
 

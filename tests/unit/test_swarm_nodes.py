@@ -189,6 +189,17 @@ async def test_a_node_that_is_expected_and_never_heard_is_lost_in_its_time(
         assert state(nodes) is NodeState.LIVE
 
 
+async def test_a_node_that_was_never_heard_is_waited_for_longer(files: tuple[Files, Files], node: FakeNode) -> None:
+    coming = NodeId("coming")
+    async with knowing(files[0], node, lost_s=1.0, unheard_s=3600.0) as nodes:
+        nodes.expect(coming)
+        await node.aclose()
+
+        await until(lambda: state(nodes) is NodeState.LOST)
+
+        assert state(nodes, coming) is NodeState.SILENT
+
+
 async def test_who_has_no_certificate_of_the_cluster_is_no_node(files: tuple[Files, Files], folder: Path) -> None:
     make_certificates(folder / "others", days=1)
     async with FakeNode(of(folder / "others", "node")) as stranger, knowing(files[0], stranger) as nodes:

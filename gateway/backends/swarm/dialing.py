@@ -54,15 +54,15 @@ class NodeDialer:
         deadline = loop.time() + self._away_s
         while True:
             endpoint = self._nodes.endpoint(NodeId(address.node))
-            if endpoint is None:
-                raise OSError(f"node {address.node} is not there")
             try:
+                if endpoint is None:
+                    raise OSError(f"node {address.node} is not there")
                 return await self._dial(address, endpoint, factory)
             except ConnectionRefusedError:
                 await asyncio.sleep(REFUSED_PAUSE_S)
                 raise
             except OSError:
-                if loop.time() >= deadline:
+                if loop.time() >= deadline or not self._nodes.is_expected(NodeId(address.node)):
                     raise
             await asyncio.sleep(AWAY_PAUSE_S)
 

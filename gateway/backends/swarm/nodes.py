@@ -37,6 +37,9 @@ ANSWER_S: Final = 3.0
 SILENT_S: Final = 3.0
 """After so long without a word a node gets no new workers, also where no try has failed yet."""
 LOST_S: Final = 8.0
+UNHEARD_S: Final = 45.0
+"""The same of a node that this process never heard, and that has workers: where nodes' and gateways' processes are
+replaced at once, its name leads to the new one only when that is healthy and the net has told of it."""
 RESOLVE_S: Final = 3.0
 """How often host names are looked up: services' addresses change as their tasks are replaced."""
 LOOK_S: Final = 0.25
@@ -109,6 +112,7 @@ class Nodes:
         tls: ssl.SSLContext,
         tls_name: str,
         lost_s: float = LOST_S,
+        unheard_s: float = UNHEARD_S,
         every_s: float = EVERY_S,
     ) -> None:
         """Make no connection yet.
@@ -118,11 +122,13 @@ class Nodes:
             tls: With this gateway's certificate, and what nodes' are checked by.
             tls_name: The name in nodes' certificates.
             lost_s: A node that did not answer for so long is lost.
+            unheard_s: The same of one that never did; no less than *lost_s*.
             every_s: How often each is asked.
         """
         self.tls = tls
         self.tls_name = tls_name
         self.lost_s = lost_s
+        self._unheard_s = max(lost_s, unheard_s)
         self._every_s = every_s
         self._hosts = [Host(name, port) for name, port in hosts]
         self._watches: dict[Endpoint, _Watch] = {}
@@ -154,6 +160,11 @@ class Nodes:
         """Where the node *id* was heard of last; None if it is lost or unknown."""
         known = self._known.get(id)
         return None if known is None or known.is_lost or known.watch is None else known.watch.endpoint
+
+    def is_expected(self, id: NodeId) -> bool:
+        """Whether the node *id* answers, or may do so again."""
+        known = self._known.get(id)
+        return known is not None and not known.is_lost
 
     def problems(self) -> str:
         """Say of each address that does not answer why; for people."""
@@ -211,7 +222,7 @@ class Nodes:
     async def decided(self) -> None:
         """Return when no node is silent: each answers, or is lost."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self.lost_s + ANSWER_S
+        deadline = loop.time() + self._unheard_s + ANSWER_S
         while loop.time() < deadline and not self._is_closed:
             if all(view.state is not NodeState.SILENT for view in self.views()):
                 return
@@ -365,7 +376,8 @@ class Nodes:
 
     def _look(self, known: _Known, turn_s: float) -> None:
         known.silent_s += turn_s
-        if not known.is_lost and known.silent_s >= self.lost_s:
+        limit_s = self._unheard_s if known.report is None else self.lost_s
+        if not known.is_lost and known.silent_s >= limit_s:
             known.is_lost = True
             view = self._view(known)
             logger.error("node_lost node=%s name=%s silent_s=%.1f", known.id, view.name, known.silent_s)

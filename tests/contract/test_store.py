@@ -468,7 +468,7 @@ async def test_of_two_that_close_a_session_one_does(store: Store) -> None:
 
 
 @pytest.mark.parametrize(
-    "reason", [reason for reason in CloseReason if reason is not CloseReason.DELETED], ids=lambda reason: str(reason)
+    "reason", [reason for reason in CloseReason if not reason.is_trainers], ids=lambda reason: str(reason)
 )
 async def test_why_we_closed_a_session_is_remembered_for_a_while(store_world: World, reason: CloseReason) -> None:
     store = await store_world.open(closed_kept_s=600)

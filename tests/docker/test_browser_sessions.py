@@ -148,7 +148,7 @@ def test_a_condition_that_cannot_be_judged_is_an_error_and_no_reward(worker: Bro
     with worker.session(page_task("<p>x", "element_present('p:no-such-thing(')")) as session:
         answer = session.call(name="act", input={"action_str": "noop(0)"})
 
-    assert (answer["ok"], answer["reason"]) == (False, "session_failed")
+    assert (answer["ok"], answer["reason"]) == (False, "author_fault")
     assert "the task cannot be judged" in answer["error"]
 
 

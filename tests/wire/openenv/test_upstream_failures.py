@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gateway.core.errors import (
-    InvalidRequest,
+    AuthorFault,
     PoolExhausted,
     SessionNotFound,
     UpstreamError,
@@ -220,7 +220,7 @@ async def test_a_reset_that_fails_is_told_and_its_place_is_free_at_once(version:
     with image("counter", version=version, capacity=1) as started:
         async with alone() as replica:
             session = started.session()
-            with pytest.raises(InvalidRequest, match="no such level"):
+            with pytest.raises(AuthorFault, match="no such level"):
                 await replica.opened(session, WHERE, config={"fails": True})
             assert await replica.upstream.close(session, WHERE) is None
 

@@ -137,7 +137,7 @@ def test_a_function_that_breaks_fails_the_session_and_gives_no_reward(worker: Wo
     broken = session.call(name="submit", input={"answer": "break"})
     after = session.post("/math/call", {"text": "7"})
 
-    assert (broken["ok"], broken["reason"]) == (False, "session_failed")
+    assert (broken["ok"], broken["reason"]) == (False, "author_fault")
     assert "nearness: RuntimeError: broken" in broken["error"]
     assert after.status_code == 500
 

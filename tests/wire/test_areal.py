@@ -141,7 +141,7 @@ async def test_a_setup_that_fails_is_500_with_its_reason_and_nothing_is_left(tar
         await client.start(failing)
 
     assert failed.value.status == 500
-    assert failed.value.body["status"] == "environment_failed"
+    assert (failed.value.body["status"], failed.value.body["reason"]) == ("environment_failed", "author_fault")
     assert list(tasks_of("slowsetup", "train"))[failing]["error"] in failed.value.body["detail"]
 
 

@@ -103,12 +103,12 @@ async def over_ors(url: str, environment: str, task: str) -> AsyncIterator[Heard
             if name == "error":
                 heard.errors.append((200, "author_fault" if body.startswith("author_fault: ") else "tool_failed"))
                 continue
-        result = json.loads(body)
-        if result.get("ok"):
-            heard.is_done = heard.is_done or result["output"]["finished"]
-            heard.rewards.append(result["output"]["reward"])
-        elif "ok" in result:
-            heard.errors.append((200, result["reason"]))
+        match json.loads(body):
+            case {"ok": True, "output": output}:
+                heard.is_done = heard.is_done or output["finished"]
+                heard.rewards.append(output["reward"])
+            case {"ok": False, "reason": reason}:
+                heard.errors.append((200, reason))
     yield heard
 
 

@@ -11,6 +11,7 @@ import base64
 import hashlib
 import hmac
 import json
+import math
 import time
 from collections.abc import Collection, Mapping
 from typing import Any, Final
@@ -443,8 +444,9 @@ def _detail(answer: object) -> str:
 def _summary(value: object) -> Summary | None:
     if not isinstance(value, Mapping):
         return None
+    reward = value["reward"]  # null: the sum is no finite number, which JSON has no word for
     return Summary(
-        reward=float(value["reward"]),
+        reward=math.nan if reward is None else float(reward),
         finished=bool(value["finished"]),
         steps=int(value["steps"]),
         seconds=float(value["seconds"]),

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.core.errors import InvalidRequest, UpstreamError, UpstreamGone
+from gateway.core.errors import AuthorFault, UpstreamError, UpstreamGone
 from gateway.core.model import Action, CloseReason, Session, SessionState
 from gateway.upstreams.openenv.held import Held
 from tests.fakes.eventually import until
@@ -92,7 +92,7 @@ async def test_a_reset_that_fails_in_a_kept_session_gives_its_place_back(version
             first = await replica.opened(started.session(), WHERE)
             await replica.upstream.close(first, WHERE, keeps=True)
 
-            with pytest.raises(InvalidRequest, match="no such level"):
+            with pytest.raises(AuthorFault, match="no such level"):
                 await replica.opened(successor(first), WHERE, config={"fails": True})
 
             assert await has_room(replica, started)

@@ -321,7 +321,7 @@ def test_a_question_is_the_prompt_and_one_message_of_the_user(worker: Worker) ->
     (message,) = session.get("/chat/messages").json()
 
     assert block["text"].startswith("Say a.\n\nAnswer with the tool `reply`")
-    assert block["detail"] == {"observation": {"messages": [{"role": "user", "content": "Say a."}]}}
+    assert block["detail"]["observation"]["messages"] == [{"role": "user", "content": "Say a."}]
     assert (message["role"], [one["text"] for one in message["blocks"]]) == ("user", ["Say a."])
 
 

@@ -91,7 +91,7 @@ def test_a_program_that_the_box_does_not_have_fails_the_session_and_gives_no_rew
     later = session.post("/coding/call", {"name": "submit", "input": {}})
     session.close()
 
-    assert (ended["ok"], ended["reason"]) == (False, "session_failed")
+    assert (ended["ok"], ended["reason"]) == (False, "author_fault")
     assert "needs nosuchtest" in ended["error"]
     assert later.status_code == 500
 

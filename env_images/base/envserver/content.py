@@ -12,6 +12,8 @@ from typing import Any, Literal, TypeAlias
 Json: TypeAlias = Mapping[str, Any]
 Role: TypeAlias = Literal["system", "user", "assistant"]
 SplitType: TypeAlias = Literal["train", "validation", "test"]
+MOST_REPEATED_CHARS = 1_000_000
+"""A longer text stands in a result's blocks alone, and not in its structured data too."""
 SPLIT_TYPES: tuple[SplitType, ...] = ("train", "validation", "test")
 
 
@@ -235,9 +237,12 @@ def written_prompt(blocks: Sequence[Block]) -> list[dict[str, Any]]:
 
 def with_text(observation: Any, blocks: Sequence[Block]) -> Any:
     """Give a structured *observation* with the texts of *blocks*, if it is an object without ``text``."""
-    text = "\n".join(block.text for block in blocks if isinstance(block, TextBlock))
-    if not text or not isinstance(observation, Mapping) or "text" in observation:
+    if not isinstance(observation, Mapping) or "text" in observation:
         return observation
+    texts = [block.text for block in blocks if isinstance(block, TextBlock)]
+    if not any(texts) or sum(map(len, texts)) > MOST_REPEATED_CHARS:
+        return observation
+    text = "\n".join(texts)
     return {"text": text, **observation}
 
 

@@ -13,7 +13,7 @@ _MISSING = tuple(
         (
             rf"{_WORD}: (?:command )?not found",
             rf"(?:failed to run command|env:|xargs:|nice:|nohup:) ['\u2018]?{_WORD}: No such file or directory",
-            r"(?<![\w.+@-])(?P<name>/(?:usr|bin|sbin|opt)/[\w.+@/-]+): (?:not found|No such file or directory)",
+            r"(?<![\w.+@-])(?P<name>(?:/usr)?(?:/local)?/s?bin/[\w.+@-]+): (?:not found|No such file or directory)",
             r"No module named (?P<name>pytest)\b",  # of the modules of a box; any other one may be the agent's to write
         ),
     )

@@ -182,7 +182,7 @@ def test_a_node_is_set_up_as_the_stack_has_it() -> None:
     )
 
     ours = {"GATEWAY_CATALOG_DIR", "GATEWAY_ENVIRONMENTS", "GATEWAY_DEFAULT_ENVIRONMENT"}
-    defaults = {"GATEWAY_NODE_DRAIN_S", "GATEWAY_NODE_MAX_CONTAINERS", "GATEWAY_ENVIRONMENTS"}
+    defaults = {"GATEWAY_DRAIN_NOTICE_S", "GATEWAY_NODE_DRAIN_S", "GATEWAY_NODE_MAX_CONTAINERS", "GATEWAY_ENVIRONMENTS"}
     assert unknown_variables(made) == []
     assert {name: value for name, value in made.items() if name not in ours} == {
         name: value for name, value in service.items() if name not in defaults

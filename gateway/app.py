@@ -32,7 +32,6 @@ from gateway.core.model import CloseReason, Environment, EnvironmentName, Owner,
 from gateway.core.nodes import NodeId
 from gateway.core.ports import Upstream
 from gateway.curricula import Curricula
-from gateway.curriculum_files import read_curricula
 from gateway.custom_tasks import CustomTaskFolders, offering
 from gateway.fronts.areal import ArealFront
 from gateway.fronts.door import Door
@@ -56,7 +55,7 @@ from gateway.parts import (
 )
 from gateway.peers import HttpPeers, default_peer_url
 from gateway.pool import LEAD_S, Pool
-from gateway.reading import read_all
+from gateway.reading import read_all, read_curricula
 from gateway.relay import Relay
 from gateway.rollover import Rollover
 from gateway.serving import Server, configured, listen
@@ -177,7 +176,7 @@ class Gateway:
             store=self.curriculum_store,
             records=self.records,
             tables=TaskTables(tasks, catalog=catalog, asked=self.sessions),
-            files=read_curricula(settings.curricula_dir),
+            files=read_curricula(settings, catalog, tasks),
             runs_in=partial(_runs_in, catalog),
         )
         self.pool = Pool(
@@ -384,7 +383,7 @@ class Gateway:
             routes=[
                 *task_routes.routes(),
                 *NodeRoutes(rows=self._node_rows, drain=self._drain_node).routes(),
-                *CurriculumRoutes(curricula=self.curricula, records=self.records).routes(),
+                *CurriculumRoutes(curricula=self.curricula, records=self.records, tasks=self.run_time).routes(),
             ],
         ).app()
         ors = OrsFront(

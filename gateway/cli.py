@@ -19,11 +19,12 @@ from gateway import __version__, cli_cluster, cli_tasks
 from gateway.app import Gateway, serve
 from gateway.catalog import Catalog, describe, load_catalog
 from gateway.cli_client import LOCALHOST, Key, Url, ask, counted, print_table
+from gateway.cli_curricula import curricula_app
 from gateway.cli_env import env_app
 from gateway.core.errors import ConfigError, GatewayError
 from gateway.core.model import Environment, SplitType
 from gateway.observe import logs
-from gateway.reading import read_all, read_files
+from gateway.reading import read_all, read_curricula, read_files
 from gateway.settings import Settings, load
 from gateway.tasks.importing import agentbench, humaneval, mbpp
 from gateway.tasks.importing.batch import gather
@@ -38,6 +39,7 @@ tasks_app.add_typer(import_app, name="import")
 cli_tasks.mount(tasks_app)
 app.add_typer(tasks_app, name="tasks")
 app.add_typer(env_app, name="env")
+app.add_typer(curricula_app, name="curricula")
 cli_cluster.mount(app)
 EXIT_CONFIG = 2
 
@@ -84,9 +86,10 @@ def node() -> None:
 
 @app.command()
 def check() -> None:
-    """Read settings, environments and tasks, say what they mean, and start nothing; static servers are asked."""
+    """Read settings, environments, tasks and curricula, say what they mean, and start nothing; static servers are asked."""
     settings = load().checked()
     catalog, tasks = asyncio.run(_checked(settings))
+    curricula = read_curricula(settings, catalog, tasks)
     table = Table(title=f"{settings.backend} backend, store {settings.store.partition(':')[0]}")
     for column in ("environment", "protocol", "isolation", "workers", "idle", "splits", "loosened"):
         table.add_column(column)
@@ -111,6 +114,9 @@ def check() -> None:
     for environment in catalog:
         for remark in describe(environment)["remarks"]:
             typer.echo(f"{environment.name}: {remark}")
+    for name, curriculum in curricula.items():
+        names = dict.fromkeys(component.environment for component in curriculum.components)
+        typer.echo(f"curriculum {name}: {curriculum.sampler.kind} on {', '.join(names)}")
     typer.echo(f"default environment: {catalog.default.name}")
 
 

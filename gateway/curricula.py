@@ -25,13 +25,13 @@ from typing import Any, Final
 from gateway.core.capacity import Expected
 from gateway.core.curricula import PREFIX, Curriculum
 from gateway.core.curriculum_ports import CurriculumStore, Drawn, Turn
-from gateway.core.errors import GatewayError, InvalidRequest, StoreUnavailable, UnknownTask
+from gateway.core.errors import GatewayError, InvalidRequest, StoreUnavailable, UnknownEnvironment, UnknownTask
 from gateway.core.model import EnvironmentName, Ticket
 from gateway.core.plan import WINDOW_S
-from gateway.core.sampling import Place, Prepared, prepare
-from gateway.core.sampling_tables import count_tasks
-from gateway.core.stages import Standing, empty_stages
-from gateway.curriculum_files import from_document
+from gateway.core.sampling import Place, Prepared
+from gateway.core.sampling_tables import TaskTable, count_tasks
+from gateway.core.stages import Standing
+from gateway.curriculum_files import from_document, splits_named
 from gateway.task_records import TaskRecords
 from gateway.task_tables import TaskTables
 from gateway.weighings import Weighings
@@ -94,6 +94,8 @@ class Curricula:
             runs_in: The environment that sessions of a split run in; None where the environment is not on offer.
         """
         self._store = store
+        self._records = records
+        self._tables = tables
         self._weighings = Weighings(store=store, records=records, tables=tables)
         self._files = dict(files)
         self._where = runs_in
@@ -116,6 +118,10 @@ class Curricula:
         if known is None:
             raise UnknownTask(f"there is no curriculum {name[:64]!r}")
         return known
+
+    def is_offered(self, environment: str) -> bool:
+        """Whether an environment of this name is on offer."""
+        return self._where(EnvironmentName(environment), "") is not None
 
     def is_in_file(self, name: str) -> bool:
         """Whether it stands in a file, and so can't be changed by the API."""
@@ -141,6 +147,23 @@ class Curricula:
                 await self.refresh()
             found = self.of_split(environment, split)
         return found
+
+    async def record_key(self, environment: EnvironmentName, task: str) -> str | None:
+        """What outcomes of *task*, an id, an alias or ``split/index``, are kept under.
+
+        None: the environment has no such task, and none was played there (as one that came with its episode is).
+
+        Raises:
+            GatewayError: workers can't be asked for their tasks, or the store does not answer.
+        """
+        if (key := self._records.find(environment, task)) is not None:
+            return key
+        split, _, index = task.rpartition("/")
+        if split and index.isascii() and index.isdigit():  # a place in an image
+            rows = (await self._tables.of(environment, split)).rows
+            if int(index) < len(rows) and rows[int(index)].task == task:
+                return task
+        return task if task in await self._records.of(environment) else None
 
     async def count(self, scope: Curriculum) -> int:
         """How many handles there are. Raises ``InvalidRequest``: a component has no task."""
@@ -220,9 +243,9 @@ class Curricula:
         """All tasks of *scope*, weighed. Raises as `hand`."""
         return (await self._weighings.of(scope)).prepared
 
-    async def standing(self, scope: Curriculum) -> Standing | None:
-        """How far *scope* is in its stage; None where it has no stages. Raises as `hand`."""
-        return await self._weighings.standing(scope)
+    async def standings(self, scope: Curriculum) -> list[Standing]:
+        """How far *scope* is in its stages, or each of its components; empty where it has none. Raises as `hand`."""
+        return await self._weighings.standings(scope)
 
     async def tag(self, name: str, policy: str) -> None:
         """Say which policy plays from now on: sessions that are opened by a handle are of it."""
@@ -273,21 +296,24 @@ class Curricula:
         """Offer a curriculum, or another one of that name; its draws go on where its handles are.
 
         Raises:
-            InvalidRequest: the document is wrong, an environment is not on offer, a component has no task, or the name
-                stands in a file.
+            InvalidRequest: the document is wrong, an environment is not on offer, a component or a stage has no task, or
+                the name stands in a file; with every problem.
+            GatewayError: workers can't be asked for their tasks.
         """
         if self.is_in_file(name):
             raise InvalidRequest(f"curriculum {name!r} stands in a file: change it there")
-        curriculum = from_document(name, document)
-        for position, component in enumerate(curriculum.components):
-            if self._where(component.environment, component.split) is None:
-                raise InvalidRequest(
-                    f"components[{position}].environment: no environment {component.environment!r} is on offer"
-                )
-        if empty := empty_stages(curriculum, await self._weighings.tables_of(curriculum)):  # mostly a slip in a tag
-            raise InvalidRequest(f"sampler.stages: no task is in {', '.join(repr(stage.name) for stage in empty)}")
-        for scope in scopes(curriculum):
-            prepare(scope, await self._weighings.tables_of(scope), {})
+        tables = {
+            (environment, split): await self._tables.of(environment, split)
+            for environment, split in splits_named(document)
+            if self.is_offered(environment)
+        }
+
+        def look(environment: EnvironmentName, split: str) -> TaskTable:
+            if (table := tables.get((environment, split))) is None:
+                raise UnknownEnvironment(f"no environment {environment[:64]!r} is on offer")
+            return table
+
+        curriculum = from_document(name, document, look)
         if (known := self._defined.get(name)) is not None and _environments(known) != _environments(curriculum):
             for scope in scopes(known):  # groups that are half open are of an environment that this one may not have
                 await self._store.reset(scope.name)

@@ -1,4 +1,4 @@
-"""Environments and tasks, as the settings say where they are."""
+"""Environments, tasks and curricula, as the settings say where they are."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from gateway import curriculum_files
 from gateway.catalog import Catalog, load_catalog, why_not_runnable
-from gateway.core.errors import ConfigError
-from gateway.core.model import Environment
+from gateway.core.curricula import Curriculum
+from gateway.core.errors import ConfigError, UnknownEnvironment
+from gateway.core.model import Environment, EnvironmentName
+from gateway.core.sampling_tables import TaskTable
 from gateway.inspecting.static import detect_url, environment_of
 from gateway.inspecting.write import check_name
 from gateway.settings import Settings
+from gateway.task_tables import read_table
 from gateway.tasks.registry import TaskRegistry, load_tasks
 
 logger = logging.getLogger(__name__)
@@ -83,3 +87,22 @@ def read_files(
         catalog = Catalog([*catalog, *static], settings.default_environment)
         catalog.left_out = left_out
     return catalog, load_tasks(catalog)
+
+
+def read_curricula(settings: Settings, catalog: Catalog, tasks: TaskRegistry) -> dict[str, Curriculum]:
+    """Read the files of curricula, and check them against the environments and tasks that were read.
+
+    Raises:
+        ConfigError: with every problem, its file, line and key.
+    """
+    tables: dict[tuple[EnvironmentName, str], TaskTable | None] = {}
+
+    def look(name: EnvironmentName, split: str) -> TaskTable | None:
+        environment = catalog.offered(name)
+        if environment is None:
+            raise UnknownEnvironment(f"no environment {name!r} is on offer")
+        if (name, split) not in tables:
+            tables[name, split] = read_table(environment, split, tasks)
+        return tables[name, split]
+
+    return curriculum_files.read_curricula(settings.curricula_dir, look)

@@ -76,14 +76,18 @@ class TaskRecords:
 
     def key(self, environment: EnvironmentName, task: str) -> str:
         """What a task is kept under: its id, also where it was asked for by its place or an alias."""
+        found = self.find(environment, task)
+        return task if found is None else found
+
+    def find(self, environment: EnvironmentName, task: str) -> str | None:
+        """As `key`, of a task that the registry has; None: it has none of this id, alias or place."""
         split, _, number = task.rpartition("/")
-        try:
+        with contextlib.suppress(UnknownTask):
             if split and number.isascii() and number.isdigit():
                 with contextlib.suppress(UnknownTask):
                     return self._id(environment, split, int(number))
             return self._id(environment, *self._registry.find(environment, task, prefer=""))
-        except UnknownTask:
-            return task
+        return None
 
     # -- in the background ----------------------------------------------------------------------------------------
 
@@ -159,6 +163,11 @@ class TaskRecords:
                     break
             self._known[environment], self._versions[environment] = changed, version
             return changed
+
+    async def forget(self, environment: EnvironmentName, task: str = "") -> int:
+        """Remove the record of one task, or of all; how many there were. Raises ``StoreUnavailable``."""
+        await self.write()  # else what waits here would come after it
+        return await self._store.forget(environment, self.key(environment, task) if task else "")
 
     def _id(self, environment: EnvironmentName, split: str, index: int) -> str:
         id = self._registry.task(environment, split, index).get("id")

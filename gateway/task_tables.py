@@ -32,6 +32,16 @@ class Counts(Protocol):
         ...
 
 
+def read_table(environment: Environment, split: str, registry: TaskRegistry) -> TaskTable | None:
+    """The table of a split as the registry has it, in one go; None: only the environment's workers know its tasks."""
+    try:
+        tasks = registry.all(environment.name, split)
+    except UnknownSplit:
+        return None if _asks(environment) else tabulate(environment.name, split, ())
+    rows = (_row(split, index, json.loads(body)) for index, body in enumerate(tasks) if body is not None)
+    return tabulate(environment.name, split, rows)
+
+
 class TaskTables:
     """Tables of the registry's splits."""
 
@@ -65,7 +75,7 @@ class TaskTables:
 
     async def _of_image(self, name: EnvironmentName, split: str) -> TaskTable:
         environment = self._catalog.offered(name)
-        if environment is None or environment.tasks is not None:
+        if environment is None or not _asks(environment):
             return tabulate(name, split, ())
         known = self._tables.get((name, split))
         if known is not None and isinstance(known[0], float) and time.monotonic() - known[0] < COUNT_S:
@@ -77,6 +87,11 @@ class TaskTables:
         table = tabulate(name, split, (TaskRow(index, f"{split}/{index}") for index in range(count)))
         self._tables[name, split] = time.monotonic(), table
         return table
+
+
+def _asks(environment: Environment) -> bool:
+    """Whether its image is asked for tasks that the registry does not have."""
+    return environment.tasks is None
 
 
 async def _rows(split: str, tasks: Sequence[bytes | None]) -> list[TaskRow]:

@@ -19,7 +19,7 @@ from gateway.core.curriculum_ports import CurriculumStore
 from gateway.core.errors import StoreUnavailable
 from gateway.core.sampling import Prepared, prepare
 from gateway.core.sampling_tables import Tables
-from gateway.core.stages import Standing, advance, standing
+from gateway.core.stages import Standing, advance, standings
 from gateway.task_records import TaskRecords
 from gateway.task_tables import TaskTables
 
@@ -75,16 +75,16 @@ class Weighings:
         """Weigh those of all anew."""
         self._weighed.clear()
 
-    async def standing(self, scope: Curriculum) -> Standing | None:
-        """How far *scope* is in its stage by the newest records; None where it has no stages. Raises as `of`."""
+    async def standings(self, scope: Curriculum) -> list[Standing]:
+        """How far *scope* is in its stages by the newest records; empty where it has none. Raises as `of`."""
         if scope.sampler.kind is not SamplerKind.STAGED:
-            return None
+            return []
         await self.of(scope)  # moves it, if that is due
         names = {one.environment for one in scope.components}
         records = {name: await self._records.of(name) for name in names}
         _, state = await self.state(scope.name)
         tables = await self.tables_of(scope)
-        return await asyncio.to_thread(standing, scope, tables, records, str(state.get("sampler", "")).encode())
+        return await asyncio.to_thread(standings, scope, tables, records, str(state.get("sampler", "")).encode())
 
     async def tables_of(self, curriculum: Curriculum) -> Tables:
         """The tasks of each of its components."""

@@ -21,9 +21,10 @@ from gateway.core.model import CloseReason, Death, WorkerId
 LOOK_THREADS: Final = 8
 """Threads that look why a container ended: they must not wait for those that start others, nor for each other, as each
 look waits until the engine has tidied up after its container."""
-REASON_S: Final = 0.25
+REASON_S: Final = 1.0
 """How long a death may be kept back for its reason. A look takes 15 to 35 ms, so trainers hear of a worker's death
-within 150 ms; where twenty die at once on a loaded machine it takes 120 ms, at most 240. Their calls wait longer."""
+within 150 ms; where twenty die at once on a loaded machine it takes 120 to 240 ms, and more where many engines share
+few processors. A wrong reason can't be taken back, and the calls that broke off wait for it longer (`verdicts`)."""
 LATE_S: Final = 0.02
 """How long an ``oom`` event is waited for once the state knew of none: the engine handles it right after the death."""
 SILENCE_S: Final = 2.0

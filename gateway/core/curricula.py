@@ -115,7 +115,8 @@ class Sampler:
     explore: float = 0.1
     """``target_success``, ``learning_progress``: the share of draws that look at nothing, in [0, 1]."""
     prior: float = 2.0
-    """``target_success``: attempts at the target rate that every task is thought to have had before its first."""
+    """``target_success``, ``learning_progress``: how many attempts the estimate of tasks that are alike counts for, in
+    that of a task (`sampling_weights`)."""
     window: int = 16
     """Newest rewards of a task that count, at most `RECENT`; ``staged``: newest outcomes of a stage."""
     stages: tuple[Stage, ...] = ()
@@ -128,6 +129,8 @@ class Sampler:
     """``staged``: outcomes in a stage before it is left, counted anew each time that it is entered."""
     review: float = 0.1
     """``staged``: the share of draws from stages that were passed already."""
+    per_component: bool = False
+    """``staged``: each component moves through the stages by its own outcomes; else all move together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +152,7 @@ class Curriculum:
     name: str
     """Letters, digits, ``_`` and ``-``."""
     components: tuple[Component, ...]
-    """At least one; no environment and split stand twice."""
+    """At least one; no two have the same environment, split and tags."""
     sampler: Sampler = Sampler()
     """Chooses within a component; which one is drawn by the weights."""
     seed: int = 0

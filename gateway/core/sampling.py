@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 from gateway.core.curricula import Component, Curriculum, SamplerKind
 from gateway.core.model import EnvironmentName
-from gateway.core.sampling_tables import Part, Records, Tables, TaskRow, parts_of
+from gateway.core.sampling_tables import Part, Records, Tables, TaskRow, count_rows, parts_of
 from gateway.core.sampling_weights import sums_of
-from gateway.core.stages import check_stages, is_in, position_of, rows_of
+from gateway.core.stages import check_stages, is_in, positions_of, rows_of
 
 CHANCES = 64
 """Bits of each number that chance decides by."""
@@ -83,7 +83,7 @@ class Prepared:
 
     curriculum: Curriculum
     stage: str
-    """That is drawn from; empty: the sampler has none."""
+    """That is drawn from; where components move by themselves theirs, in order; empty: the sampler has none."""
     tasks: int
     """How many the components have, whatever the stage."""
     _urns: tuple[_Urn, ...]
@@ -139,7 +139,7 @@ class Prepared:
 
 
 def prepare(curriculum: Curriculum, tables: Tables, records: Records, state: bytes = b"") -> Prepared:
-    """Weigh all tasks of *curriculum*: O(n).
+    """Weigh all tasks of *curriculum*: O(n log n).
 
     Args:
         tables: at least those of its components.
@@ -151,22 +151,26 @@ def prepare(curriculum: Curriculum, tables: Tables, records: Records, state: byt
     """
     parts = parts_of(curriculum, tables)
     sampler = curriculum.sampler
-    count = sum(len(part.rows) for part in parts)
+    count = count_rows(parts)
     if sampler.kind is not SamplerKind.STAGED:
         urn = _urn(1.0, [(part, part.rows, _sums(curriculum, part, records)) for part in parts])
         return Prepared(curriculum, "", count, (urn,))
     check_stages(curriculum, parts)
-    position = position_of(curriculum, parts, state)
-    stage = sampler.stages[position]
+    positions = positions_of(curriculum, parts, state)
+    names = [sampler.stages[position].name for position in positions]
+    now = [rows_of(sampler.stages[position], part.rows) for position, part in zip(positions, parts, strict=True)]
     # Each task once, however many of the passed stages it was in.
     passed = [
-        tuple(row for row in part.rows if any(is_in(one, row) for one in sampler.stages[:position])) for part in parts
+        tuple(row for row in part.rows if any(is_in(one, row) for one in sampler.stages[:position]))
+        for position, part in zip(positions, parts, strict=True)
     ]
     share = sampler.review if any(passed) else 0.0
-    urns = [_urn(1.0 - share, [(part, rows_of(stage, part.rows), None) for part in parts])]
+    urns = [_urn(1.0 - share, [(part, rows, None) for part, rows in zip(parts, now, strict=True)])]
     if share:
+        if sampler.per_component:  # one that has passed no stage keeps its share of draws
+            passed = [rows or instead for rows, instead in zip(passed, now, strict=True)]
         urns.append(_urn(share, [(part, rows, None) for part, rows in zip(parts, passed, strict=True)]))
-    return Prepared(curriculum, stage.name, count, tuple(urns))
+    return Prepared(curriculum, ",".join(names if sampler.per_component else names[:1]), count, tuple(urns))
 
 
 def turn(number: int, quotas: Sequence[int]) -> tuple[int, int]:
@@ -197,7 +201,7 @@ def _sums(curriculum: Curriculum, part: Part, records: Records) -> Sequence[int]
     if curriculum.sampler.kind not in (SamplerKind.TARGET_SUCCESS, SamplerKind.LEARNING_PROGRESS):
         return None
     known = records.get(part.component.environment, {})
-    return sums_of([known.get(row.task) for row in part.rows], curriculum.sampler, curriculum.success_at)
+    return sums_of(part.rows, [known.get(row.task) for row in part.rows], curriculum.sampler, curriculum.success_at)
 
 
 def _urn(share: float, heaps: Sequence[tuple[Part, Sequence[TaskRow], Sequence[int] | None]]) -> _Urn:

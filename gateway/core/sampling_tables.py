@@ -84,4 +84,12 @@ def count_tasks(curriculum: Curriculum, tables: Tables) -> int:
     Raises:
         InvalidRequest: a component has none.
     """
-    return sum(len(part.rows) for part in parts_of(curriculum, tables))
+    return count_rows(parts_of(curriculum, tables))
+
+
+def count_rows(parts: Sequence[Part]) -> int:
+    """How many tasks *parts* have together; one that several have, by its tags, counts once."""
+    places = [(part.component.environment, part.component.split) for part in parts]
+    if len(set(places)) == len(places):
+        return sum(len(part.rows) for part in parts)
+    return len({(*place, row.index) for place, part in zip(places, parts, strict=True) for row in part.rows})

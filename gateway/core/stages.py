@@ -11,6 +11,9 @@ curriculum it came by.
 
 At most `MARKED` tasks are remembered with their attempts, those tried last. In a stage with more, each other task that
 was tried since counts with its newest reward only: fewer outcomes than there were, never older ones.
+
+The components of a curriculum move together, or each by itself (``per_component``): what moves by itself is a *track*,
+with an entry of its own in the state.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Any
 from zlib import crc32
 
 from gateway.core.curricula import Curriculum, SamplerKind, Stage, TaskRecord
@@ -27,13 +31,20 @@ from gateway.core.model import EnvironmentName
 from gateway.core.sampling_tables import Part, Records, Tables, TaskRow, has_any, parts_of
 
 MARKED = 2_000
-"""So that a state stays well below what a store takes of one, with some 20 bytes for each."""
+"""In all tracks together, so that a state stays well below what a store takes of one, with some 20 bytes for each."""
+TRACK_MARKS = 6
+"""Marks that are as long as what is kept of a track beside them."""
+
+Document = Mapping[str, Any]
+"""An entry as the state has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """How a staged curriculum stands."""
+    """How a staged curriculum stands, or one of its components that moves by itself."""
 
+    component: int | None = None
+    """Its place in the curriculum, from 0 on; None: all move together."""
     stage: str
     position: int
     """From 0 on."""
@@ -45,7 +56,7 @@ class Standing:
     """Of successes; None: there is no outcome yet."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Entry:
     """What the state says: a stage, and what was known of its tasks when it was entered."""
 
@@ -66,6 +77,16 @@ class _Entry:
             # Forgotten meanwhile, and begun anew; or as it was once, at a replica that is behind the one that entered.
             return record.attempts if record.seen_at > self.at else 0
         return record.attempts - before
+
+
+@dataclass(frozen=True, slots=True)
+class _Track:
+    """Components that move through the stages together."""
+
+    key: str
+    """What its entry is kept under."""
+    parts: tuple[Part, ...]
+    component: int | None
 
 
 def is_in(stage: Stage, row: TaskRow) -> bool:
@@ -99,34 +120,33 @@ def check_stages(curriculum: Curriculum, parts: Sequence[Part]) -> None:
             )
 
 
-def empty_stages(curriculum: Curriculum, tables: Tables) -> list[Stage]:
-    """Stages without a task, which are passed over: mostly slips of a definition.
-
-    Raises:
-        InvalidRequest: a component has no task.
-    """
-    parts = parts_of(curriculum, tables)
-    return [stage for stage in curriculum.sampler.stages if not _has_task(stage, parts)]
-
-
-def position_of(curriculum: Curriculum, parts: Sequence[Part], state: bytes) -> int:
-    """The stage that is drawn from in *state*, from 0 on."""
-    return _position(curriculum, parts, _entry(curriculum, state))
+def positions_of(curriculum: Curriculum, parts: Sequence[Part], state: bytes) -> list[int]:
+    """The stage that each of *parts* is drawn from in *state*, from 0 on."""
+    documents = _documents(curriculum, state)
+    found: list[int] = []
+    for track in _tracks(curriculum, parts):
+        entry = _entry(curriculum, documents.get(track.key))
+        found += [_position(curriculum, track.parts, entry)] * len(track.parts)
+    return found
 
 
-def standing(curriculum: Curriculum, tables: Tables, records: Records, state: bytes) -> Standing:
-    """How *curriculum*, a staged one, stands in *state*.
+def standings(curriculum: Curriculum, tables: Tables, records: Records, state: bytes) -> list[Standing]:
+    """How *curriculum*, a staged one, stands in *state*: one for all components, or one for each.
 
     Raises:
         InvalidRequest: a component has no task, or none that is in a stage.
     """
     parts = parts_of(curriculum, tables)
     check_stages(curriculum, parts)
-    return _standing(curriculum, parts, records, _entry(curriculum, state))
+    documents = _documents(curriculum, state)
+    return [
+        _standing(curriculum, track, records, _entry(curriculum, documents.get(track.key)))
+        for track in _tracks(curriculum, parts)
+    ]
 
 
 def advance(curriculum: Curriculum, tables: Tables, records: Records, state: bytes) -> bytes:
-    """The state that follows from *records*: *state* itself, unless the stage is left, or entered for the first time.
+    """The state that follows from *records*: *state* itself, unless a stage is left, or entered for the first time.
 
     A stage is left after ``min_attempts`` outcomes at least: for the next one at a success rate of ``promote_at`` or
     more over its newest ``window`` outcomes, for the one before below ``demote_at``. Between the two rates nothing
@@ -137,24 +157,50 @@ def advance(curriculum: Curriculum, tables: Tables, records: Records, state: byt
     Raises:
         InvalidRequest: a component has no task, or none that is in a stage.
     """
-    sampler = curriculum.sampler
-    if sampler.kind is not SamplerKind.STAGED:
+    if curriculum.sampler.kind is not SamplerKind.STAGED:
         return state
     parts = parts_of(curriculum, tables)
     check_stages(curriculum, parts)
-    entry = _entry(curriculum, state)
-    position = _position(curriculum, parts, entry)
-    if entry is None or entry.stage != sampler.stages[position].name:
-        return _entered(sampler.stages[position], parts, records)
-    now = _standing(curriculum, parts, records, entry)
-    if now.rate is None or now.outcomes < sampler.min_attempts:
+    documents = _documents(curriculum, state)
+    tracks = _tracks(curriculum, parts)
+    most = max(0, MARKED // len(tracks) - TRACK_MARKS * (len(tracks) > 1))
+    changed = {}
+    for track in tracks:
+        stage = _next_stage(curriculum, track, records, _entry(curriculum, documents.get(track.key)))
+        if stage is not None:
+            changed[track.key] = _entered(curriculum, stage, track.parts, records, most=most)
+    if not changed:
         return state
+    after = {track.key: changed.get(track.key) or documents[track.key] for track in tracks}
+    document = {"components": after} if curriculum.sampler.per_component else after[tracks[0].key]
+    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _tracks(curriculum: Curriculum, parts: Sequence[Part]) -> list[_Track]:
+    if not curriculum.sampler.per_component:
+        return [_Track("", tuple(parts), None)]
+    tracks = []
+    for position, part in enumerate(parts):
+        one = part.component
+        tracks.append(_Track(_print(one.environment, "\n".join((one.split, *sorted(one.tags)))), (part,), position))
+    return tracks
+
+
+def _next_stage(curriculum: Curriculum, track: _Track, records: Records, entry: _Entry | None) -> Stage | None:
+    """The stage that *track* is to enter; None: it stays where it is."""
+    sampler = curriculum.sampler
+    position = _position(curriculum, track.parts, entry)
+    if entry is None or entry.stage != sampler.stages[position].name:
+        return sampler.stages[position]
+    now = _standing(curriculum, track, records, entry)
+    if now.rate is None or now.outcomes < sampler.min_attempts:
+        return None
     to: int | None = None
     if now.rate >= sampler.promote_at:
-        to = _next_filled(curriculum, parts, range(position + 1, len(sampler.stages)))
+        to = _next_filled(curriculum, track.parts, range(position + 1, len(sampler.stages)))
     elif now.rate < sampler.demote_at:
-        to = _next_filled(curriculum, parts, range(position - 1, -1, -1))
-    return state if to is None else _entered(sampler.stages[to], parts, records)
+        to = _next_filled(curriculum, track.parts, range(position - 1, -1, -1))
+    return None if to is None else sampler.stages[to]
 
 
 def _has_task(stage: Stage, parts: Sequence[Part]) -> bool:
@@ -174,16 +220,17 @@ def _position(curriculum: Curriculum, parts: Sequence[Part], entry: _Entry | Non
     return said if found is None else found
 
 
-def _standing(curriculum: Curriculum, parts: Sequence[Part], records: Records, entry: _Entry | None) -> Standing:
+def _standing(curriculum: Curriculum, track: _Track, records: Records, entry: _Entry | None) -> Standing:
     sampler = curriculum.sampler
-    position = _position(curriculum, parts, entry)
+    position = _position(curriculum, track.parts, entry)
     stage = sampler.stages[position]
-    tried = _tried(stage, parts, records)
+    tried = _tried(stage, track.parts, records)
     since = []
     if entry is not None and entry.stage == stage.name:  # before its entry is written, nothing counts
         since = [(name, record, new) for name, record in tried if (new := entry.since(name, record))]
     newest = list(islice(_newest(since), sampler.window))
     return Standing(
+        component=track.component,
         stage=stage.name,
         position=position,
         outcomes=sum(new for _, _, new in since),
@@ -218,29 +265,47 @@ def _newest(since: Sequence[tuple[EnvironmentName, TaskRecord, int]]) -> Iterato
         depth += 1
 
 
-def _entered(stage: Stage, parts: Sequence[Part], records: Records) -> bytes:
+def _entered(
+    curriculum: Curriculum, stage: Stage, parts: Sequence[Part], records: Records, *, most: int
+) -> Document:
     tried = sorted(_tried(stage, parts, records), key=_last_first)
-    marks = {_print(environment, record.task): record.attempts for environment, record in tried[:MARKED]}
-    document = {
+    return {
         "at": max((record.seen_at for _, record in tried), default=0.0),
-        "is_whole": len(tried) <= MARKED,
-        "marks": marks,
-        "stage": stage.name,
+        "is_whole": len(tried) <= most,
+        "marks": {_print(environment, record.task): record.attempts for environment, record in tried[:most]},
+        "stage": _kept(curriculum, stage),
     }
-    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
 
 
-def _print(environment: EnvironmentName, task: str) -> str:
-    """A task's name in few bytes; two with the same one count each other's attempts, which harms little."""
+def _kept(curriculum: Curriculum, stage: Stage) -> str:
+    """What the state calls *stage*: names may be long, and there may be many tracks."""
+    return _print("", stage.name) if curriculum.sampler.per_component else stage.name
+
+
+def _print(environment: str, task: str) -> str:
+    """A name in few bytes; two tasks with the same one count each other's attempts, which harms little."""
     return f"{crc32(f'{environment}/{task}'.encode()):08x}"
 
 
-def _entry(curriculum: Curriculum, state: bytes) -> _Entry | None:
+def _documents(curriculum: Curriculum, state: bytes) -> Mapping[str, Any]:
+    """The entries in *state* by their tracks' keys; a state of another version, or none, has none that are understood:
+    a stage can be told anew, and draws must go on."""
+    try:
+        document = json.loads(state)
+    except ValueError:
+        return {}
+    if curriculum.sampler.per_component:
+        document = document.get("components") if isinstance(document, dict) else None
+        return document if isinstance(document, dict) else {}
+    return {"": document}
+
+
+def _entry(curriculum: Curriculum, document: Any) -> _Entry | None:
     """None: no stage was entered yet, or one that the definition does not have any more."""
     try:
-        said = json.loads(state)
-        marks = {str(name): int(attempts) for name, attempts in said["marks"].items()}
-        entry = _Entry(stage=str(said["stage"]), at=float(said["at"]), is_whole=bool(said["is_whole"]), marks=marks)
+        marks = {str(name): int(attempts) for name, attempts in document["marks"].items()}
+        kept, at, is_whole = str(document["stage"]), float(document["at"]), bool(document["is_whole"])
     except (ValueError, KeyError, TypeError, AttributeError):
-        return None  # an empty one, or of another version: a stage can be told anew, and draws must go on
-    return entry if entry.stage in (stage.name for stage in curriculum.sampler.stages) else None
+        return None
+    stage = next((one.name for one in curriculum.sampler.stages if _kept(curriculum, one) == kept), None)
+    return None if stage is None else _Entry(stage, at, is_whole, marks)

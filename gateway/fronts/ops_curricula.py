@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any, Final, TypeVar
 
@@ -15,14 +15,16 @@ from starlette.routing import Route
 
 from gateway.core.curricula import PREFIX, Curriculum, Outcome, TaskRecord
 from gateway.core.curriculum_ports import MAX_OUTCOMES
-from gateway.core.errors import InvalidRequest
+from gateway.core.errors import InvalidRequest, UnknownEnvironment
 from gateway.core.model import EnvironmentName
 from gateway.core.sampling import Place
+from gateway.core.stages import Standing
 from gateway.curricula import Curricula, scope_of
 from gateway.curriculum_files import to_document
 from gateway.fronts.asgi import MAX_GROUP_SIZE, POLICY_MAX_CHARS, BodyTooLarge, drop_body, read_body
 from gateway.fronts.ops_answers import answering, as_json, operator_of, queried
 from gateway.task_records import TaskRecords
+from gateway.tasks.run_time import RunTimeTasks
 
 logger = logging.getLogger(__name__)
 
@@ -71,9 +73,10 @@ class _Feedback(_Body):
 class CurriculumRoutes:
     """Handlers of the routes; `routes` is what the operators' front mounts."""
 
-    def __init__(self, *, curricula: Curricula, records: TaskRecords) -> None:
+    def __init__(self, *, curricula: Curricula, records: TaskRecords, tasks: RunTimeTasks) -> None:
         self._curricula = curricula
         self._records = records
+        self._tasks = tasks
 
     def routes(self) -> list[Route]:
         """The routes, for an application below the door."""
@@ -87,6 +90,7 @@ class CurriculumRoutes:
             Route(f"{one}/feedback", answering(self._feedback), methods=["POST"]),
             Route(f"{one}/reset", answering(self._reset), methods=["POST"]),
             Route("/admin/v1/records", answering(self._export), methods=["GET"]),
+            Route("/admin/v1/records", answering(self._clear), methods=["DELETE"]),
         ]
 
     async def _list(self, request: Request) -> Response:
@@ -111,15 +115,17 @@ class CurriculumRoutes:
         scope = scope_of(known, _component(query["environment"], known)) if "environment" in query else known
         prepared = await self._curricula.prepared(scope)
         records = {name: await self._records.of(name) for name in {one.environment for one in known.components}}
-        standing = await self._curricula.standing(scope)
+        standings = [_standing(standing, scope) for standing in await self._curricula.standings(scope)]
+        standing = standings[0] if standings and not known.sampler.per_component else None
         return as_json(
             {
                 "name": known.name,
                 "source": "file" if self._curricula.is_in_file(known.name) else "api",
                 "definition": to_document(known),
                 "policy": await self._curricula.policy(known.name),
-                "stage": standing.stage if standing is not None else None,
-                "standing": asdict(standing) if standing is not None else None,
+                "stage": standing["stage"] if standing is not None else None,
+                "standing": standing,
+                "standings": standings,
                 "tasks": prepared.tasks,
                 "handles": await self._curricula.count(scope),
                 "shares": dict(prepared.shares()),
@@ -163,18 +169,15 @@ class CurriculumRoutes:
         await self._curricula.refresh()
         name = request.path_params["name"]
         known = self._curricula.named(name)
-        for number, told in enumerate(wish.outcomes):
-            _component(told.environment, known, where=f"outcomes[{number}].environment")
-            if (told.task is None) == (told.split is None or told.index is None):
-                raise InvalidRequest(f"outcomes[{number}]: either task or split and index say which task it was")
+        await self._tasks.refresh()
+        keys = await self._keys(wish.outcomes, known)
         if wish.policy is not None:
             await self._curricula.tag(name, wish.policy)
-        for told in wish.outcomes:
-            environment = EnvironmentName(told.environment)
+        for key, told in zip(keys, wish.outcomes, strict=True):
             self._records.add(
                 Outcome(
-                    environment=environment,
-                    task=self._records.key(environment, told.task or f"{told.split}/{told.index}"),
+                    environment=EnvironmentName(told.environment),
+                    task=key,
                     reward=told.reward,
                     finished=told.finished,
                     steps=told.steps,
@@ -186,6 +189,22 @@ class CurriculumRoutes:
         await self._records.write()
         return as_json({"noted": len(wish.outcomes)})
 
+    async def _keys(self, outcomes: Sequence[_Told], known: Curriculum) -> list[str]:
+        """What each outcome is kept under. Raises ``InvalidRequest``: with every one of a task that there is not."""
+        keys, problems = [], []
+        for number, told in enumerate(outcomes):
+            environment = _component(told.environment, known, where=f"outcomes[{number}].environment")
+            if (told.task is None) == (told.split is None or told.index is None):
+                raise InvalidRequest(f"outcomes[{number}]: either task or split and index say which task it was")
+            task = told.task or f"{told.split}/{told.index}"
+            key = await self._curricula.record_key(environment, task)
+            if key is None:
+                problems.append(f"outcomes[{number}]: {environment} has no task {task[:200]!r}")
+            keys.append(key or "")
+        if problems:
+            raise InvalidRequest("; ".join(problems[:SHOWN]) + "; no outcome was noted")
+        return keys
+
     async def _reset(self, request: Request) -> Response:
         await self._curricula.refresh()
         await self._curricula.reset(request.path_params["name"])
@@ -193,13 +212,26 @@ class CurriculumRoutes:
         return Response(status_code=204)
 
     async def _export(self, request: Request) -> Response:
-        query = queried(request, "environment")
-        if "environment" not in query:
-            raise InvalidRequest("environment: whose tasks' records are wanted?")
+        environment = self._environment(queried(request, "environment"))
         await self._records.write()
-        records = await self._records.of(EnvironmentName(query["environment"]))
+        records = await self._records.of(environment)
         lines = [json.dumps(_record(records[task]), separators=(",", ":")) + "\n" for task in sorted(records)]
         return Response("".join(lines), media_type="application/jsonl")
+
+    async def _clear(self, request: Request) -> Response:
+        query = queried(request, "environment", "task")
+        environment = self._environment(query)
+        removed = await self._records.forget(environment, query.get("task", ""))
+        logger.info("records_cleared environment=%s number=%d by=%s", environment, removed, operator_of(request))
+        return as_json({"removed": removed})
+
+    def _environment(self, query: Mapping[str, str]) -> EnvironmentName:
+        name = query.get("environment")
+        if name is None:
+            raise InvalidRequest("environment: the name of an environment is wanted, whose tasks' records are meant")
+        if not self._curricula.is_offered(name):
+            raise UnknownEnvironment(f"environment: no environment {name[:64]!r} is on offer")
+        return EnvironmentName(name)
 
 
 async def _read(request: Request) -> bytes:
@@ -242,6 +274,14 @@ def _number(query: Mapping[str, str], name: str, usual: int, most: int) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 6 and int(text) <= most):
         raise InvalidRequest(f"{name}: a number from 0 to {most} is wanted")
     return int(text)
+
+
+def _standing(standing: Standing, scope: Curriculum) -> dict[str, Any]:
+    component = None
+    if standing.component is not None:
+        one = scope.components[standing.component]
+        component = {"environment": one.environment, "split": one.split, "tags": list(one.tags)}
+    return {**asdict(standing), "component": component}
 
 
 def _place(place: Place) -> dict[str, Any]:

@@ -65,10 +65,3 @@ def test_every_importer_and_option_is_on_the_page() -> None:
     assert {
         option for option in options - {"--help"} if f"`{option}" not in PAGE and f" {option} " not in PAGE
     } == set()
-
-
-@pytest.mark.parametrize("line", re.findall(r"^gateway tasks import .*$", PAGE, re.M))
-def test_a_command_that_is_shown_has_these_options(line: str) -> None:
-    name = line.split()[3]
-
-    assert set(re.findall(r"--[a-z-]+", line)) <= importers()[name]

@@ -173,7 +173,7 @@ class Replica:
             catalog=self.catalog,
             metrics=self.metrics,
             is_draining=lambda: False,
-            routes=CurriculumRoutes(curricula=self.curricula, records=self.records).routes(),
+            routes=CurriculumRoutes(curricula=self.curricula, records=self.records, tasks=self.run_time).routes(),
         ).app()
         openenv = OpenEnvFront(
             sessions=self.sessions,

@@ -98,17 +98,6 @@ def test_a_wrong_task_stops_with_file_line_and_reason(catalog: Path, command: st
     assert f"{path}:2: a task is a JSON object, not list" in refusal(run(command))
 
 
-def test_check_refuses_a_curriculum_that_serve_refuses(catalog: Path, run: Command) -> None:
-    (catalog / "curricula").mkdir()
-    (catalog / "curricula" / "warm.toml").write_text("sampler = 3\n")
-    settings = {"GATEWAY_CURRICULA_DIR": str(catalog / "curricula")}
-
-    checked, refused = refusal(run("check", **settings)), refusal(served(catalog, **settings))
-
-    assert "warm.toml" in checked
-    assert checked.splitlines()[-1] == refused.splitlines()[-1]
-
-
 def test_check_names_what_is_not_on_offer_and_why(catalog: Path, run: Command) -> None:
     (catalog / "env_images" / "pages").mkdir()
     (catalog / "env_images" / "pages" / "environment.toml").write_text('name = "pages"\nimage = "p"\ncommand = []\n')
@@ -129,6 +118,31 @@ def test_several_static_servers_may_stand_in_one_option(run: Command) -> None:
     said = refusal(run("serve", "--static", "a=http://127.0.0.1:1,b=nowhere"))
 
     assert "'b=nowhere' is not of the form NAME=URL" in said
+def test_check_and_serve_refuse_wrong_curricula_alike_and_tell_all_that_is_wrong(catalog: Path, run: Command) -> None:
+    folder = catalog / "curricula"
+    folder.mkdir()
+    (folder / "a.toml").write_text('seed = -1\nenvironment = "nowhere"\n')
+    (folder / "b.toml").write_text('environment = "quiz"\nsampler.kind = "staged"\nsampler.stages = [{name = "x", tags = ["y"]}]')
+    settings = {"GATEWAY_CURRICULA_DIR": str(folder)}
+
+    told = refusal(run("check", **settings))
+
+    assert refusal(served(catalog, **settings)) == told
+    assert told.splitlines() == [
+        f"gateway: {folder}/a.toml:1: seed: Input should be greater than or equal to 0",
+        f"{folder}/a.toml:2: environment: no environment 'nowhere' is on offer",
+        f"{folder}/b.toml:3: sampler.stages: none of the component's tasks is in any stage",
+        f"{folder}/b.toml:3: sampler.stages[0]: no task is in the stage 'x'",
+    ]
+
+
+def test_check_names_the_curricula(catalog: Path, run: Command) -> None:
+    (catalog / "curricula").mkdir()
+    (catalog / "curricula" / "plain.toml").write_text('environment = "quiz"\n')
+
+    done = run("check", GATEWAY_CURRICULA_DIR=str(catalog / "curricula"))
+
+    assert "curriculum plain: uniform on quiz" in done.stdout
 
 
 def test_an_unknown_setting_is_named(run: Command) -> None:

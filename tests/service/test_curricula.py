@@ -306,67 +306,6 @@ async def test_openenv_plays_a_curriculum_by_index_by_seed_and_by_no_word() -> N
         assert all(task.startswith("t") for task in told)
 
 
-async def test_the_api_defines_samples_takes_feedback_and_forgets() -> None:
-    async with running(tasks_math=TASKS) as (_, gateway, client):
-        document = {"environment": "math", "seed": 9, "group_size": 4, "sampler": {"kind": "target_success"}}
-        url = "/admin/v1/curriculum/later"
-        defined = await client.put(url, json=document)
-        drawn = await client.post(f"{url}/sample", json={"count": 6, "policy": "step-1"})
-        outcome = {"environment": "math", "split": "train", "index": 3, "reward": 0.25, "key": "one"}
-        told = [
-            await client.post(f"{url}/feedback", json={"policy": "step-2", "outcomes": [outcome]}) for _ in range(2)
-        ]
-        state = (await client.get(url, params={"tasks": "40"})).json()
-        listed = (await client.get("/admin/v1/curriculum")).json()["curricula"]
-        removed = await client.delete(url)
-        gone = await client.get(url)
-
-        assert defined.status_code == 200, defined.text
-        assert drawn.json()["group_size"] == 4
-        assert [draw["group"] for draw in drawn.json()["draws"]] == [f"later/{number}" for number in range(6)]
-        assert [draw["number"] for draw in drawn.json()["draws"]] == list(range(6))
-        assert {draw["environment"] for draw in drawn.json()["draws"]} == {"math"}
-        assert [answer.status_code for answer in told] == [200, 200]
-        (record,) = (await gateway.records.of(MATH)).values()
-        assert (record.task, record.attempts, record.mean, record.policy) == ("t3", 1, 0.25, "step-2")
-        assert state["policy"] == "step-2"
-        assert (state["tasks"], state["shares"]) == (40, {"math": 1.0})
-        assert [one["name"] for one in listed] == ["later"]
-        assert (removed.status_code, gone.status_code) == (204, 404)
-
-
-async def test_what_is_wrong_is_named_and_leaves_nothing() -> None:
-    async with running(tasks_math=TASKS, curricula=curriculum()) as (_, _, client):
-        url = "/admin/v1/curriculum/later"
-        answers = {
-            "kind": await client.put(url, json={"environment": "math", "sampler": {"kind": "clever"}}),
-            "environment": await client.put(url, json={"environment": "chess"}),
-            "components[0]": await client.put(url, json={"environment": "math", "split": "none"}),
-            "in a file": await client.put("/admin/v1/curriculum/mine", json={"environment": "math"}),
-            "JSON": await client.put(url, content=b"{"),
-            "count": await client.post("/admin/v1/curriculum/mine/sample", json={"count": 0}),
-            "group_size": await client.post("/admin/v1/curriculum/mine/sample", json={"group_size": 4097}),
-            "outcomes[0]": await client.post(
-                "/admin/v1/curriculum/mine/feedback", json={"outcomes": [{"environment": "math", "reward": 1.0}]}
-            ),
-            "reward": await client.post(
-                "/admin/v1/curriculum/mine/feedback",
-                json={"outcomes": [{"environment": "math", "task": "t1", "reward": "much"}]},
-            ),
-            "X-Policy-Tag": await client.post(
-                "/create",
-                json={"env_name": "math", "split": "train", "index": 0},
-                headers={"X-Policy-Tag": "x" * 201},
-            ),
-        }
-
-        for word, answer in answers.items():
-            assert answer.status_code in (400, 422), (word, answer.status_code, answer.text)
-            assert word in detail(answer), (word, answer.text)
-        assert (await client.get("/admin/v1/records", params={"environment": "math"})).text == ""
-        assert [one["name"] for one in (await client.get("/admin/v1/curriculum")).json()["curricula"]] == ["mine"]
-
-
 async def test_capacity_goes_where_tasks_are_drawn_before_anybody_opens_them() -> None:
     """A curriculum over two environments is sampled: workers of both get ready though nobody asked for one."""
     both = (Component(environment=MATH, weight=3.0), Component(environment=GAME))

@@ -1,20 +1,23 @@
-"""docs/reference.md names everything that an operator may meet."""
+"""docs/reference.md names everything that an operator may meet; what pages print to be typed is there, and is run."""
 
 from __future__ import annotations
 
 import ast
 import re
+import shlex
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import pytest
+import typer.main
 
+from gateway.cli import app
 from gateway.core.errors import GatewayError
 from gateway.environment_files import OPERATIONS, RESERVED, ROOT_ROUTES
 from gateway.observe.metrics import Metrics
 from gateway.settings import PREFIX, Settings
+from tests.pages import PAGES, PROJECT, Block, blocks
 
-PROJECT = Path(__file__).resolve().parents[2]
 REFERENCE = (PROJECT / "docs" / "reference.md").read_text()
 ENVIRONMENTS = (PROJECT / "docs" / "environments.md").read_text()
 LEVELS = {"debug", "info", "warning", "error", "exception"}
@@ -74,3 +77,43 @@ def test_every_reserved_name_is_in_the_docs() -> None:
 @pytest.mark.parametrize("route", sorted(ROOT_ROUTES - {"docs", "redoc", "openapi.json"} | OPERATIONS))
 def test_an_ors_route_is_in_the_reference(route: str) -> None:
     assert f"/{route}`" in REFERENCE
+
+
+BLOCKS = [block for page in PAGES for block in blocks(page)]
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_a_block_says_what_it_is_and_why_it_is_not_run(block: Block) -> None:
+    assert block.language, "a fence names its language: sh, python, json, toml, text, …"
+    if block.note and not block.file:
+        named = re.findall(r"\btests/[\w/.-]*\w", block.note)
+        assert named or re.fullmatch(r"not run: .{10,}", block.note, re.S), block.note
+        assert [path for path in named if not (PROJECT / path).exists()] == []
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """The words of each command ``gateway …`` in *text*."""
+    for line in text.replace("\\\n", " ").splitlines():
+        words = shlex.shlex(line, posix=True, punctuation_chars=True)
+        words.whitespace_split = True
+        one: list[str] = []
+        for word in [*words, ";"]:
+            if word and set(word) <= set(";&|()<>"):
+                if one[:1] == ["gateway"]:
+                    yield one[1:]
+                one = []
+            else:
+                one.append(word)
+
+
+@pytest.mark.parametrize("block", [block for block in BLOCKS if block.language == "sh"], ids=str)
+def test_a_command_that_is_printed_is_there_with_its_options(block: Block) -> None:
+    for words in commands(block.text):
+        command: Any = typer.main.get_command(app)
+        left = list(words)
+        while hasattr(command, "commands"):
+            assert left, f"{words}: of which there are {', '.join(command.commands)}"
+            assert left[0] in command.commands, words
+            command = command.commands[left.pop(0)]
+        options = {option for parameter in command.params for option in parameter.opts}
+        assert {word for word in left if word.startswith("-")} - {"-"} <= options, words

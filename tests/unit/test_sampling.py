@@ -112,6 +112,17 @@ def test_two_splits_of_an_environment_are_one_share_of_it_and_two_of_splits() ->
     assert prepared.split_shares() == pytest.approx({(MATH, "train"): 0.25, (MATH, "more"): 0.75})
 
 
+def test_weights_by_tag_are_components_of_one_split() -> None:
+    by_tag = (Component(environment=MATH, tags=("odd",), weight=3), Component(environment=MATH))
+    prepared = prepare(curriculum(UNIFORM, *by_tag), tables(table()), {})
+
+    seen = Counter(prepared.draw(number).index % 2 for number in range(4000))
+
+    assert seen[1] / 4000 == pytest.approx(0.75 + 0.25 / 2, abs=0.02)
+    assert prepared.weight_of(MATH, "train", 1) == pytest.approx(0.75 / 5 + 0.25 / 10)
+    assert prepared.tasks == 10, "each task counts once"
+
+
 @pytest.mark.parametrize(
     ("components", "complaint"),
     [

@@ -2,7 +2,8 @@
 
 Its skill is a number, a task's difficulty another one, and it succeeds as often as a logistic curve of the two says. It
 learns as a trainer that centres rewards on their group's mean does: from groups in which some succeed and some fail,
-and the more the more evenly. All chance has a seed, so each count is always the same.
+and the more the more evenly. A second one has many skills, which tasks share: a task is a chain of steps that all have
+to be right. All chance has a seed, so each count is always the same.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass, replace
+from functools import cache
+from statistics import fmean
 
 import pytest
 
@@ -84,3 +87,59 @@ def test_more_draws_go_to_what_can_be_learnt_and_more_is_learnt(kind: SamplerKin
 
         assert chosen.learnable > 1.5 * plain.learnable
         assert chosen.skill > 1.5 * plain.skill
+
+
+TAGS, STEPS, EACH = 3, (1, 3, 5, 7), 15
+"""Of each tag and number of steps so many tasks."""
+FEW = 3
+"""Groups of episodes for each task: most runs have no more."""
+
+
+@cache
+def chained(kind: SamplerKind, seed: int) -> float:
+    """Train a learner of many skills with few groups for each task; returns the mean height of its learning curve."""
+    chance = random.Random("tasks")
+    needs: list[list[str]] = []
+    rows: list[TaskRow] = []
+    for tag in range(TAGS):
+        skills = [*(f"{tag}:{skill}" for skill in range(6)), *(f"any:{skill}" for skill in range(3))]
+        for steps in STEPS:
+            for _ in range(EACH):
+                needs.append([chance.choice(skills) for _ in range(steps)])
+                rows.append(TaskRow(len(rows), f"task-{len(rows)}", (f"tag-{tag}",), float(steps)))
+    levels = tuple(Stage(name=f"{steps}", min_difficulty=steps, max_difficulty=steps) for steps in STEPS)
+    sampler = replace(SAMPLERS[kind], stages=levels if kind is SamplerKind.STAGED else ())
+    study = Curriculum(name="chains", components=(Component(environment=MATH),), sampler=sampler, seed=seed)
+    tables = {(MATH, "train"): tabulate(MATH, "train", rows)}
+    records: dict[EnvironmentName, dict[str, TaskRecord]] = {MATH: {}}
+    skill = dict.fromkeys((name for some in needs for name in some), -1.1)
+    state, luck, heights = b"", random.Random(seed), list[float]()
+
+    def right(name: str) -> float:
+        return 1 / (1 + math.exp(-skill[name]))
+
+    for number in range(FEW * len(rows)):
+        if number % 4 == 0:
+            state = advance(study, tables, records, state)
+            prepared = prepare(study, tables, records, state)
+        if number % 20 == 0:
+            heights.append(fmean(math.prod(map(right, some)) for some in needs))
+        place = prepared.draw(number)
+        solved = math.prod(map(right, needs[place.index]))
+        rewards = [float(luck.random() < solved) for _ in range(4)]
+        signal = math.sqrt(fmean(rewards) * (1 - fmean(rewards)))
+        for name in needs[place.index] if signal else ():
+            skill[name] += 1.2 * signal * (1 - right(name))
+        record = records[MATH].get(place.task, TaskRecord(environment=MATH, task=place.task))
+        for reward in rewards:
+            outcome = Outcome(environment=MATH, task=place.task, reward=reward, finished=True, steps=1, seconds=1.0)
+            record = record.after(outcome, float(number))
+        records[MATH][place.task] = record
+    return fmean(heights)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in SAMPLERS if kind is not SamplerKind.UNIFORM])
+def test_more_is_learnt_with_few_groups_for_each_task(kind: SamplerKind) -> None:
+    gained = [chained(kind, seed) / chained(SamplerKind.UNIFORM, seed) for seed in SEEDS]
+
+    assert fmean(gained) > 1.08

@@ -17,58 +17,7 @@ from gateway.core.errors import InvalidRequest
 from gateway.core.model import EnvironmentName
 from gateway.core.sampling import prepare
 from gateway.core.sampling_tables import Tables, TaskRow, tabulate
-from gateway.core.stages import MARKED, Standing, advance, empty_stages, standing
-
-MATH, GAME = EnvironmentName("math"), EnvironmentName("game")
-EASY, MIDDLE, HARD = Stage(name="easy", max_difficulty=1), Stage(name="middle", tags=("mid",)), Stage(name="hard")
-HARD = replace(HARD, min_difficulty=3)
-MIN, WINDOW = 8, 4
-
-
-class World:
-    """One environment of twelve tasks, four in each of three stages, and records as a store would keep them."""
-
-    def __init__(self, *, seen: Mapping[str, int] | None = None) -> None:
-        rows = [
-            TaskRow(at, f"math-{at}", ("mid",) if 4 <= at < 8 else (), (0.0, 2.0, 3.0)[at // 4]) for at in range(12)
-        ]
-        self.tables: Tables = {(MATH, "train"): tabulate(MATH, "train", rows)}
-        self.records: dict[EnvironmentName, dict[str, TaskRecord]] = {MATH: {}}
-        self.curriculum = staged(EASY, MIDDLE, HARD)
-        self.state = b""
-        self.now = 0.0
-
-    def told(self, index: int, *rewards: float) -> World:
-        """Sessions on a task end with *rewards*."""
-        task = f"math-{index}"
-        for reward in rewards:
-            self.now += 1.0
-            outcome = Outcome(environment=MATH, task=task, reward=reward, finished=True, steps=1, seconds=1.0)
-            before = self.records[MATH].get(task, TaskRecord(environment=MATH, task=task))
-            self.records[MATH][task] = before.after(outcome, self.now)
-        return self
-
-    def moved(self) -> str:
-        """The stage after an advance."""
-        self.state = advance(self.curriculum, self.tables, self.records, self.state)
-        return self.standing.stage
-
-    @property
-    def standing(self) -> Standing:
-        return standing(self.curriculum, self.tables, self.records, self.state)
-
-    def drawn(self, count: int = 400) -> Counter[int]:
-        prepared = prepare(self.curriculum, self.tables, self.records, self.state)
-        assert prepared.stage == self.standing.stage
-        return Counter(prepared.draw(number).index for number in range(count))
-
-
-def staged(*stages: Stage, components: Sequence[Component] = (Component(environment=MATH),)) -> Curriculum:
-    sampler = Sampler(
-        kind=SamplerKind.STAGED, stages=stages, min_attempts=MIN, window=WINDOW, promote_at=0.75, demote_at=0.25
-    )
-    return Curriculum(name="steps", components=tuple(components), sampler=sampler)
-
+from gateway.core.stages import MARKED, Standing, advance, standings
 
 def at_stage(name: str) -> World:
     """A world whose curriculum came to the stage of *name* by successes."""
@@ -236,7 +185,7 @@ def test_a_replica_that_is_behind_does_not_count_old_attempts_as_new_ones() -> N
     assert world.moved() == "easy"
 
     assert advance(world.curriculum, world.tables, behind, world.state) is world.state
-    assert standing(world.curriculum, world.tables, behind, world.state).outcomes == 0
+    assert standings(world.curriculum, world.tables, behind, world.state)[0].outcomes == 0
 
 
 def test_a_task_that_two_splits_have_counts_once() -> None:
@@ -302,7 +251,6 @@ def test_a_stage_without_any_task_is_passed_over_both_ways() -> None:
     assert world.told(8, *[1.0] * MIN).moved() == "hard"
     assert world.told(8, *[0.0] * MIN).moved() == "easy"
     assert world.told(0, *[0.0] * MIN).moved() == "easy"
-    assert empty_stages(world.curriculum, world.tables) == [nothing] * 3
 
 
 def test_a_component_that_is_in_no_stage_is_refused_by_name() -> None:
@@ -311,7 +259,7 @@ def test_a_component_that_is_in_no_stage_is_refused_by_name() -> None:
     for refused in (
         lambda: prepare(curriculum, some, {}),
         lambda: advance(curriculum, some, {}, b""),
-        lambda: standing(curriculum, some, {}, b""),
+        lambda: standings(curriculum, some, {}, b""),
     ):
         with pytest.raises(InvalidRequest, match=r"components\[1\]: no task of game/train is in any stage"):
             refused()

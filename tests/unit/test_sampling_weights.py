@@ -10,6 +10,7 @@ import pytest
 
 from gateway.core.curricula import Sampler, SamplerKind, TaskRecord
 from gateway.core.model import EnvironmentName
+from gateway.core.sampling_tables import TaskRow
 from gateway.core.sampling_weights import GRAINS, learning_progress, sums_of, target_success
 
 TARGET, PROGRESS = SamplerKind.TARGET_SUCCESS, SamplerKind.LEARNING_PROGRESS
@@ -22,8 +23,17 @@ def record(*newest: float) -> TaskRecord | None:
     return made if newest else None
 
 
+def plain(count: int) -> list[TaskRow]:
+    """Tasks of which nothing says that they are alike."""
+    return [TaskRow(at, f"t{at}") for at in range(count)]
+
+
+def targeted(known: Sequence[TaskRecord | None], sampler: Sampler, success_at: float = 1.0) -> list[float]:
+    return target_success(plain(len(known)), known, sampler, success_at)
+
+
 def shares(known: Sequence[TaskRecord | None], sampler: Sampler) -> list[float]:
-    sums = sums_of(known, sampler, 1.0)
+    sums = sums_of(plain(len(known)), known, sampler, 1.0)
     if sums is None:
         return [1 / len(known)] * len(known)
     return [(after - before) / sums[-1] for before, after in zip([0, *sums[:-1]], sums, strict=True)]
@@ -53,7 +63,7 @@ def test_a_task_weighs_less_the_farther_its_success_rate_is_from_the_target(newe
     sampler = Sampler(kind=TARGET, target=0.5, width=0.15, prior=2, window=8)
     at_target = record(0.0, 1.0)
 
-    weights = target_success([record(*newest), at_target], sampler, 1.0)
+    weights = targeted([record(*newest), at_target], sampler)
 
     assert weights == pytest.approx([gauss(rate - 0.5, 0.15), 1.0])
 
@@ -63,7 +73,7 @@ def test_of_many_rates_the_target_weighs_most(target: float) -> None:
     rates = [[1.0] * wins + [0.0] * (10 - wins) for wins in range(11)]
     sampler = Sampler(kind=TARGET, target=target, prior=0)
 
-    weights = target_success([record(*newest) for newest in rates], sampler, 1.0)
+    weights = targeted([record(*newest) for newest in rates], sampler)
 
     assert weights.index(max(weights)) == round(target * 10)
     assert weights[: round(target * 10) + 1] == sorted(weights[: round(target * 10) + 1])
@@ -72,7 +82,7 @@ def test_of_many_rates_the_target_weighs_most(target: float) -> None:
 def test_what_counts_as_a_success_is_the_curriculums_word() -> None:
     sampler = Sampler(kind=TARGET, prior=0)
 
-    strict, lenient = (target_success([record(0.4, 0.6), None], sampler, at) for at in (1.0, 0.5))
+    strict, lenient = (targeted([record(0.4, 0.6), None], sampler, at) for at in (1.0, 0.5))
 
     assert strict == pytest.approx([gauss(0.5, 0.15), 1])
     assert lenient == [1, 1]
@@ -81,14 +91,14 @@ def test_what_counts_as_a_success_is_the_curriculums_word() -> None:
 def test_the_nearest_task_weighs_1_however_far_and_however_narrow() -> None:
     sampler = Sampler(kind=TARGET, target=0.5, width=0, prior=0, explore=0)
 
-    weights = target_success([record(0.0), record(0.0, 0.0, 0.0, 1.0)], sampler, 1.0)
+    weights = targeted([record(0.0), record(0.0, 0.0, 0.0, 1.0)], sampler)
 
     assert weights == [0.0, 1.0]
     assert shares([record(0.0), record(0.0, 0.0, 0.0, 1.0)], sampler) == [0.0, 1.0]
 
 
 def test_without_a_prior_a_task_that_was_never_tried_still_counts_as_at_the_target() -> None:
-    assert target_success([None, record(0.0)], Sampler(kind=TARGET, prior=0, target=0.7), 1.0)[0] == 1.0
+    assert targeted([None, record(0.0)], Sampler(kind=TARGET, prior=0, target=0.7))[0] == 1.0
 
 
 # -- learning_progress ----------------------------------------------------------------------------------------------
@@ -114,9 +124,86 @@ def test_without_a_prior_a_task_that_was_never_tried_still_counts_as_at_the_targ
     ],
 )
 def test_a_task_weighs_as_much_as_its_rewards_change(some: list[list[float]], weights: list[float]) -> None:
-    sampler = Sampler(kind=PROGRESS, window=4)
+    sampler = Sampler(kind=PROGRESS, window=4, prior=0)
 
-    assert learning_progress([record(*newest) for newest in some], sampler) == pytest.approx(weights)
+    assert learning_progress(plain(len(some)), [record(*newest) for newest in some], sampler) == pytest.approx(weights)
+
+
+# -- tasks that are alike -------------------------------------------------------------------------------------------
+
+
+def seen(at: float, *newest: float, task: str = "one") -> TaskRecord:
+    made = TaskRecord(environment=EnvironmentName("math"), task=task, attempts=len(newest), recent=newest, seen_at=at)
+    return made
+
+
+def rates_of(rows: Sequence[TaskRow], known: Sequence[TaskRecord | None], **settings: float) -> list[float]:
+    """The success rate that each task is thought to have, worked out from weights that fall evenly below the target."""
+    sampler = Sampler(kind=TARGET, target=0.9999, width=0.5, window=8, **settings)  # type: ignore[arg-type]
+    weights = target_success([*rows, TaskRow(len(rows), "at-target")], [*known, None], sampler, 1.0)
+    return [0.9999 - 0.5 * math.sqrt(-2 * math.log(weight)) if weight < 1 else 0.9999 for weight in weights[:-1]]
+
+
+def test_a_task_that_was_not_tried_leans_on_those_of_its_difficulty_and_tags_and_these_on_their_difficulty() -> None:
+    rows = [
+        TaskRow(0, "a", ("x",), 1.0),
+        TaskRow(1, "b", ("x",), 1.0),
+        TaskRow(2, "c", ("y",), 1.0),
+        TaskRow(3, "d", ("y",), 1.0),
+        TaskRow(4, "e", ("x",), 2.0),
+        TaskRow(5, "f", (), None),
+    ]
+
+    found = rates_of(rows, [seen(1.0, 0.0, 0.0, 0.0, 1.0), None, None, None, None, None], prior=2.0)
+
+    level = (1 + 2 * 0.9999) / 6  # of difficulty 1, which leans on the target
+    kind = (1 + 2 * level) / 6  # of these the ones tagged x
+    assert found == pytest.approx([(1 + 2 * kind) / 6, kind, level, level, 0.9999, 0.9999], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        pytest.param([TaskRow(0, "a"), TaskRow(1, "b")], id="neither tags nor difficulty"),
+        pytest.param([TaskRow(0, "a", ("x",), 1.0), TaskRow(1, "b", ("x",), 2.0)], id="another difficulty"),
+        pytest.param([TaskRow(0, "a", ("x",)), TaskRow(1, "b", ("x", "y"))], id="other tags"),
+    ],
+)
+def test_tasks_that_are_not_alike_say_nothing_of_each_other(rows: list[TaskRow]) -> None:
+    assert rates_of(rows, [seen(1.0, 0.0, 0.0), None]) == pytest.approx([0.9999 / 2, 0.9999], abs=1e-4)
+
+
+def test_a_kind_is_told_from_its_newest_rewards() -> None:
+    rows = [TaskRow(at, f"t{at}", ("x",)) for at in range(4)]
+    known = [seen(3.0, *[1.0] * 4), seen(1.0, *[0.0] * 8), seen(2.0, *[0.0] * 2, *[1.0] * 4), None]
+
+    assert rates_of(rows, known, prior=0.0)[3] == pytest.approx(0.9999, abs=1e-3)
+
+
+def test_what_nobody_looks_at_becomes_open_again() -> None:
+    rows = [TaskRow(0, "a", ("x",)), TaskRow(1, "b", ("x",)), *(TaskRow(at, f"c{at}", ("y",)) for at in range(2, 40))]
+
+    def rate_after(later: int) -> float:
+        known = [seen(1.0, *[0.0] * 8), None, *(seen(2.0, *[1.0] * 8) if at < later else None for at in range(38))]
+        return rates_of(rows, known)[1]
+
+    rates = [rate_after(later) for later in (0, 4, 16, 38)]
+    assert rates == sorted(rates)
+    assert rates[0] < 0.25
+    assert rates[-1] > 0.9
+
+
+def test_a_kind_that_changes_most_weighs_most_and_one_that_was_not_tried_as_much() -> None:
+    rows = [TaskRow(at, f"t{at}", (tag,)) for at, tag in enumerate("aabbcc")]
+    known = [seen(1.0, 0.0, 0.0), seen(2.0, 1.0, 1.0), seen(3.0, 0.0, 0.0), None, None, None]
+
+    weights = learning_progress(rows, known, Sampler(kind=PROGRESS, window=4, prior=0))
+
+    assert weights == [0.0, 0.0, 0.0, 0.0, 1.0, 1.0], "what was tried twice by itself says that it does not change"
+    leaning = learning_progress(rows, known, Sampler(kind=PROGRESS, window=4, prior=4))
+    assert leaning[4] == leaning[5] == max(leaning)
+    assert leaning[0] > leaning[2]
+    assert leaning[3] > leaning[2]
 
 
 # -- explore --------------------------------------------------------------------------------------------------------
@@ -133,19 +220,19 @@ def test_a_task_weighs_as_much_as_its_rewards_change(some: list[list[float]], we
 def test_a_share_of_draws_looks_at_nothing(explore: float, told: list[float]) -> None:
     known = [record(0, 0), record(0, 1), record(0, 3)]
 
-    found = shares(known, Sampler(kind=PROGRESS, explore=explore))
+    found = shares(known, Sampler(kind=PROGRESS, explore=explore, prior=0))
 
     assert found == pytest.approx(told)
 
 
 def test_weights_that_are_equal_need_no_sums() -> None:
-    assert sums_of([None] * 5, Sampler(kind=TARGET), 1.0) is None
+    assert sums_of(plain(5), [None] * 5, Sampler(kind=TARGET), 1.0) is None
 
 
 def test_a_hundred_thousand_tasks_keep_their_proportions() -> None:
     known = [record(0, 0), *[record(0, 1)] * 99_999]
 
-    sums = sums_of(known, Sampler(kind=PROGRESS, explore=0.1), 1.0)
+    sums = sums_of(plain(100_000), known, Sampler(kind=PROGRESS, explore=0.1, prior=0), 1.0)
 
     assert sums is not None
     assert sums[0] / sums[-1] == pytest.approx(0.1 / 100_000)

@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
 import typer.main
 
 from gateway.cli import app
@@ -22,26 +21,17 @@ from gateway.tasks.signing import FORMAT
 PAGE = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text("utf-8")
 
 
-def commands() -> dict[str, set[str]]:
-    """The options of each `gateway tasks` command but for ``import``."""
+def commands() -> set[str]:
+    """The `gateway tasks` commands but for ``import``."""
     group: Any = typer.main.get_command(app)
-    found = dict(group.commands["tasks"].commands)
-    del found["import"]
-    return {name: {option for p in command.params for option in p.opts} for name, command in found.items()}
+    return set(group.commands["tasks"].commands) - {"import"}
 
 
 SHOWN = [line.partition("#")[0] for line in re.findall(r"^gateway tasks (?!import).*$", PAGE, re.M)]
 
 
-@pytest.mark.parametrize("line", SHOWN)
-def test_a_command_that_is_shown_has_these_options(line: str) -> None:
-    name = line.split()[2]
-
-    assert set(re.findall(r" (--?[a-z-]+)", line)) <= commands()[name]
-
-
 def test_every_command_is_shown() -> None:
-    assert {line.split()[2] for line in SHOWN} >= set(commands()) - {"schema"}
+    assert {line.split()[2] for line in SHOWN} >= commands() - {"schema"}
 
 
 def test_every_key_of_a_task_is_on_the_page() -> None:

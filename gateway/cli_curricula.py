@@ -1,0 +1,94 @@
+"""The commands ``gateway curricula …``: look at a running gateway's curricula, and begin them anew."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import httpx
+import typer
+from rich.table import Table
+
+from gateway.cli_client import LOCALHOST, Key, Url, ask, counted, print_table
+
+ROUTE = "/admin/v1/curriculum"
+curricula_app = typer.Typer(no_args_is_help=True, help="Look at a running gateway's curricula, and begin them anew.")
+
+Name = Annotated[str, typer.Argument(help="The curriculum's name.")]
+AsJson = Annotated[bool, typer.Option("--json", help="As JSON, on one line.")]
+
+
+@curricula_app.command("list")
+def list_curricula(url: Url = LOCALHOST, key: Key = "", as_json: AsJson = False) -> None:
+    """List the curricula, those of files and those that came by the API."""
+    rows = ask(url, key, "GET", ROUTE)["curricula"]
+    if as_json:
+        typer.echo(json.dumps(rows))
+        return
+    table = Table("name", "split", "sampler", "environments", "source", title=f"{len(rows)} curricula")
+    for row in rows:
+        table.add_row(row["name"], row["split"], row["sampler"], ", ".join(row["environments"]), row["source"])
+    print_table(table)
+
+
+@curricula_app.command("show")
+def show(
+    name: Name,
+    url: Url = LOCALHOST,
+    key: Key = "",
+    environment: Annotated[str, typer.Option("--environment", "-e", help="What is drawn within this one.")] = "",
+    tasks: Annotated[int, typer.Option("--tasks", "-n", min=0, help="Tasks to list, most drawn first.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Show where a curriculum stands, and the tasks that it draws most often."""
+    query = {"tasks": str(tasks)} | ({"environment": environment} if environment else {})
+    state = ask(url, key, "GET", _path(name), params=query)
+    if as_json:
+        typer.echo(json.dumps(state))
+        return
+    shares = ", ".join(f"{one} {share:.0%}" for one, share in state["shares"].items())
+    sampler = state["definition"]["sampler"]["kind"]
+    typer.echo(f"{name}: {sampler} over {state['tasks']} tasks ({shares}), {state['handles']} handles")
+    for standing in state["standings"]:
+        typer.echo(_standing(standing))
+    table = Table("environment", "split", "index", "task", "share", "attempts", "newest rewards")
+    for row in state["heaviest"]:
+        record = row["record"] or {"attempts": 0, "recent": []}
+        newest = " ".join(f"{reward:g}" for reward in record["recent"][-8:])
+        place = (row["environment"], row["split"], str(row["index"]), row["task"])
+        table.add_row(*place, f"{row['share']:.2%}", str(record["attempts"]), newest)
+    print_table(table)
+
+
+@curricula_app.command("reset")
+def reset(name: Name, url: Url = LOCALHOST, key: Key = "") -> None:
+    """Forget a curriculum's draws, groups and stages; records stay."""
+    ask(url, key, "POST", f"{_path(name)}/reset")
+    typer.echo(f"{name} begins anew; records stay")
+
+
+@curricula_app.command("clear")
+def clear(
+    environment: Annotated[str, typer.Argument(help="The environment whose tasks' records go.")],
+    task: Annotated[str, typer.Argument(help="Only this one's.")] = "",
+    url: Url = LOCALHOST,
+    key: Key = "",
+) -> None:
+    """Remove the records of an environment's tasks, or of one; draws and stages stay."""
+    query = {"environment": environment} | ({"task": task} if task else {})
+    removed = ask(url, key, "DELETE", "/admin/v1/records", params=query)["removed"]
+    typer.echo(f"removed {counted(removed, 'record')} of {environment}")
+
+
+def _path(name: str) -> str:
+    return httpx.URL("http://g").copy_with(path=f"{ROUTE}/{name}").raw_path.decode()
+
+
+def _standing(standing: dict[str, Any]) -> str:
+    rate = "no outcome yet" if standing["rate"] is None else f"success rate {standing['rate']:.2f}"
+    whose = ""
+    if (one := standing["component"]) is not None:
+        tagged = f" ({', '.join(one['tags'])})" if one["tags"] else ""
+        whose = f"{one['environment']}/{one['split']}{tagged}: "
+    counted = f"{standing['outcomes']} outcomes, {standing['counted']} counted"
+    return f"{whose}stage {standing['stage']}: {rate}, {counted}"

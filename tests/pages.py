@@ -1,0 +1,68 @@
+"""The fenced blocks of the pages that users read, and what the tests do with each.
+
+A comment right above a fence says so, in the page:
+
+* none: a block in ``sh`` or ``python`` is run as it is printed (`tests/wire/test_readme.py`);
+* ``<!-- file: NAME -->``: the block is what the file NAME holds when the page's next blocks run;
+* ``<!-- run by tests/… -->``, or another text that names a test file: those tests run it;
+* ``<!-- not run: REASON -->``; for all that follow on the page: ``<!-- none of these is run: REASON -->``.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parents[1]
+PAGES = tuple(
+    str(path.relative_to(PROJECT))
+    for path in (
+        PROJECT / "README.md",
+        *sorted((PROJECT / "docs").glob("*.md")),
+        PROJECT / "env_images" / "base" / "README.md",
+        PROJECT / "deploy" / "README.md",
+        PROJECT / "examples" / "README.md",
+    )
+)
+RUN = frozenset(("sh", "python"))
+"""Languages whose blocks are run unless a comment says otherwise."""
+_FENCE = re.compile(
+    r"(?:^<!-- (?P<note>(?:(?!-->).)*?) -->\n+)?^```(?P<language>\S*)[^\n]*\n(?P<text>.*?)^```$", re.M | re.S
+)
+_WIDE = re.compile(r"^<!-- none of these is run: (?P<reason>.+?) -->$", re.M | re.S)
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block."""
+
+    page: str
+    line: int
+    language: str
+    text: str
+    note: str
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+    @property
+    def file(self) -> str:
+        """The file that it is the text of; empty: none."""
+        return self.note.removeprefix("file: ") if self.note.startswith("file: ") else ""
+
+    @property
+    def is_run(self) -> bool:
+        return self.language in RUN and not self.note
+
+
+def blocks(page: str) -> list[Block]:
+    """The blocks of *page*, a path from the project's root."""
+    text = (PROJECT / page).read_text("utf-8")
+    found = []
+    for match in _FENCE.finditer(text):
+        line = text.count("\n", 0, match.start("language")) + 1
+        wide = _WIDE.search(text, 0, match.start())
+        note = match["note"] or (f"not run: {wide['reason']}" if wide else "")
+        found.append(Block(page, line, match["language"], match["text"], note))
+    return found

@@ -1,0 +1,70 @@
+"""docs/curricula.md: its files are curricula of the tasks that come with the project, its defaults are the code's."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.catalog import load_catalog
+from gateway.core.curricula import Component, Curriculum, Sampler, SamplerKind
+from gateway.core.model import EnvironmentName
+from gateway.curriculum_files import to_document
+from gateway.reading import read_curricula
+from gateway.settings import Settings
+from gateway.tasks.registry import load_tasks
+from tests.pages import PROJECT, Block, blocks
+
+PAGE = (PROJECT / "docs" / "curricula.md").read_text("utf-8")
+FILES = [block for block in blocks("docs/curricula.md") if block.language == "toml"]
+
+
+@pytest.mark.parametrize("block", FILES, ids=str)
+def test_a_file_that_is_shown_is_a_curriculum(block: Block, tmp_path: Path) -> None:
+    catalog = load_catalog(PROJECT / "env_images", names=("math", "game"))
+    (tmp_path / "shown.toml").write_text(block.text)
+
+    found = read_curricula(Settings(curricula_dir=tmp_path), catalog, load_tasks(catalog))
+
+    assert list(found) == ["shown"]
+
+
+def rows(header: str) -> dict[str, list[str]]:
+    """The table below *header*: by the key in the first column, the cells that follow."""
+    lines = PAGE[PAGE.index(header) :].partition("\n\n")[0].splitlines()[2:]
+    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+    return {re.sub(r"[`\[\] ]", "", first): others for first, *others in cells}
+
+
+def test_the_keys_of_a_sampler_their_defaults_and_their_users_are_the_codes() -> None:
+    shown = rows("| key of `[sampler]`")
+    used: dict[str, set[str]] = {}
+    for kind in SamplerKind:
+        study = Curriculum(name="any", components=(), sampler=Sampler(kind=kind))
+        for key in to_document(study)["sampler"]:
+            used.setdefault(key, set()).add(kind.value)
+
+    assert set(shown) == {field.name for field in fields(Sampler)}
+    for key, (default, users, *_) in shown.items():
+        expected: Any = getattr(Sampler(), key)
+        assert (json.loads(default) if default else ()) == expected, key
+        if key != "kind":
+            assert set(re.findall(r"`(\w+)`", users)) == used[key], key
+
+
+def test_the_keys_at_the_top_and_their_defaults_are_the_codes() -> None:
+    shown = rows("| key at the top")
+    study = Curriculum(name="any", components=())
+
+    assert set(shown) == {field.name for field in fields(Curriculum)} - {"name", "sampler"}
+    assert {key: json.loads(default) for key, (default, *_) in shown.items() if default} == {
+        key: getattr(study, key) for key in shown if key != "components"
+    }
+    component = dict(re.findall(r"`(\w+)`(?: \(`?\"?([\w.]+)\"?`?\))?", shown["components"][1]))
+    default = Component(environment=EnvironmentName("any"))
+    assert set(component) == {field.name for field in fields(Component)}
+    assert (component["split"], float(component["weight"])) == (default.split, default.weight)

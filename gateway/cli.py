@@ -86,7 +86,7 @@ def node() -> None:
 
 @app.command()
 def check() -> None:
-    """Read settings, environments, tasks and curricula, say what they mean, and start nothing; static servers are asked."""
+    """Read settings, environments, tasks and curricula, and print what they mean; static servers are asked."""
     settings = load().checked()
     catalog, tasks = asyncio.run(_checked(settings))
     curricula = read_curricula(settings, catalog, tasks)

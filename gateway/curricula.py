@@ -151,7 +151,8 @@ class Curricula:
     async def record_key(self, environment: EnvironmentName, task: str) -> str | None:
         """What outcomes of *task*, an id, an alias or ``split/index``, are kept under.
 
-        None: the environment has no such task, and none was played there (as one that came with its episode is).
+        None: the environment has no such task, and none was played there (as one that came with its episode is), as far
+        as this replica and the store know.
 
         Raises:
             GatewayError: workers can't be asked for their tasks, or the store does not answer.
@@ -163,6 +164,7 @@ class Curricula:
             rows = (await self._tables.of(environment, split)).rows
             if int(index) < len(rows) and rows[int(index)].task == task:
                 return task
+        await self._records.write()  # an episode that has just ended may wait there
         return task if task in await self._records.of(environment) else None
 
     async def count(self, scope: Curriculum) -> int:
@@ -296,8 +298,8 @@ class Curricula:
         """Offer a curriculum, or another one of that name; its draws go on where its handles are.
 
         Raises:
-            InvalidRequest: the document is wrong, an environment is not on offer, a component or a stage has no task, or
-                the name stands in a file; with every problem.
+            InvalidRequest: the document is wrong, an environment is not on offer, a component or a stage has no task,
+                or the name stands in a file; with every problem.
             GatewayError: workers can't be asked for their tasks.
         """
         if self.is_in_file(name):

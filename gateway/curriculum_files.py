@@ -3,9 +3,9 @@
 A file that is wrong stops the start with file, line and reason; a request is refused with the same ones. What a kind of
 sampler has no use for is refused too: a ``target`` that nobody looks at would be believed in.
 
-A definition is checked in one pass, so that all of its problems are told together: the keys by themselves (pydantic), keys
-that contradict each other, and the tasks that it asks for. The last two read the document as it is, and pass over parts
-that are malformed.
+A definition is checked in one pass, so that all of its problems are told together: the keys by themselves (pydantic),
+keys that contradict each other, and the tasks that it asks for. The last two read the document as it is, and pass over
+parts that are malformed.
 """
 
 from __future__ import annotations
@@ -346,8 +346,8 @@ def _task_problems(document: Mapping[str, Any], look: Look) -> Iterator[Problem]
         for at, stage in stages:
             if not any(is_in(stage, row) for _, rows in chosen for row in rows):
                 yield at, f"no task is in the stage {stage.name[:80]!r}"
-    for at, rows in chosen:
-        if stages and not any(is_in(stage, row) for row in rows for _, stage in stages):
+    for at, known in chosen:
+        if stages and not any(is_in(stage, row) for row in known for _, stage in stages):
             yield at or ("sampler", "stages"), "none of the component's tasks is in any stage"
 
 
@@ -357,18 +357,17 @@ def _task_problems(document: Mapping[str, Any], look: Look) -> Iterator[Problem]
 def _components(document: Mapping[str, Any]) -> list[tuple[Location, Mapping[str, Any]]]:
     """Tables of components and where they stand; in the short form the document itself, at ()."""
     if "components" in document:
-        return [(("components", at), table) for at, table in _tables(document["components"])][:MAX_COMPONENTS]
+        return _tables(document["components"], "components")[:MAX_COMPONENTS]
     return [((), document)] if "environment" in document else []
 
 
 def _stages(sampler: Mapping[str, Any]) -> list[tuple[Location, Mapping[str, Any]]]:
-    return [(("sampler", "stages", at), table) for at, table in _tables(sampler.get("stages"))][:MAX_STAGES]
+    return _tables(sampler.get("stages"), "sampler", "stages")[:MAX_STAGES]
 
 
-def _tables(value: object) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    for at, one in enumerate(value if isinstance(value, list) else ()):
-        if isinstance(one, Mapping):
-            yield at, one
+def _tables(value: object, *where: str) -> list[tuple[Location, Mapping[str, Any]]]:
+    listed = value if isinstance(value, list) else ()
+    return [((*where, at), one) for at, one in enumerate(listed) if isinstance(one, Mapping)]
 
 
 def _split_of(table: Mapping[str, Any]) -> tuple[EnvironmentName, str] | None:

@@ -41,13 +41,13 @@ class _Evidence:
     """What is known of each task, and of the tasks that are alike.
 
     Kinds are all tasks of a difficulty, and within these all that have the same tags too. A task that was tried seldom
-    says little by itself, and where a run has few groups of episodes for each task that is most of them. So the estimate
+    says little by itself, and in a run with few groups of episodes for each task that is most of them. So the estimate
     of a task leans on that of the tasks with its difficulty and tags, and theirs on that of all with its difficulty:
     each counts for ``prior`` attempts in the next one (a hierarchical prior). A task with neither tags nor a difficulty
     is of no kind, and neither is one that is alone in its kind.
 
-    A kind is told from its newest ``window`` rewards. Records keep no order among tasks but that of their last attempts,
-    so these are the rewards of the task tried last, then those of the one tried before it, and so on.
+    A kind is told from its newest ``window`` rewards. Records keep no order among tasks but that of their last
+    attempts, so these are the rewards of the task tried last, then those of the one tried before it, and so on.
 
     The policy changes: what a reward says of a task, or of its kind, is worth half as much once half a window of
     rewards for each kind came after it. So what nobody looks at becomes open again, and is tried again.
@@ -86,7 +86,9 @@ class _Evidence:
                 kind.rewards += newest
                 kind.counts += [count] * len(newest)
 
-    def estimates(self, told_of: Callable[[Sequence[float], Sequence[float]], float | None], first: float) -> list[float]:
+    def estimates(
+        self, told_of: Callable[[Sequence[float], Sequence[float]], float | None], first: float
+    ) -> list[float]:
         """The estimate of each task.
 
         Args:
@@ -140,9 +142,7 @@ def target_success(
     return [math.exp(least - exponent) for exponent in exponents]
 
 
-def learning_progress(
-    rows: Sequence[TaskRow], records: Sequence[TaskRecord | None], sampler: Sampler
-) -> list[float]:
+def learning_progress(rows: Sequence[TaskRow], records: Sequence[TaskRecord | None], sampler: Sampler) -> list[float]:
     """Prefer tasks whose rewards change, for better or worse; the one that changes most weighs 1.
 
     As in Oudeyer's curiosity and in the teacher of Matiisen and others (Teacher-Student Curriculum Learning): what is

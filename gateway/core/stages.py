@@ -265,9 +265,7 @@ def _newest(since: Sequence[tuple[EnvironmentName, TaskRecord, int]]) -> Iterato
         depth += 1
 
 
-def _entered(
-    curriculum: Curriculum, stage: Stage, parts: Sequence[Part], records: Records, *, most: int
-) -> Document:
+def _entered(curriculum: Curriculum, stage: Stage, parts: Sequence[Part], records: Records, *, most: int) -> Document:
     tried = sorted(_tried(stage, parts, records), key=_last_first)
     return {
         "at": max((record.seen_at for _, record in tried), default=0.0),

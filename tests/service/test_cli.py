@@ -118,11 +118,15 @@ def test_several_static_servers_may_stand_in_one_option(run: Command) -> None:
     said = refusal(run("serve", "--static", "a=http://127.0.0.1:1,b=nowhere"))
 
     assert "'b=nowhere' is not of the form NAME=URL" in said
+
+
 def test_check_and_serve_refuse_wrong_curricula_alike_and_tell_all_that_is_wrong(catalog: Path, run: Command) -> None:
     folder = catalog / "curricula"
     folder.mkdir()
     (folder / "a.toml").write_text('seed = -1\nenvironment = "nowhere"\n')
-    (folder / "b.toml").write_text('environment = "quiz"\nsampler.kind = "staged"\nsampler.stages = [{name = "x", tags = ["y"]}]')
+    (folder / "b.toml").write_text(
+        'environment = "quiz"\nsampler.kind = "staged"\nsampler.stages = [{name = "x", tags = ["y"]}]'
+    )
     settings = {"GATEWAY_CURRICULA_DIR": str(folder)}
 
     told = refusal(run("check", **settings))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from typer.testing import CliRunner, Result
@@ -87,17 +88,26 @@ async def test_what_is_wrong_is_named_and_leaves_nothing() -> None:
 
 
 async def test_feedback_on_a_task_that_there_is_not_is_refused_and_nothing_is_noted() -> None:
-    async with running(tasks_math=TASKS, curricula=curriculum()) as (stack, gateway, client):
+    async with running(tasks_math=TASKS, curricula=curriculum()) as (_, gateway, client):
         sid = "inline"
         given = {"env_name": "math", "task_spec": {"id": "given-whole", "question": "?"}}
         await client.post("/create", json=given, headers={"X-Session-ID": sid})
         await call(client, sid=sid)
         await delete(client, sid)
         url = "/admin/v1/curriculum/mine/feedback"
-        good = [{"task": "t1"}, {"split": "test", "index": 0}, {"task": "train/2"}, {"task": "given-whole"}]
-        wrong = [{"task": "skill-typo"}, {"split": "train", "index": 999}, {"split": "trian", "index": 0}]
+        good: list[Mapping[str, object]] = [
+            {"task": "t1"},
+            {"split": "test", "index": 0},
+            {"task": "train/2"},
+            {"task": "given-whole"},
+        ]
+        wrong: list[Mapping[str, object]] = [
+            {"task": "skill-typo"},
+            {"split": "train", "index": 999},
+            {"split": "trian", "index": 0},
+        ]
 
-        def told(tasks: list[dict[str, Any]]) -> dict[str, Any]:
+        def told(tasks: Sequence[Mapping[str, object]]) -> dict[str, Any]:
             return {"policy": "new", "outcomes": [{"environment": "math", "reward": 0.5, **task} for task in tasks]}
 
         refused = await client.post(url, json=told([*good, *wrong]))
@@ -172,7 +182,7 @@ async def test_the_command_line_lists_shows_resets_and_clears() -> None:
         assert "0.25" in shown.output
         assert (as_json[0][0]["name"], as_json[1]["policy"]) == ("mine", "p")
         assert await gateway.curricula.policy("mine") == ""
-        assert "removed 1 records of math" in cleared.output
+        assert "removed 1 record of math" in cleared.output
         assert dict(await gateway.records.of(MATH)) == {}
         assert unknown.exit_code == 2
         assert "there is no curriculum 'nosuch'" in unknown.output

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Self
 
 from gateway.core.curricula import Component, Curriculum, Outcome, Sampler, SamplerKind, Stage, TaskRecord
 from gateway.core.model import EnvironmentName
@@ -31,7 +32,7 @@ class World:
         self.state = b""
         self.now = 0.0
 
-    def told(self, index: int, *rewards: float) -> World:
+    def told(self, index: int, *rewards: float) -> Self:
         """Sessions on a task end with *rewards*."""
         task = f"math-{index}"
         for reward in rewards:

@@ -1,4 +1,4 @@
-"""Definitions of curricula against the tasks on offer: all that is wrong is told in one pass, of a file as of a request."""
+"""Definitions of curricula against the tasks on offer: a file and a request are told all their problems in one pass."""
 
 from __future__ import annotations
 

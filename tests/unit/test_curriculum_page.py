@@ -36,7 +36,7 @@ def test_a_file_that_is_shown_is_a_curriculum(block: Block, tmp_path: Path) -> N
 def rows(header: str) -> dict[str, list[str]]:
     """The table below *header*: by the key in the first column, the cells that follow."""
     lines = PAGE[PAGE.index(header) :].partition("\n\n")[0].splitlines()[2:]
-    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+    cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip().strip("|"))] for line in lines]
     return {re.sub(r"[`\[\] ]", "", first): others for first, *others in cells}
 
 
@@ -51,7 +51,7 @@ def test_the_keys_of_a_sampler_their_defaults_and_their_users_are_the_codes() ->
     assert set(shown) == {field.name for field in fields(Sampler)}
     for key, (default, users, *_) in shown.items():
         expected: Any = getattr(Sampler(), key)
-        assert (json.loads(default) if default else ()) == expected, key
+        assert (json.loads(default.strip("`")) if default else ()) == expected, key
         if key != "kind":
             assert set(re.findall(r"`(\w+)`", users)) == used[key], key
 

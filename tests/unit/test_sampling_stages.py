@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.curricula import RECENT, Component, Curriculum, Outcome, Sampler, SamplerKind, Stage, TaskRecord
+from gateway.core.curricula import RECENT, Component, Curriculum, Sampler, SamplerKind, Stage, TaskRecord
 from gateway.core.curriculum_ports import MAX_STATE_BYTES
 from gateway.core.errors import InvalidRequest
-from gateway.core.model import EnvironmentName
 from gateway.core.sampling import prepare
 from gateway.core.sampling_tables import Tables, TaskRow, tabulate
 from gateway.core.stages import MARKED, Standing, advance, standings
+from tests.unit.staged_world import EASY, GAME, HARD, MATH, MIN, WINDOW, World, staged
+
 
 def at_stage(name: str) -> World:
     """A world whose curriculum came to the stage of *name* by successes."""

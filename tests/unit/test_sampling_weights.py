@@ -133,8 +133,7 @@ def test_a_task_weighs_as_much_as_its_rewards_change(some: list[list[float]], we
 
 
 def seen(at: float, *newest: float, task: str = "one") -> TaskRecord:
-    made = TaskRecord(environment=EnvironmentName("math"), task=task, attempts=len(newest), recent=newest, seen_at=at)
-    return made
+    return TaskRecord(environment=EnvironmentName("math"), task=task, attempts=len(newest), recent=newest, seen_at=at)
 
 
 def rates_of(rows: Sequence[TaskRow], known: Sequence[TaskRecord | None], **settings: float) -> list[float]:

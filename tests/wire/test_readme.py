@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.wire, pytest.mark.needs("openenv-clients", "bubblewrap
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A gateway as the README starts it, but for its port and its folders; it has the curriculum of docs/curricula.md."""
+    """A gateway as the README starts it, but for port and folders; it has the curriculum of docs/curricula.md."""
     folder = tmp_path_factory.mktemp("gateway")
     for block in blocks("docs/curricula.md"):
         write(block, folder)
@@ -48,7 +48,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             "XDG_STATE_HOME": str(folder),
             "GATEWAY_PORT": "0",
             "GATEWAY_CURRICULA_DIR": str(folder / "curricula"),
-            **{name: "" for name in ("MAKEFLAGS", "MAKEOVERRIDES", "ARGS")},  # of the `make test` that runs this
+            **dict.fromkeys(("MAKEFLAGS", "MAKEOVERRIDES", "ARGS"), ""),  # of the `make test` that runs this
         },
         ready=r"gateway_ready url=(\S+)",
         log=folder / "gateway.log",
@@ -127,9 +127,11 @@ class Checkout:
         home = folder / "home"
         home.mkdir()
         (home / ".curlrc").write_text("fail-with-body\nsilent\nshow-error\n")
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("GATEWAY_", "ENVSERVER_"))}
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        self._variables = inherited | {"PATH": path, "HOME": str(home), "GATEWAY_URL": url, "NO_PROXY": "*"}
+        inherited = {
+            name: value for name, value in os.environ.items() if not name.startswith(("GATEWAY_", "ENVSERVER_"))
+        }
+        programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        self._variables = inherited | {"PATH": programs, "HOME": str(home), "GATEWAY_URL": url, "NO_PROXY": "*"}
 
     def play(self, block: Block) -> None:
         """Do with *block* what its page means; one in ``sh`` may start a server, which the next ones speak to."""

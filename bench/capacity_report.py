@@ -315,6 +315,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             protocol=given.protocol,
         )
         cluster = Cluster(machines=given.machines, cores=given.cores, memory_bytes=given.memory_gib * _GIB)
+    except FileNotFoundError as error:
+        parser.error(f"{error.filename}: there are no results; `make bench` measures and writes them")
     except (OSError, ValueError) as error:
         parser.error(str(error))
     some = cases(figures, work, cluster)

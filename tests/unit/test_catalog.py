@@ -119,6 +119,7 @@ def test_two_lines_are_an_environment_with_the_documented_defaults(tmp_path: Pat
         directory=(tmp_path / "env_images" / "math").resolve(),
         command=("python3", "server.py"),
     )
+    assert read_environment(written(tmp_path, GOOD)).timeouts.idle_s == 300
 
 
 def test_every_key_arrives_where_it_belongs(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 A row is an image, a column a client; each cell looks at what is on offer, wins an episode and loses another one. On
 containers one client of each protocol plays on each image: of two clients of one protocol, each gets every other image.
+All of them play there on an image that has no local process.
 """
 
 import pytest
@@ -18,7 +19,11 @@ OF_TURN = (("ors", "areal", "openenv-0.10.0"), ("openreward", "areal", "openenv-
 """Clients of all protocols: those of the images with an even number, and with an odd one."""
 CELLS = [
     *((EMBEDDED, name, client) for name, case in CASES.items() if case.is_local for client in TRAINERS),
-    *((STACK, name, client) for number, name in enumerate(CASES) for client in OF_TURN[number % 2]),
+    *(
+        (STACK, name, client)
+        for number, (name, case) in enumerate(CASES.items())
+        for client in (OF_TURN[number % 2] if case.is_local else TRAINERS)
+    ),
 ]
 
 

@@ -7,6 +7,7 @@ import asyncio
 import os
 import shutil
 import socket
+import stat
 import subprocess
 import sys
 from contextlib import suppress
@@ -41,6 +42,12 @@ def may_map_range() -> bool:
     return False
 
 
+def _closed_folder(path: Path) -> Path | None:
+    """The first folder on the way to *path*, or *path* itself, that only its owner or group can pass through."""
+    whole = path.absolute()
+    return next((one for one in (*reversed(whole.parents), whole) if not one.stat().st_mode & stat.S_IXOTH), None)
+
+
 def _configuration(box: Box, work: Path, limits: Limits, *, ranged: bool) -> dict[str, object]:
     bubblewrap = shutil.which("bwrap")
     if bubblewrap is None:
@@ -51,6 +58,11 @@ def _configuration(box: Box, work: Path, limits: Limits, *, ranged: bool) -> dic
     for path, name in ((Path(box.path), "the box"), (work, "the work folder")):
         if not path.is_dir():
             raise SandboxError(f"{name} {path} is no directory", code="unsupported")
+        if ranged and (closed := _closed_folder(path)) is not None:
+            raise SandboxError(
+                f"{name} {path} has to be in folders that any user can pass through: `chmod o+x {closed}`",
+                code="unsupported",
+            )
     try:
         calls = seccomp.program()
     except ValueError as error:

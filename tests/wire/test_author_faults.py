@@ -215,6 +215,16 @@ async def counted(gateway: Gateway, environment: str) -> dict[str, float]:
     return found
 
 
+async def failed_calls(gateway: Gateway, environment: str) -> float:
+    """Calls of *environment* that ended with the author's fault."""
+    for family in text_string_to_metric_families((await told(gateway, "/metrics")).text):
+        for sample in family.samples:
+            wanted = {"environment": environment, "outcome": "author_fault"}
+            if sample.name == "gateway_calls_total" and wanted.items() <= sample.labels.items():
+                return sample.value
+    return 0.0
+
+
 async def counted_as(gateway: Gateway, environment: str, before: Mapping[str, float], **more: int) -> None:
     """Wait until so many *more* than *before* are counted, and nothing else."""
 
@@ -233,11 +243,14 @@ async def test_an_authors_fault_is_a_typed_error_and_never_a_reward(
 ) -> None:
     play, says = PROTOCOLS[protocol]
     before, already_logged = await counted(gateway, environment), len(gateway.log)
+    calls_before = await failed_calls(gateway, environment)
 
     async with play(gateway.url, environment, fails) as heard:
         pass
 
     await counted_as(gateway, environment, before, author_fault=1)
+    more_calls = await failed_calls(gateway, environment) - calls_before
+    assert more_calls == 0 if fails == "reset" else more_calls >= 1
     assert heard.errors[0] == says[expected][0], heard
     assert set(heard.errors) <= set(says[expected]), heard
     assert not heard.is_done

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Callable
 from contextlib import ExitStack
 
@@ -21,6 +20,7 @@ from gateway.core.errors import ConfigError
 from gateway.core.ports import Backend
 from gateway.core.task_ports import TaskStore
 from gateway.settings import Settings, inherited_environ
+from gateway.shared_files import Taken, hold
 from gateway.stores.memory import MemoryStore
 from gateway.stores.memory_calls import MemoryCallStore
 from gateway.stores.memory_curricula import MemoryCurriculumStore
@@ -28,6 +28,7 @@ from gateway.stores.memory_tasks import MemoryTaskStore
 from gateway.stores.redis import RedisStore
 from gateway.stores.redis_calls import RedisCallStore
 from gateway.stores.redis_curricula import RedisCurriculumStore
+from gateway.stores.redis_places import place_of
 from gateway.stores.redis_sentinel import SCHEMES, is_sentinel, read_url
 from gateway.stores.redis_tasks import RedisTaskStore
 
@@ -131,29 +132,43 @@ def make_swarm(
 def hold_containers(settings: Settings) -> ExitStack:
     """Claim this gateway's containers for this process, until what is returned is closed or the process ends.
 
-    Replicas find in their store which containers are in use. Where that is one process's memory, another one would take
-    them for what a dead gateway left behind.
+    Replicas find in their store which containers are in use. A gateway with another store would take them for what a
+    dead one left behind; so would another process where the store is one process's memory.
 
     Raises:
-        ConfigError: a process that lives has them, or the state folder can't be written.
+        ConfigError: a process that lives has them, the store's URL can't be read, or the state folder can't be written.
     """
     held = ExitStack()
-    if settings.store != "memory" or not settings.uses_containers:
+    if not settings.uses_containers:
         return held
-    path = settings.state_dir / f"{settings.instance}-{settings.read_owner()}.lock"
+    ours, path = _store_of(settings), settings.state_dir / f"{settings.instance}-{settings.read_owner()}.lock"
+    alone = settings.store == "memory"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = held.enter_context(path.open("a"))
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        held.close()
+        held.enter_context(hold(path, ours, alone=alone))
+    except Taken as taken:
+        theirs = taken.content or "memory"
         raise ConfigError(
-            f"another gateway with GATEWAY_STORE=memory and GATEWAY_INSTANCE={settings.instance} runs, and would lose "
-            f"its workers to this one ({path} is locked): set another GATEWAY_INSTANCE here, or the same Redis in both"
+            f"another gateway with GATEWAY_INSTANCE={settings.instance} runs, with GATEWAY_STORE={theirs} "
+            f"where this one has {ours}, and they would remove each other's workers ({path} is locked): "
+            "set another GATEWAY_INSTANCE here, or the same Redis in both"
         ) from None
     except OSError as error:
-        raise ConfigError(f"GATEWAY_STATE_DIR={settings.state_dir}: {error}") from error
+        # A secret from elsewhere needs no state folder, as in a container that is read only: nobody shares that one.
+        if alone or settings.secret is None:
+            raise ConfigError(f"GATEWAY_STATE_DIR={settings.state_dir}: {error}") from error
     return held
+
+
+def _store_of(settings: Settings) -> str:
+    """The store that the settings name, as another gateway may read it: without user and password."""
+    if settings.store == "memory":
+        return settings.store
+    check_store(settings.store)
+    try:
+        return f"{place_of(settings.store)} GATEWAY_STORE_PREFIX={settings.store_prefix}"
+    except ValueError as error:
+        raise ConfigError(f"GATEWAY_STORE: {error}") from None
 
 
 def _docker_backend(settings: Settings, catalog: Catalog, *, url: str, folders: Folders | None = None) -> DockerBackend:

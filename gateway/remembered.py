@@ -44,6 +44,8 @@ class Entry:
     """Of those under way, the ones that end with the session."""
     turns: int = 0
     """Counted by the store, as it last told."""
+    barren: int = 0
+    """Turns from its first one on that gave no reward, as far as they were taken here."""
     owed: list[str] = field(default_factory=list)
     """Keys of turns, of a worker that does not count them, that were taken while the store was away, in their order: it
     counts them when it is back."""

@@ -264,7 +264,7 @@ class Sessions:
         result = await self.act(owner, name, action, within_s=within_s, key=key or None)
         if result.turn is not None or result.reason == EPISODE_FINISHED:
             return result, result.turn or 0
-        return result, await self._turns.count(await self._entry(session_id(owner, name)), key=key)
+        return result, await self._turns.taken(await self._entry(session_id(owner, name)), result, key=key)
 
     def _has_played(self, task: asyncio.Task[tuple[StepResult, int]]) -> None:
         self._playing.discard(task)

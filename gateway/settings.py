@@ -81,8 +81,9 @@ class Settings(BaseSettings):
     """Of the process backend: where sandboxes have their root filesystem (100 MB, made when first needed) and are
     mounted. Where the gateway is root, every user must be able to pass through it."""
     state_dir: Path = Field(default_factory=_state_dir)
-    """Where the gateway's own secret is kept (``secret``, mode 0600); of a node in a cluster, that it drains. Keep it:
-    a gateway with another secret is another gateway, and leaves the workers of this one alone."""
+    """Where the gateway's own secret is kept (``secret``, mode 0600), and locks that say which store each instance
+    has; of a node in a cluster, that it drains. Keep it: a gateway with another secret is another gateway, and leaves
+    the workers of this one alone."""
     secret: SecretStr | None = None
     """Replaces the secret file; replicas on several machines need the same one."""
     secrets_dir: Path | None = None
@@ -90,7 +91,8 @@ class Settings(BaseSettings):
     the like. A variable that is set wins."""
     instance: str = Field(default="env-gateway", pattern=r"^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}$")
     """Label of everything that this gateway makes on an engine. Another label, ``env-gateway.owner``, is made of the
-    secret: a gateway touches nothing that does not bear both."""
+    secret: a gateway touches nothing that does not bear both. Gateways with one secret and one instance need one
+    store; others are refused."""
 
     catalog_dir: Path = Path("env_images")
     """Folder of ``<environment>/environment.toml``."""

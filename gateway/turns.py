@@ -1,4 +1,8 @@
-"""Turns of sessions whose workers do not count them: the store keeps the number, for all replicas."""
+"""Turns of sessions whose workers do not count them: the store keeps the number, for all replicas.
+
+Only AReaL's trainers play by turns, and at the end of an episode their API has a number. So the end of one that never
+gave any is the author's fault: 0 would be an invention. Workers of ours tell by themselves what is no number.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,11 @@ import logging
 import time
 from typing import Final
 
-from gateway.core.errors import StoreUnavailable
+from gateway.core.errors import AuthorFault, StoreUnavailable
+from gateway.core.faults import Fault, FaultKind
+from gateway.core.model import StepResult
 from gateway.core.ports import Store
+from gateway.observe.faults import log_faults
 from gateway.remembered import Entry
 
 logger = logging.getLogger(__name__)
@@ -21,6 +28,23 @@ class Turns:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+
+    async def taken(self, entry: Entry, result: StepResult, *, key: str = "") -> int:
+        """Count the turn that *result* came of; returns which one it is.
+
+        Raises:
+            AuthorFault: it ends the episode, and none of its turns gave a reward.
+        """
+        turn = await self.count(entry, key=key)
+        if result.reward is None and turn == entry.barren + 1:
+            entry.barren = turn
+        # Turns that another replica took leave a gap: then nobody here can tell.
+        if result.finished and entry.barren == turn:
+            message = f"the environment ended the episode, and gave no reward in any of its {turn} turns (null, or NaN)"
+            error = AuthorFault(message, faults=(Fault(FaultKind.AUTHOR, "reward", message),))
+            log_faults(entry.session, error.faults)
+            raise error
+        return turn
 
     async def count(self, entry: Entry, *, key: str = "") -> int:
         """Count one more turn; see ``Store.count_turn``.

@@ -695,6 +695,8 @@ class Summary:
     finished: bool
     steps: int
     seconds: float
+    is_rewarded: bool = True
+    """Whether any of its steps gave a reward, be it 0: *reward* is no more than a sum of none otherwise."""
     fault: FaultKind | None = None
     """Who is at fault, where it ended with a fault: its setup or its last step failed."""
     faults: tuple[Fault, ...] = ()

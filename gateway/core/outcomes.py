@@ -64,5 +64,11 @@ def outcome_of(reason: CloseReason, summary: Summary | None) -> EpisodeOutcome:
 
 
 def reward_of(outcome: EpisodeOutcome, summary: Summary | None) -> float | None:
-    """The sum of an episode's rewards, if the agent earned it; None says that there is no reward, which is not 0."""
-    return summary.reward if summary is not None and outcome in EARNED else None
+    """The sum of an episode's rewards, if the agent earned it; None says that there is no reward, which is not 0.
+
+    An environment that ended an episode without a word of its reward gave none: servers of other people's write a
+    reward that is no number as null, or have none to give.
+    """
+    if summary is None or outcome not in EARNED:
+        return None
+    return summary.reward if summary.is_rewarded or outcome is not EpisodeOutcome.FINISHED else None

@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 
 from gateway.core.errors import InvalidRequest
 from gateway.core.model import Action
-from gateway.fronts.areal_samples import seed_of
 from gateway.fronts.areal_texts import without_end_tokens
+from gateway.fronts.seeds import seed_of
 
 Object = Mapping[str, Any]
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from gateway.core.errors import (
     AuthorFault,
+    EnvironmentUnavailable,
     GatewayError,
     InvalidRequest,
     PoolExhausted,
@@ -43,6 +44,7 @@ _TITLES: Final[dict[type[GatewayError], str]] = {
     SessionNotFound: "episode not found",
     SessionClosed: "episode not found",
     PoolExhausted: "no capacity",
+    EnvironmentUnavailable: "environment unavailable",
     UpstreamTimeout: "environment lost",
     UpstreamGone: "environment lost",
     UpstreamError: "environment failed",

@@ -1,7 +1,8 @@
 """What AReaL's clients are answered: observations, and the replies of start and step.
 
 Differences between ORS' words and the API's:
-* A reward of null is 0.0. Rewards of single steps are passed on as they come; the client adds them up.
+* A reward of null is 0.0; the end of an episode in which a foreign server gave no other is refused before (`turns`).
+  Rewards of single steps are passed on as they come; the client adds them up.
 * ``success`` is the result's metadata ``success`` where that is a boolean, else whether the last reward is at least 1:
   partial credit is no success.
 * What a tool refused, or failed at, is an observation: an HTTP error would cost the client its whole trajectory.

@@ -1,8 +1,6 @@
-"""From a ``sample_id`` to a task and its seed."""
+"""From a ``sample_id`` to a task."""
 
 from __future__ import annotations
-
-import hashlib
 
 from gateway.core.errors import UnknownSplit, UnknownTask
 from gateway.core.model import Environment
@@ -41,8 +39,3 @@ async def split_of(offers: Offers, environment: Environment) -> str:
     if not offers.asks(environment):
         return environment.areal.split
     return offers.usual([split.name for split in await offers.splits(environment)], environment.areal.split)
-
-
-def seed_of(sample: str) -> int:
-    """A seed for *sample*, in [0, 2**31): the same in every process, so that all members of a group agree."""
-    return int.from_bytes(hashlib.sha256(sample.encode("utf-8", "surrogatepass")).digest()[:4], "big") >> 1

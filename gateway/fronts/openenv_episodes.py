@@ -44,6 +44,7 @@ from gateway.fronts.openenv_replies import (
     unknown_tool,
 )
 from gateway.fronts.openenv_tasks import Chosen, TaskChooser
+from gateway.fronts.seeds import seeded
 from gateway.offers import Offers
 from gateway.sessions import Sessions
 
@@ -150,7 +151,7 @@ class Episodes:
         if self._chooser.passes_place(environment, wish):
             place = {"split": wish.split, "index": wish.index}
             config = {**config, **{key: value for key, value in place.items() if value is not None}}
-        return Setup(
+        setup = Setup(
             spec=chosen.spec,
             seed=wish.seed,
             config=config or None,
@@ -161,6 +162,7 @@ class Episodes:
             policy=chosen.policy,
             ticket=chosen.ticket,
         )
+        return seeded(environment, setup)
 
     async def step(self, owner: Owner, name: str, environment: Environment, data: Json) -> Json:
         """Act; answers what is observed.

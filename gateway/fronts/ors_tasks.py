@@ -10,6 +10,7 @@ from gateway.core.model import Environment, Setup, Wire
 from gateway.fronts.asgi import dump
 from gateway.fronts.ors_bodies import CreateSession, OfRange, OfSplit, OfTask, validate, without_platform_keys
 from gateway.fronts.ors_pending import Pending
+from gateway.fronts.seeds import seeded
 from gateway.handles import Offer
 from gateway.offers import Offers
 
@@ -91,7 +92,7 @@ class OrsTasks:
             group=pending.group,
             ticket=offer.ticket,
         )
-        return setup, task
+        return seeded(environment, setup), task
 
     async def _given(self, spec: dict[str, Any], environment: Environment) -> Offer:
         """The task that a spec is: itself, or the one of its id where it says no more, if there is one."""

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from gateway.settings import Settings
 from tests.faults.world import World, started
 from tests.wire.gateways import Gateway
 from tests.wire.stack import Redis
@@ -119,7 +120,13 @@ class HeldWorld(World):
         if name != "gateway-0":
             return super()._gateway(name, settings)
         self.held = HoldingSocket(self.folder / "held.sock", self.redis.socket)
-        return super()._gateway(name, {**settings, "GATEWAY_STORE": self.held.url})
+        # To gateways with one state folder these were two stores.
+        apart = {
+            "GATEWAY_STORE": self.held.url,
+            "GATEWAY_STATE_DIR": str(self.folder / "held-state"),
+            "GATEWAY_SECRET": Settings(state_dir=self.folder / "state").read_secret().decode(),
+        }
+        return super()._gateway(name, {**settings, **apart})
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 import httpx
@@ -168,3 +169,22 @@ async def test_an_unknown_environment_is_named_as_it_was_sent() -> None:
             (404, "unknown environment 'NoSuch'; there are math, coding"),
             (404, "unknown environment ''; there are math, coding"),
         ]
+
+
+async def test_what_there_is_not_is_logged_once_by_its_name(caplog: pytest.LogCaptureFixture) -> None:
+    async with running(environment(), environment("coding"), **TASKS) as (_, _gateway, client):
+        with caplog.at_level(logging.INFO, "gateway"):
+            answers = [
+                await create(client, env_name="nosuch"),
+                await client.post("/create", json={"env_name": "math", "split": "nosplit", "index": 0}),
+                await client.post("/create", json={"env_name": "math", "split": "train", "index": 77}),
+                await client.post("/math/num_tasks", json={"split": "other"}),
+                await client.get("/math/nothing"),
+            ]
+
+        lines = [line.getMessage() for line in caplog.records if line.getMessage().startswith("ors_not_found")]
+
+    assert [400 <= answer.status_code < 500 for answer in answers] == [True] * 5
+    assert len(lines) == 5, lines
+    for line, name in zip(lines, ("nosuch", "nosplit", "77", "other", "Not Found"), strict=True):
+        assert name in line

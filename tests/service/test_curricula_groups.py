@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import httpx
 import pytest
 
 from gateway.core.curricula import Component, Curriculum, Sampler, SamplerKind
-from gateway.core.model import EnvironmentLoad, EnvironmentName
+from gateway.core.model import Environment, EnvironmentLoad, EnvironmentName, Group, Protocol, Setup
+from gateway.fronts.seeds import seeded
 from gateway.stores.memory_curricula import MemoryCurriculumStore
 from tests.deadlines import scaled
 from tests.fakes.eventually import eventually
-from tests.service.stack import Replica, environment, running, stack, tasks
+from tests.service.foreign_world import image
+from tests.service.stack import Replica, Stack, environment, running, stack, tasks
 from tests.service.wire import delete
 
 MATH = EnvironmentName("math")
@@ -199,6 +202,80 @@ async def test_draws_of_a_sample_name_the_group_that_is_opened_of_each() -> None
         assert (len(built.backend.workers), load.to_come) == (6, 4)
         await asyncio.gather(*(opened(draw, member) for draw in (first, second) for member in (1, 2)))
         assert (await load_of(replica)).to_come == 0
+
+
+# -- seeds -----------------------------------------------------------------------------------------------------------
+
+
+def seeds(built: Stack) -> list[int | None]:
+    """The seeds that workers were told, in the order of the openings."""
+    requests = [one for worker in built.backend.workers.values() for one in worker.requests]
+    return [json.loads(one.body).get("seed") for one in requests if one.target == "/create"]
+
+
+async def test_members_of_a_group_that_a_trainer_tells_have_one_seed_and_another_group_another() -> None:
+    async with running(environment(slots=8, max_workers=1), **offered(1)) as (built, _, client):
+
+        async def opened(sid: str, group: Mapping[str, str], **more: Any) -> None:
+            body = {"env_name": "math", "split": "train", "index": 7, **more}
+            answer = await client.post("/create", json=body, headers={"X-Session-ID": sid, **group})
+            assert answer.status_code == 200, answer.text
+
+        for sid, name in (("a", "one"), ("b", "one"), ("c", "another")):
+            await opened(sid, grouped(name, 1))
+        await opened("d", grouped("one", 1), seed=5)
+        await opened("e", {})
+
+        first, second, other, given, alone = seeds(built)
+
+    assert first is not None
+    assert first == second != other
+    assert other is not None
+    assert given == 5
+    assert alone is None
+
+
+async def test_those_that_open_one_handle_have_one_seed_over_ors_and_openenv() -> None:
+    async with running(environment(slots=8, max_workers=1), **offered(3)) as (built, _, client):
+        await create(client, "a0", 0)
+        await create(client, "a1", 0)
+        reset = {"split": "train:mine", "index": 0}
+        answers = [
+            await client.post("/openenv/math/reset", json=reset),
+            await client.post("/openenv/math/reset", json={"split": "train:mine", "index": 1}),
+            await client.post("/openenv/math/reset", json={"split": "train:mine", "index": 1, "seed": 5}),
+        ]
+        assert {answer.status_code for answer in answers} == {200}
+
+        first, second, third, other, given = seeds(built)
+
+    assert first is not None
+    assert first == second == third != other
+    assert other is not None
+    assert given == 5
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "config", "is_seeded"),
+    [
+        (environment(), {"seed": 1}, {"seed": 1}, True),
+        (image(Protocol.OPENENV), {}, None, True),
+        (image(Protocol.OPENENV), {"seed": 1}, None, False),
+        (image(Protocol.OPENENV), {"environment_config": {"seed": 1}}, None, False),
+        (image(Protocol.AREAL), {"config": {"seed": 1}}, None, False),
+        (image(Protocol.AREAL), {}, {"seed": 1}, False),
+        (image(Protocol.AREAL), {"config": "no object"}, {"other": 1}, True),
+    ],
+)
+def test_a_groups_seed_replaces_none_that_a_foreign_server_finds_in_task_or_configuration(
+    kind: Environment, spec: dict[str, Any], config: dict[str, Any] | None, is_seeded: bool
+) -> None:
+    setup = seeded(kind, Setup(spec=spec, config=config, group=Group("g", 4)))
+
+    assert (setup.seed is not None) is is_seeded
+
+
+# -- headers that are wrong -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

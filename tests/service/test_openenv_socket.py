@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 from typing import Any
 
 import pytest
@@ -372,7 +373,8 @@ async def test_keys_come_in_a_header_or_in_the_path_and_a_wrong_one_is_refused_b
         ("ws", "unknown environment 'ws'; there are math"),
     ],
 )
-async def test_there_are_no_sockets_elsewhere(path: str, told: str) -> None:
+async def test_there_are_no_sockets_elsewhere(path: str, told: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "gateway")
     async with world() as gw:
         name, _, rest = path.partition("/")
         with pytest.raises(InvalidStatus) as refused:
@@ -381,6 +383,9 @@ async def test_there_are_no_sockets_elsewhere(path: str, told: str) -> None:
 
         assert refused.value.response.status_code == 404
         assert json.loads(refused.value.response.body)["detail"].startswith(told)
+        (line,) = [one.getMessage() for one in caplog.records if one.getMessage().startswith("openenv_not_found")]
+        assert f"path='/openenv/{path}'" in line
+        assert told in line
 
 
 async def test_an_episode_goes_on_after_any_error() -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.core.model import session_id
+from gateway.core.errors import UpstreamTimeout
+from gateway.core.model import Setup, WorkerState, session_id
 from tests.deadlines import scaled
 from tests.fakes.eventually import until
 from tests.fakes.workers import Start
@@ -49,6 +50,26 @@ async def test_a_create_that_finds_no_slot_in_time_is_told_to_come_again() -> No
         assert refused.status_code == 429
         assert 1 <= int(refused.headers["retry-after"]) <= 10
         assert await gateway.waiting() == 0
+
+
+async def test_an_opening_whose_time_the_wait_used_up_is_told_so_in_plain_numbers() -> None:
+    async with running(environment(min_workers=1)) as (_, gateway, _client):
+        await gateway.eventually_workers(1, state=WorkerState.READY)
+        kind = gateway.catalog.wanted("math")
+
+        with pytest.raises(UpstreamTimeout) as late:
+            await gateway.sessions.open(
+                owner=OWNER,
+                name="late",
+                environment=kind,
+                setup=Setup(spec={}),
+                fingerprint="f",
+                task="t",
+                within_s=-0.0008,
+            )
+
+        assert late.value.detail == "the worker did not open the session within 0 s"
+        await gateway.eventually_used(0)
 
 
 async def test_as_many_workers_start_as_the_waiting_creates_need_and_no_more_than_are_allowed() -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from gateway.core.errors import UnknownTask
 from gateway.core.model import Areal, Environment, EnvironmentName, Registered, Split, TaskSpec
-from gateway.fronts.areal_samples import find_sample, seed_of
+from gateway.fronts.areal_samples import find_sample
+from gateway.fronts.seeds import seed_of
 from gateway.offers import Offers, Refreshing
 from gateway.tasks.registry import TaskRegistry
 

@@ -211,7 +211,7 @@ def test_results_and_summaries_arrive_as_they_were() -> None:
         metadata={"m": 1},
         data={"d": [1]},
     )
-    summary = Summary(reward=1.0, finished=True, steps=3, seconds=0.5)
+    summary = Summary(reward=0.0, finished=True, steps=3, seconds=0.5, is_rewarded=False)
 
     assert codec.read_result(codec.write_result(result)) == result
     assert codec.read_summary(codec.write_summary(summary)) == summary

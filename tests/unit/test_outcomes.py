@@ -50,6 +50,14 @@ def test_only_what_the_agent_did_has_a_reward(outcome: EpisodeOutcome) -> None:
     assert reward_of(outcome, None) is None
 
 
+@pytest.mark.parametrize("outcome", EpisodeOutcome)
+def test_an_environment_that_ended_an_episode_without_a_word_of_its_reward_gave_none(outcome: EpisodeOutcome) -> None:
+    silent = replace(WON, reward=0.0, is_rewarded=False)
+
+    # A trainer that stopped an episode before its reward has the sum so far, as ever.
+    assert reward_of(outcome, silent) == (0.0 if outcome is EpisodeOutcome.STOPPED else None)
+
+
 @pytest.mark.parametrize("written", [b"", b"{", b"{}", b"[1]", b'[{"kind": "agent"}]', b"[" * 100_000])
 def test_faults_that_cannot_be_read_are_none(written: bytes) -> None:
     assert read_faults(written) == ()

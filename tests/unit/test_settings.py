@@ -7,7 +7,10 @@ import inspect
 import os
 import re
 import stat
+import subprocess
+import sys
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -388,10 +391,136 @@ def test_a_second_gateway_without_a_store_is_refused_the_containers_of_one_that_
             hold_containers(settings(state_dir=tmp_path, **DOCKER))
         hold_containers(settings(state_dir=tmp_path, instance="another", **DOCKER)).close()
         hold_containers(settings(state_dir=tmp_path, secret="another", **DOCKER)).close()
-        hold_containers(settings(state_dir=tmp_path, backend="docker", store="redis://localhost")).close()
         hold_containers(settings(state_dir=tmp_path, store="memory", backend="process")).close()
 
     hold_containers(settings(state_dir=tmp_path, **DOCKER)).close()
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("memory", "redis://a"),
+        ("redis://a", "memory"),
+        ("redis://a", "redis://b"),
+        ("redis://a:6379/0", "redis://a:6379/1"),
+        ("redis+sentinel://a,b/one", "redis+sentinel://a,b/another"),
+        ("unix:///run/a.sock", "redis://a"),
+    ],
+)
+def test_gateways_of_two_stores_are_refused_each_others_containers(tmp_path: Path, first: str, second: str) -> None:
+    with hold_containers(settings(state_dir=tmp_path, backend="docker", store=first)):
+        with pytest.raises(ConfigError) as refused:
+            hold_containers(settings(state_dir=tmp_path, backend="docker", store=second))
+        hold_containers(settings(state_dir=tmp_path, backend="docker", store=second, instance="another")).close()
+        (path,) = tmp_path.glob("env-gateway-*.lock")
+        theirs = path.read_text()
+
+    hold_containers(settings(state_dir=tmp_path, backend="docker", store=second)).close()
+    assert str(path) in str(refused.value)
+    assert f"GATEWAY_STORE={theirs} where this one has {path.read_text()}, " in str(refused.value)
+    assert "set another GATEWAY_INSTANCE here, or the same Redis in both" in str(refused.value)
+
+
+def test_keys_of_two_prefixes_in_one_redis_are_two_stores(tmp_path: Path) -> None:
+    one: dict[str, Any] = {"state_dir": tmp_path, "backend": "docker", "store": "redis://a"}
+    with hold_containers(settings(**one)), pytest.raises(ConfigError, match="GATEWAY_STORE_PREFIX=gateway where"):
+        hold_containers(settings(**one, store_prefix="another"))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("redis://a", "redis://another:user@a:6379/0"),
+        ("redis+sentinel://:word@a,b:1/one", "redis+sentinel://b:1,a:26379/one?sentinel_password=word"),
+        ("unix:///run/a.sock", "unix://user:word@/run/a.sock?db=0"),
+    ],
+)
+def test_replicas_with_one_store_hold_their_containers_beside_each_other(
+    tmp_path: Path, first: str, second: str
+) -> None:
+    with (
+        hold_containers(settings(state_dir=tmp_path, backend="docker", store=first)),
+        hold_containers(settings(state_dir=tmp_path, backend="docker", store=second)),
+    ):
+        (path,) = tmp_path.glob("*.lock")
+        assert "word" not in path.read_text()
+        assert "user" not in path.read_text()
+
+
+HOLDS = """
+import sys
+from gateway.parts import hold_containers
+from gateway.settings import Settings
+with hold_containers(Settings(state_dir=sys.argv[1], backend="docker", store="redis://:pass-word@a")):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_containers_are_held_by_two_processes_until_both_have_died(tmp_path: Path) -> None:
+    holding = [sys.executable, "-c", HOLDS, str(tmp_path)]
+    with (
+        subprocess.Popen(holding, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as one,
+        subprocess.Popen(holding, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other,
+    ):
+        try:
+            assert [process.stdout and process.stdout.readline() for process in (one, other)] == [b"held\n"] * 2
+            hold_containers(settings(state_dir=tmp_path, backend="docker", store="redis://a")).close()
+            one.kill()
+            one.wait(scaled(10))
+            with pytest.raises(ConfigError, match="a:6379 database 0"):
+                hold_containers(settings(state_dir=tmp_path, **DOCKER))
+        finally:
+            one.kill()
+            other.kill()
+    hold_containers(settings(state_dir=tmp_path, **DOCKER)).close()
+    assert not any(b"pass-word" in path.read_bytes() for path in tmp_path.iterdir())
+
+
+def test_replicas_that_start_together_after_another_store_hold_their_containers(tmp_path: Path) -> None:
+    count = 8
+    hold_containers(settings(state_dir=tmp_path, **DOCKER)).close()  # what it wrote stays
+    line = threading.Barrier(count)
+    held: list[ExitStack] = []
+    wrong: list[ConfigError] = []
+
+    def start() -> None:
+        line.wait(scaled(10))
+        try:
+            held.append(hold_containers(settings(state_dir=tmp_path, backend="docker", store="redis://a")))
+        except ConfigError as error:
+            wrong.append(error)
+
+    replicas = [threading.Thread(target=start) for _ in range(count)]
+    for replica in replicas:
+        replica.start()
+    for replica in replicas:
+        replica.join(scaled(30))
+
+    assert not wrong
+    assert len(held) == count
+    with pytest.raises(ConfigError):
+        hold_containers(settings(state_dir=tmp_path, **DOCKER))
+    for one in held:
+        one.close()
+
+
+def test_a_state_folder_that_cannot_be_written_stops_no_replica_that_has_its_secret_from_elsewhere(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").write_text("")
+    nowhere: dict[str, Any] = {"state_dir": tmp_path / "file" / "state", "secret": "ours", "backend": "docker"}
+
+    hold_containers(settings(**nowhere, store="redis://a")).close()
+    with pytest.raises(ConfigError, match="GATEWAY_STATE_DIR="):
+        hold_containers(settings(**nowhere, store="memory"))
+
+
+def test_a_url_of_redis_that_cannot_be_read_is_told_without_its_password(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        hold_containers(settings(state_dir=tmp_path, backend="docker", store="redis://user:pass/word@host"))
+
+    assert str(refused.value) == "GATEWAY_STORE: redis://[[USER]:PASSWORD@]HOST[:PORT][/DB] is wanted"
 
 
 def test_a_secret_that_is_set_replaces_the_file(tmp_path: Path) -> None:

@@ -373,6 +373,18 @@ async def test_steps_and_rewards_are_counted_until_the_session_is_forgotten() ->
     assert await puzzle.steps(SESSION, ENVIRONMENT) == 0
 
 
+@pytest.mark.parametrize(("rewards", "is_rewarded"), [((None, None), False), ((0.0, None), True), ((None, 0.0), True)])
+async def test_whether_any_step_gave_a_reward_is_told(rewards: tuple[float | None, ...], is_rewarded: bool) -> None:
+    puzzle = Puzzle(*(replace(DONE, reward=reward) for reward in rewards))
+    for number in range(len(rewards)):
+        await puzzle.act(SESSION, ENVIRONMENT, Action(name="a", arguments={"n": number}))
+
+    summary = puzzle.forget(SESSION)
+
+    assert summary is not None
+    assert summary.is_rewarded is is_rewarded
+
+
 async def test_leaving_a_call_that_has_not_answered_leaves_no_listener() -> None:
     puzzle = Puzzle(DONE)
     puzzle.gate.clear()

@@ -207,6 +207,6 @@ async def test_where_there_can_be_no_sandboxes_a_start_is_refused_until_the_mach
         trajectory = await client.rollout(COUNT["id"], solving(COUNT["id"]))
 
     shutil.rmtree(closed)
-    assert (status, refused["error"], left) == (500, "internal error", [])
+    assert (status, refused["error"], left) == (500, "environment unavailable", [])
     assert "any user can pass through" in refused["detail"]
     assert trajectory.reward == 1.0

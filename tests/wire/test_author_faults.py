@@ -42,10 +42,8 @@ ROWS = [
     (OWN, "reward", "the end"),
     (ORS, "reset", "no opening"),
     (ORS, "tool", "a failed tool"),
-    # ors-sdk writes a reward that is NaN as null: nobody can tell it from no reward.
     (OPENENV, "reset", "no opening"),
     (OPENENV, "tool", "a failed tool"),
-    # openenv writes NaN as null, too.
     (AREAL, "reset", "no opening"),
     (AREAL, "tool", "the end"),
     (AREAL, "reward", "the end"),
@@ -69,7 +67,7 @@ class Heard:
 
     errors: list[tuple[int | str, str]] = field(default_factory=list)
     """Status or code, and the reason in one word, of each error."""
-    rewards: list[float] = field(default_factory=list)
+    rewards: list[float | None] = field(default_factory=list)
     is_done: bool = False
 
 
@@ -217,6 +215,27 @@ async def counted(gateway: Gateway, environment: str) -> dict[str, float]:
     return found
 
 
+async def failed_calls(gateway: Gateway, environment: str) -> float:
+    """Calls of *environment* that ended with the author's fault."""
+    for family in text_string_to_metric_families((await told(gateway, "/metrics")).text):
+        for sample in family.samples:
+            wanted = {"environment": environment, "outcome": "author_fault"}
+            if sample.name == "gateway_calls_total" and wanted.items() <= sample.labels.items():
+                return sample.value
+    return 0.0
+
+
+async def counted_as(gateway: Gateway, environment: str, before: Mapping[str, float], **more: int) -> None:
+    """Wait until so many *more* than *before* are counted, and nothing else."""
+
+    async def check() -> None:
+        after = await counted(gateway, environment)
+        found = {name: after[name] - before.get(name, 0) for name in after if after[name] != before.get(name, 0)}
+        assert found == more
+
+    await eventually(check)
+
+
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize(("environment", "fails", "expected"), ROWS)
 async def test_an_authors_fault_is_a_typed_error_and_never_a_reward(
@@ -224,15 +243,14 @@ async def test_an_authors_fault_is_a_typed_error_and_never_a_reward(
 ) -> None:
     play, says = PROTOCOLS[protocol]
     before, already_logged = await counted(gateway, environment), len(gateway.log)
+    calls_before = await failed_calls(gateway, environment)
 
     async with play(gateway.url, environment, fails) as heard:
         pass
 
-    async def one_more_is_counted() -> None:
-        after = await counted(gateway, environment)
-        assert after == {**before, "author_fault": before.get("author_fault", 0) + 1}
-
-    await eventually(one_more_is_counted)
+    await counted_as(gateway, environment, before, author_fault=1)
+    more_calls = await failed_calls(gateway, environment) - calls_before
+    assert more_calls == 0 if fails == "reset" else more_calls >= 1
     assert heard.errors[0] == says[expected][0], heard
     assert set(heard.errors) <= set(says[expected]), heard
     assert not heard.is_done
@@ -276,11 +294,55 @@ async def test_rewards_are_counted_of_episodes_that_the_agent_played(gateway: Ga
     task = {"id": "probed", "env_type": OWN, "instruction": "Answer.", "config": {"fails": "nothing"}}
     tried = await told(gateway, "/admin/v1/tasks/validate", task)
 
-    async def all_are_counted() -> None:
-        after = await counted(gateway, OWN)
-        more = {name: after[name] - before.get(name, 0) for name in after if after[name] != before.get(name, 0)}
-        assert more == {"finished": 1, "unplayed": 2, "rewards": 1}
-
     assert (won["reward"], won["done"]) == (1.0, True)
     assert tried.json()["results"][0]["ok"] is True
-    await eventually(all_are_counted)
+    await counted_as(gateway, OWN, before, finished=1, unplayed=2, rewards=1)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("fails", ["reward", "no rewards"])
+@pytest.mark.parametrize("environment", [ORS, OPENENV])
+async def test_an_end_without_any_reward_is_no_reward_of_0(
+    gateway: Gateway, environment: str, fails: str, protocol: str
+) -> None:
+    """Unmodified servers write a reward that is NaN as null, which nobody can tell from no reward."""
+    play, _ = PROTOCOLS[protocol]
+    before, already_logged = await counted(gateway, environment), len(gateway.log)
+
+    async with play(gateway.url, environment, fails) as heard:
+        pass
+
+    assert not any(heard.rewards)
+    if protocol == "areal":  # whose clients want a number
+        assert heard.errors == [(500, "author_fault")]
+        assert not heard.is_done
+        await counted_as(gateway, environment, before, author_fault=1)
+        assert "gave no reward in any of its" in _fault_line(gateway.log[already_logged:])
+    else:
+        assert heard.is_done
+        assert 0.0 not in heard.rewards
+        await counted_as(gateway, environment, before, finished=1)
+    assert f'"task":"{fails}"' not in (await told(gateway, f"/admin/v1/records?environment={environment}")).text
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("task", ["late reward", "early reward"])
+@pytest.mark.parametrize("environment", [ORS, OPENENV])
+async def test_steps_that_give_no_reward_take_none_from_those_that_do(
+    gateway: Gateway, environment: str, task: str, protocol: str
+) -> None:
+    play, _ = PROTOCOLS[protocol]
+    before = await counted(gateway, environment)
+
+    async with play(gateway.url, environment, task) as heard:
+        pass
+
+    assert not heard.errors
+    assert heard.is_done
+    assert sum(reward or 0.0 for reward in heard.rewards) == 1.0
+    await counted_as(gateway, environment, before, finished=1, rewards=1)
+
+    async def is_recorded() -> None:
+        assert f'"task":"{task}"' in (await told(gateway, f"/admin/v1/records?environment={environment}")).text
+
+    await eventually(is_recorded)

@@ -21,6 +21,7 @@ NO_STEPS: Final = frozenset(("not_found", "name_collision", "input_validation", 
 class _Tally:
     began_at: float
     reward: float = 0.0
+    is_rewarded: bool = False
     finished: bool = False
     steps: int = 0
     fault: FaultKind | None = None
@@ -46,6 +47,7 @@ class Tallies:
             return
         tally.steps += 1
         tally.reward += result.reward or 0.0
+        tally.is_rewarded = tally.is_rewarded or result.reward is not None
         tally.finished = tally.finished or result.finished
 
     def failed(self, session: Session) -> None:
@@ -64,7 +66,12 @@ class Tallies:
             return None
         seconds = self._clock() - tally.began_at
         return Summary(
-            reward=tally.reward, finished=tally.finished, steps=tally.steps, seconds=seconds, fault=tally.fault
+            reward=tally.reward,
+            finished=tally.finished,
+            steps=tally.steps,
+            seconds=seconds,
+            is_rewarded=tally.is_rewarded,
+            fault=tally.fault,
         )
 
     def _tally(self, session: Session) -> _Tally:

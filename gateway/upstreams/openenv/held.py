@@ -34,6 +34,7 @@ class Held:
         """Whether its socket was found broken at the last sweep."""
         self.attaching = asyncio.Lock()
         self._reward = 0.0
+        self._is_rewarded = False
         self._finished = False
         self._fault: FaultKind | None = None
         """Who is at fault for how its last step ended, if not the agent."""
@@ -49,7 +50,12 @@ class Held:
         """How it went, as far as it was seen here."""
         seconds = time.monotonic() - self._began_at
         return Summary(
-            reward=self._reward, finished=self._finished, steps=self.steps, seconds=seconds, fault=self._fault
+            reward=self._reward,
+            finished=self._finished,
+            steps=self.steps,
+            seconds=seconds,
+            is_rewarded=self._is_rewarded,
+            fault=self._fault,
         )
 
     def take(self, line: Line) -> None:
@@ -71,6 +77,7 @@ class Held:
             reward, finished = outcome_of(reply)
             self.steps += 1
             self._reward += reward or 0.0
+            self._is_rewarded = self._is_rewarded or reward is not None
             self._finished = self._finished or finished
             self._fault = FaultKind.AUTHOR if failed_tool(reply) else None
         elif kind == "error" and (fault := fault_of(reply)) is not None:

@@ -7,6 +7,14 @@ from openenv.core.env_server import create_app  # type: ignore[import-not-found]
 from openenv.core.env_server.interfaces import Environment  # type: ignore[import-not-found]
 from openenv.core.env_server.types import Action, Observation, State  # type: ignore[import-not-found]
 
+REWARDS: dict[str, list[float | None]] = {
+    "reward": [float("nan")],  # which this class takes, and their server writes as null
+    "no rewards": [None, None],
+    "late reward": [None, 1.0],
+    "early reward": [1.0, None],
+}
+"""What the steps of an episode give, the last of which ends it."""
+
 
 class AnswerAction(Action):  # type: ignore[misc]
     text: str
@@ -22,17 +30,22 @@ class FaultyEnvironment(Environment):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self._state = State(episode_id=None, step_count=0)
+        self._rewards: list[float | None] | None = None
 
     def reset(
         self, seed: int | None = None, episode_id: str | None = None, fails: str = "", **kwargs: Any
     ) -> TextObservation:
         self._state = State(episode_id=episode_id or str(uuid.uuid4()), step_count=0)
+        self._rewards = list(REWARDS[fails]) if fails in REWARDS else None
         if fails == "reset":
             raise KeyError("toop")
         return TextObservation(text="Answer.")
 
     def step(self, action: AnswerAction, timeout_s: float | None = None, **kwargs: Any) -> TextObservation:
-        raise KeyError("toop")
+        if self._rewards is None:
+            raise KeyError("toop")
+        reward = self._rewards.pop(0) if self._rewards else None
+        return TextObservation(text="Heard.", reward=reward, done=not self._rewards)
 
     @property
     def state(self) -> State:

@@ -6,6 +6,14 @@ from typing import Any
 from ors import Environment, Server, Split, TextBlock, ToolOutput, tool
 from pydantic import BaseModel
 
+REWARDS: dict[str, list[float | None]] = {
+    "reward": [float("nan")],  # which this class takes, and their server writes as null
+    "no rewards": [None, None],
+    "late reward": [None, 1.0],
+    "early reward": [1.0, None],
+}
+"""What the steps of an episode give, the last of which ends it."""
+
 
 class Answer(BaseModel):
     text: str
@@ -15,6 +23,7 @@ class Faulty(Environment):
     def __init__(self, task_spec: Any = {}, secrets: dict[str, str] = {}) -> None:  # noqa: B006  # their signature
         super().__init__(task_spec, secrets)
         self.fails = task_spec["config"]["fails"]
+        self.rewards = list(REWARDS[self.fails]) if self.fails in REWARDS else None
 
     @classmethod
     def list_splits(cls) -> list[Any]:  # type: ignore[override]  # theirs is wrapped in a cache
@@ -32,7 +41,10 @@ class Faulty(Environment):
     @tool
     async def answer(self, params: Answer) -> ToolOutput:
         """Answer, which ends the episode."""
-        raise KeyError("toop")
+        if self.rewards is None:
+            raise KeyError("toop")
+        reward = self.rewards.pop(0) if self.rewards else None
+        return ToolOutput(blocks=[TextBlock(text="Heard.")], reward=reward, finished=not self.rewards)
 
 
 if __name__ == "__main__":

@@ -236,8 +236,8 @@ def report(run: Run) -> int:
     (RUN / "durations.json").write_text(json.dumps({"stages": run.stages, "files": files}, indent=1) + "\n")
     (RUN / "stages.json").write_text(json.dumps(run.stages, indent=1) + "\n")
     print("\nseconds by stage:", *(f"  {taken:7.1f}  {name}" for name, taken in run.stages.items()), sep="\n")
-    for (environment, where), count in sorted(played.items()):
-        told = f"{count['won']} won by their reference, {count['lost']} lost by a wrong play"
+    for (environment, where), sums in sorted(played.items()):
+        told = f"{sums['won']} won by their reference, {sums['lost']} lost by a wrong play"
         print(f"played {environment} ({where}): {told}, of {number_of_tasks(environment)} tasks")
     for reason, count in skipped.most_common():
         print(f"skipped {count}: {reason}")

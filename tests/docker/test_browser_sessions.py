@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import docker
@@ -296,23 +297,69 @@ def test_a_container_that_is_asked_to_end_does_so_by_itself(docker_engine: docke
     assert ended["StatusCode"] == 0
 
 
-def test_a_mounted_class_is_the_default_task_that_the_variables_name(docker_engine: docker.APIClient) -> None:
+WRONG_REWARDS = '''
+from browser_tasks import CustomBrowserGymEnvironment, register_custom_task
+
+
+@register_custom_task("wrong-rewards")
+class WrongRewards(CustomBrowserGymEnvironment):
+    """Wait."""
+
+    def _get_html_content(self):
+        return "<p>x"
+
+    def _calculate_reward(self, page_data, action, error=None):
+        if action == "noop(1)":
+            raise RuntimeError("no such reward")
+        return float(action.removeprefix("noop(2)#"))
+
+    def _check_done(self, page_data):
+        return True
+'''
+
+
+def mounting(files: dict[str, str], *variables: str) -> Callable[[dict[str, Any]], None]:
+    """Mount *files* as custom tasks, and set *variables*."""
+
     def mount(body: dict[str, Any]) -> None:
         folder = body["HostConfig"]["Mounts"][0]["Source"]
-        with open(f"{folder}/my_task.py", "w") as file:
-            file.write(MOUNTED)
-        with open(f"{folder}/my_page.html", "w") as file:
-            file.write(MY_PAGE)
+        for name, text in files.items():
+            Path(folder, name).write_text(text)
         body["HostConfig"]["Mounts"].append(
             {"Type": "bind", "Source": folder, "Target": "/opt/openenv/custom_tasks", "ReadOnly": True}
         )
-        body["Env"] += [
-            "OPENENV_TASK_MODULE=custom_tasks.my_task",
-            "BROWSERGYM_BENCHMARK=custom",
-            "BROWSERGYM_TASK_NAME=my-task",
-        ]
+        body["Env"] += variables
 
-    with browser_worker(docker_engine, change=mount) as worker:
+    return mount
+
+
+def test_a_class_whose_reward_raises_or_is_no_number_is_an_error_and_no_reward(docker_engine: docker.APIClient) -> None:
+    change = mounting({"wrong.py": WRONG_REWARDS}, "OPENENV_TASK_MODULE=custom_tasks.wrong")
+    told = {
+        "noop(1)": "the task cannot be judged: RuntimeError: no such reward",
+        "noop(2)#nan": "returned the reward nan; a reward is a finite number",
+        "noop(2)#-inf": "returned the reward -inf; a reward is a finite number",
+    }
+    answers = {}
+    with browser_worker(docker_engine, change=change) as worker:
+        for action in told:
+            with worker.session({"id": "custom/wrong-rewards"}) as session:
+                answers[action] = session.call(name="act", input={"action_str": action})
+
+    for action, text in told.items():
+        answer = answers[action]
+        assert (answer["ok"], answer["reason"], "output" in answer) == (False, "author_fault", False), answer
+        assert text in answer["error"]
+
+
+def test_a_mounted_class_is_the_default_task_that_the_variables_name(docker_engine: docker.APIClient) -> None:
+    change = mounting(
+        {"my_task.py": MOUNTED, "my_page.html": MY_PAGE},
+        "OPENENV_TASK_MODULE=custom_tasks.my_task",
+        "BROWSERGYM_BENCHMARK=custom",
+        "BROWSERGYM_TASK_NAME=my-task",
+    )
+    with browser_worker(docker_engine, change=change) as worker:
         by_variables = played(worker, {}, ["click({button 'More'})", "click({button 'More'})"])
         by_id = played(worker, {"id": "custom/my-task"}, ["click({button 'More'})\nclick({button 'More'})"])
 

@@ -13,6 +13,7 @@ import pytest
 from scripts.browser_problems import SPLITS, Problem
 from tests.envs.browser_solutions import MISTAKES, SOLVERS, act, played, played_miniwob
 from tests.envs.browser_worker import BrowserWorker, browser_worker, observation
+from tests.envs.bundled import RecordProperty, note_plays
 
 pytestmark = [pytest.mark.docker, pytest.mark.needs("image:browser")]
 pytest_plugins = ["tests.contract.backend_fixtures"]
@@ -40,27 +41,32 @@ def task_of(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)
-def test_a_task_is_solved_by_its_solution(worker: BrowserWorker, problem: Problem) -> None:
+def test_a_task_is_solved_by_its_solution(
+    worker: BrowserWorker, problem: Problem, record_property: RecordProperty
+) -> None:
     last = played(worker, task_of(f"custom/{problem.slug}"), problem.solution)
 
+    note_plays(record_property, "browser", "image", won=last["reward"] == 1.0)
     assert (last["reward"], last["finished"]) == (1.0, True)
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)
-def test_a_wrong_script_earns_nothing(worker: BrowserWorker, problem: Problem) -> None:
+def test_a_wrong_script_earns_nothing(worker: BrowserWorker, problem: Problem, record_property: RecordProperty) -> None:
     last = played(worker, task_of(f"custom/{problem.slug}"), problem.wrong)
 
+    note_plays(record_property, "browser", "image", lost=last["reward"] == 0.0)
     assert (last["reward"], last["finished"]) == (0.0, True)
 
 
 @pytest.mark.parametrize("name", OFFICIAL)
 def test_an_official_miniwob_task_is_won_by_its_solution_and_lost_by_a_mistake(
-    worker: BrowserWorker, name: str
+    worker: BrowserWorker, name: str, record_property: RecordProperty
 ) -> None:
     won, lost = (
         played_miniwob(worker, task_of(f"miniwob/{name}"), rules[name], seed=7) for rules in (SOLVERS, MISTAKES)
     )
 
+    note_plays(record_property, "browser", "image", won=won["reward"] == 1.0, lost=lost["reward"] == 0.0)
     assert (won["reward"], lost["reward"]) == (1.0, 0.0)
 
 

@@ -1,7 +1,8 @@
 """The tasks that come with the environments, in their images: each is won by its reference and lost by a wrong play.
 
 Every tenth of them, of each kind and difficulty alike; with BUNDLED_TASKS=all each of them. tests/envs plays all of
-them in local processes, and test_browser_tasks.py all of the browser environment, which has an image only.
+them in local processes, and test_browser_tasks.py all of the browser environment, which has an image only. How many
+were won and lost is printed at the end of a run, and stands in its records.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import docker
 import pytest
 
-from tests.envs.bundled import PLAYS, complaint, tasks_of
+from tests.envs.bundled import PLAYS, RecordProperty, complaint, note_plays, tasks_of
 from tests.envs.container_worker import container_worker
 
 pytestmark = [pytest.mark.docker]
@@ -34,7 +35,7 @@ def sample(environment: str) -> list[dict[str, Any]]:
     "environment", [pytest.param(name, marks=pytest.mark.needs(f"image:{name}")) for name in PLAYS]
 )
 def test_a_task_is_won_by_its_reference_and_lost_by_a_wrong_play(
-    docker_engine: docker.APIClient, environment: str
+    docker_engine: docker.APIClient, environment: str, record_property: RecordProperty
 ) -> None:
     tasks, (winning, losing) = sample(environment), PLAYS[environment]
     with container_worker(docker_engine, environment) as worker, ThreadPoolExecutor(AT_ONCE) as pool:
@@ -44,9 +45,11 @@ def test_a_task_is_won_by_its_reference_and_lost_by_a_wrong_play(
             for play, wins in ((winning, True), (losing, False)):
                 with worker.session(task) as session:
                     found.append(complaint(session, task, play, wins=wins))
-            return list(filter(None, found))
+            return found
 
         found = dict(zip((task["id"] for task in tasks), pool.map(complaints, tasks), strict=True))
 
-    assert {name: said for name, said in found.items() if said} == {}
+    won, lost = (sum(not said[way] for said in found.values()) for way in (0, 1))
+    note_plays(record_property, environment, "image", won=won, lost=lost)
+    assert {name: said for name, said in found.items() if any(said)} == {}
     assert len(found) >= len(tasks_of(environment)) // EVERY

@@ -16,17 +16,25 @@ from typing import Any
 
 from scripts.coding_problems import SPLITS
 from tests.envs.workers import Session
+from tests.runner.lanes import PLAYED
 
 ROOT = Path(__file__).resolve().parents[2]
 Json = dict[str, Any]
 Play = Callable[[Session, Json], Json]
 """Plays a task; gives the result of the last step, the only one with a reward."""
+RecordProperty = Callable[[str, object], None]
+"""pytest's `record_property`."""
 
 
 def tasks_of(environment: str) -> list[Json]:
     """The environment's tasks, those for training first."""
     files = [ROOT / "tasks" / environment / f"{split}.jsonl" for split in ("train", "test")]
     return [json.loads(line) for file in files for line in file.read_text("utf-8").split("\n") if line]
+
+
+def note_plays(record: RecordProperty, environment: str, where: str, *, won: int = 0, lost: int = 0) -> None:
+    """Note, once in a test, how many tasks were won by their reference and lost by a wrong play; the runner tells."""
+    record(PLAYED, {"environment": environment, "where": where, "won": won, "lost": lost})
 
 
 def _module(environment: str, name: str) -> Any:

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from tests.deadlines import scaled
+from tests.envs.bundled import RecordProperty, hold, note_plays
 from tests.envs.bundled import chat_replies as references
-from tests.envs.bundled import hold
 from tests.envs.bundled import wrong_chat_reply as wrong
 from tests.envs.workers import Session, Worker
 
@@ -104,12 +104,16 @@ def test_a_task_that_a_page_shows_can_be_held_with_its_reference(worker: Worker,
 
 
 @pytest.mark.parametrize("family", sorted(families.FAMILIES))
-def test_the_reference_of_every_task_earns_1_and_a_wrong_reply_0(worker: Worker, family: str) -> None:
-    for task in (task for task in ALL if task["tags"][0] == family):
+def test_the_reference_of_every_task_earns_1_and_a_wrong_reply_0(
+    worker: Worker, family: str, record_property: RecordProperty
+) -> None:
+    tasks = [task for task in ALL if task["tags"][0] == family]
+    for task in tasks:
         *asked, right = references(task)
         rewards = [hold(worker.open(task), [*asked, last])["reward"] for last in (right, wrong(task), "I do not know.")]
 
         assert rewards == [1.0, 0.0, 0.0], task["id"]
+    note_plays(record_property, "chat", "local process", won=len(tasks), lost=len(tasks))
 
 
 @pytest.mark.parametrize("family", sorted(families.FAMILIES))

@@ -16,7 +16,7 @@ import pytest
 
 from scripts.coding_problems import SPLITS
 from tests.deadlines import scaled
-from tests.envs.coding_world import HOME, read
+from tests.envs.coding_world import HOME, read, workspace
 from tests.envs.plain_box import require_sandboxes
 from tests.envs.test_coding_judge import RIGHT, TREE
 from tests.envs.workers import Session, Worker, eventually
@@ -163,6 +163,15 @@ def test_a_workspace_task_is_worked_on_and_judged_by_its_command(worker: Worker)
     assert refused["finished"] is False
     assert listed == "./lib/notes.txt\n./solution.py"
     assert (submitted["reward"], submitted["finished"]) == (1.0, True)
+
+
+def test_the_files_of_a_workspace_have_one_date_that_is_the_same_in_every_worker(worker: Worker) -> None:
+    episode = worker.open(TREE)
+    dates = episode.text("execute", command="find . -printf '%T@ %A@\\n' | sort -u")
+    episode.close()
+
+    (modified, accessed) = dates.split()
+    assert (float(modified), float(accessed)) == (workspace.MOMENT, workspace.MOMENT)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.deadlines import scaled
-from tests.envs.bundled import play_nonsense
+from tests.envs.bundled import RecordProperty, note_plays, play_nonsense
 from tests.envs.bundled import win_game as win
 from tests.envs.workers import Session, Worker
 
@@ -113,7 +113,9 @@ def test_tasks_and_configurations_that_the_pages_show_can_be_won(worker: Worker)
     assert [win(worker.open(task), task)["reward"] for task in shown] == [1.0, 1.0, 1.0]
 
 
-def test_a_player_wins_every_task_with_reward_1_and_the_worker_stays_within_its_memory(worker: Worker) -> None:
+def test_a_player_wins_every_task_with_reward_1_and_the_worker_stays_within_its_memory(
+    worker: Worker, record_property: RecordProperty
+) -> None:
     won = {}
     for task in ALL:
         session = worker.open(task)
@@ -121,12 +123,13 @@ def test_a_player_wins_every_task_with_reward_1_and_the_worker_stays_within_its_
         session.close()
     status = Path(f"/proc/{worker.process.pid}/status").read_text()
 
+    note_plays(record_property, "game", "local process", won=sum(reward == 1.0 for reward in won.values()))
     assert {name: reward for name, reward in won.items() if reward != 1.0} == {}
     assert int(re.findall(r"VmRSS:\s+(\d+) kB", status)[0]) / 1024 < MOST_RESIDENT_MIB
 
 
 @pytest.mark.parametrize("game", GAMES)
-def test_a_player_who_makes_no_sense_gets_less(worker: Worker, game: str) -> None:
+def test_a_player_who_makes_no_sense_gets_less(worker: Worker, game: str, record_property: RecordProperty) -> None:
     for task in of_game(game):
         session = worker.open(task)
         result = play_nonsense(session, task)
@@ -134,6 +137,7 @@ def test_a_player_who_makes_no_sense_gets_less(worker: Worker, game: str) -> Non
 
         assert (result["reward"] < 0.5, result["metadata"]["won"]) == (True, False), task["id"]
         assert result["metadata"]["turns"] <= task["config"]["max_turns"]
+    note_plays(record_property, "game", "local process", lost=len(of_game(game)))
 
 
 # The generator

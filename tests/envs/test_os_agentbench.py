@@ -253,6 +253,44 @@ async def test_an_imported_item_is_played_to_its_reward(
     assert judged is verdict
 
 
+WHOLE_BOX = {
+    "std-004-N37-00000": {
+        "description": "Where is the file LANTERN? Answer with its full path.",
+        "create": {"local": "default", "init": "mkdir /opt/cellar; echo 7 > /opt/cellar/LANTERN"},
+        "evaluation": {
+            "check": [None, {"language": "python", "file": "check/string-match.py"}],
+            "example": "find / -name LANTERN",
+        },
+    },
+    "std-007-bootstrap-00067": {
+        "description": "How many kilobytes do the regular files below /var/log take together? Answer with an integer.",
+        "create": {"init": "\n#!/bin/bash\n# Nothing is to be made here, as every Linux has /var/log."},
+        "evaluation": {
+            "check": [None, {"language": "python", "file": "check/integer-match.py"}],
+            "example": "#!/bin/bash\nfind /var/log -type f -exec du -k {} + | awk '{sum += $1} END {print sum}'",
+        },
+    },
+}
+"""Items that need more of a box than the files of their init script, by the AgentBench items that they are like."""
+
+
+@pytest.mark.parametrize("like", WHOLE_BOX)
+async def test_an_item_about_the_whole_box_is_won_by_its_example_and_lost_by_an_empty_answer(
+    tmp_path: Path, worker: Any, like: str
+) -> None:
+    item: dict[str, Any] = WHOLE_BOX[like]
+    episode = await worker.open(problems.Problem.read(imported(tmp_path, item)), seed=1)
+    try:
+        output = await episode.bash(item["evaluation"]["example"])
+        answer = output.text.strip()
+        verdicts = [bool(await episode.judge(given)) for given in ("", "0", answer)]
+    finally:
+        await episode.close()
+
+    assert answer
+    assert verdicts == [False, False, True]
+
+
 def test_a_script_outside_the_scripts_folder_is_not_there(tmp_path: Path) -> None:
     found = entry(tmp_path, {**MATCHED, "create": {"init": {"file": "../../data/3/one.json"}}})
 

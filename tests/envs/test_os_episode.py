@@ -157,7 +157,7 @@ HOUR = 1_800_000_000
         pytest.param("su nobody -s /bin/sh -c 'head -c 9 </dev/urandom' > /srv/a", id="another user"),
     ],
 )
-async def test_the_members_of_a_group_begin_alike_in_two_workers(script: str) -> None:
+async def test_the_members_of_a_group_that_open_within_one_hour_begin_alike_in_two_workers(script: str) -> None:
     async def beginning(late_s: float) -> str:
         async with sandboxes_of("library", Path("unused")) as sandboxes:
             worker = episodes.Episodes(sandboxes, clock=lambda: HOUR + late_s)
@@ -166,7 +166,7 @@ async def test_the_members_of_a_group_begin_alike_in_two_workers(script: str) ->
             await episode.close()
             return str(output.text)
 
-    one, other = await beginning(0.0), await beginning(600.0)
+    one, other = await beginning(0.0), await beginning(3599.0)
 
     assert one == other
     assert one.endswith("command\n0\n")  # nothing is left of what drew
@@ -192,6 +192,17 @@ async def test_files_that_an_init_script_tells_apart_by_a_pause_stay_in_their_or
     await episode.close()
 
     assert output.text == f"b\na\n{HOUR}\n"
+
+
+async def test_files_of_an_init_script_are_new_and_newer_than_those_it_dates_days_ago(sandboxes: Any) -> None:
+    """AgentBench's items ask for that; a date that is the same for ever would make their answers 0."""
+    scripts = ["touch /srv/new; touch -d '3 days ago' /srv/older; touch -d '9 days ago' /srv/oldest"]
+    episode = await episodes.Episodes(sandboxes).open(problem(init=scripts), seed=1)
+
+    output = await episode.bash("find /srv -type f -mtime -1; find /srv -type f -mtime -7 | wc -l; ls -1t /srv")
+    await episode.close()
+
+    assert output.text == "/srv/new\n2\nnew\nolder\noldest\n"
 
 
 async def test_several_init_scripts_run_in_order_as_processes_of_their_own(sandboxes: Any) -> None:

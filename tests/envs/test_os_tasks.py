@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.deadlines import scaled
+from tests.envs.bundled import RecordProperty, note_plays
 from tests.envs.complaints import complaints
 from tests.envs.plain_box import os_module, sandboxes_of
 
@@ -118,13 +119,17 @@ def test_the_maker_notices_a_difference_and_makes_the_same_bytes_again(tmp_path:
 
 
 @pytest.mark.timeout(600)  # four hundred sandboxes
-async def test_each_reference_solves_its_task_and_wrong_and_empty_solutions_do_not(worker: Any) -> None:
+async def test_each_reference_solves_its_task_and_wrong_and_empty_solutions_do_not(
+    worker: Any, record_property: RecordProperty
+) -> None:
     async def judged_as_expected(task: dict[str, Any]) -> None:
         assert await rewards(worker, task, task["reference"]["wrong"]) == [False], "the wrong solution"
         # A judge changes nothing in the box, so one serves both ways to do nothing, and the reference after them.
         assert await rewards(worker, task, task["reference"], before=(None, "")) == [False, False, True], "the others"
 
-    assert await complaints(judged_as_expected, {task["id"]: task for task in ALL}) == {}
+    found = await complaints(judged_as_expected, {task["id"]: task for task in ALL})
+    note_plays(record_property, "os", "local process", won=len(ALL) - len(found), lost=len(ALL) - len(found))
+    assert found == {}
 
 
 async def test_a_process_that_was_stopped_and_had_no_processor_yet_to_end_counts_as_stopped(worker: Any) -> None:

@@ -5,13 +5,13 @@ import json
 from typing import Any
 
 import pytest
-from envserver import sse
+from envserver import Environment, sse
 from envserver.session import Session
 
 from tests.envserver.conftest import Running, Start
 from tests.envserver.eventually import eventually
 from tests.envserver.raw import Wire, events
-from tests.envserver.worlds import GATES, CounterEnv, Listener, MathEnv, Talker
+from tests.envserver.worlds import GATES, CounterEnv, Guesser, Listener, MathEnv, Sorter, Talker, Thrower
 
 JSON = {"Accept": "application/json"}
 
@@ -532,6 +532,48 @@ async def test_three_spellings_of_an_action(start: Start, body: dict[str, Any], 
     answer = await server.ask("POST", "/call", sid="s1", body=body)
 
     assert text_of(answer.result) == expected
+
+
+@pytest.mark.parametrize(
+    ("world", "text", "expected"),
+    [
+        pytest.param(Guesser, " 7 ", "guessed 7", id="a number"),
+        pytest.param(Guesser, "-12\n", "guessed -12", id="a number below 0"),
+        pytest.param(Thrower, "\tpaper\n", "threw 'paper'", id="a word of a list"),
+        pytest.param(Listener, " left ", " left ", id="a text, as it is"),
+    ],
+)
+async def test_a_text_is_the_one_argument_of_the_only_tool(
+    start: Start, world: type[Environment], text: str, expected: str
+) -> None:
+    server = await start(world)
+    await server.open()
+
+    answer = await server.ask("POST", "/call", sid="s1", body={"text": text})
+
+    assert text_of(answer.result) == expected
+
+
+@pytest.mark.parametrize(
+    ("world", "text", "error"),
+    [
+        pytest.param(Guesser, "x", "Tool input validation error: [{'type': 'int_parsing'", id="no number"),
+        pytest.param(
+            Thrower, "well", "Tool input validation error: [{'type': 'literal_error'", id="no word of the list"
+        ),
+        pytest.param(Sorter, '["a"]', "free text is not understood here", id="where a list is wanted"),
+    ],
+)
+async def test_a_text_that_is_no_such_argument_is_refused(
+    start: Start, world: type[Environment], text: str, error: str
+) -> None:
+    server = await start(world)
+    await server.open()
+
+    result = (await server.ask("POST", "/call", sid="s1", body={"text": text})).result
+
+    assert (result["ok"], result["reason"]) == (False, "input_validation")
+    assert result["error"].startswith(error)
 
 
 @pytest.mark.parametrize(

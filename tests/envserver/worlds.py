@@ -232,6 +232,39 @@ class Listener(Environment):
         return StepResult(move * times)
 
 
+class Guesser(Environment):
+    """Its only tool takes a number."""
+
+    def reset(self, task: Task, *, seed: int) -> str:
+        return "Guess."
+
+    @tool
+    def guess(self, number: int) -> StepResult:
+        return StepResult(f"guessed {number!r}")
+
+
+class Thrower(Environment):
+    """Its only tool takes one of three words."""
+
+    def reset(self, task: Task, *, seed: int) -> str:
+        return "Throw."
+
+    @tool
+    def throw(self, shape: Literal["rock", "paper", "scissors"]) -> StepResult:
+        return StepResult(f"threw {shape!r}")
+
+
+class Sorter(Environment):
+    """Its only tool takes a list."""
+
+    def reset(self, task: Task, *, seed: int) -> str:
+        return "Sort."
+
+    @tool
+    def order(self, names: list[str]) -> StepResult:
+        return StepResult(",".join(names))
+
+
 class Builder(Environment):
     """Has a constructor."""
 

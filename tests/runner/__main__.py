@@ -31,7 +31,7 @@ from typing import Any
 
 from tests.deadlines import SLOWNESS_VARIABLE, measure
 from tests.runner import stacks
-from tests.runner.lanes import LANE_VARIABLE, READY_VARIABLE, RUN_VARIABLE, reproduce
+from tests.runner.lanes import LANE_VARIABLE, PLAYED, READY_VARIABLE, RUN_VARIABLE, reproduce
 from tests.runner.preparation import PROJECT, STEPS, Preparation
 
 RUN = PROJECT / "build" / "tests"
@@ -219,6 +219,7 @@ def report(run: Run) -> int:
     seconds: defaultdict[str, float] = defaultdict(float)
     failed: dict[str, None] = {}
     skipped: Counter[str] = Counter()
+    played: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for records in RUN.glob("*.jsonl"):
         for row in map(json.loads, records.read_text().splitlines()):
             seconds[row["test"].partition("::")[0]] += row["seconds"]
@@ -228,11 +229,16 @@ def report(run: Run) -> int:
                 skipped[row.get("reason", "")] += 1
             elif row["when"] == "call":
                 outcomes["passed"] += 1
+            if plays := row.get(PLAYED):
+                played[plays["environment"], plays["where"]] += Counter(won=plays["won"], lost=plays["lost"])
     outcomes["failed"] = len(failed)
     files = {file: round(taken, 1) for file, taken in sorted(seconds.items())}
     (RUN / "durations.json").write_text(json.dumps({"stages": run.stages, "files": files}, indent=1) + "\n")
     (RUN / "stages.json").write_text(json.dumps(run.stages, indent=1) + "\n")
     print("\nseconds by stage:", *(f"  {taken:7.1f}  {name}" for name, taken in run.stages.items()), sep="\n")
+    for (environment, where), sums in sorted(played.items()):
+        told = f"{sums['won']} won by their reference, {sums['lost']} lost by a wrong play"
+        print(f"played {environment} ({where}): {told}, of {number_of_tasks(environment)} tasks")
     for reason, count in skipped.most_common():
         print(f"skipped {count}: {reason}")
     for test in failed:
@@ -246,6 +252,11 @@ def report(run: Run) -> int:
         print("scripts/test: nothing may be skipped where CI=true")
         return 1
     return next((status for status in run.statuses.values() if status), 0 if run.statuses else NOTHING_COLLECTED)
+
+
+def number_of_tasks(environment: str) -> int:
+    """Count the tasks that come with *environment*."""
+    return sum(file.read_bytes().count(b"\n") for file in (PROJECT / "tasks" / environment).glob("*.jsonl"))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,9 @@ LANE_VARIABLE = "TESTS_LANE"
 """Which of the runner's pytest processes this is: it names its records, and chooses the tests that it runs."""
 READY_VARIABLE = "TESTS_READY"
 """Names the folder in which the runner notes what is ready: a file NEED, or NEED.failed with the reason."""
+PLAYED = "played"
+"""The property in which a test notes how many bundled tasks it played: `environment`, `where`, and how many were `won`
+by their reference and `lost` by a wrong play. The runner prints the sums."""
 
 
 def reproduce(nodeid: str) -> str:

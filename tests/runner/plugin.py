@@ -17,7 +17,7 @@ import pytest
 
 from tests.deadlines import scaled
 from tests.runner import stacks
-from tests.runner.lanes import LANE_VARIABLE, RUN_VARIABLE, reproduce
+from tests.runner.lanes import LANE_VARIABLE, PLAYED, RUN_VARIABLE, reproduce
 from tests.runner.needs import needs_of
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -194,6 +194,7 @@ class Reporter:
             "cpu_s": getattr(report, "cpu_s", None),
             "process": getattr(report, "worker_id", None),
         }
+        row |= {name: value for name, value in report.user_properties if name == PLAYED and report.when == "call"}
         if report.outcome == "skipped":
             row["reason"] = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
         if report.failed:

@@ -2,9 +2,12 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -39,6 +42,26 @@ async def test_two_hundred_cycles_leave_no_process_mount_or_file(sandboxes: Sand
 
     assert (set(descendants()), mounts(), open_files(), spawner_state(spawner)) == before
     assert (before[1], before[3][1:]) == (0, (1, ["0"]))  # its work folder is all that is mounted, and only there
+
+
+async def test_bubblewrap_is_the_one_that_path_names(box: Box, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = shutil.which("bwrap")
+    assert installed is not None
+    with tempfile.TemporaryDirectory(prefix="env-gateway-path-") as folder:
+        bubblewrap = Path(shutil.copy(installed, folder))
+        bubblewrap.parent.chmod(0o755)  # the sandboxes' root is another user
+        monkeypatch.setenv("PATH", folder)
+        async with Sandboxes(box, work, LIMITS) as sandboxes:
+            await sandboxes.open()
+            programs = set(programs_of(descendants()))
+
+    assert str(bubblewrap) in programs
+
+
+def programs_of(pids: list[int]) -> Iterator[str]:
+    for pid in pids:
+        with suppress(OSError):  # it has just ended
+            yield os.readlink(f"/proc/{pid}/exe")
 
 
 async def test_an_open_sandbox_mounts_nothing_where_the_next_one_would_copy_it(sandboxes: Sandboxes) -> None:

@@ -186,6 +186,32 @@ def test_the_summary_sums_the_seconds_of_each_file_and_names_each_failure_once(
     assert printed.endswith("1 passed, 1 failed\n")
 
 
+PLAYS = """
+import pytest
+@pytest.mark.parametrize(("won", "lost"), [(30, 0), (6, 46)])
+def test_plays(record_property, won, lost):
+    record_property("other", "of no interest")
+    record_property("played", {"environment": "chat", "where": "image", "won": won, "lost": lost})
+    assert won != 6
+"""
+
+
+def test_the_summary_sums_the_bundled_tasks_that_were_won_and_lost_also_of_a_test_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path, PLAYS, "-n1")
+    monkeypatch.setattr("tests.runner.__main__.RUN", tmp_path)
+    tasks = sum(
+        len((ROOT / f"tasks/chat/{split}.jsonl").read_text("utf-8").splitlines()) for split in ("train", "test")
+    )
+
+    report(Run({}, statuses={"main": 1}))
+
+    line = f"played chat (image): 36 won by their reference, 46 lost by a wrong play, of {tasks} tasks\n"
+    assert line in capsys.readouterr().out
+    assert all(row.keys() >= {"test"} and "other" not in row for row in rows(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("nodeid", "command"),
     [

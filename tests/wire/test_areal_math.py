@@ -34,9 +34,9 @@ async def test_right_answers_are_rewarded_whatever_the_id_and_wrong_ones_are_not
 
     for trajectory in right:
         assert (trajectory.reward, trajectory.turns, trajectory.info["success"]) == (1.0, 1, True)
-        assert trajectory.info["status"] == "completed"
+        assert (trajectory.info["status"], trajectory.info["answer"]) == ("completed", answer_of(TRAIN[0]))
         assert TRAIN[0]["instruction"] in trajectory.seen[0]
-    assert wrong.reward < 1.0
+    assert (wrong.reward < 1.0, wrong.info["answer"]) == (True, "certainly not this")
     assert (wrong.info["success"], wrong.info["status"], wrong.info["num_turns"]) == (False, "completed", 1)
 
 

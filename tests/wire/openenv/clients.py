@@ -181,7 +181,7 @@ _names = itertools.count(1)
 async def connected(
     driver: Driver, url: str, *, kind: str = "generic", mode: str = "async", **options: Any
 ) -> AsyncIterator[OpenEnv]:
-    """A connected client of *kind* (``generic``, ``typed``, ``mcp``), used as *mode* says (see ``driver.py``).
+    """A connected client of *kind* (``generic``, ``typed``, ``browser``, ``mcp``), used as *mode* says (`driver.py`).
 
     Args:
         options: further arguments of the client's class.

@@ -11,6 +11,8 @@ import dataclasses
 import json
 import sys
 import threading
+import types
+import typing
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -61,10 +63,65 @@ class CountingEnv(core.EnvClient):  # type: ignore[misc]  # the package is not i
         return Standing(payload.get("episode_id"), payload.get("step_count", 0))
 
 
+@dataclasses.dataclass
+class Page:
+    """The typed observation of the browser environment, with the fields that BrowserGym's own client reads."""
+
+    text: str
+    url: str
+    screenshot: list[list[list[int]]] | None
+    goal: str
+    axtree_txt: str
+    pruned_html: str
+    error: str
+    last_action_error: bool
+    metadata: dict[str, Any]
+
+
+@dataclasses.dataclass
+class Browsing:
+    """Its typed state, likewise."""
+
+    episode_id: str | None
+    step_count: int
+    benchmark: str
+    task_name: str
+    task_id: str | None
+    goal: str
+    current_url: str
+    max_steps: int | None
+    cum_reward: float
+
+
+class BrowserEnv(core.EnvClient):  # type: ignore[misc]  # as above
+    """A typed client as BrowserGym's; a field that is missing is an error, where that one has a default."""
+
+    def _step_payload(self, action: Any) -> dict[str, Any]:
+        return {"action_str": action["action_str"], "metadata": {}}
+
+    def _parse_result(self, payload: dict[str, Any]) -> Any:
+        return core.client_types.StepResult(
+            observation=_typed(Page, payload["observation"]), reward=payload["reward"], done=payload["done"]
+        )
+
+    def _parse_state(self, payload: dict[str, Any]) -> Any:
+        return _typed(Browsing, payload)
+
+
+def _typed(kind: Any, given: dict[str, Any]) -> Any:
+    """Make the dataclass *kind* of the fields in *given*, whose JSON types have to be the right ones."""
+    fields = {field.name: given[field.name] for field in dataclasses.fields(kind)}
+    for field in dataclasses.fields(kind):
+        kinds = typing.get_args(field.type) if isinstance(field.type, types.UnionType) else (field.type,)
+        if not isinstance(fields[field.name], tuple(typing.get_origin(one) or one for one in kinds)):
+            raise TypeError(f"{field.name}: {fields[field.name]!r} is no {field.type}")
+    return kind(**fields)
+
+
 def client_class(kind: str) -> Any:
     """The class that a test means by *kind*."""
-    if kind == "typed":
-        return CountingEnv
+    if kind in ("typed", "browser"):
+        return CountingEnv if kind == "typed" else BrowserEnv
     return getattr(core, {"generic": "GenericEnvClient", "mcp": "MCPToolClient"}[kind])
 
 

@@ -100,12 +100,14 @@ async def test_a_picture_in_the_observation_shows_the_page(gateway: Gateway, dri
         assert any(colour[:3] == bytes((200, 10, 20)) for colour in colours)
 
 
-async def test_wrong_scripts_of_both_benchmarks_on_one_socket_earn_nothing(gateway: Gateway, driver: Driver) -> None:
+async def test_wrong_scripts_of_both_benchmarks_on_one_socket_of_a_typed_client_earn_nothing(
+    gateway: Gateway, driver: Driver
+) -> None:
     wrong = {
         "custom/newsletter-choice": PROBLEMS["newsletter-choice"].wrong,
         "miniwob/click-test-2": ["click({button 'TWO'})"],
     }
-    async with connected(driver, f"{gateway.url}/openenv/browser") as client:
+    async with connected(driver, f"{gateway.url}/openenv/browser", kind="browser") as client:
         for task, script in wrong.items():
             seen = (await client.reset(task=task, seed=3))["observation"]
             assert seen["metadata"]["benchmark"] == task.split("/")[0]
@@ -114,3 +116,4 @@ async def test_wrong_scripts_of_both_benchmarks_on_one_socket_earn_nothing(gatew
             assert (state["goal"], state["current_url"], state["max_steps"]) == (seen["goal"], seen["url"], 20)
 
             assert (await follow(client, seen, script))["reward"] == 0.0
+            assert (await client.state())["cum_reward"] == 0.0

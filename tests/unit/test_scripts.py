@@ -40,10 +40,8 @@ class Machine:
         self._asked = folder / "asked"
         program(folder / "id", f"echo {user}")
         if packages:
-            install = (
-                f'"install "*) printf "#!/bin/sh\\n" > "{self.bwrap}"; /bin/chmod 755 "{self.bwrap}"; echo noise ;;'
-            )
-            program(folder / "apt-get", f'echo "$*" >> "{self._asked}"', f'case "$*" in {install} esac')
+            install = f'printf "#!/bin/sh\\n" > "{self.bwrap}"; /bin/chmod 755 "{self.bwrap}"; echo noise'
+            program(folder / "apt-get", f'echo "$*" >> "{self._asked}"', f'case "$*" in "install "*) {install} ;; esac')
 
     def run(self) -> subprocess.CompletedProcess[str]:
         return run(PROJECT / "scripts" / "bubblewrap", PATH=str(self._folder))

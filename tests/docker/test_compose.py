@@ -13,6 +13,7 @@ import random
 import re
 import secrets
 import shlex
+import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -71,6 +72,8 @@ print(json.dumps(found))
 class Stack:
     """A running stack."""
 
+    folder: Path
+    """What stands for the checkout in which `docker compose up` was typed."""
     project: str
     url: str
     trainer: str
@@ -79,7 +82,8 @@ class Stack:
 
     def compose(self, *arguments: str) -> str:
         """Run `docker compose` on it and return what it printed."""
-        command = ["docker", "compose", "--project-name", self.project, *arguments]
+        where = ["--file", str(PROJECT_DIR / "compose.yaml"), "--project-directory", str(self.folder)]
+        command = ["docker", "compose", *where, "--project-name", self.project, *arguments]
         done = subprocess.run(
             command, cwd=PROJECT_DIR, env=self._environ(), capture_output=True, text=True, timeout=UP_S
         )
@@ -147,10 +151,13 @@ def in_seconds(period: str) -> int:
 
 
 @pytest.fixture(scope="module")
-def stack() -> Iterator[Stack]:
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     port = free_port()
+    folder = tmp_path_factory.mktemp("checkout")
+    shutil.copytree(PROJECT_DIR / "tasks", folder / "tasks")  # a test adds to them
     engine = docker.APIClient(version="auto")
     stack = Stack(
+        folder=folder,
         project=f"eg-test-{secrets.token_hex(4)}",
         url=f"http://127.0.0.1:{port}",
         trainer=secrets.token_hex(16),
@@ -207,12 +214,42 @@ async def test_an_episode_in_a_sandbox_is_played_and_rewarded(stack: Stack) -> N
     assert output.reward == 1.0
 
 
-def test_a_gateway_that_is_told_to_end_gives_notice_and_is_given_the_time_that_it_needs() -> None:
-    """Of the file as it is, not as this stack has it."""
+def composed() -> dict[str, Any]:
+    """What `docker compose up` would start in the checkout: of the file as it is, not as this stack has it."""
     command = ["docker", "compose", "--env-file", "/dev/null", "config", "--format", "json"]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("GATEWAY_")}
     printed = subprocess.run(command, cwd=PROJECT_DIR, env=environ, capture_output=True, check=True, timeout=UP_S)
-    gateway = json.loads(printed.stdout)["services"]["gateway"]
+    found: dict[str, Any] = json.loads(printed.stdout)["services"]
+    return found
+
+
+def test_the_gateway_reads_the_tasks_of_the_checkout_and_can_change_none() -> None:
+    """A folder that the engine does not see fails the start: an empty one in its place would have no tasks."""
+    (mount,) = [mount for mount in composed()["gateway"]["volumes"] if mount["type"] == "bind"]
+
+    assert (mount["source"], mount["target"], mount["read_only"]) == (str(PROJECT_DIR / "tasks"), "/app/tasks", True)
+    assert not mount["bind"].get("create_host_path")
+
+
+async def test_a_line_that_is_added_to_the_checkout_is_played_without_a_rebuild_or_a_restart(stack: Stack) -> None:
+    file = stack.folder / "tasks" / "math" / "train.jsonl"
+    lines = file.read_text("utf-8").splitlines()
+    before = stack.service("gateway")["State"]["StartedAt"]
+
+    with file.open("a", encoding="utf-8") as more:
+        more.write(json.dumps(json.loads(lines[0]) | {"id": "train-added"}) + "\n")
+
+    async def is_there() -> None:
+        async with ORS.connect(stack.url, stack.trainer) as client:
+            assert await client.environment("math").num_tasks("train") == len(lines) + 1
+
+    await eventually(is_there)
+    assert await play(stack, ORS, len(lines)) == 1.0
+    assert stack.service("gateway")["State"]["StartedAt"] == before
+
+
+def test_a_gateway_that_is_told_to_end_gives_notice_and_is_given_the_time_that_it_needs() -> None:
+    gateway = composed()["gateway"]
 
     notice_s = float(gateway["environment"]["GATEWAY_DRAIN_NOTICE_S"])
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
+import os
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -21,7 +24,7 @@ from gateway.backends import process
 from gateway.reading import read_all
 from gateway.settings import Settings
 from tests.deadlines import scaled
-from tests.fakes.eventually import until
+from tests.fakes.eventually import eventually, until
 
 README = (Path(__file__).parents[2] / "env_images" / "base" / "README.md").read_text()
 OWN_TASKS = '''
@@ -62,6 +65,40 @@ class Reversed(Environment):
 
 serve(Reversed)
 '''
+
+SHOWS_A_WORD = """
+from envserver import Environment, Prompt, StepResult, Task, serve, tool
+
+
+class Shown(Environment):
+    name = "reversestring"
+
+    async def reset(self, task: Task, *, seed: int) -> Prompt:
+        return "?"
+
+    @tool
+    async def submit(self, answer: str) -> StepResult:
+        return StepResult(self.task["config"]["word"], reward=1.0, finished=True)
+
+
+serve(Shown)
+"""
+OF_MODULES = """
+name = "reversestring"
+
+[tasks]
+directory = "env_images/reversestring/tasks"
+folder = "mine"
+module = "custom_tasks.one,custom_tasks.two,custom_tasks.broken"
+"""
+"""Several modules, in a folder that is not named like the environment."""
+REGISTERS = """
+from openenv.core.tasks import registry
+from . import others
+
+others.leave_a_trace(__name__)
+registry.register("custom/NAME", "reversestring", {"word": "NAME " + others.WORD})
+"""
 
 
 def example(language: str) -> str:
@@ -124,7 +161,12 @@ def put(root: Path, *, server: str = "", file: str = "") -> None:
 
 @contextlib.asynccontextmanager
 async def world(root: Path) -> AsyncIterator[World]:
-    settings = Settings(socket_dir=root / "s", state_dir=root, catalog_dir=root / "env_images").checked()
+    settings = Settings(
+        socket_dir=root / "s",
+        state_dir=root,
+        catalog_dir=root / "env_images",
+        custom_tasks_dir=root / "custom_tasks",
+    ).checked()
     catalog, tasks = await read_all(settings)
     gateway = Gateway(settings, catalog=catalog, tasks=tasks)
     transport = httpx.ASGITransport(app=gateway.app)
@@ -244,3 +286,54 @@ async def test_edited_code_is_told_of_once_and_a_restart_lets_open_sessions_end_
         assert "gateway restart reversestring" in lines()[0]
         assert len(lines()) == 1
         assert unknown.status_code == 404
+
+
+async def test_modules_of_a_folder_are_imported_by_workers_and_never_by_the_gateway(root: Path) -> None:
+    """Those that the environment's file names, and what these import from their folder: an edit of it counts, too."""
+    put(root, server=SHOWS_A_WORD, file=OF_MODULES)
+    folder, traces = root / "custom_tasks" / "mine", root / "traces"
+    folder.mkdir(parents=True)
+    traces.mkdir()
+
+    def write(name: str, text: str) -> None:
+        file = folder / f"{name}.py"
+        file.write_text(text)
+        file.chmod(0o644)
+
+    def others(word: str) -> str:
+        trace = f"open(f'{traces}/{{os.getpid()}} {{name}}', 'w').close()"
+        return f"import os\nWORD = {word!r}\ndef leave_a_trace(name):\n    {trace}\n"
+
+    write("others", others("first"))
+    for name in ("one", "two"):
+        write(name, REGISTERS.replace("NAME", name))
+    write("broken", "from . import others\nothers.leave_a_trace(__name__)\nraise SystemExit('broken')\n")
+    for entry in (folder, folder.parent):
+        entry.chmod(0o755)
+
+    async with world(root) as here:
+        catalog = here.gateway.catalog
+        before = catalog.default.digest
+        for name in ("one", "two"):
+            await here.opened(name, task_spec={"id": f"custom/{name}"})
+        write("others", others("second"))
+        await here.gateway.custom_tasks.look()
+        after = catalog.default.digest
+        sids = (f"again-{number}" for number in itertools.count())
+
+        async def of_a_new_worker() -> None:
+            await here.opened(sid := next(sids), task_spec={"id": "custom/one"})
+            assert await here.submitted(sid, "x") == ("one second", 1.0)
+
+        await eventually(of_a_new_worker)
+        words = [(await here.submitted(sid, "x"))[0] for sid in ("one", "two")]
+
+    assert words == ["one first", "two first"]
+    assert before != after
+    found = [path.name.split() for path in traces.iterdir()]
+    assert {name for _, name in found} == {f"custom_tasks.{name}" for name in ("one", "two", "broken")}
+    assert str(os.getpid()) not in {pid for pid, _ in found}
+    assert {pid for pid, name in found if name.endswith("broken")} == {pid for pid, _ in found}
+    assert [
+        name for name in sys.modules if name in ("custom_tasks.one", "custom_tasks.two", "custom_tasks.others")
+    ] == []

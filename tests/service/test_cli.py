@@ -107,6 +107,20 @@ def test_check_names_what_is_not_on_offer_and_why(catalog: Path, run: Command) -
     assert "pages: not on offer: it runs in its image only: use GATEWAY_BACKEND=docker" in done.stdout
 
 
+def test_check_names_what_needs_bubblewrap_where_there_is_none(catalog: Path, run: Command) -> None:
+    folder = catalog / "env_images" / "shell"
+    folder.mkdir()
+    (folder / "environment.toml").write_text('name = "shell"\nimage = "s"\nisolation = "sandbox"\n')
+
+    without = run("check", PATH=str(catalog))
+
+    assert without.returncode == 0, without.stderr
+    (told,) = [line for line in without.stdout.splitlines() if line.startswith("shell: ")]
+    assert "not on offer: its sandboxes need bubblewrap" in told
+    (catalog / "bwrap").touch(0o755)
+    assert "not on offer" not in run("check", PATH=str(catalog)).stdout
+
+
 def test_without_a_catalog_one_line_says_what_to_do(tmp_path: Path, run: Command) -> None:
     said = refusal(run("check", GATEWAY_CATALOG_DIR=str(tmp_path / "nothing")))
 

@@ -49,6 +49,7 @@ def folder(root: Path) -> Path:
     made = root / "mine"
     (made / "templates").mkdir(parents=True)
     (made / "mine.py").write_text("A = 1\n")
+    (made / "others.py").write_text("B = 1\n")
     (made / "templates" / "login.html").write_text("<form>\n")
     return made
 
@@ -74,7 +75,7 @@ def test_the_same_content_elsewhere_has_the_same_digest(folder: Path, tmp_path: 
 
     found, copied = read_folder(folder), read_folder(copy)
 
-    assert (found.digest, found.files) == (copied.digest, 3)
+    assert (found.digest, found.files) == (copied.digest, 4)
     assert len(found.digest) == 32
 
 
@@ -84,6 +85,11 @@ def edit(folder: Path) -> None:
 
 def edit_below(folder: Path) -> None:
     (folder / "templates" / "login.html").write_text("<FORM>\n")
+
+
+def edit_a_neighbour(folder: Path) -> None:
+    """A module that another one has by ``from . import others``."""
+    (folder / "others.py").write_text("B = 2\n")
 
 
 def edit_and_keep_the_date(folder: Path) -> None:
@@ -128,6 +134,7 @@ def file_becomes_a_link(folder: Path) -> None:
     [
         edit,
         edit_below,
+        edit_a_neighbour,
         edit_and_keep_the_date,
         add,
         add_a_folder,

@@ -79,6 +79,16 @@ def test_an_ors_route_is_in_the_reference(route: str) -> None:
     assert f"/{route}`" in REFERENCE
 
 
+def test_no_page_gives_an_sdk_of_ors_a_key_in_its_path() -> None:
+    """Both drop the path of their base URL; only clients of AReaL and OpenEnv keep it."""
+    text = "\n".join((PROJECT / page).read_text("utf-8") for page in PAGES)
+
+    shown = re.findall(r"\b(?:Async)?(?:ORS|OpenReward)\([^)]*\)|\bbase_url ?=[^\n,)]*|OPENREWARD_\w*URL\S*", text)
+
+    assert shown
+    assert [one for one in shown if "/k/" in one and "/openenv/" not in one] == []
+
+
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 
 

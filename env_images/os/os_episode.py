@@ -18,8 +18,8 @@ INIT_TIMEOUT_S = 40.0
 """For one init script; a start as a whole has 50 s at the gateway."""
 MOMENT_S = 3_600
 """The files that init scripts write are dated at the beginning of such a span: members of a group that open within one
-span, in whatever workers, begin alike. A date that is always the same would do so in any case. But tasks ask which files
-were modified in the last days, and compare such files with others that are dated `3 days ago`."""
+span, in whatever workers, begin alike. A date that is always the same would do so in any case. But tasks ask which
+files were modified in the last days, and compare such files with others that are dated `3 days ago`."""
 MOST_EXPECTED = 4_096
 """Expected values kept, so that of a group's members only the first works its value out; some 100 bytes each."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +27,9 @@ COMMAND_S = scaled(180.0)
 """The longest command: `up`, or `load` of some hundred MB; the script's own waits are shorter."""
 ENGINE_S = int(scaled(100))
 """The longest answer, and the longest program in a container: machines may hear of each other's names 30 s late."""
+ELECTION_S = scaled(60.0)
+"""An election takes 10 to 20 s; a busy machine may need several."""
+NO_LEADER = "The swarm does not have a leader"
 
 LOG_LINES = 60
 
@@ -91,16 +95,25 @@ class Lab:
         return f"{self.net}.{10 + int(node.removeprefix('node'))}"
 
     def on(self, node: str, *command: str, environ: Mapping[str, str] | None = None) -> str:
-        """Run the docker command on a machine's engine, from outside; what it printed."""
-        done = subprocess.run(
-            ["docker", "--host", self.url(node), *command],
-            env={**{k: v for k, v in os.environ.items() if not k.startswith("DOCKER_")}, **(environ or {})},
-            capture_output=True,
-            text=True,
-            timeout=COMMAND_S,
-        )
-        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
-        return done.stdout.strip()
+        """Run the docker command on a machine's engine, from outside; what it printed.
+
+        On a busy machine the managers miss each other's heartbeats and elect a leader again. A command that is refused
+        meanwhile did nothing, so it is repeated, as an operator would.
+        """
+        deadline = time.monotonic() + ELECTION_S
+        while True:
+            done = subprocess.run(
+                ["docker", "--host", self.url(node), *command],
+                env={**{k: v for k, v in os.environ.items() if not k.startswith("DOCKER_")}, **(environ or {})},
+                capture_output=True,
+                text=True,
+                timeout=COMMAND_S,
+            )
+            if done.returncode and NO_LEADER in done.stderr and time.monotonic() < deadline:
+                time.sleep(1.0)
+                continue
+            assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+            return done.stdout.strip()
 
     def url(self, node: str) -> str:
         """Where a machine's engine is, from outside."""

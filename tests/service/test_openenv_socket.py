@@ -384,7 +384,7 @@ async def test_there_are_no_sockets_elsewhere(path: str, told: str, caplog: pyte
         assert refused.value.response.status_code == 404
         assert json.loads(refused.value.response.body)["detail"].startswith(told)
         (line,) = [one.getMessage() for one in caplog.records if one.getMessage().startswith("openenv_not_found")]
-        assert f"path='/openenv/{path}'" in line
+        assert f"path='/openenv/{name}/{rest}'" in line
         assert told in line
 
 

@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,6 @@ from tests.runner.needs import needs_of
 PROJECT = Path(__file__).resolve().parents[2]
 DURATIONS = PROJECT / "tests/durations.json"
 """Seconds that each test file took in a measured run; the order of tests comes from it."""
-SHARED_SERVERS = "the servers of tests/wire/targets.py"
 QUICK_FOLDERS = ("tests/unit/", "bench/", "tests/contract/", "tests/service/", "tests/envserver/", "tests/sandbox/")
 PROGRESS_S = 30.0
 CLEANUP_S = 60.0
@@ -49,36 +49,41 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             items[:] = [item for item in items if item not in set(others)]
     durations: dict[str, float] = json.loads(DURATIONS.read_text())["files"] if DURATIONS.exists() else {}
     with_engine = {_file(item.nodeid) for item in items if item.get_closest_marker("docker")}
-    shared_s = sum(seconds for file, seconds in durations.items() if _uses_shared_servers(file))
+    scopes: defaultdict[str, float] = defaultdict(float)
+    for file, seconds in durations.items():
+        scopes[_scope(file)] += seconds
 
     def rank(item: pytest.Item) -> tuple[bool, float, str]:
         file = _file(item.nodeid)
         is_quick = file.startswith(QUICK_FOLDERS) and file not in with_engine
-        return (not is_quick, -shared_s if _uses_shared_servers(file) else -durations.get(file, 0.0), file)
+        return (not is_quick, -scopes[_scope(file)], file)
 
     items.sort(key=rank)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give each process whole files, and all files on the shared servers of the wire tests to one process.
+    """Give each process whole files, and all files with the same shared servers to one process.
 
-    Two gateways, two official servers and their workers cost each process that starts them half a minute of CPU time.
+    Gateways, official servers and their workers cost each process that starts them half a minute of CPU time.
     """
     from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
     class Scheduling(LoadFileScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            file: str = super()._split_scope(nodeid)
-            return SHARED_SERVERS if _uses_shared_servers(file) else file
+            return _scope(super()._split_scope(nodeid))
 
     return Scheduling(config, log)
 
 
 @functools.cache
-def _uses_shared_servers(file: str) -> bool:
+def _scope(file: str) -> str:
+    """Return what one process runs as a whole: *file*, or the folder of wire tests with whose servers it works."""
     path = PROJECT / file
-    return file.startswith("tests/wire/") and path.exists() and "target: Target" in path.read_text()
+    if not file.startswith("tests/wire/") or not path.exists():
+        return file
+    text = path.read_text()
+    return path.parent.relative_to(PROJECT).as_posix() if "target: Target" in text or "place: Place" in text else file
 
 
 def pytest_collection(session: pytest.Session) -> None:

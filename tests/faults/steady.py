@@ -247,7 +247,7 @@ async def no_slot_is_leased_twice(world: World) -> None:
     known = {str(worker["id"]): set[str]() for worker in workers}
     for session in sessions:
         known.setdefault(str(session["worker"]), set()).add(str(session["id"]))
-    assert told == known
+    assert told == known, f"workers hold {told}, the store says {known}"
     assert all(len(told[str(worker["id"])]) <= int(worker["slots"]) for worker in workers)
 
 

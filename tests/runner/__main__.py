@@ -198,7 +198,7 @@ BY_FILE = ("--dist=loadfile", "--no-loadscope-reorder")
 
 def workers() -> int:
     """Return how many tests run at once: many of them wait."""
-    return int(os.environ.get("PYTEST_WORKERS", 2 * CORES + 1))
+    return int(os.environ.get("PYTEST_WORKERS", 2 * CORES))
 
 
 def files_with_clusters() -> list[str]:

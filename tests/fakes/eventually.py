@@ -11,7 +11,9 @@ from tests.deadlines import scaled
 
 T = TypeVar("T")
 
-PAUSE_S = 0.02
+PAUSES_S = (0.02, 0.2)
+PAUSE_SHARE = 0.05
+"""Of the time that was waited so far: who waits long asks less often, as each question costs its answerer CPU time."""
 WITHIN_S = 20.0
 """In seconds of the reference machine, as every ``within_s`` here. A test that passes never waits for it."""
 
@@ -22,26 +24,26 @@ async def eventually(check: Callable[[], Awaitable[T]], *, within_s: float = WIT
     Raises:
         AssertionError: the last one, if it still fails after *within_s* seconds.
     """
-    deadline = time.monotonic() + scaled(within_s)
+    began = time.monotonic()
     while True:
         try:
             return await check()
         except AssertionError:
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= began + scaled(within_s):
                 raise
-        await asyncio.sleep(PAUSE_S)
+        await asyncio.sleep(_pause_s(began))
 
 
 def eventually_now(check: Callable[[], T], *, within_s: float = WITHIN_S) -> T:
     """`eventually` for code without an event loop: fixtures, mostly."""
-    deadline = time.monotonic() + scaled(within_s)
+    began = time.monotonic()
     while True:
         try:
             return check()
         except AssertionError:
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= began + scaled(within_s):
                 raise
-        time.sleep(PAUSE_S)
+        time.sleep(_pause_s(began))
 
 
 async def until(claim: Callable[[], object], *, within_s: float = WITHIN_S) -> None:
@@ -55,3 +57,8 @@ async def until(claim: Callable[[], object], *, within_s: float = WITHIN_S) -> N
         assert claim(), "what was waited for did not happen"
 
     await eventually(check, within_s=within_s)
+
+
+def _pause_s(began: float) -> float:
+    least, most = PAUSES_S
+    return min(most, max(least, (time.monotonic() - began) * PAUSE_SHARE))

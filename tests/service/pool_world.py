@@ -31,7 +31,7 @@ from gateway.core.ports import Store
 from gateway.pool import LEAD_S
 from tests.contract.store_worlds import MemoryWorld, RedisWorld
 from tests.deadlines import scaled
-from tests.fakes.eventually import PAUSE_S, eventually
+from tests.fakes.eventually import eventually
 from tests.fakes.workers import FakeWorker
 from tests.service.pool_checks import Checked
 from tests.service.pool_parts import (
@@ -409,7 +409,7 @@ class PoolWorld(Checked):
         deadline = asyncio.get_running_loop().time() + scaled(SETTLED_S)
         while not claim():
             assert asyncio.get_running_loop().time() < deadline, f"waited in vain: {what}"
-            await asyncio.sleep(PAUSE_S / 10)
+            await asyncio.sleep(0.002)
 
 
 def picked(pick: int, some: list[Any]) -> Iterator[Any]:

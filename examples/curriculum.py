@@ -53,7 +53,7 @@ def parsed() -> argparse.Namespace:
     """The command line, checked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--environment", choices=sorted(LESSONS), default="math")
-    parser.add_argument("--samplers", default="uniform,target_success,staged", help="comma-separated")
+    parser.add_argument("--samplers", default="uniform,target_success,learning_progress,staged", help="comma-separated")
     parser.add_argument("--seeds", type=_positive, default=5, help="how many, from 0 on")
     parser.add_argument("--episodes", type=_positive, help="of training in each run; default: the environment's own")
     parser.add_argument("--checkpoints", type=_positive, default=10, help="scores on the held-out split in each run")

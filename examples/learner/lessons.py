@@ -14,6 +14,7 @@ from examples.learner.training import Lesson
 LEVELS: Final = (1, 2, 3, 4)
 UNIFORM: Final[Mapping[str, Any]] = {"kind": "uniform"}
 TARGET: Final[Mapping[str, Any]] = {"kind": "target_success", "window": 8}
+PROGRESS: Final[Mapping[str, Any]] = {"kind": "learning_progress"}
 STAGED: Final[Mapping[str, Any]] = {
     "kind": "staged",
     "stages": [{"name": f"level-{level}", "min_difficulty": level, "max_difficulty": level} for level in LEVELS],
@@ -37,8 +38,8 @@ MATH: Final = Lesson(
     tags=arithmetic.TAGS,
     player=answer,
     success_at=0.95,
-    samplers={"uniform": UNIFORM, "target_success": TARGET, "staged": STAGED},
-    rates={"uniform": 2.0, "target_success": 2.0, "staged": 2.0},
+    samplers={"uniform": UNIFORM, "target_success": TARGET, "learning_progress": PROGRESS, "staged": STAGED},
+    rates={"uniform": 2.0, "target_success": 2.0, "learning_progress": 2.0, "staged": 2.0},
     group_size=4,
     episodes=1600,
     plays=1,
@@ -48,8 +49,8 @@ GAME: Final = Lesson(
     tags=games.TAGS,
     player=games.play,
     success_at=0.9,
-    samplers={"uniform": UNIFORM, "target_success": TARGET, "staged": STAGED},
-    rates={"uniform": 0.6, "target_success": 0.6, "staged": 0.6},
+    samplers={"uniform": UNIFORM, "target_success": TARGET, "learning_progress": PROGRESS, "staged": STAGED},
+    rates={"uniform": 0.6, "target_success": 0.6, "learning_progress": 0.6, "staged": 0.6},
     group_size=8,
     episodes=640,
     plays=4,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from gateway.environment_files import OPERATIONS, RESERVED, ROOT_ROUTES
 from gateway.observe.metrics import Metrics
 from gateway.settings import PREFIX, Settings
 from tests.pages import PAGES, PROJECT, Block, blocks
+from tests.runner.__main__ import number_of_tasks
 
 REFERENCE = (PROJECT / "docs" / "reference.md").read_text()
 ENVIRONMENTS = (PROJECT / "docs" / "environments.md").read_text()
@@ -77,6 +79,25 @@ def test_every_reserved_name_is_in_the_docs() -> None:
 @pytest.mark.parametrize("route", sorted(ROOT_ROUTES - {"docs", "redoc", "openapi.json"} | OPERATIONS))
 def test_an_ors_route_is_in_the_reference(route: str) -> None:
     assert f"/{route}`" in REFERENCE
+
+
+@pytest.mark.parametrize("environment", ["math", "os", "coding", "game", "chat"])
+def test_the_readme_counts_the_tasks_that_there_are(environment: str) -> None:
+    told = re.search(rf"^\| `{environment}` \| ([\d,]+) ", (PROJECT / "README.md").read_text(), re.MULTILINE)
+
+    assert told is not None
+    assert int(told[1].replace(",", "")) == number_of_tasks(environment)
+
+
+@pytest.mark.parametrize("environment", ["math", "game"])
+def test_the_readme_has_the_areas_of_the_recorded_learning_curves(environment: str) -> None:
+    summary = json.loads((PROJECT / "examples" / f"curriculum-{environment}.json").read_text())["summary"]
+    areas = {row["sampler"]: f"{row['area']['mean']:.2f}" for row in summary}
+
+    readme = " ".join((PROJECT / "README.md").read_text().split())
+
+    told = rf"`{environment}` (.{{0,50}}of )?{areas['staged']} (.{{0,60}} )?instead of {areas['uniform']}\b"
+    assert re.search(told, readme)
 
 
 def test_no_page_gives_an_sdk_of_ors_a_key_in_its_path() -> None:

@@ -5,13 +5,15 @@ containers one client of each protocol plays on each image: of two clients of on
 All of them play there on an image that has no local process.
 """
 
+from typing import Any
+
 import pytest
 
 from tests.wire.any.cases import CASES
 from tests.wire.any.places import EMBEDDED, STACK, Place, on, on_rows
 from tests.wire.any.players import TRAINERS, at_gateway, plays_both
 from tests.wire.openenv.clients import FIRST_ASYNC, NEWEST, DriverOf, connected
-from tests.wire.sdks import SDKS, text
+from tests.wire.sdks import SDKS, names, text
 
 pytestmark = [pytest.mark.wire, pytest.mark.timeout(240)]
 
@@ -65,6 +67,20 @@ async def test_a_client_of_the_images_own_protocol_sees_what_the_image_says(
     assert (stepped["observation"]["value"], stepped["reward"], stepped["done"]) == (2, 0.0, False)
     assert state == {"episode_id": "mine", "step_count": 1}
     assert again["observation"]["target"] == 5
+
+
+@on(EMBEDDED)
+async def test_a_toolset_that_openrewards_client_asks_for_is_the_servers(place: Place) -> None:
+    async with SDKS["openreward"].connect(place.url, None) as client:
+        riddles: Any = client.environment("openreward")  # the other package knows no toolsets
+        async with riddles.session(split="train", index=0, toolset="codex") as session:
+            tools = names(await session.list_tools())
+            ran = await session.call_tool("bash", {"command": "ls"})
+            answered = await session.call_tool("answer", {"text": "river"})
+
+    assert "bash" in tools
+    assert text(ran).startswith("told to run ls")
+    assert (answered.reward, answered.finished) == (1.0, True)
 
 
 # -- secrets ---------------------------------------------------------------------------------------------------------

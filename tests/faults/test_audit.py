@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pytest
 
 from gateway.audit import EVERY_S, PATIENCE_S
-from gateway.core.model import EnvironmentName, Opening, Owner, Worker, WorkerId, session_id
+from gateway.core.model import EnvironmentName, Owner, Session, SessionState, Worker, WorkerId, WorkerState, session_id
 from gateway.stores.redis import RedisStore
 from tests.contract.backend_world import new_id
 from tests.deadlines import scaled
@@ -124,14 +124,24 @@ async def _digest(world: World) -> str:
 
 
 async def _haunt(world: World, digest: str) -> Ghosts:
-    """Plant containers that the store does not know, and a worker with a session that the engine does not know."""
+    """Plant containers that the store does not know, and a worker with a session that the engine does not know.
+
+    The worker comes with its session in one step of the store: the gateway that looks on ends what it finds half done.
+    """
     ghosts = Ghosts(new_id(), new_id(), new_id(), new_sid())
     (world.sockets / ghosts.stray).mkdir()
     for id, owner in ((ghosts.stray, world.owner), (ghosts.other, "0" * 16)):
         labels = {INSTANCE_LABEL: world.instance, WORKER_LABEL: id, ENVIRONMENT_LABEL: "unruly", OWNER_LABEL: owner}
         world.engine.containers.run(IMAGE, ["sleep", "600"], labels=labels, detach=True, network_disabled=True)
-    ghost = Worker(id=ghosts.ghost, environment=EnvironmentName("haunted"), digest=digest, slots=1)
-    wish = Opening(
+    ghost = Worker(
+        id=ghosts.ghost,
+        environment=EnvironmentName("haunted"),
+        digest=digest,
+        slots=1,
+        address="unix:/nowhere",
+        state=WorkerState.READY,
+    )
+    session = Session(
         id=session_id(Owner("alice"), ghosts.session),
         name=ghosts.session,
         owner=Owner("alice"),
@@ -139,15 +149,14 @@ async def _haunt(world: World, digest: str) -> Ghosts:
         lease="lease",
         fingerprint="any",
         idle_s=300,
-        setup_s=300,
+        worker=ghost.id,
+        address=ghost.address,
+        state=SessionState.OPEN,
     )
     store = RedisStore(url=world.redis.url, replica="test")
     await store.start()
     try:
-        await store.add_worker(ghost)
-        assert await store.worker_ready(ghost.id, "unix:/nowhere")
-        assert (await store.claim(wish, wait_s=0)).worker == ghost.id
-        await store.opened(wish.id, wish.lease)
+        assert await store.adopt(ghost, [session], fence=0) == [session.id]
     finally:
         await store.aclose()
     return ghosts

@@ -72,7 +72,9 @@ def test_what_small_worlds_teach_holds_in_worlds_that_it_never_saw(tmp_path: Pat
     ("arguments", "reason"),
     [
         pytest.param(
-            ["--samplers", "uniform,best"], "'best' is none of uniform, target_success, staged", id="a sampler"
+            ["--samplers", "uniform,best"],
+            "'best' is none of uniform, target_success, learning_progress, staged",
+            id="a sampler",
         ),
         pytest.param(["--url", "http://127.0.0.1:1"], "one sampler and one seed", id="many runs on one gateway"),
         pytest.param(["--episodes", "4"], "10 checkpoints need 40", id="too few episodes"),

@@ -34,6 +34,8 @@ _ARGV = ("/bin/bash", "--login", "--noediting")
 _READ_BYTES = 65_536
 _WAIT_S = 2.0
 """The longest single wait for bytes; after it the shell is looked for."""
+_ARRIVAL_S = 0.5
+"""How long what a shell has written may take to arrive: the kernel passes it on in a thread of its own."""
 
 # Each turn again: `su - jack` starts a nested shell with a prompt and a line editor of its own. `read` finds the end of
 # its input, where it would wait for a terminal: nobody types there, and the mark that ends a command is not for it.
@@ -192,8 +194,12 @@ class Shell:
         clock = asyncio.get_running_loop().time
         patient_until = clock() + PATIENCE_S
         end = await self._read(terminal, capture, timeout_s)
-        while end is _End.LATE and clock() < patient_until and await self._is_runnable():
-            end = await self._read(terminal, capture, min(timeout_s, _WAIT_S))
+        while end is _End.LATE and clock() < patient_until:
+            is_runnable = await self._is_runnable()
+            # Also from a shell that runs no more: it may have answered after the last read, and wait for a line since.
+            end = await self._read(terminal, capture, min(timeout_s, _WAIT_S if is_runnable else _ARRIVAL_S))
+            if not is_runnable:
+                break
         return end
 
     async def _read(self, terminal: Terminal, capture: Capture, timeout_s: float) -> _End:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.deadlines import scaled
 from tests.envs.plain_box import os_module, sandboxes_of
 
 shells = os_module("os_shell")
@@ -313,6 +314,34 @@ async def test_a_shell_that_has_had_no_processor_is_waited_for_and_not_replaced(
     shell = shells.Shell(sandbox, command_timeout_s=AMPLE_S, grace_s=0.1)
     await shell.open()
     await shell.run("kept=here; trap 'for ((i = 0; i < 150000; i++)); do :; done' DEBUG")  # works before it answers
+
+    output = await shell.run("echo $kept")
+
+    assert (output.text, output.notice) == ("here\n", "")
+
+
+class LooksLate:
+    """A sandbox in which the state of a shell is read when the shell is done with what it did."""
+
+    def __init__(self, sandbox: Any) -> None:
+        self._sandbox = sandbox
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sandbox, name)
+
+    async def read_file(self, path: str, *, max_bytes: int) -> bytes:
+        async with asyncio.timeout(scaled(AMPLE_S)):
+            while True:
+                told = bytes(await self._sandbox.read_file(path, max_bytes=max_bytes))
+                if not path.endswith("/stat") or told.rpartition(b")")[2].split()[:1] == [b"S"]:
+                    return told
+                await asyncio.sleep(0.01)
+
+
+async def test_a_shell_that_answers_as_it_is_looked_for_is_not_replaced(sandbox: Any) -> None:
+    shell = shells.Shell(LooksLate(sandbox), command_timeout_s=AMPLE_S, grace_s=0.1)
+    await shell.open()
+    await shell.run("kept=here; trap 'for ((i = 0; i < 150000; i++)); do :; done' DEBUG")
 
     output = await shell.run("echo $kept")
 

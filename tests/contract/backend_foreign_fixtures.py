@@ -30,7 +30,7 @@ from tests.contract.backend_foreign_world import (
     run_inside,
 )
 from tests.contract.backend_swarm_world import swarm_at
-from tests.contract.backend_world import ENGINE_URL, FAKE_WORKER, eventually, processes_with
+from tests.contract.backend_world import ENGINE_URL, FAKE_WORKER, eventually, folders_below, processes_with
 from tests.fakes.images import built_once
 
 pytest_plugins = ["tests.contract.backend_fixtures"]
@@ -114,8 +114,7 @@ async def foreign_process_world(shared_dir: Path) -> AsyncIterator[ForeignWorld]
         os.kill(int(await run_inside(address, "import os; print(os.getpid())")), signal.SIGKILL)
 
     def left() -> list[str]:
-        folders = [entry.name for entry in shared_dir.rglob("*") if entry.is_dir()]
-        return [*processes_with(f"HOME={shared_dir}/"), *folders]
+        return [*processes_with(f"HOME={shared_dir}/"), *folders_below(shared_dir)]
 
     yield ForeignWorld(backend=backend, environment=foreign_environment("no-image"), kill=kill, left=left)
     await backend.aclose()
@@ -133,7 +132,7 @@ async def static_world(shared_dir: Path) -> AsyncIterator[ForeignWorld]:
     backend = RoutedBackend(default, StaticBackend(), [environment])
 
     def left() -> list[str]:
-        return [entry.name for entry in shared_dir.rglob("*") if entry.is_dir()]
+        return folders_below(shared_dir)
 
     yield ForeignWorld(backend=backend, environment=environment, kill=None, left=left)
     await backend.aclose()

@@ -24,6 +24,7 @@ from tests.contract.backend_world import (
     BASE_IMAGES,
     FAKE_WORKER,
     eventually,
+    folders_below,
     labelled,
     new_id,
     remove_folders,
@@ -121,8 +122,7 @@ async def foreign_docker_at(
         engine.kill(part(engine, id, "server")["Id"], signal="SIGKILL")
 
     def left() -> list[str]:
-        folders = [entry.name for entry in shared_dir.rglob("*") if entry.is_dir()]
-        return [*(entry["Names"][0] for entry in labelled(engine, instance)), *folders]
+        return [*(entry["Names"][0] for entry in labelled(engine, instance)), *folders_below(shared_dir)]
 
     try:
         id = engine.inspect_image(images[0])["Id"]  # type: ignore[no-untyped-call]  # no stubs

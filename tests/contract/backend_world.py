@@ -125,7 +125,7 @@ class World:
 
     def leftovers(self) -> list[str]:
         """What is there of any worker: containers or processes, folders."""
-        return [*self.engine_leftovers(), *(entry.name for entry in self.shared_dir.rglob("*") if entry.is_dir())]
+        return [*self.engine_leftovers(), *folders_below(self.shared_dir)]
 
     def variant(self, **changes: Any) -> Environment:
         return replace(self.environment, **changes)
@@ -154,6 +154,11 @@ def fake_environment(image: str) -> Environment:
         limits=Limits(memory_bytes=128 * 2**20, cpus=0.5, pids=64, tmp_bytes=8 * 2**20),
         custom_tasks=CustomTasks(module="custom_tasks.mine", folder="fake"),
     )
+
+
+def folders_below(top: Path) -> list[str]:
+    """Name all folders below *top*. Unlike ``Path.rglob``, it takes no harm from one that is removed meanwhile."""
+    return [name for _, names, _ in os.walk(top) for name in names]
 
 
 def processes_with(variable: str) -> list[str]:

@@ -145,7 +145,9 @@ def left_of(lab: Lab) -> list[str]:
     found = [f"namespace {entry.name}" for entry in _entries(Path("/run/netns")) if entry.name.startswith(lab.name)]
     found += [f"link {entry.name}" for entry in _entries(Path("/sys/class/net")) if entry.name.startswith(lab.name)]
     found += [f"mount {line}" for line in Path("/proc/self/mountinfo").read_text().splitlines() if _is_of(lab, line)]
-    found += [f"cgroup {entry}" for entry in Path("/sys/fs/cgroup").glob(f"**/{lab.name}-node*")]
+    # Not Path.glob: it raises where a group of a neighbor's container ends while it looks.
+    groups = (Path(parent, name) for parent, names, _ in os.walk("/sys/fs/cgroup") for name in names)
+    found += [f"cgroup {group}" for group in groups if group.name.startswith(f"{lab.name}-node")]
     for process in Path("/proc").glob("[0-9]*"):
         said = read(process / "cmdline") + read(process / "cgroup")
         if _is_of(lab, said):

@@ -90,7 +90,9 @@ class Worker:
         return session
 
     def _spawner(self) -> int:
-        (spawner,) = [pid for pid in descendants(self.process.pid) if _name_of(pid) == "spawner"]
+        children = [pid for pid in descendants(self.process.pid) if _parent_of(pid) == self.process.pid]
+        # Its own children bear its name too until they have begun another program.
+        (spawner,) = [pid for pid in children if _name_of(pid) == "spawner"]
         return spawner
 
     def supervisors(self) -> list[int]:

@@ -24,6 +24,7 @@ import requests
 from docker import APIClient
 from docker.errors import APIError, DockerException
 from docker.transport import UnixHTTPAdapter
+from docker.transport.unixconn import UnixHTTPConnection, UnixHTTPConnectionPool
 
 from gateway.core.errors import BackendError
 
@@ -68,20 +69,10 @@ def connect(url: str, *, timeout_s: float = TIMEOUT_S) -> APIClient:
 
     *timeout_s* is the longest silence that the client bears, here and later.
     """
-    with translated(url):
-        _knock(url, timeout_s)
     with translated(url), closing(_client(url, MIN_API_VERSION, timeout_s)) as client:
         # Not the SDK's "auto": that asks in the constructor, and where it fails nobody can close the connection.
         version: str = client.version(api_version=False)["ApiVersion"]
     return _client(url, version, timeout_s)
-
-
-def _knock(url: str, timeout_s: float) -> None:
-    """Raise ``OSError`` if nobody listens on the engine's socket; the SDK would leave a socket open for each try."""
-    if url.startswith("unix://"):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as visitor:
-            visitor.settimeout(timeout_s)
-            visitor.connect("/" + url.removeprefix("unix://").lstrip("/"))
 
 
 def _client(url: str, version: str, timeout_s: float) -> APIClient:
@@ -89,8 +80,38 @@ def _client(url: str, version: str, timeout_s: float) -> APIClient:
     if url.startswith("unix://"):
         # The SDK keeps connections to the last 25 URLs, that is one for each of so many containers, whatever number of
         # pools it is asked for; a thread needs one.
-        client.mount("http+docker://", UnixHTTPAdapter(f"http+{url}", math.ceil(timeout_s), pool_connections=1))
+        client.mount("http+docker://", _Adapter(f"http+{url}", math.ceil(timeout_s), pool_connections=1))
     return client
+
+
+class _Connection(UnixHTTPConnection):
+    """Closes its socket if the engine does not accept; the SDK leaves one open for each try."""
+
+    def connect(self) -> None:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(self.timeout)
+            sock.connect(self.unix_socket)
+        except BaseException:
+            sock.close()
+            raise
+        self.sock = sock
+
+
+class _ConnectionPool(UnixHTTPConnectionPool):
+    def _new_conn(self) -> _Connection:
+        return _Connection(self.base_url, self.socket_path, self.timeout)
+
+
+class _Adapter(UnixHTTPAdapter):
+    def get_connection(self, url: str | bytes, proxies: Any = None) -> _ConnectionPool:
+        with self.pools.lock:
+            pool = self.pools.get(url)
+            if pool is None:
+                pool = self.pools[url] = _ConnectionPool(
+                    url, self.socket_path, self.timeout, maxsize=self.max_pool_size
+                )
+        return pool
 
 
 def open_stream(
@@ -278,8 +299,6 @@ class Engine:
             with translated(self.url):
                 if client is None:
                     client = connect(self.url, timeout_s=call.silence_s)
-                else:
-                    _knock(self.url, call.silence_s)
                 client.timeout = call.silence_s  # type: ignore[assignment]  # any number will do
                 result = call.work(client)
         except BaseException as error:  # noqa: BLE001  # it is the caller's, who gets it

@@ -10,6 +10,7 @@ leader has rebuilt it, whatever the old master had not sent yet.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -88,7 +89,7 @@ class Master:
         """*options* go to the connections to the master. Raises ``ValueError``, as `read_url`."""
         read = read_url(url)
         tls: dict[str, Any] = {"ssl": True} if read.is_tls else {}
-        self._sentinel = Sentinel(  # type: ignore[no-untyped-call]  # redis-py's own gap
+        self._sentinel = _Sentinels(  # type: ignore[no-untyped-call]  # redis-py's own gap
             list(read.sentinels),
             sentinel_kwargs={
                 "username": read.sentinel_username,
@@ -121,8 +122,32 @@ class Master:
         await pool.get_master_address()  # type: ignore[no-untyped-call]  # redis-py's own gap
 
     async def aclose(self) -> None:
-        """Let go of the Sentinels; `client` is closed by itself."""
+        """Close the connections to the Sentinels; `client` is closed by itself."""
         await self._sentinel.aclose()
+
+
+class _Sentinels(Sentinel):
+    """Sentinels that are asked once for all callers that want the master's address at the same time.
+
+    redis-py moves the Sentinel that answered to the front of its list. A second caller that iterates over the same list
+    then overwrites an entry: a Sentinel is lost, with its open connection, until the last one left is asked alone.
+    """
+
+    _query: asyncio.Task[tuple[str, int]] | None = None
+
+    async def discover_master(self, service_name: str) -> tuple[str, int]:
+        """Return the master's host and port. Raises ``MasterNotFoundError``: no Sentinel knows one."""
+        if self._query is None or self._query.done():
+            self._query = asyncio.create_task(super().discover_master(service_name))  # type: ignore[no-untyped-call]
+            self._query.add_done_callback(lambda task: task.cancelled() or task.exception())
+        # Shielded: a caller that is cancelled must not take the answer from the others.
+        return await asyncio.shield(self._query)
+
+    async def aclose(self) -> None:
+        """Wait for a query under way, which `ASK_S` bounds for each Sentinel, and close the connections."""
+        if self._query is not None:
+            await asyncio.wait({self._query})
+        await super().aclose()
 
 
 def _address(text: str) -> tuple[str, int]:

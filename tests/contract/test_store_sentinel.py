@@ -7,14 +7,18 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
 
 from gateway.core.errors import StoreUnavailable
 from gateway.core.model import Lead, SessionState
 from gateway.stores.redis import RedisStore
+from gateway.stores.redis_sentinel import Master
 from tests.contract.store_worlds import add_ready, end, needs_redis_server, opened, opening, queued, waiting
 from tests.deadlines import scaled
 from tests.fakes.eventually import eventually
-from tests.fakes.sentinels import Failover
+from tests.fakes.sentinels import SERVICE, Failover
 
 pytestmark = pytest.mark.redis
 
@@ -103,6 +107,38 @@ async def led_elsewhere(store: RedisStore, servers: Failover) -> Lead:
         return lead
 
     return await eventually(check)
+
+
+async def test_no_sentinel_is_forgotten_when_many_connections_ask_at_once(tmp_path: Path) -> None:
+    needs_redis_server()
+    failover = Failover(tmp_path)
+    silent, other = failover.sentinels
+    master = Master(
+        f"redis+sentinel://127.0.0.1:{silent},127.0.0.1:{other}/{SERVICE}",
+        max_connections=4,
+        options={"retry": Retry(NoBackoff(), 0), "protocol": 2},
+    )
+    try:
+        failover.start()
+        failover.pause(silent)
+        await asyncio.gather(*(master.look() for _ in range(10)))  # each finds the first one silent, and asks the next
+
+        failover.go_on(silent)
+        failover.kill_server(other)
+
+        await eventually(lambda: asked(master))
+    finally:
+        await master.client.aclose()
+        await master.aclose()
+        failover.stop()
+
+
+async def asked(master: Master) -> None:
+    """Ask for the master's address; a Sentinel that goes on may be silent for a moment."""
+    try:
+        await master.look()
+    except RedisError as error:
+        raise AssertionError(error) from error
 
 
 async def test_no_sentinel_answers(tmp_path: Path) -> None:

@@ -48,6 +48,12 @@ class Failover:
         return f"redis+sentinel://{login}{hosts}/{SERVICE}/0{more}"
 
     @property
+    def sentinels(self) -> tuple[int, int]:
+        """The ports of the two Sentinels."""
+        first, second = self._ports[2:4]
+        return first, second
+
+    @property
     def master(self) -> int:
         """The port of the server that Sentinels call the master."""
         with redis.Redis(port=self._ports[2], password=self._sentinel_password or None, protocol=2) as sentinel:
@@ -91,18 +97,22 @@ class Failover:
 
     def kill(self) -> None:
         """End the master as a crash would; the other server takes over by itself."""
-        process = self._processes.pop(self.master)
+        self.kill_server(self.master)
+
+    def kill_server(self, port: int) -> None:
+        """End one of the servers or Sentinels as a crash would."""
+        process = self._processes.pop(port)
         process.kill()
         process.wait(scaled(20))
 
-    def pause(self) -> int:
-        """Let the master take connections and say nothing; its port, for `go_on`."""
-        port = self.master
+    def pause(self, port: int = 0) -> int:
+        """Let a server, by default the master, take connections and say nothing; return its port, for `go_on`."""
+        port = port or self.master
         self._processes[port].send_signal(signal.SIGSTOP)
         return port
 
     def go_on(self, port: int) -> None:
-        """Let a server that was paused go on: it finds that another one is master."""
+        """Let a server that was paused go on: a master finds that another one has taken over."""
         self._processes[port].send_signal(signal.SIGCONT)
 
     def synchronise(self) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import queue
 import tempfile
+import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -15,7 +17,7 @@ from gateway.backends import calls
 from gateway.backends.container import owned_filter
 from gateway.backends.docker import DockerBackend
 from gateway.backends.endings import LOOK_THREADS, Endings
-from gateway.backends.engine import Engine, EngineError
+from gateway.backends.engine import Engine, EngineError, connect, translated
 from gateway.backends.events import DieEvents, Ended
 from gateway.backends.launches import Launches, Wanted
 from gateway.core.errors import BackendError, StartFailed
@@ -368,6 +370,21 @@ async def test_a_first_call_on_an_engine_that_says_nothing_at_all_fails_in_time(
         await small.call(LIST, silence_s=0.2)
 
     assert await small.call(LIST) == []
+
+
+async def test_a_call_that_finds_no_engine_any_more_leaves_no_socket_open(folder: Path) -> None:
+    with FakeEngine(folder / "gone.sock") as engine:
+        client = connect(engine.url)
+    gc.collect()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ResourceWarning)
+        with pytest.raises(EngineError, match="does not answer"), translated(engine.url):
+            client.info()
+        client.close()
+        gc.collect()
+
+    assert [str(warning.message) for warning in caught] == []
 
 
 async def test_a_call_too_many_is_refused_at_once_and_one_that_waits_for_too_long_is_never_made(

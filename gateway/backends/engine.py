@@ -99,12 +99,12 @@ class _Connection(UnixHTTPConnection):
 
 
 class _ConnectionPool(UnixHTTPConnectionPool):
-    def _new_conn(self) -> _Connection:
-        return _Connection(self.base_url, self.socket_path, self.timeout)
+    def _new_conn(self) -> _Connection:  # type: ignore[override]  # the SDK's own has no types
+        return _Connection(self.base_url, self.socket_path, self.timeout)  # type: ignore[arg-type]  # as the SDK does
 
 
 class _Adapter(UnixHTTPAdapter):
-    def get_connection(self, url: str | bytes, proxies: Any = None) -> _ConnectionPool:
+    def get_connection(self, url: Any, proxies: Any = None) -> _ConnectionPool:
         with self.pools.lock:
             pool = self.pools.get(url)
             if pool is None:

@@ -138,7 +138,7 @@ class _Sentinels(Sentinel):
     async def discover_master(self, service_name: str) -> tuple[str, int]:
         """Return the master's host and port. Raises ``MasterNotFoundError``: no Sentinel knows one."""
         if self._query is None or self._query.done():
-            self._query = asyncio.create_task(super().discover_master(service_name))  # type: ignore[no-untyped-call]
+            self._query = asyncio.create_task(super().discover_master(service_name))
             self._query.add_done_callback(lambda task: task.cancelled() or task.exception())
         # Shielded: a caller that is cancelled must not take the answer from the others.
         return await asyncio.shield(self._query)

@@ -87,6 +87,8 @@ async def test_sessions_spread_over_all_machines_with_their_image_in_hardened_wo
             with stack.lab.engine(node) as engine:
                 found = engine.inspect_container(worker["Id"])
             host = found["HostConfig"]
+            assert found["Config"]["Labels"]["env-gateway.instance"] == STACK
+            assert [mount["Source"] for mount in found["Mounts"] if f"/{STACK}_workers/_data/" in mount["Source"]]
             assert host["ReadonlyRootfs"] is True
             assert host["CapDrop"] == ["ALL"]
             assert host["NetworkMode"] == "none"

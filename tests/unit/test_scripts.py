@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
@@ -306,3 +307,96 @@ def test_the_addresses_of_the_lab_that_are_printed_are_those_that_it_gives(tmp_p
     *middle, last = [other.removeprefix(net) for other in others]
     assert f"{', '.join([first, *middle])} and {last} " in page
     assert set(re.findall(rf"{re.escape(net)}\.\d+", page)) == {first}
+
+
+class LabScript:
+    """A checkout with the script of the lab, on a machine whose engines are programs that say yes."""
+
+    def __init__(self, folder: Path, machine: Path) -> None:
+        self.folder = folder
+        self._machine = machine
+        machine.mkdir(exist_ok=True)
+        (folder / "scripts").mkdir(parents=True)
+        text = (PROJECT / "scripts" / "swarm-lab").read_text()
+        assert "/var/lib/swarm-lab/" in text
+        (folder / "scripts" / "swarm-lab").write_text(text.replace("/var/lib/swarm-lab/", f"{machine}/"))
+        program(machine / "id", "echo 0")
+        for name in ("ip", "dockerd"):
+            program(machine / name)
+        begun, found = machine / "engine-began", machine / "engine-was-found"
+        program(
+            machine / "docker",
+            f'case "$*" in *version) [ -e "{begun}" ] && touch "{found}" ;; *info*) echo active ;; esac',
+        )
+        program(
+            machine / "nsenter",
+            f'readlink /proc/self/fd/* >"{machine}/inherited"',
+            f'touch "{begun}"',
+            # One that ends before it was found has not started.
+            f'for look in $(seq 600); do [ -e "{found}" ] || sleep 0.1; done',
+        )
+
+    def run(self, command: str, *arguments: str, lock: TextIO | None = None) -> subprocess.CompletedProcess[str]:
+        """Run it on a lab of one machine; *lock* is what this process has open of its lock."""
+        variables = {"PATH": f"{self._machine}{os.pathsep}{os.environ['PATH']}", "SWARM_LAB_NODES": "1"}
+        fds = () if lock is None else (lock.fileno(),)
+        variables["SWARM_LAB_LOCK"] = "".join(map(str, fds))
+        return subprocess.run(
+            [BASH, str(self.folder / "scripts" / "swarm-lab"), command, *arguments],
+            env=variables,
+            pass_fds=fds,
+            capture_output=True,
+            text=True,
+            timeout=scaled(60),
+            check=False,
+        )
+
+
+COMMANDS = [("up",), ("down",), ("kill", "node1"), ("start", "node1")]
+
+
+def test_a_lab_of_a_checkout_is_left_alone_by_others_until_it_is_down_or_the_checkout_is_gone(tmp_path: Path) -> None:
+    one, two = (LabScript(tmp_path / name, tmp_path / "machine") for name in ("one", "two"))
+    disk = tmp_path / "machine" / "swl" / "node1"
+    assert one.run("up").returncode == 0
+
+    for command in COMMANDS:
+        refused = two.run(*command)
+        assert (refused.returncode, disk.exists()) == (1, True)
+        assert f"the lab swl belongs to checkout {one.folder}: take it down there" in refused.stderr
+    assert one.run("down").returncode == 0
+    assert not disk.exists()
+
+    assert two.run("up").returncode == 0
+    shutil.rmtree(two.folder)
+    assert one.run("down").returncode == 0
+    assert not disk.exists()
+
+
+def test_a_lab_of_a_process_is_left_alone_by_others_as_long_as_that_lives(tmp_path: Path) -> None:
+    one, two = (LabScript(tmp_path / name, tmp_path / "machine") for name in ("one", "two"))
+    machine = tmp_path / "machine"
+    with (machine / "swl.lock").open("a") as lock:
+        assert one.run("up", lock=lock).returncode == 0
+
+        for script in (one, two):  # also by hand in that very checkout
+            for command in COMMANDS:
+                refused = script.run(*command)
+                assert (refused.returncode, (machine / "swl" / "node1").exists()) == (1, True)
+                assert f"the lab swl belongs to process {os.getpid()} of {one.folder}: " in refused.stderr
+        assert one.run("kill", "node1", lock=lock).returncode == 0
+
+    # The machines live on when the process does not; with its lock the lab would be a dead one's for ever.
+    assert "swl.lock" not in (machine / "inherited").read_text()
+    assert two.run("down").returncode == 0
+    assert not (machine / "swl").exists()
+
+
+def test_a_descriptor_of_anything_else_is_no_lock(tmp_path: Path) -> None:
+    script = LabScript(tmp_path / "one", tmp_path / "machine")
+
+    with (tmp_path / "another").open("a") as another:
+        refused = script.run("down", lock=another)
+
+    assert refused.returncode == 1
+    assert f"not the number of a descriptor of {tmp_path}/machine/swl.lock" in refused.stderr

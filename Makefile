@@ -21,7 +21,7 @@ curriculum: ## a small learner, by three curricula; make curriculum ARGS="--envi
 up: ## the gateway on Docker: chooses base images, makes keys, builds, starts
 	scripts/docker-engine
 	scripts/base-image
-	IMAGE_TAG=$$(scripts/compose-project) scripts/build-images
+	project=$$(scripts/compose-project --own) && IMAGE_TAG=$$project scripts/build-images
 	@scripts/keys >/dev/null
 	docker compose up --detach --wait --wait-timeout 120
 	@echo "the gateway is at http://$$(docker compose port gateway 8080)"

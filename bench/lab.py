@@ -15,7 +15,7 @@ import time
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
@@ -28,6 +28,7 @@ from bench.processes import STOP_S, StartError
 from gateway.backends.container import LABEL_ENVIRONMENT, LABEL_INSTANCE
 from gateway.cluster_tls import CA_FILE, NODE_FILES
 
+LOCKS = Path("/var/lib/swarm-lab")
 SCRIPT = Path(__file__).parents[1] / "scripts" / "swarm-lab"
 GATEWAY_IMAGE = "env-gateway/gateway:latest"
 """Has the command ``gateway``; ``scripts/build-images gateway`` makes it."""
@@ -50,11 +51,13 @@ class Lab:
     net: str
     """First three numbers of its network."""
     machines: int
+    lock: int | None = None
+    """Descriptor of its lock, by which it is this process's and no other one may remove it."""
 
     @property
     def directory(self) -> Path:
         """Its disks, logs and sockets."""
-        return Path("/var/lib/swarm-lab") / self.name
+        return LOCKS / self.name
 
     def address(self, place: int) -> str:
         """Where machine *place* is, from this one; they are counted from 1."""
@@ -75,6 +78,7 @@ class Lab:
             process = await asyncio.create_subprocess_exec(
                 *(str(SCRIPT), *words),
                 env=self._environ(engine),
+                pass_fds=self._inherited(),
                 stdin=DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -101,6 +105,7 @@ class Lab:
                 done = subprocess.run(
                     [str(SCRIPT), "down"],
                     env=self._environ(None),
+                    pass_fds=self._inherited(),
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
@@ -113,29 +118,45 @@ class Lab:
             if done.returncode:
                 raise StartError(f"{SCRIPT} down: {_end_of(output)}")
 
+    def _inherited(self) -> tuple[int, ...]:
+        return () if self.lock is None else (self.lock,)
+
     def _environ(self, engine: str | None) -> dict[str, str]:
         own = {
             "SWARM_LAB_NAME": self.name,
             "SWARM_LAB_NET": self.net,
             "SWARM_LAB_DIR": str(self.directory),
             "SWARM_LAB_NODES": str(self.machines),
+            "SWARM_LAB_LOCK": "" if self.lock is None else str(self.lock),
         }
         return {**os.environ, **own, **({"DOCKER_HOST": engine} if engine else {})}
 
 
 @asynccontextmanager
 async def running_lab(lab: Lab) -> AsyncIterator[None]:
-    """Bring the machines up; they are removed on leaving.
+    """Bring the machines up; they are removed on leaving. No other process may remove them meanwhile.
 
     Raises:
-        StartError: they don't come up, or can't be removed.
+        StartError: they don't come up, can't be removed, or are another process's or checkout's.
     """
-    try:
-        await lab.run("down")  # of a run that was killed
-        await lab.run("up")
-        yield
-    finally:
-        lab.remove()
+    with _own(lab) as own:
+        await own.run("down")  # of a run that was killed; refused, nothing of it is ours
+        try:
+            await own.run("up")
+            yield
+        finally:
+            own.remove()
+
+
+@contextmanager
+def _own(lab: Lab) -> Iterator[Lab]:
+    """Have its lock open, unless the caller has; the script locks it."""
+    if lab.lock is not None:
+        yield lab
+        return
+    LOCKS.mkdir(parents=True, exist_ok=True)
+    with (LOCKS / f"{lab.name}.lock").open("a") as lock:
+        yield replace(lab, lock=lock.fileno())
 
 
 def _end_of(output: IO[bytes]) -> str:

@@ -59,20 +59,21 @@ class Plan:
 QUICK = Plan(rest_s=3.0, rounds=2, bursts=4, steps_s=1.5, exclusive=12, exclusive_rounds=1)
 
 
-async def run(servers: Servers, plan: Plan, *, instance: str = "") -> Report:
+async def run(servers: Servers, plan: Plan, *, instance: str = "", lock: int | None = None) -> Report:
     """Bring a lab up, measure, and remove it; the servers' folder must have one path here and for the engine.
 
     Args:
         servers: Makes the gateways.
         plan: What is measured.
         instance: Heads the labels of all containers; empty: one that nobody else has.
+        lock: Descriptor of the lab's lock, where the caller has it.
 
     Raises:
         StartError: the lab, a node or a gateway does not start, or an image can't be had.
         DockerException: an engine does not do its part.
     """
     instance = instance or f"bench-{uuid.uuid4().hex[:8]}"
-    lab = Lab(plan.lab_name, plan.lab_net, plan.machines)
+    lab = Lab(plan.lab_name, plan.lab_net, plan.machines, lock)
     async with AsyncExitStack() as stack:
         here = stack.enter_context(_here(plan, f"{instance}-0"))
         await asyncio.to_thread(Builder(here.client, instance).build, plan.base_image)

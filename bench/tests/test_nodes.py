@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from bench.processes import StartError
 from bench.targets import servers
 from gateway.backends.container import LABEL_INSTANCE
 from tests.contract.backend_world import ENGINE_URL
-from tests.docker.swarm_lab import Lab, expect_namespaces, left_of
+from tests.docker.swarm_lab import Lab, expect_namespaces, left_of, own_lab
 from tests.fakes.eventually import eventually
 
 pytestmark = [
@@ -31,13 +32,9 @@ pytestmark = [
 ]
 pytest_plugins = ["tests.contract.backend_fixtures"]
 
-LAB = Lab("swbnt", "198.18.92", nodes=2)
-ALONE = Lab("swbna", "198.18.93", nodes=1)
 PLAN = Plan(
     engine=ENGINE_URL,
-    lab_name=LAB.name,
-    lab_net=LAB.net,
-    machines=LAB.nodes,
+    machines=2,
     callers=8,
     workers=2,
     rest_s=1.0,
@@ -50,13 +47,16 @@ PLAN = Plan(
 WITHIN_S = 60.0
 
 
-@pytest.fixture(autouse=True)
-def no_lab(docker_engine: docker.APIClient) -> Iterator[None]:
-    """Leave none behind, whatever happens."""
+@pytest.fixture
+def lab(docker_engine: docker.APIClient) -> Iterator[Lab]:
+    """One that nobody else has; nothing of it is left behind, whatever happens."""
     expect_namespaces()
-    yield
-    for lab in (LAB, ALONE):
-        lab.run("down")
+    with own_lab(nodes=PLAN.machines) as lab:
+        yield lab
+
+
+def plan_for(lab: Lab) -> Plan:
+    return replace(PLAN, lab_name=lab.name, lab_net=lab.net)
 
 
 @pytest.fixture
@@ -67,10 +67,10 @@ def images(docker_engine: docker.APIClient) -> None:
 
 
 async def test_every_way_of_a_short_run_opens_steps_and_starts_containers_on_all_machines(
-    docker_engine: docker.APIClient, images: None, instance: str
+    docker_engine: docker.APIClient, images: None, lab: Lab, instance: str
 ) -> None:
     async with servers(Path("/dev/shm")) as made:
-        report = await run(made, PLAN, instance=instance)
+        report = await run(made, plan_for(lab), instance=instance, lock=lab.lock)
 
     assert report.errors == 0, report.figures
     assert [goal.what for goal in report.goals if goal.is_goal and not goal.is_met] == []
@@ -85,34 +85,46 @@ async def test_every_way_of_a_short_run_opens_steps_and_starts_containers_on_all
         assert way["steps"]["cpu_s_per_1000"].keys() >= measured
         assert way["rss_mib"].keys() == way["cpu_share_at_rest"].keys() == measured
     assert json.loads(json.dumps(report.figures))["plan"]["machines"] == 2
-    assert left_of(LAB) == []
+    assert left_of(lab) == []
     assert docker_engine.containers(all=True, filters={"label": f"{LABEL_INSTANCE}={instance}-0"}) == []
 
 
-async def test_a_lab_that_is_broken_off_while_it_comes_up_is_removed() -> None:
+async def test_a_lab_that_is_broken_off_while_it_comes_up_is_removed(lab: Lab) -> None:
     async def use() -> None:
-        async with bench_lab.running_lab(bench_lab.Lab(ALONE.name, ALONE.net, 1)):
+        async with bench_lab.running_lab(bench_lab.Lab(lab.name, lab.net, 1, lab.lock)):
             await asyncio.Event().wait()
 
     using = asyncio.create_task(use())
 
     async def comes_up() -> None:
         assert not using.done()
-        assert (ALONE.directory / "node1").exists()
+        assert (lab.directory / "node1").exists()
 
     await eventually(comes_up, within_s=WITHIN_S)
     using.cancel()
     with pytest.raises(asyncio.CancelledError):
         await using
 
-    assert left_of(ALONE) == []
+    assert left_of(lab) == []
 
 
-async def test_without_the_gateways_image_no_machine_is_brought_up(images: None) -> None:
-    lacking = replace(PLAN, gateway_image="env-gateway-tests/nothing:latest")
+async def test_a_lab_of_another_process_is_left_alone(lab: Lab) -> None:
+    lab.directory.mkdir()
+    mine = lab.directory / "mine"
+    mine.touch()
+
+    with pytest.raises(StartError, match=f"the lab {lab.name} belongs to process {os.getpid()} of "):
+        async with bench_lab.running_lab(bench_lab.Lab(lab.name, lab.net, 1)):
+            pass
+
+    assert mine.exists()
+
+
+async def test_without_the_gateways_image_no_machine_is_brought_up(images: None, lab: Lab) -> None:
+    lacking = replace(plan_for(lab), gateway_image="env-gateway-tests/nothing:latest")
 
     async with servers(Path("/dev/shm")) as made:
         with pytest.raises(StartError, match="scripts/build-images gateway"):
-            await run(made, lacking)
+            await run(made, lacking, lock=lab.lock)
 
-    assert left_of(LAB) == []
+    assert left_of(lab) == []

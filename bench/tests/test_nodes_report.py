@@ -172,7 +172,7 @@ def test_a_node_is_set_up_as_the_stack_has_it() -> None:
     service = yaml.safe_load(re.sub(r"\$\{[A-Z_]+:-([^}]*)\}", r"\1", stack))["services"]["node"]["environment"]
     made = node_variables(
         NodeSettings(
-            instance="env-gateway",
+            instance=service["GATEWAY_INSTANCE"],  # a template, of which Swarm makes the stack's name
             port=7443,
             image="an image",
             catalog=Path("/somewhere"),

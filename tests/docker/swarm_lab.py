@@ -1,6 +1,6 @@
 """Three machines on this one, as `scripts/swarm-lab` brings them up: real engines in one Swarm.
 
-Under a name and in a net of its own, so that a lab which somebody uses may be up beside it.
+Under a name and in a net of its own, so that labs which others use may be up beside it.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ ELECTION_S = scaled(60.0)
 """An election takes 10 to 20 s; a busy machine may need several."""
 NO_LEADER = "The swarm does not have a leader"
 
+LOCKS = Path("/var/lib/swarm-lab")
+PLACES = 8
+"""Labs that tests have at once, of all checkouts on this machine."""
 LOG_LINES = 60
 
 PROBE = """
@@ -60,6 +63,8 @@ class Lab:
     name: str
     net: str
     nodes: int = 3
+    lock: int | None = None
+    """Descriptor of its lock, by which it is this process's and no other one may remove it."""
     directory: Path = field(init=False)
 
     def __post_init__(self) -> None:
@@ -76,6 +81,7 @@ class Lab:
         return subprocess.run(
             [SCRIPT, *command],
             env={**os.environ, **self.environ(), **(environ or {})},
+            pass_fds=() if self.lock is None else (self.lock,),
             capture_output=True,
             text=True,
             timeout=COMMAND_S,
@@ -88,6 +94,7 @@ class Lab:
             "SWARM_LAB_NET": self.net,
             "SWARM_LAB_DIR": str(self.directory),
             "SWARM_LAB_NODES": str(self.nodes),
+            "SWARM_LAB_LOCK": "" if self.lock is None else str(self.lock),
         }
 
     def address(self, node: str) -> str:
@@ -138,6 +145,31 @@ class Lab:
         with self.engine(asked) as engine:
             # One that has just joined has no description yet.
             return {node["Description"].get("Hostname", ""): node["Status"]["State"] for node in engine.nodes()}
+
+
+@contextmanager
+def own_lab(*, nodes: int = 3) -> Iterator[Lab]:
+    """A lab that is this process's alone, without machines; it is removed on leaving.
+
+    It is the first one that no process has: what is left of a run that was killed is removed by the next one.
+    """
+    LOCKS.mkdir(parents=True, exist_ok=True)
+    refusals = []
+    for place in range(PLACES):
+        name = f"swtst{place}"
+        with (LOCKS / f"{name}.lock").open("a") as lock:
+            lab = Lab(name, f"198.18.{100 + place}", nodes, lock.fileno())
+            tried = lab.attempt("down")
+            if tried.returncode and "belongs to" in tried.stderr:
+                refusals.append(tried.stderr)
+                continue
+            assert tried.returncode == 0, tried.stderr
+            try:
+                yield lab
+            finally:
+                lab.run("down")
+            return
+    raise AssertionError(refusals)
 
 
 def left_of(lab: Lab) -> list[str]:

@@ -23,7 +23,8 @@ from tests.docker.swarm_lab import NODES, PROJECT_DIR, Lab
 from tests.docker.swarm_players import ENVIRONMENT
 from tests.fakes.eventually import eventually_now
 
-STACK = "env-gateway"
+STACK = "eg-test-stack"
+"""Not the name that the README uses: labels and volumes follow the name that is given to ``docker stack deploy``."""
 GATEWAY_IMAGE = "env-gateway/gateway:latest"
 REDIS_IMAGE = "env-gateway/redis:latest"
 WORKER_IMAGE = f"env-gateway/{ENVIRONMENT}:latest"
@@ -50,7 +51,6 @@ configs:
   game: {{ file: FOLDER/environment.toml }}
 """
 VARIABLES = {
-    "STACK": STACK,
     "GATEWAY_IMAGE": GATEWAY_IMAGE,
     "GATEWAY_REDIS_IMAGE": REDIS_IMAGE,
     "GATEWAY_PORT": str(PORT),

@@ -19,6 +19,7 @@ pytest_plugins = ["tests.contract.backend_fixtures"]
 
 PROJECT_DIR = Path(__file__).resolve().parents[2]
 INSTANCE, WORKER = "env-gateway.instance", "env-gateway.worker"
+COMPOSED, COMPOSED_IN = "com.docker.compose.project", "com.docker.compose.project.working_dir"
 
 
 class Projects:
@@ -48,6 +49,12 @@ class Projects:
         self._containers.append(made["Id"])
         return str(made["Id"])
 
+    def composed(self, project: str, folder: Path) -> str:
+        """Make a container as compose does of a service of *folder*; returns its id."""
+        made = self._engine.create_container(self._image, labels={COMPOSED: project, COMPOSED_IN: str(folder)})
+        self._containers.append(made["Id"])
+        return str(made["Id"])
+
     def left(self) -> list[str]:
         """What is there yet of what was made."""
         there = {entry["Id"] for entry in self._engine.containers(all=True)}
@@ -68,14 +75,28 @@ def projects(docker_engine: docker.APIClient, worker_image: str) -> Iterator[Pro
     made.close()
 
 
+def copy_of_project(folder: Path, *, name: str = "env-gateway") -> None:
+    """What `scripts/down` needs of a checkout; *name* is that of compose.yaml."""
+    (folder / "scripts").mkdir(parents=True)
+    for script in ("down", "compose-project", "env-file"):
+        shutil.copy(PROJECT_DIR / "scripts" / script, folder / "scripts" / script)
+    text = (PROJECT_DIR / "compose.yaml").read_text()
+    assert "\nname: env-gateway\n" in text
+    (folder / "compose.yaml").write_text(text.replace("\nname: env-gateway\n", f"\nname: {name}\n"))
+
+
+def down(folder: Path) -> subprocess.CompletedProcess[str]:
+    """Take the stack of *folder* down, with no name in the environment."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("COMPOSE_", "GATEWAY_"))}
+    script = folder / "scripts" / "down"
+    return subprocess.run([script], env=environ, capture_output=True, text=True, check=False, timeout=scaled(60))
+
+
 def test_a_project_that_only_the_env_file_names_is_taken_down_and_workers_of_others_stay(
     projects: Projects, tmp_path: Path
 ) -> None:
     mine, other = (f"eg-test-{secrets.token_hex(4)}" for _ in range(2))
-    (tmp_path / "scripts").mkdir()
-    for script in ("down", "compose-project"):
-        shutil.copy(PROJECT_DIR / "scripts" / script, tmp_path / "scripts" / script)
-    shutil.copy(PROJECT_DIR / "compose.yaml", tmp_path / "compose.yaml")
+    copy_of_project(tmp_path)
     (tmp_path / ".env").write_text(f"COMPOSE_PROJECT_NAME={mine}\n")
     own, theirs = projects.volume(mine), projects.volume(other)
     for container in ("server", "forwarder"):  # of one worker; the first has no part in the folder
@@ -85,7 +106,28 @@ def test_a_project_that_only_the_env_file_names_is_taken_down_and_workers_of_oth
         projects.worker(mine, theirs, "cccc"),
     ]
 
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(("COMPOSE_", "GATEWAY_"))}
-    subprocess.run([tmp_path / "scripts" / "down"], env=environ, check=True, timeout=scaled(60))
+    done = down(tmp_path)
 
+    assert done.returncode == 0, done.stderr
     assert projects.left() == [*kept, f"{other}_workers"]
+
+
+def test_a_stack_without_a_name_of_its_own_is_taken_down_in_the_folder_that_made_it_and_in_no_other(
+    projects: Projects, tmp_path: Path
+) -> None:
+    fixed = f"eg-test-{secrets.token_hex(4)}"
+    mine, other = tmp_path / "mine", tmp_path / "other"
+    for folder in (mine, other):
+        copy_of_project(folder, name=fixed)
+    sockets = projects.volume(fixed)
+    worker = projects.worker(fixed, sockets, "aaaa")
+    service = projects.composed(fixed, mine)
+
+    refused = down(other)
+
+    assert refused.returncode == 1
+    assert f"the stack {fixed} is that of {mine}, not of {other}" in refused.stderr
+    assert projects.left() == [worker, service, f"{fixed}_workers"]
+    done = down(mine)
+    assert done.returncode == 0, done.stderr
+    assert not {worker, f"{fixed}_workers"} & set(projects.left())

@@ -13,7 +13,7 @@ import docker
 import pytest
 
 from tests.deadlines import scaled
-from tests.docker.swarm_lab import NODES, Lab, expect_namespaces, filter_rules, left_of, read, sees
+from tests.docker.swarm_lab import NODES, Lab, expect_namespaces, filter_rules, left_of, own_lab, read, sees
 from tests.fakes.eventually import eventually_now
 
 pytestmark = [pytest.mark.docker, pytest.mark.cluster, pytest.mark.timeout(400)]
@@ -65,14 +65,10 @@ except OSError as error:
 @pytest.fixture(scope="module")
 def lab(docker_engine: docker.APIClient) -> Iterator[Lab]:
     expect_namespaces()
-    lab = Lab("swtest", "198.18.79")
-    lab.run("down")  # of a run that was killed
-    try:
+    with own_lab() as lab:
         lab.run("up")
         lab.run("load", IMAGE)
         yield lab
-    finally:
-        lab.run("down")
 
 
 def listening(lab: Lab, node: str, name: str) -> str:
@@ -287,23 +283,21 @@ def kill_engine(lab: Lab) -> None:
 def test_down_leaves_nothing_also_of_a_lab_that_is_half_broken(
     docker_engine: docker.APIClient, damage: Callable[[Lab], None]
 ) -> None:
-    lab = Lab("swhalf", "198.18.80", nodes=1)
-    lab.run("down")
-    rules, engine_id = filter_rules(lab), docker_engine.info()["ID"]
-    try:
+    with own_lab(nodes=1) as lab:
+        rules, engine_id = filter_rules(lab), docker_engine.info()["ID"]
         lab.run("up")
         lab.run("load", IMAGE)
         listening(lab, "node1", "left")
         while_up = left_of(lab)
         damage(lab)
-    finally:
+
         lab.run("down")
 
-    assert {found.split()[0] for found in while_up} >= {"namespace", "link", "cgroup", "process", "folder"}
-    eventually_now(lambda: _nothing(left_of(lab)))
-    assert filter_rules(lab) == rules
-    assert (docker_engine.info()["ID"], docker_engine.info()["Swarm"]["LocalNodeState"]) == (engine_id, "inactive")
-    assert lab.run("down").strip() == "down"  # once more is no error
+        assert {found.split()[0] for found in while_up} >= {"namespace", "link", "cgroup", "process", "folder"}
+        eventually_now(lambda: _nothing(left_of(lab)))
+        assert filter_rules(lab) == rules
+        assert (docker_engine.info()["ID"], docker_engine.info()["Swarm"]["LocalNodeState"]) == (engine_id, "inactive")
+        assert lab.run("down").strip() == "down"  # once more is no error
 
 
 def _nothing(found: list[str]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from gateway.backends.container import LABEL_INSTANCE, LABEL_OWNER
 from gateway.settings import PREFIX, Settings, load, parse_keys
 from tests.deadlines import scaled
 from tests.docker.swarm_lab import PROJECT_DIR
@@ -21,12 +22,19 @@ TEXT = (PROJECT_DIR / "deploy" / "swarm" / "stack.yaml").read_text()
 README = (PROJECT_DIR / "deploy" / "README.md").read_text()
 SECRETS = "/run/secrets"
 VARIABLE = re.compile(r"\$\{([A-Z_]+):-([^}]*)\}")
+STACK_NAME = '{{index .Service.Labels "com.docker.stack.namespace"}}'
+"""Swarm puts the name there that was given to ``docker stack deploy``: tests/docker/test_swarm_lab_stack.py sees it."""
 
 
 def read(**given: str) -> dict[str, Any]:
     """The file with its defaults, or what is *given*, in the place of its variables."""
     read: dict[str, Any] = yaml.safe_load(VARIABLE.sub(lambda found: given.get(found[1], found[2]), TEXT))
     return read
+
+
+def in_stack(name: str, value: object) -> str:
+    """What a task of the stack *name* has where the file has *value*."""
+    return str(value).replace(STACK_NAME, name)
 
 
 def service(name: str) -> dict[str, Any]:
@@ -52,12 +60,12 @@ def test_its_variables_make_settings_that_may_be_served(
     for secret in targets(name):
         (tmp_path / secret).write_text("trainer:trainers-key" if "trainer" in secret else "operator:operators-key")
     for variable, value in service(name)["environment"].items():
-        monkeypatch.setenv(variable, str(value).replace(SECRETS, str(tmp_path)))
+        monkeypatch.setenv(variable, in_stack("mine", value).replace(SECRETS, str(tmp_path)))
 
     settings = load().checked()
 
-    assert settings.instance == "env-gateway"
-    assert settings.socket_volume == read()["volumes"]["workers"]["name"]
+    assert settings.instance == "mine"
+    assert settings.socket_volume == "mine_workers"
     if name == "gateway":
         assert parse_keys(settings.trainer_keys) == {"trainer": "trainers-key"}
         assert parse_keys(settings.operator_keys) == {"operator": "operators-key"}
@@ -111,21 +119,45 @@ def test_a_service_has_no_more_rights_than_it_needs(name: str) -> None:
 
 
 def test_gateways_and_nodes_agree_whatever_the_stack_is_called() -> None:
-    stack = read(STACK="other", GATEWAY_ENVIRONMENTS="math")
-    gateway, node = (stack["services"][name]["environment"] for name in ("gateway", "node"))
+    services = read(GATEWAY_ENVIRONMENTS="math")["services"]
+    gateway, node = (services[name]["environment"] for name in ("gateway", "node"))
 
     for name in ("GATEWAY_INSTANCE", "GATEWAY_SOCKET_VOLUME", "GATEWAY_ENVIRONMENTS"):
         assert gateway[name] == node[name]
-    assert gateway["GATEWAY_INSTANCE"] == "other"
-    assert stack["volumes"]["workers"]["name"] == gateway["GATEWAY_SOCKET_VOLUME"] == "other_workers"
 
 
-def test_every_secret_is_made_by_the_readme_and_named_with_the_same_version() -> None:
+@pytest.mark.parametrize("name", ["gateway", "node"])
+def test_two_stacks_that_set_nothing_share_neither_labels_nor_volumes(name: str) -> None:
+    stack = read()
+    variables = stack["services"][name]["environment"]
+    instances, volumes = (
+        [in_stack(each, variables[variable]) for each in ("one", "two")]
+        for variable in ("GATEWAY_INSTANCE", "GATEWAY_SOCKET_VOLUME")
+    )
+
+    assert instances == ["one", "two"]
+    assert volumes == ["one_workers", "two_workers"]
+    # One without a name has that of the stack before its own, as the setting says of `workers`.
+    assert stack["volumes"] == {"redis": {}, "node": {}, "workers": {}}
+    assert "workers:/run/gateway/workers" in stack["services"]["node"]["volumes"]
+
+
+def test_every_secret_is_made_by_the_readme_and_all_but_the_owners_are_renewed_with_one_variable() -> None:
     secrets = read(SECRETS="7")["secrets"]
     made = set(re.findall(r"(?:^|\| )secret ([a-z-]+) ", README, re.M))
 
-    assert {secret["name"] for secret in secrets.values()} == {f"env-gateway-{name}-7" for name in made}
     assert set(secrets) == made
+    assert {secret["name"] for secret in secrets.values()} == {
+        f"env-gateway-{name}-{'1' if name == 'secret' else '7'}" for name in made
+    }
+    assert read(OWNER_SECRET="2")["secrets"]["secret"]["name"] == "env-gateway-secret-2"
+
+
+def test_the_readme_removes_an_old_owners_workers_by_the_labels_that_they_have() -> None:
+    (command,) = re.findall(r"^docker ps .*\n.*xargs .*docker rm .*$", README, re.M)
+
+    assert f"--filter label={LABEL_INSTANCE}=env-gateway " in command
+    assert f"--filter label={LABEL_OWNER}=" in command
 
 
 def test_every_variable_is_named_at_its_head() -> None:

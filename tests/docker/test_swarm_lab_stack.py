@@ -10,7 +10,7 @@ import docker
 import pytest
 
 from tests.docker.swarm_balancer import Balancer
-from tests.docker.swarm_lab import NODES, Lab, expect_namespaces
+from tests.docker.swarm_lab import NODES, expect_namespaces, own_lab
 from tests.docker.swarm_players import Players, playing
 from tests.docker.swarm_stack import GATEWAY_IMAGE, SLOTS, STACK, UPDATE_S, SwarmStack, deployed
 from tests.fakes.eventually import eventually, eventually_now, until
@@ -35,15 +35,11 @@ IDLE_WITHIN_S = 240.0
 @pytest.fixture(scope="module")
 def stack(docker_engine: docker.APIClient, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SwarmStack]:
     expect_namespaces()
-    lab = Lab("swstck", "198.18.81")
-    lab.run("down")  # of a run that was killed
     folder: Path = tmp_path_factory.mktemp("stack")
-    try:
+    with own_lab() as lab:
         lab.run("up")
         with deployed(lab, folder) as stack:
             yield stack
-    finally:
-        lab.run("down")
 
 
 @pytest.fixture
@@ -87,6 +83,8 @@ async def test_sessions_spread_over_all_machines_with_their_image_in_hardened_wo
             with stack.lab.engine(node) as engine:
                 found = engine.inspect_container(worker["Id"])
             host = found["HostConfig"]
+            assert found["Config"]["Labels"]["env-gateway.instance"] == STACK
+            assert [mount["Source"] for mount in found["Mounts"] if f"/{STACK}_workers/_data/" in mount["Source"]]
             assert host["ReadonlyRootfs"] is True
             assert host["CapDrop"] == ["ALL"]
             assert host["NetworkMode"] == "none"

@@ -6,8 +6,10 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
@@ -133,6 +135,160 @@ def test_without_a_tag_images_are_the_latest_and_have_the_projects_version(tmp_p
         assert (tag, f"--tag={name}:{version}" in words) == ("latest", True)
 
 
+# -- scripts/compose-project and scripts/down --------------------------------------------------------------------------
+
+
+class Checkout:
+    """A copy of the project, beside an engine that has the containers and volumes of one stack."""
+
+    def __init__(self, folder: Path, engine: Path) -> None:
+        (folder / "scripts").mkdir(parents=True)
+        for name in ("scripts/compose-project", "scripts/down", "scripts/env-file", "compose.yaml"):
+            shutil.copy(PROJECT / name, folder / name)
+        self.folder = folder
+        self._engine = engine
+
+    def run(self, script: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        path = f"{self._engine}{os.pathsep}{os.environ['PATH']}"
+        return run(self.folder / "scripts" / script, *arguments, PATH=path, **variables)
+
+    def own(self, **variables: str) -> str:
+        """The name with which `make up` starts it."""
+        done = self.run("compose-project", "--own", **variables)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def env(self) -> str:
+        file = self.folder / ".env"
+        return file.read_text() if file.exists() else ""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Programs that stand for an engine: containers of one stack by their folders, and volumes by their names."""
+
+    folder: Path
+
+    @classmethod
+    def make(cls, folder: Path) -> Engine:
+        folder.mkdir()
+        (folder / "folders").touch()
+        (folder / "volumes").touch()
+        program(
+            folder / "docker",
+            f'here="{folder}"',
+            'named=$(sed -n "s/^COMPOSE_PROJECT_NAME=//p" .env 2>/dev/null)',
+            'case "$*" in',
+            '  "compose config") echo "name: ${COMPOSE_PROJECT_NAME:-${named:-env-gateway}}" ;;',
+            '  "ps --all --filter label=com.docker.compose.project=env-gateway --format "*) cat "$here/folders" ;;',
+            '  "volume inspect "*) for last; do :; done; grep -qxF "$last" "$here/volumes" && echo /nowhere ;;',
+            '  *) echo "$*" >>"$here/asked" ;;',
+            "esac",
+        )
+        return cls(folder)
+
+    def has(self, *, containers_of: Iterable[Path] = (), volumes: Iterable[str] = ()) -> None:
+        (self.folder / "folders").write_text("".join(f"{folder}\n" for folder in containers_of))
+        (self.folder / "volumes").write_text("".join(f"{name}\n" for name in volumes))
+
+    def asked(self) -> list[str]:
+        """What it was asked for beside looks."""
+        file = self.folder / "asked"
+        return file.read_text().splitlines() if file.exists() else []
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    return Engine.make(tmp_path / "engine")
+
+
+def test_checkouts_that_set_nothing_have_names_of_their_own_and_keep_them(tmp_path: Path, engine: Engine) -> None:
+    one, two = (Checkout(tmp_path / name, engine.folder) for name in ("one", "two"))
+
+    names = [one.own(), two.own()]  # neither is up: whose the fixed name is, the engine could not tell them
+
+    assert names[0] != names[1]
+    assert all(re.fullmatch(r"env-gateway-[0-9a-f]{8}", name) for name in names)
+    engine.has(containers_of=[two.folder])
+    assert [one.own(), two.own()] == names
+    assert one.run("compose-project").stdout.strip() == names[0]
+    assert one.env() == f"COMPOSE_PROJECT_NAME={names[0]}\n"
+
+
+def test_a_stack_that_this_folder_runs_keeps_its_name_also_while_it_is_down(tmp_path: Path, engine: Engine) -> None:
+    checkout = Checkout(tmp_path / "checkout", engine.folder)
+    engine.has(containers_of=[checkout.folder])
+
+    assert checkout.own() == "env-gateway"
+
+    engine.has()
+    assert checkout.own() == "env-gateway"
+
+
+def test_a_stack_that_another_folder_has_a_part_in_is_left_to_it(tmp_path: Path, engine: Engine) -> None:
+    checkout, other = (Checkout(tmp_path / name, engine.folder) for name in ("checkout", "other"))
+    engine.has(containers_of=[checkout.folder, other.folder])
+
+    assert checkout.own() != "env-gateway"
+
+
+def test_volumes_alone_are_no_stack_of_this_folder_and_the_way_to_go_on_with_them_is_told(
+    tmp_path: Path, engine: Engine
+) -> None:
+    checkout = Checkout(tmp_path / "checkout", engine.folder)
+    engine.has(volumes=["env-gateway_state"])
+
+    done = checkout.run("compose-project", "--own")
+
+    assert re.fullmatch(r"env-gateway-[0-9a-f]{8}\n", done.stdout)
+    assert "write COMPOSE_PROJECT_NAME=env-gateway into .env" in done.stderr
+
+
+def test_a_name_that_is_set_is_taken(tmp_path: Path, engine: Engine) -> None:
+    checkout = Checkout(tmp_path / "checkout", engine.folder)
+
+    assert checkout.own(COMPOSE_PROJECT_NAME="mine") == "mine"
+    assert checkout.env() == ""
+    (checkout.folder / ".env").write_text("COMPOSE_PROJECT_NAME=env-gateway\nGATEWAY_PORT=1\n")
+    assert checkout.own() == "env-gateway"
+    assert checkout.env() == "COMPOSE_PROJECT_NAME=env-gateway\nGATEWAY_PORT=1\n"
+
+
+@pytest.mark.parametrize("is_up", [True, False], ids=["another folder's", "nothing but a volume"])
+def test_down_without_a_name_refuses_what_may_be_another_folders(tmp_path: Path, engine: Engine, is_up: bool) -> None:
+    checkout, other = (Checkout(tmp_path / name, engine.folder) for name in ("checkout", "other"))
+    engine.has(containers_of=[other.folder] if is_up else [], volumes=["env-gateway_workers"])
+
+    done = checkout.run("down")
+
+    assert (done.returncode, engine.asked()) == (1, [])
+    assert "set COMPOSE_PROJECT_NAME=env-gateway" in done.stderr
+    assert (str(other.folder) if is_up else "env-gateway_workers") in done.stderr
+
+
+@pytest.mark.parametrize("variables", [{}, {"COMPOSE_PROJECT_NAME": "env-gateway"}], ids=["this folder's", "named"])
+def test_down_takes_down_this_folders_stack_and_one_that_is_named(
+    tmp_path: Path, engine: Engine, variables: dict[str, str]
+) -> None:
+    checkout, other = (Checkout(tmp_path / name, engine.folder) for name in ("checkout", "other"))
+    engine.has(containers_of=[other.folder if variables else checkout.folder], volumes=["env-gateway_workers"])
+
+    done = checkout.run("down", **variables)
+
+    assert done.returncode == 0, done.stderr
+    assert engine.asked()[0] == "compose down --remove-orphans"
+    assert engine.asked()[-1] == "volume rm --force env-gateway_workers"
+
+
+def test_make_up_builds_nothing_without_a_name() -> None:
+    """An assignment before a command hides that its substitution failed, and the tag would be empty."""
+    makefile = (PROJECT / "Makefile").read_text()
+
+    (line,) = re.findall(r"^\t(.*IMAGE_TAG=.*)$", makefile, re.M)
+
+    assert line == "project=$$(scripts/compose-project --own) && IMAGE_TAG=$$project scripts/build-images"
+
+
 # -- scripts/swarm-lab -------------------------------------------------------------------------------------------------
 
 
@@ -151,3 +307,96 @@ def test_the_addresses_of_the_lab_that_are_printed_are_those_that_it_gives(tmp_p
     *middle, last = [other.removeprefix(net) for other in others]
     assert f"{', '.join([first, *middle])} and {last} " in page
     assert set(re.findall(rf"{re.escape(net)}\.\d+", page)) == {first}
+
+
+class LabScript:
+    """A checkout with the script of the lab, on a machine whose engines are programs that say yes."""
+
+    def __init__(self, folder: Path, machine: Path) -> None:
+        self.folder = folder
+        self._machine = machine
+        machine.mkdir(exist_ok=True)
+        (folder / "scripts").mkdir(parents=True)
+        text = (PROJECT / "scripts" / "swarm-lab").read_text()
+        assert "/var/lib/swarm-lab/" in text
+        (folder / "scripts" / "swarm-lab").write_text(text.replace("/var/lib/swarm-lab/", f"{machine}/"))
+        program(machine / "id", "echo 0")
+        for name in ("ip", "dockerd"):
+            program(machine / name)
+        begun, found = machine / "engine-began", machine / "engine-was-found"
+        program(
+            machine / "docker",
+            f'case "$*" in *version) [ -e "{begun}" ] && touch "{found}" ;; *info*) echo active ;; esac',
+        )
+        program(
+            machine / "nsenter",
+            f'readlink /proc/self/fd/* >"{machine}/inherited"',
+            f'touch "{begun}"',
+            # One that ends before it was found has not started.
+            f'for look in $(seq 600); do [ -e "{found}" ] || sleep 0.1; done',
+        )
+
+    def run(self, command: str, *arguments: str, lock: TextIO | None = None) -> subprocess.CompletedProcess[str]:
+        """Run it on a lab of one machine; *lock* is what this process has open of its lock."""
+        variables = {"PATH": f"{self._machine}{os.pathsep}{os.environ['PATH']}", "SWARM_LAB_NODES": "1"}
+        fds = () if lock is None else (lock.fileno(),)
+        variables["SWARM_LAB_LOCK"] = "".join(map(str, fds))
+        return subprocess.run(
+            [BASH, str(self.folder / "scripts" / "swarm-lab"), command, *arguments],
+            env=variables,
+            pass_fds=fds,
+            capture_output=True,
+            text=True,
+            timeout=scaled(60),
+            check=False,
+        )
+
+
+COMMANDS = [("up",), ("down",), ("kill", "node1"), ("start", "node1")]
+
+
+def test_a_lab_of_a_checkout_is_left_alone_by_others_until_it_is_down_or_the_checkout_is_gone(tmp_path: Path) -> None:
+    one, two = (LabScript(tmp_path / name, tmp_path / "machine") for name in ("one", "two"))
+    disk = tmp_path / "machine" / "swl" / "node1"
+    assert one.run("up").returncode == 0
+
+    for command in COMMANDS:
+        refused = two.run(*command)
+        assert (refused.returncode, disk.exists()) == (1, True)
+        assert f"the lab swl belongs to checkout {one.folder}: take it down there" in refused.stderr
+    assert one.run("down").returncode == 0
+    assert not disk.exists()
+
+    assert two.run("up").returncode == 0
+    shutil.rmtree(two.folder)
+    assert one.run("down").returncode == 0
+    assert not disk.exists()
+
+
+def test_a_lab_of_a_process_is_left_alone_by_others_as_long_as_that_lives(tmp_path: Path) -> None:
+    one, two = (LabScript(tmp_path / name, tmp_path / "machine") for name in ("one", "two"))
+    machine = tmp_path / "machine"
+    with (machine / "swl.lock").open("a") as lock:
+        assert one.run("up", lock=lock).returncode == 0
+
+        for script in (one, two):  # also by hand in that very checkout
+            for command in COMMANDS:
+                refused = script.run(*command)
+                assert (refused.returncode, (machine / "swl" / "node1").exists()) == (1, True)
+                assert f"the lab swl belongs to process {os.getpid()} of {one.folder}: " in refused.stderr
+        assert one.run("kill", "node1", lock=lock).returncode == 0
+
+    # The machines live on when the process does not; with its lock the lab would be a dead one's for ever.
+    assert "swl.lock" not in (machine / "inherited").read_text()
+    assert two.run("down").returncode == 0
+    assert not (machine / "swl").exists()
+
+
+def test_a_descriptor_of_anything_else_is_no_lock(tmp_path: Path) -> None:
+    script = LabScript(tmp_path / "one", tmp_path / "machine")
+
+    with (tmp_path / "another").open("a") as another:
+        refused = script.run("down", lock=another)
+
+    assert refused.returncode == 1
+    assert f"not the number of a descriptor of {tmp_path}/machine/swl.lock" in refused.stderr

@@ -27,7 +27,7 @@ from gateway.backends.swarm.dialing import NodeDialer
 from gateway.backends.swarm.nodes import NodeState
 from gateway.catalog import Catalog
 from gateway.closing import Closer
-from gateway.core.errors import StoreUnavailable
+from gateway.core.errors import ConfigError, StoreUnavailable
 from gateway.core.model import CloseReason, Environment, EnvironmentName, Owner, Session, Setup, Wire, Worker
 from gateway.core.nodes import NodeId
 from gateway.core.ports import Upstream
@@ -82,6 +82,9 @@ GC_THRESHOLD = 20_000
 calls. With 100,000 a call costs a fourteenth less at a thousand callers, and an idle episode 9 KiB instead of 3."""
 LEAVE_S = 1.0
 """By so much earlier than calls under way are broken off they are answered."""
+OWNER_WAIT_S = 6.0
+"""How long a start waits for a sign of life of the gateway whose store it is; the store counts one that was silent for
+5 s as gone."""
 IMAGES_WAIT_S = 5.0
 """How long a start waits for the engine to say what images' names stand for; pulls go on behind."""
 LAG_EVERY_S = 0.1
@@ -212,10 +215,11 @@ class Gateway:
         """Start in order; on leaving, end calls under way, then workers that nobody could find again.
 
         Raises:
-            StoreUnavailable, BackendError: at start.
+            ConfigError, StoreUnavailable, BackendError: at start.
         """
         try:
             await self._start_store()
+            await self._own_store()
             await self.backend.check()
             await self.custom_tasks.look()  # before the audit: workers that the last gateway left are of that make
             await self.rollover.look_images(timeout_s=IMAGES_WAIT_S)  # likewise
@@ -286,6 +290,28 @@ class Gateway:
                 await asyncio.sleep(1)
             else:
                 return
+
+    async def _own_store(self) -> None:
+        """See to it that all replicas of the store have one secret, where workers are found by what is made of it.
+
+        Others would see none of each other's workers, and end the sessions in them.
+
+        Raises:
+            ConfigError: a gateway with another secret uses the store.
+        """
+        if not self.settings.uses_containers:
+            return
+        owner = self.settings.read_owner()
+        if await self.store.own(owner) == owner:
+            return
+        await asyncio.sleep(OWNER_WAIT_S)
+        theirs = await self.store.own(owner, takes_over=True)
+        if theirs != owner:
+            raise ConfigError(
+                f"GATEWAY_STORE with GATEWAY_STORE_PREFIX={self.settings.store_prefix} is in use by a gateway with "
+                f"another secret (owner {theirs}, this one is {owner}), and they would end each other's sessions: set "
+                "the same GATEWAY_SECRET in both, or another GATEWAY_STORE_PREFIX here"
+            )
 
     async def _completed(self, environment: Environment) -> Environment:
         """Add to what an environment's file says what stands elsewhere, before it is offered.

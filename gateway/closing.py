@@ -111,9 +111,9 @@ class Closer:
         A worker that does not take the end of a session is drained: its slot can't be trusted, and giving it to
         somebody else would put a session beside one that still runs.
         """
-        summary = await self._end_in_worker(session, environment, missed=missed)
+        summary, is_answered = await self._end_in_worker(session, environment, missed=missed)
         if await self._released(session, missed=missed) and counted:
-            self._count(session, environment, summary)
+            self._count(session, environment, summary, is_answered=is_answered)
         return summary
 
     async def hand_over(
@@ -127,7 +127,7 @@ class Closer:
         Raises:
             SessionExists: another session has the successor's id; the slot was given back.
         """
-        summary = await self._end_in_worker(session, environment, keeps=True)
+        summary, is_answered = await self._end_in_worker(session, environment, keeps=True)
         try:
             begun = await self._handed_over(session, successor) if is_wanted() else None
         except SessionExists:
@@ -137,7 +137,7 @@ class Closer:
         if begun is None:
             await self._end_in_worker(session, environment)  # what was kept for the successor takes the slot still
         if begun is not None or await self._released(session):
-            self._count(session, environment, summary)
+            self._count(session, environment, summary, is_answered=is_answered)
         return begun
 
     # -- giving back ----------------------------------------------------------------------------------------------
@@ -241,17 +241,18 @@ class Closer:
 
     async def _end_in_worker(
         self, session: Session, environment: Environment, *, keeps: bool = False, missed: Missed | None = None
-    ) -> Summary | None:
+    ) -> tuple[Summary | None, bool]:
+        """What the worker tells of the episode, if anything; and whether it took the session's end."""
         try:
             # No Redis in here: the timeout's cancellation reaches the worker's connection only.
             async with asyncio.timeout(environment.timeouts.close_s):
-                return await self._upstreams[environment.wire].close(session, environment, keeps=keeps)
+                return await self._upstreams[environment.wire].close(session, environment, keeps=keeps), True
         except (GatewayError, TimeoutError) as error:
             logger.warning("session_close_failed session=%s worker=%s error=%s", session.id, session.worker, error)
             if not environment.server.url:  # that server would not be replaced, and says itself when it is full
                 drain = partial(self._store.drain_worker, session.worker)
                 await patiently(drain, for_s=self._patience_s, missed=missed)
-            return None
+            return None, False
 
     async def _released(self, session: Session, *, missed: Missed | None = None) -> bool:
         """Free the slot of a session that is ``CLOSING``; whether it was this caller who did."""
@@ -285,9 +286,11 @@ class Closer:
             return await self._store.find(id)
         return None
 
-    def _count(self, session: Session, environment: Environment, summary: Summary | None) -> None:
+    def _count(
+        self, session: Session, environment: Environment, summary: Summary | None, *, is_answered: bool
+    ) -> None:
         reason = session.reason or CloseReason.DELETED
-        outcome = outcome_of(reason, summary)
+        outcome = outcome_of(reason, summary, is_answered=is_answered)
         reward = reward_of(outcome, summary)
         self._metrics.session_closed(environment.name, reason.value, outcome, reward)
         if summary is not None:

@@ -401,7 +401,9 @@ class Pool:
         self._spawn(self._starts.run(worker, environment))
 
     def _stop_soon(self, id: WorkerId, name: EnvironmentName, reason: str) -> None:
-        if id not in self._starts:
+        if id in self._starts:
+            self._starts.give_up(id)
+        else:
             self._ends.stop_soon(id, name, reason)
 
     async def _on_death(self, death: Death) -> None:

@@ -1,6 +1,6 @@
 """uvicorn with what it lacks.
 
-Bounds of a request's head in size and time, and of pauses in its body, WebSockets that are closed between two frames
+Bounds of a request's head in size and time, and of its body's pauses and slowness, WebSockets that are closed between two frames
 and whose vanished clients are noticed, an end that is announced while requests are still taken, and one that leaves
 time to clean up.
 """
@@ -30,6 +30,11 @@ HEAD_S: Final = 60.0
 """From a connection's, or a request's, first byte to the end of its headers."""
 BODY_S: Final = 20.0
 """How long a client may send nothing in the middle of a body; one that is read slowly here is not meant."""
+BODY_LEAST_S: Final = 60.0
+"""How long a body may take however small it is."""
+BODY_RATE: Final = 32 * 1024
+"""Bytes a second that a body must come with on the whole, once it takes longer: 256 kbit/s, which the slowest line of an
+honest client has. The largest body by default, 32 MiB, so has 18 minutes; one that drips a byte now and then has one."""
 KEEP_ALIVE_S: Final = 75
 """Of idle client connections: the reference servers keep theirs 60 s, the SDKs drop theirs after 15."""
 BACKLOG: Final = 4096
@@ -87,6 +92,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._head_timer: asyncio.TimerHandle | None = None
         self._in_body = False
         self._body_at = 0.0
+        self._body_until = 0.0
         self._body_timer: asyncio.TimerHandle | None = None
         self.is_lost = False
         self.on_lost: Callable[[], None] | None = None
@@ -121,8 +127,9 @@ class BoundedHttp(HttpToolsProtocol):
         super().data_received(data)
         if self._in_body:
             self._body_at = self.loop.time()
+            self._body_until += len(data) / BODY_RATE
             if self._body_timer is None and self.transport.get_protocol() is self:  # else it is a WebSocket by now
-                self._body_timer = self.loop.call_later(BODY_S, self._on_slow_body)
+                self._await_body()
             return
         if not self._in_head or self.transport.is_closing():
             return
@@ -142,6 +149,7 @@ class BoundedHttp(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """A head ends."""
         self._in_head, self._in_body = False, True
+        self._body_until = self.loop.time() + BODY_LEAST_S
         self._stop_clock()
         super().on_headers_complete()
         if isinstance(self.server_state, _State) and self.server_state.is_leaving:
@@ -172,13 +180,24 @@ class BoundedHttp(HttpToolsProtocol):
         self._body_timer = None
         if not self._in_body or self.transport.is_closing():
             return
-        left_s = self._body_at + BODY_S - self.loop.time()
-        if left_s > 0 or self.flow.read_paused:
-            self._body_timer = self.loop.call_later(left_s if left_s > 0 else BODY_S, self._on_slow_body)
+        now = self.loop.time()
+        if self.flow.read_paused:  # it waits for us
+            self._body_at = now
+            self._body_until += BODY_S
+        if now < self._body_at + BODY_S and now < self._body_until:
+            self._await_body()
         elif self.pipeline or self.cycle.response_started:
             self.transport.close()  # what is being answered would be mixed with this
-        else:
+        elif now < self._body_until:
             self._refuse(b"408 Request Timeout", f"nothing of the body came for {BODY_S:g} s")
+        else:
+            slow = f"the body took longer than {BODY_LEAST_S:g} s and came with less than {BODY_RATE} bytes a second"
+            self._refuse(b"408 Request Timeout", slow)
+
+    def _await_body(self) -> None:
+        """Look again when the body's client has been silent for too long, or the body's time is over."""
+        at = min(self._body_at + BODY_S, self._body_until)
+        self._body_timer = self.loop.call_at(at, self._on_slow_body)
 
     def _refuse(self, status: bytes, detail: str) -> None:
         self._stop_clock()

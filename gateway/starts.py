@@ -110,6 +110,13 @@ class Starts:
         if not dying.done():
             dying.set_result(death)
 
+    def give_up(self, id: WorkerId) -> None:
+        """End the start of a worker that was drained meanwhile; that is no failure."""
+        dying = self._under_way[id]
+        if not dying.done():
+            dying.set_exception(_GivenUp())
+            dying.exception()  # looked at: the start may end before it looks
+
     # -- when -----------------------------------------------------------------------------------------------------
 
     def is_put_off(self, name: EnvironmentName) -> bool:
@@ -206,8 +213,10 @@ class Starts:
         if await patiently(partial(self._store.worker_ready, id, address, slots=slots)):
             return
         # Another leader that rebuilt the store may have found it running, and taken it back: it serves sessions by now.
-        # One that found it starting has given it up, and it has no address.
+        # One that found it starting has given it up, as an operator's restart has, and it has no address.
         known = await patiently(partial(self._store.worker, id))
+        if known is not None and known.state is WorkerState.DRAINING and not known.address:
+            raise _GivenUp
         if known is None or not known.address:
             raise BackendError("the worker was removed while it started")
 
@@ -219,11 +228,14 @@ class Starts:
         self._transport.forget(worker.id)
         with contextlib.suppress(GatewayError):
             await self._backend.stop(worker.id)
-        is_counted = isinstance(error, Exception) and not self._is_ending
+        is_given_up = isinstance(error, _GivenUp)
+        is_counted = isinstance(error, Exception) and not is_given_up and not self._is_ending
         # Counted before the place is free: the next start must find the pause, however soon it is decided on.
         broken_s = self._count(worker, environment, error, tail, began_at) if is_counted else 0.0
         with contextlib.suppress(StoreUnavailable):
             await self._store.remove_worker(worker.id, CloseReason.WORKER_LOST)
+        if is_given_up:
+            logger.info("worker_stopped environment=%s worker=%s reason=start given up", name, worker.id)
         if is_counted and _is_its_own(error):
             told = f"environment {name!r} does not start: {error}"
             told = told if not tail or tail in told else f"{told}\n{tail}"
@@ -269,6 +281,10 @@ class Starts:
                 await self._store.open_breaker(name, message, for_s=broken_s, fence=fence)
             else:
                 await self._store.fail_waiting(name, message, fence=fence)
+
+
+class _GivenUp(Exception):
+    """The worker was drained while it started: it is not wanted any more."""
 
 
 def _is_its_own(error: BaseException) -> bool:

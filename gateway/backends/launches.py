@@ -53,6 +53,8 @@ class Launches:
         self._undo_pauses_s = undo_pauses_s
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ending = asyncio.Event()
+        self._later: set[asyncio.Task[None]] = set()
+        """Undos that failed and are tried again."""
 
     async def run(self, steps: Callable[[Wanted], Coroutine[Any, Any, T]], undo: Callable[[], Awaitable[None]]) -> T:
         """Run *steps*; if they fail, or the caller is cancelled, run *undo* once they have ended."""
@@ -76,16 +78,30 @@ class Launches:
         await asyncio.wait({steps})
         if not steps.cancelled():
             steps.exception()  # looked at: its caller, which was cancelled, will not
-        if not await _undone(undo, logging.ERROR):
-            self._own(self._undo_later(undo))
+        if not await self._undone(undo):
+            later = self._own(self._undo_later(undo))
+            self._later.add(later)
+            later.add_done_callback(self._later.discard)
 
     async def _undo_later(self, undo: Callable[[], Awaitable[None]]) -> None:
         """Undo what an engine that hangs may have done, when it answers again."""
         for pause_s in self._undo_pauses_s:
             await asyncio.wait({ending := asyncio.ensure_future(self._ending.wait())}, timeout=pause_s)
             ending.cancel()
-            if self._ending.is_set() or await _undone(undo, logging.DEBUG):  # it was told once
+            if self._ending.is_set() or await self._undone(undo):
                 return
+
+    async def _undone(self, undo: Callable[[], Awaitable[None]]) -> bool:
+        """Run *undo*; False if it is worth another try."""
+        try:
+            await undo()
+        except BackendError as error:
+            # A start is tried each second while an engine is away: one ERROR, until nothing is left to be undone.
+            logger.log(logging.DEBUG if self._later else logging.ERROR, "launch_not_undone error=%s", error)
+            return False
+        except Exception:  # the failure that led here is the one to be raised; `Backend.found` shows what is left
+            logger.exception("launch_not_undone")
+        return True
 
     def _own(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)
@@ -99,15 +115,3 @@ def raise_first(outcomes: Iterable[object]) -> None:
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
             raise outcome
-
-
-async def _undone(undo: Callable[[], Awaitable[None]], level: int) -> bool:
-    """Run *undo*; False if it is worth another try, which is logged at *level*."""
-    try:
-        await undo()
-    except BackendError as error:
-        logger.log(level, "launch_not_undone error=%s", error)
-        return False
-    except Exception:  # the failure that led here is the one to be raised; `Backend.found` shows what is left
-        logger.exception("launch_not_undone")
-    return True

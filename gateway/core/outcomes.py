@@ -39,17 +39,20 @@ _INFRASTRUCTURE: Final = frozenset(
 )
 
 
-def outcome_of(reason: CloseReason, summary: Summary | None) -> EpisodeOutcome:
+def outcome_of(reason: CloseReason, summary: Summary | None, *, is_answered: bool = True) -> EpisodeOutcome:
     """Decide how an episode ended.
 
     Args:
         reason: why its session was ended.
         summary: what its worker told of it at the end; None: nothing.
+        is_answered: False: the worker did not take the end of the session, so how the episode went is not known.
     """
     if reason in _INFRASTRUCTURE:
         return EpisodeOutcome.INFRASTRUCTURE
     if reason is CloseReason.AUTHOR_FAULT:
         return EpisodeOutcome.AUTHOR_FAULT
+    if not is_answered:
+        return EpisodeOutcome.INFRASTRUCTURE
     if summary is None:
         return EpisodeOutcome.UNPLAYED
     if summary.fault is FaultKind.INFRASTRUCTURE:

@@ -261,6 +261,15 @@ class Store(Protocol):
         """
         ...
 
+    async def own(self, owner: str, *, takes_over: bool = False) -> str:
+        """Claim the store for the gateway *owner*, before any of its replicas leads; returns whose store it is.
+
+        It is *owner*'s if it is nobody's, as a new or an emptied one; or with *takes_over*, if no replica is alive, as
+        far as the store has heard. `lead` claims an emptied store anew, and raises ``StoreUnavailable`` where another
+        owner took it over.
+        """
+        ...
+
     async def lead(self, replica: str, *, ttl_s: float) -> Lead:
         """Become or stay the leader of the control loop for *ttl_s* seconds; and learn whether the store is whole."""
         ...

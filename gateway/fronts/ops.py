@@ -129,7 +129,10 @@ class OpsFront:
         return JSONResponse({"workers": rows, "waiting": waiting})
 
     async def _restart(self, request: Request) -> Response:
-        """Drain the workers that are ready, of the environment and of its splits; the pool starts others as needed."""
+        """Drain all workers of the environment and of its splits; the pool starts others as needed.
+
+        Those that start, too: one may have read its code before an edit. So are suspect ones, which are stuck.
+        """
         environment = self._catalog.wanted(request.path_params["environment"])
         if environment.server.url:
             raise InvalidRequest(f"{environment.name!r} is a server that somebody else runs: restart it where it runs")
@@ -139,7 +142,7 @@ class OpsFront:
         draining = [
             worker.id
             for worker in workers
-            if worker.state in (WorkerState.READY, WorkerState.PAUSED) and await self._store.drain_worker(worker.id)
+            if worker.state is not WorkerState.DRAINING and await self._store.drain_worker(worker.id)
         ]
         logger.info(
             "environment_restarted environment=%s workers=%s by=%s",

@@ -14,6 +14,13 @@ class Leadership:
         self._replica = ""
         self._until = 0.0
         self._fence = 0
+        self._owner = ""
+
+    def own(self, owner: str, now: float, *, takes_over: bool) -> str:
+        """Claim the store for *owner*, as the first one, or *takes_over* while nobody leads; returns whose it is."""
+        if not self._owner or (takes_over and now >= self._until):
+            self._owner = owner
+        return self._owner
 
     def lead(self, replica: str, now: float, *, ttl_s: float) -> Lead:
         """Become or stay the leader until *now* + *ttl_s*, if no other replica is."""

@@ -29,6 +29,9 @@ NOTES_S = 10.0
 class Rebuilding(Slots):
     """The methods of ``MemoryStore`` for its leader: lead, pause, suspect, wake, adopt, and say that this was all."""
 
+    async def own(self, owner: str, *, takes_over: bool = False) -> str:
+        return self._leadership.own(owner, self._tidied(), takes_over=takes_over)
+
     async def lead(self, replica: str, *, ttl_s: float) -> Lead:
         return self._leadership.lead(replica, self._tidied(), ttl_s=ttl_s)
 

@@ -50,6 +50,8 @@ leader                 string  the replica that leads, its fence, and the    ``t
 fence                  string  the last fence that was given out             for ever
 whole                  string  the run of the server in which this data was  for ever
                                said to be whole
+owner                  string  whose store it is: the identity made of a     for ever
+                               gateway's secret
 number                 string  counts tickets and workers up                 for ever
 jumped                 string  by how much Redis' clock has jumped (ms)      for ever
 paced                  hash    each replica's last reading of its clock and  its last field goes; a reading goes a day
@@ -182,6 +184,7 @@ class RedisStore(Rebuilding):
         self._closed_kept_s = closed_kept_s
         self._closing_s = closing_s
         self._clock = clock
+        self._owner = ""
         # A name per process: readings of a monotonic clock mean nothing to another, even of the same replica.
         self._clock_name = uuid.uuid4().hex
         # The highest that Redis told: a floor for the next one, should Redis lose its data.
@@ -344,11 +347,16 @@ class RedisStore(Rebuilding):
     async def open_breaker(self, environment: EnvironmentName, message: str, *, for_s: float, fence: int = 0) -> None:
         await self._run("open_breaker", environment, bounded(message), for_s, FAILED_KEPT_S, fence)
 
+    async def own(self, owner: str, *, takes_over: bool = False) -> str:
+        self._owner = owner
+        return text(await self._run("own", owner, int(takes_over)))
+
     async def lead(self, replica: str, *, ttl_s: float) -> Lead:
         # Each replica calls this every second or so, which is when a jump of Redis' clock is noticed.
         reading_ms = round(self._clock() * 1000)
         self._check()
-        arguments = (replica, ttl_s, self._clock_name, reading_ms, JUMP_MS, READING_KEPT_MS, self._last_fence)
+        clock = (self._clock_name, reading_ms, JUMP_MS, READING_KEPT_MS)
+        arguments = (replica, ttl_s, *clock, self._last_fence, self._owner)
         # Urgent: behind a thousand claims it would come too late, and this replica would be taken for gone.
         answer = await self._link.run("lead", *arguments, urgent=True)
         fence, last, is_whole = (int(number) for number in answer)

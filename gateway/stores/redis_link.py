@@ -218,6 +218,8 @@ def _raise_ours(answer: str) -> None:
         raise NotLeading("another replica leads the control loop by now")
     if answer.startswith("REBUILDING"):
         raise StoreUnavailable("the store is being rebuilt")
+    if answer.startswith("OTHERS"):
+        raise StoreUnavailable("a gateway with another GATEWAY_SECRET took the store over: restart this one")
 
 
 class _NotLoaded(StoreUnavailable):

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from gateway.core.errors import NotLeading, PoolExhausted
+from gateway.core.errors import NotLeading, PoolExhausted, StoreUnavailable
 from gateway.core.model import CloseReason, WorkerId, WorkerState
 from gateway.core.ports import Store
 from tests.contract.store_worlds import (
@@ -66,6 +66,63 @@ async def test_a_leader_keeps_its_fence_while_it_leads_on_and_each_new_lead_has_
 
     assert first < second < third
     assert (await store.lead("b", ttl_s=10)).fence == third
+
+
+# -- whose it is ------------------------------------------------------------------------------------------------
+
+
+def silence(world: World) -> None:
+    """Let all replicas be silent for longer than those that are alive ever are."""
+    world.pass_time(11)
+    if isinstance(world, RedisWorld):
+        with world.server.client() as client:
+            client.decrby(f"{{{world.prefix}}}:heard", 11_000)
+
+
+async def test_a_store_is_that_of_the_owner_that_claimed_it_first(store_world: World) -> None:
+    store = await store_world.open()
+
+    assert await store.own("one") == "one"
+    assert await store.own("one") == "one"
+    assert await store.own("two") == "one"
+    assert await store.own("two") == "one"
+
+
+async def test_an_owner_takes_a_store_over_only_when_no_replica_is_alive(store_world: World) -> None:
+    store = await store_world.open()
+    await store.own("one")
+    await store.lead("a", ttl_s=10)
+
+    assert await store.own("two", takes_over=True) == "one"
+    silence(store_world)
+    assert await store.own("two") == "one"
+    assert await store.own("two", takes_over=True) == "two"
+    assert await store.own("one") == "two"
+
+
+@pytest.mark.redis
+async def test_a_replica_whose_store_was_taken_over_leads_no_more(redis_world: RedisWorld) -> None:
+    first, second = await redis_world.open(replica="a"), await redis_world.open(replica="b")
+    await first.own("one")
+    await first.lead("a", ttl_s=10)
+    silence(redis_world)
+    await second.own("two", takes_over=True)
+
+    with pytest.raises(StoreUnavailable, match="another GATEWAY_SECRET"):
+        await first.lead("a", ttl_s=10)
+    assert (await second.lead("b", ttl_s=10)).fence
+
+
+@pytest.mark.redis
+async def test_a_replica_claims_a_store_that_lost_its_data_for_its_owner(redis_world: RedisWorld) -> None:
+    first, second = await redis_world.open(replica="a"), await redis_world.open(replica="b")
+    await first.own("one")
+    with redis_world.server.client() as client:
+        client.delete(*redis_world.keys(client))
+
+    await first.lead("a", ttl_s=10)
+
+    assert await second.own("two") == "one"
 
 
 # -- fences -----------------------------------------------------------------------------------------------------

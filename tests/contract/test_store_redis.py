@@ -681,6 +681,7 @@ async def every_key(world: RedisWorld, store: RedisStore) -> dict[str, str]:
             for key in world.keys(client):
                 seen[key.removeprefix(f"{{{world.prefix}}}:").split(":")[0]] = client.type(key)
 
+    await store.own("one")
     await store.lead("a", ttl_s=10)
     await store.add_worker(worker("w1", slots=2))
     await store.worker_ready(WorkerId("w1"), "unix:/run/w1.sock")
@@ -731,7 +732,7 @@ async def test_when_all_sessions_and_workers_are_gone_so_are_their_keys(redis_wo
     with redis_world.server.client() as client:
         left = {key.split(":")[1]: client.ttl(key) for key in redis_world.keys(client)}
 
-    for kind in ("number", "paced", "jumped", "counts", "fence", "whole", "replicas", "heard"):
+    for kind in ("number", "paced", "jumped", "counts", "fence", "whole", "replicas", "heard", "owner"):
         assert left.pop(kind) == -1
     assert set(left) <= {"session", "leader", "failed", "cause", "pace", "group"}
     assert all(0 <= ttl_s <= 600 for ttl_s in left.values()), left  # in whole seconds

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 
 import httpx
 import pytest
@@ -72,6 +74,31 @@ async def test_the_reason_is_told_and_the_breaker_opens(world: World, http: http
     assert await world.metric("gateway_worker_starts_total", environment=broken, outcome=OUTCOME[broken]) >= 1
     assert f"worker_start_failed environment={broken}" in world.log
     await at_rest(world)
+
+
+async def test_of_two_replicas_one_counts_each_start_of_a_worker_that_never_gets_ready() -> None:
+    silent = environment_toml(
+        "silent", variables={"MODE": "silent"}, pool={"slots": 4, "max_workers": 1}, timeouts={"start_s": START_S}
+    )
+    with running(silent, replicas=2) as world:
+        async with world.http(0) as one, world.http(1) as other:
+            refused = await asyncio.gather(*(_try(http, "silent") for http in (one, other, one, other)))
+            for http in (one, other):
+                await eventually(partial(_breaker_is_open, world, http, "silent"))
+            refused += [await _try(http, "silent") for http in (one, other)]
+        failures = re.findall(r"worker_start_failed environment=silent worker=(\w+) failures=(\d+)", world.log)
+        lost = await world.metric("gateway_workers_lost_total", environment="silent")
+        await at_rest(world)
+
+        assert "worker_lost environment=" not in world.log
+
+    for answer in refused:
+        assert answer.status_code == 503, answer.text
+        assert all(words in answer.json()["detail"] for words in SAID["silent"]), answer.text
+    assert len(failures) >= 2
+    assert [int(count) for _, count in failures] == list(range(1, len(failures) + 1))
+    assert len({worker for worker, _ in failures}) == len(failures)
+    assert lost == 0
 
 
 async def test_a_mended_image_closes_the_breaker() -> None:

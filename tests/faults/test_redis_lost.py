@@ -116,6 +116,7 @@ async def test_it_says_nothing_for_a_while(world: World, measured: Callable[[str
         mortal(world).pause()
         paused_at = time.monotonic()
         wish = asyncio.create_task(patient_create(http))
+        silent = [await _readiness(world, replica) for replica in (0, 1)]
         while time.monotonic() < paused_at + SILENT_S:
             await everybody.goes_on(1)
         mortal(world).go_on()
@@ -123,6 +124,7 @@ async def test_it_says_nothing_for_a_while(world: World, measured: Callable[[str
         gone = asyncio.create_task(gone_at(world, idle.sid))
 
         assert await counted(await wish) == 1
+        ready = [await _readiness(world, replica) for replica in (0, 1)]
         everybody.move()
         await everybody.goes_on()
         await eventually(lambda: no_slot_is_leased_twice(world))
@@ -132,10 +134,18 @@ async def test_it_says_nothing_for_a_while(world: World, measured: Callable[[str
         await delete_all([await wish])
         await everybody.leave()
 
+    # Steps go on, so no load balancer is to leave the replicas out.
+    assert (silent, ready) == ([(200, "degraded")] * 2, [(200, "ok")] * 2)
     assert idle_at + IDLE_S <= expired_at <= went_on_at + IDLE_S + scaled(LATE_S)
     assert world.log.count("store_rebuilt") == rebuilt_before
     assert world.events.of("die") == []
     await at_rest(world)
+
+
+async def _readiness(world: World, replica: int) -> tuple[int, str]:
+    async with world.http(replica) as http:
+        answer = await http.get("/readyz")
+    return answer.status_code, answer.json()["status"]
 
 
 @pytest.mark.parametrize("worker", ["answers", "hangs meanwhile"])

@@ -288,6 +288,24 @@ async def test_edited_code_is_told_of_once_and_a_restart_lets_open_sessions_end_
         assert unknown.status_code == 404
 
 
+async def test_a_restart_replaces_a_worker_that_starts_with_code_of_before_an_edit(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun = root / "begun"
+    put(root, server=f"import time\nopen({str(begun)!r}, 'w').close()\ntime.sleep(3600)\n")
+    async with world(root) as here:
+        opening = asyncio.ensure_future(here.opened("s", split="train", index=0))
+        await until(begun.exists)
+        (here.folder / "server.py").write_text(example("python"))
+
+        restarted = await here.post("/admin/v1/environments/reversestring/restart")
+        await opening
+
+        assert await here.submitted("s", "olleh") == ("right", 1.0)
+        assert len(restarted["draining"]) == 1
+    assert "worker_start_failed" not in caplog.text
+
+
 async def test_modules_of_a_folder_are_imported_by_workers_and_never_by_the_gateway(root: Path) -> None:
     """Those that the environment's file names, and what these import from their folder: an edit of it counts, too."""
     put(root, server=SHOWS_A_WORD, file=OF_MODULES)

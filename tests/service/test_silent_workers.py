@@ -90,6 +90,24 @@ async def test_a_silent_worker_without_a_session_is_replaced(monkeypatch: pytest
         assert await served_by(gateway, stack, "one") is stack.backend.only
 
 
+async def test_a_restart_replaces_a_silent_worker() -> None:
+    async with running(environment(slots=2, max_workers=1, close_s=0.2)) as (stack, gateway, client):
+        await create(client, sid="before")
+        silent = stack.backend.only
+        silent.is_awake.clear()
+        async with under_way(create(client)) as [opening]:
+            await gateway.eventually_workers(1, state=WorkerState.SUSPECT)
+
+            restarted = (await client.post("/admin/v1/environments/math/restart")).json()
+            await delete(client, sid="before")
+
+            assert restarted["draining"] == [silent.worker.id]
+            assert (await opening).status_code == 200
+
+        assert silent.worker.id in stack.backend.stopped
+        assert await served_by(gateway, stack, "one") is stack.backend.only
+
+
 async def test_an_opening_that_takes_long_in_a_worker_that_answers_is_waited_for() -> None:
     async with running(environment(slots=2, min_workers=2)) as (stack, gateway, client):
         await gateway.eventually_workers(2, state=WorkerState.READY)

@@ -200,6 +200,22 @@ async def test_a_teardown_that_hangs_is_given_up_and_its_slot_is_not_used_again(
         assert await gateway.used() == 1
 
 
+@pytest.mark.parametrize("how", ["fail", "hang"])
+async def test_an_episode_whose_end_its_worker_does_not_take_is_counted_as_a_failure_of_infrastructure(
+    how: str,
+) -> None:
+    async with running(environment(close_s=0.2)) as (_, gateway, client):
+        await create(client, on_delete=how)
+        await call(client)
+
+        await delete(client)
+
+        shown = gateway.metrics.exposition().decode().splitlines()
+        counted = [line for line in shown if line.startswith("gateway_episodes_total{")]
+        assert counted == ['gateway_episodes_total{environment="math",outcome="infrastructure"} 1.0']
+        assert not [line for line in shown if line.startswith("gateway_episode_reward_count{")]
+
+
 async def test_a_worker_that_does_not_answer_a_create_in_time_gives_its_slot_back() -> None:
     async with running(environment(slots=1, max_workers=1, setup_s=0.3)) as (stack, gateway, client):
         answer = await create(client, on_create="gate")

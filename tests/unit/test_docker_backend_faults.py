@@ -489,6 +489,26 @@ async def test_an_undo_that_fails_again_and_again_is_told_once(caplog: pytest.Lo
     assert [record.levelname for record in caplog.records if "launch_not_undone" in record.message] == ["ERROR"]
 
 
+async def test_many_starts_that_an_engine_does_not_let_undo_are_told_once(
+    backend: DockerBackend, engine: FakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG", logger="gateway.backends.launches")
+    for _ in range(10):
+        engine.refuse("POST create", 503, "the engine is away")
+    for _ in range(1000):  # more than all tries of all undos
+        engine.refuse("DELETE container", 503, "the engine is away")
+
+    for number in range(10):
+        with pytest.raises(BackendError, match="the engine is away"):
+            await backend.start(worker(f"w{number}"), ENVIRONMENT)
+    await backend.aclose()
+
+    levels = [record.levelname for record in caplog.records if "launch_not_undone" in record.message]
+    assert levels[0] == "ERROR"
+    assert set(levels[1:]) == {"DEBUG"}
+    assert len(levels) >= 10
+
+
 # -- pausing
 
 

@@ -42,6 +42,14 @@ def test_how_an_episode_ended(reason: CloseReason) -> None:
     assert [outcome_of(reason, summary).value for summary in SUMMARIES.values()] == OUTCOMES[reason].split()
 
 
+@pytest.mark.parametrize("reason", CloseReason)
+def test_an_end_that_its_worker_did_not_take_is_a_failure_of_infrastructure(reason: CloseReason) -> None:
+    is_authors = reason is CloseReason.AUTHOR_FAULT
+    expected = EpisodeOutcome.AUTHOR_FAULT if is_authors else EpisodeOutcome.INFRASTRUCTURE
+
+    assert outcome_of(reason, None, is_answered=False) is expected
+
+
 @pytest.mark.parametrize("outcome", EpisodeOutcome)
 def test_only_what_the_agent_did_has_a_reward(outcome: EpisodeOutcome) -> None:
     is_agents = outcome in (EpisodeOutcome.FINISHED, EpisodeOutcome.STOPPED)

@@ -106,6 +106,51 @@ async def test_a_body_of_which_nothing_comes_any_more_is_refused_and_who_waits_f
     assert "".join(heard) == "firsthttp.disconnect"
 
 
+async def test_a_body_that_comes_too_slowly_on_the_whole_is_refused_however_short_its_pauses_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gateway.serving.BODY_LEAST_S", 0.1)
+    monkeypatch.setattr("gateway.serving.BODY_S", scaled(3600.0))
+    is_over = asyncio.Event()
+
+    async def reading(scope: Scope, receive: Receive, send: Send) -> None:
+        while (await receive())["type"] == "http.request":
+            pass
+        is_over.set()
+
+    async with served(reading) as (reader, writer):
+        writer.write(b"POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 100\r\n\r\n")
+        for byte in (b"a", b"b", b"c"):
+            writer.write(byte)
+            await writer.drain()
+        answer = await read(reader, b"}")
+        async with asyncio.timeout(WAIT_S):
+            assert await reader.read() == b""
+            await is_over.wait()
+
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert b"less than 32768 bytes a second" in answer
+
+
+async def test_a_body_has_more_time_the_more_of_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.serving.BODY_LEAST_S", 0.0)
+    monkeypatch.setattr("gateway.serving.BODY_RATE", 0.01)
+    has_begun = asyncio.Event()
+
+    async def reading(scope: Scope, receive: Receive, send: Send) -> None:
+        while (await receive())["more_body"]:
+            has_begun.set()
+        await respond(send, 200, b"hello")
+
+    async with served(reading) as (reader, writer):
+        writer.write(b"POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 10\r\n\r\nfirst")
+        async with asyncio.timeout(WAIT_S):
+            await has_begun.wait()
+        writer.write(b" half")
+
+        assert (await read(reader, b"hello")).startswith(b"HTTP/1.1 200")
+
+
 async def test_a_connection_that_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.serving.HEAD_S", 0.05)
     async with served() as (reader, _):

@@ -5,22 +5,24 @@ from __future__ import annotations
 import pytest
 
 from gateway.core.errors import EnvironmentUnavailable, PoolExhausted
-from gateway.core.model import EnvironmentLoad, Worker, WorkerId
+from gateway.core.model import EnvironmentLoad, Wire, Worker, WorkerId
 from gateway.observe.metrics import Metrics
 from gateway.relay import Relay
 from gateway.starts import TRIALS_ALONE, Starts
 from gateway.stores.memory import MemoryStore
+from gateway.upstreams.ors.own import OrsUpstream
 from tests.contract.store_worlds import MATH, opening, queued
 from tests.fakes.workers import FakeBackend, Start
 from tests.service.stack import environment, stack
 
 
 def starts(store: MemoryStore, backend: FakeBackend, fence: int) -> Starts:
+    relay = Relay()
     return Starts(
         store=store,
         backend=backend,
-        upstreams={},
-        transport=Relay(),
+        upstreams={Wire.OWN: OrsUpstream(relay, secret=b"a secret")},
+        transport=relay,
         metrics=Metrics(),
         fence=lambda: fence,
         started=lambda environment, seconds: None,
@@ -55,6 +57,27 @@ async def test_ids_are_those_that_start_here_from_before_the_store_knows_them() 
 
         assert mine.ids() == {"w0"}
         assert "w0" in mine
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+async def test_a_start_whose_worker_was_drained_leaves_nothing_and_is_no_failure(
+    is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with stack() as built:
+        built.backend.starts[MATH] = Start.NEVER_READY if is_told else Start.READY
+        mine = starts(built.store, built.backend, fence=1)
+        await mine.begin(worker())
+        await built.store.drain_worker(worker().id)
+        if is_told:
+            mine.give_up(worker().id)
+
+        await mine.run(worker(), environment())
+
+        assert await built.store.worker(worker().id) is None
+        assert built.backend.stopped == ["w0"]
+        assert not mine.is_put_off(MATH)
+        assert not mine.is_trial(MATH)
+    assert "worker_start_failed" not in caplog.text
 
 
 async def test_a_trial_is_wanted_when_somebody_asked_since_the_last_failure_and_not_before() -> None:

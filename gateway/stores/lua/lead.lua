@@ -1,8 +1,18 @@
 -- Become or stay the leader of the control loop; on the way, notice jumps of Redis' clock.
 -- ARGV: replica, for how long (s), name of the caller's clock, its reading (ms, monotonic), the smallest difference
--- that is a jump (ms), how long readings of a clock are kept (ms), the last fence that the caller heard of
+-- that is a jump (ms), how long readings of a clock are kept (ms), the last fence that the caller heard of, the owner for
+-- which it claimed the store ('' for none)
 -- Returns the caller's fence (0 if another replica leads), the last fence that was given out, and whether the store is
 -- whole.
+
+-- An emptied store has no owner until a replica comes by. One that was taken over is led by replicas of its new owner only:
+-- others do not see its workers, and would take them for lost.
+if ARGV[8] ~= '' then
+  redis.call('SET', key('owner'), ARGV[8], 'NX')
+  if redis.call('GET', key('owner')) ~= ARGV[8] then
+    return OTHERS
+  end
+end
 
 -- Redis only knows the wall clock. Between two calls of one caller it should have moved as far as the caller's own,
 -- monotonic clock did; what it moved beyond that is taken out of every later reading. All that might lead are looked

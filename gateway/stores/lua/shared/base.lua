@@ -30,6 +30,7 @@ end
 -- Answers of scripts that change nothing; redis_link.py makes errors of ours of them.
 local NOT_LEADING = {err = 'NOTLEADING another replica leads'}
 local REBUILDING = {err = 'REBUILDING the store is being rebuilt'}
+local OTHERS = {err = 'OTHERS the store is that of another owner'}
 
 -- Whether the caller led once and does not by now: another one does, or the data in which it began to lead is gone. What
 -- it decides on may be of before that: an emptied store has no workers, though they run. Its fence is the last argument

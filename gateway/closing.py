@@ -295,6 +295,9 @@ class Closer:
         self._metrics.session_closed(environment.name, reason.value, outcome, reward)
         if summary is not None:
             log_faults(session, summary.faults)
+            if not summary.is_whole:
+                told = (session.environment, session.task, session.id)
+                logger.warning("episode_incomplete environment=%s task=%r session=%s", *told)
             if reward is not None:
                 self._played(session, environment, summary, reward)
         logger.info(

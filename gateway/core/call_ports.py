@@ -1,16 +1,19 @@
 """The seam of calls to servers that keep no outcomes themselves: who runs which, and what came of it.
 
+Such servers keep no sum of rewards either: each replica tells its share of a session's count.
+
 What the store keeps of an outcome is opaque to it: bytes in, the same bytes out. Who writes and reads them is
 `upstreams.calling`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from gateway.core.faults import FaultKind
 from gateway.core.model import SessionId
 
 KEYED_S = 600.0
@@ -27,6 +30,10 @@ SESSION_MAX = 1024
 """Calls of one session that are known; beyond it the oldest ones go that do not run."""
 TOTAL_BYTES = 256 * 2**20
 """All outcomes together; beyond it no further one is kept until others have gone."""
+
+
+TALLY_S = 86_400.0
+"""How long a count is kept after it was told last: no session goes on for so long without a step."""
 
 
 class CallState(StrEnum):
@@ -57,7 +64,36 @@ class Change(StrEnum):
     DONE = "done"  #: it has ended, with an outcome
     DROPPED = "dropped"  #: it has ended, and its outcome is too large to be kept
     UNDONE = "undone"  #: it is sure not to have run: its key may be tried again
-    FORGOTTEN = "forgotten"  #: the session has ended: all its calls are forgotten
+    FORGOTTEN = "forgotten"  #: the session has ended: all its calls are forgotten, and all counts
+    TALLIED = "tallied"  #: what this replica saw of the session until now, in place of what it told before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """What one replica saw of a session; all replicas together saw all of it."""
+
+    number: int = 0
+    """Tells counts of one replica apart: one that was forgotten here, and begun anew, lacks what came before."""
+    version: int = 0
+    """Grows with each change: an older count that is written late replaces no newer one."""
+    is_opener: bool = False
+    """Whether this replica opened the session."""
+    steps: int = 0
+    reward: float = 0.0
+    is_rewarded: bool = False
+    """Whether any of these steps gave a reward, be it 0."""
+    finished: bool = False
+    seconds: float = 0.0
+    """From the first that was seen here to the last."""
+    fault: FaultKind | None = None
+    """Who is at fault for how the last call here ended, if not the agent."""
+    ended_at: float | None = None
+    """When that call ended, by ``time.monotonic`` of this process; None: no call has ended here."""
+    told_in: str = ""
+    """The run of the store in which it was told first; empty: it was not. Whatever that run lost is not told again, so
+    that a count that is there is one of which nothing is missing."""
+    is_whole: bool = True
+    """False: the store was started again since it was told, and may have kept an older state; or it was begun anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +111,8 @@ class CallChange:
     keep_s: float = 0.0
     """How long this is to be known."""
     outcome: bytes = b""
+    tally: Tally = Tally()
+    """Of a change that is ``TALLIED``."""
 
 
 class CallStore(Protocol):
@@ -128,6 +166,10 @@ class CallStore(Protocol):
         Raises:
             StoreUnavailable: it still does not answer when the time is over.
         """
+        ...
+
+    async def tallies(self, session: SessionId, lease: str) -> Mapping[str, Tally]:
+        """What replicas told that they saw of a session, by their names; not what they have not told yet."""
         ...
 
     async def aclose(self) -> None:

@@ -697,6 +697,8 @@ class Summary:
     seconds: float
     is_rewarded: bool = True
     """Whether any of its steps gave a reward, be it 0: *reward* is no more than a sum of none otherwise."""
+    is_whole: bool = True
+    """False: a part of it is not known here, as another replica saw it; then *reward* is no reward."""
     fault: FaultKind | None = None
     """Who is at fault, where it ended with a fault: its setup or its last step failed."""
     faults: tuple[Fault, ...] = ()

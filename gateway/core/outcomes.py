@@ -72,6 +72,6 @@ def reward_of(outcome: EpisodeOutcome, summary: Summary | None) -> float | None:
     An environment that ended an episode without a word of its reward gave none: servers of other people's write a
     reward that is no number as null, or have none to give.
     """
-    if summary is None or outcome not in EARNED:
+    if summary is None or outcome not in EARNED or not summary.is_whole:
         return None
     return summary.reward if summary.is_rewarded or outcome is not EpisodeOutcome.FINISHED else None

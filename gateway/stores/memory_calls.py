@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from gateway.core.call_ports import (
     KEYED_S,
@@ -22,6 +22,7 @@ from gateway.core.call_ports import (
     CallRecord,
     CallState,
     Change,
+    Tally,
 )
 from gateway.core.errors import CallConflict
 from gateway.core.model import SessionId
@@ -81,6 +82,8 @@ class MemoryCallStore:
         self._places: OrderedDict[_Place, _Calls] = OrderedDict()
         """The one that was heard of least recently first."""
         self._bytes = 0
+        self._tallies: OrderedDict[_Place, dict[str, tuple[float, Tally]]] = OrderedDict()
+        """Until when each replica's count is kept, and the count; the one that was told least recently first."""
         self._waiting: dict[str, set[asyncio.Event]] = {}
 
     async def begin(
@@ -131,6 +134,10 @@ class MemoryCallStore:
                 if not self._waiting[task_id]:
                     del self._waiting[task_id]
 
+    async def tallies(self, session: SessionId, lease: str) -> Mapping[str, Tally]:
+        told = self._tallies.get((session, lease), {})
+        return {replica: tally for replica, (ends_at, tally) in told.items() if ends_at > self._clock()}
+
     async def aclose(self) -> None:
         """Do nothing; the Redis store lets go of its connections here."""
 
@@ -149,7 +156,20 @@ class MemoryCallStore:
 
     def _apply(self, change: CallChange) -> None:
         place = change.session, change.lease
+        if change.kind is Change.TALLIED:
+            told = self._tallies.setdefault(place, {})
+            _, known = told.get(self.replica, (0.0, None))
+            is_same = known is not None and known.number == change.tally.number
+            is_late = known is not None and is_same and known.version > change.tally.version
+            if not is_late and (known is not None or not change.tally.told_in):
+                is_whole = known is None or (known.is_whole and is_same)
+                told[self.replica] = self._clock() + change.keep_s, replace(change.tally, is_whole=is_whole)
+                self._tallies.move_to_end(place)
+            if not told:
+                del self._tallies[place]
+            return
         if change.kind is Change.FORGOTTEN:
+            self._tallies.pop(place, None)
             if (gone := self._places.pop(place, None)) is not None:
                 self._bytes -= gone.bytes
                 self._wake(*gone.calls)
@@ -198,6 +218,11 @@ class MemoryCallStore:
 
     def _sweep(self) -> None:
         """Forget sessions that nobody ended."""
+        while self._tallies:
+            place, told = next(iter(self._tallies.items()))
+            if any(ends_at > self._clock() for ends_at, _ in told.values()):
+                break
+            del self._tallies[place]
         while self._places:
             place, calls = next(iter(self._places.items()))
             self._tidy(calls)

@@ -15,6 +15,8 @@ call_places            zset    ``<session:lease>`` by the last of these moments 
 call_sizes             hash    ``<session:lease>`` → bytes of its outcomes                   the same
 call_bytes             string  bytes of all outcomes                                         there are none
 call_replica:<name>    string  that this replica lives                                       5 s
+call_tallies:<same>    hash    by replica: what it saw of the session                        the session is closed; or
+                                                                                             a day after the last word
 =====================  ======  ============================================================  ==========================
 
 Channel ``calls_ended:<replica>``: the task id of a call that somebody waits for there. A hint, as all of them: who
@@ -25,7 +27,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gateway.core.call_ports import (
@@ -37,8 +40,11 @@ from gateway.core.call_ports import (
     CallChange,
     CallRecord,
     CallState,
+    Change,
+    Tally,
 )
 from gateway.core.errors import StoreUnavailable
+from gateway.core.faults import FaultKind
 from gateway.core.model import SessionId
 from gateway.stores.memory_calls import other_digest
 from gateway.stores.redis_link import Link, Listener, happened
@@ -160,6 +166,12 @@ class RedisCallStore:
             if not waiting:
                 del self._waiting[task_id]
 
+    async def tallies(self, session: SessionId, lease: str) -> Mapping[str, Tally]:
+        rows = await self._link.run("tallies", session, lease)
+        return {
+            text(replica): _tally(text(is_whole), text(age_ms), text(told)) for replica, is_whole, age_ms, told in rows
+        }
+
     async def aclose(self) -> None:
         if self._listener is not None:
             await self._listener.aclose()
@@ -188,9 +200,38 @@ def hashed(key: str) -> str:
 
 
 def _values(change: CallChange) -> tuple[str | float | bytes, ...]:
-    key = hashed(change.key) if change.key else "-"
     place = change.session, change.lease, change.task_id
+    if change.kind is Change.TALLIED:
+        tally = change.tally
+        # Not the moment, which is one of this machine's clock.
+        age_ms = "-" if tally.ended_at is None else round(1000 * (time.monotonic() - tally.ended_at))
+        return change.kind, *place, tally.told_in or "-", age_ms, change.keep_s, _told(tally)
+    key = hashed(change.key) if change.key else "-"
     return change.kind, *place, key, change.digest or "-", change.keep_s, change.outcome
+
+
+def _told(tally: Tally) -> str:
+    head = f"{tally.number} {tally.version} {int(tally.is_opener)} {tally.steps} {tally.seconds!r}"
+    fault = tally.fault.value if tally.fault is not None else "-"
+    return f"{head} {tally.reward!r} {int(tally.is_rewarded)} {int(tally.finished)} {fault}"
+
+
+def _tally(is_whole: str, age_ms: str, told: str) -> Tally:
+    """Read what `_told` wrote, and what the store adds to it."""
+    number, version, is_opener, steps, seconds, reward, is_rewarded, finished, fault = told.split(" ")
+    return Tally(
+        number=int(number),
+        version=int(version),
+        seconds=float(seconds),
+        is_opener=is_opener == "1",
+        steps=int(steps),
+        reward=float(reward),
+        is_rewarded=is_rewarded == "1",
+        finished=finished == "1",
+        fault=None if fault == "-" else FaultKind(fault),
+        ended_at=None if age_ms == "-" else time.monotonic() - int(age_ms) / 1000,
+        is_whole=is_whole == "1",
+    )
 
 
 def _record(answer: Sequence[Any]) -> CallRecord:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
+import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,9 @@ from typing import Any
 import pytest
 
 import gateway.stores.redis_calls as module
-from gateway.core.call_ports import CallChange, CallRecord, CallState, CallStore, Change
+from gateway.core.call_ports import CallChange, CallRecord, CallState, CallStore, Change, Tally
 from gateway.core.errors import CallConflict, StoreUnavailable
+from gateway.core.faults import FaultKind
 from gateway.core.model import SessionId
 from gateway.stores.memory_calls import MemoryCallStore
 from gateway.stores.redis_calls import RedisCallStore
@@ -109,6 +112,11 @@ def change(
 
 def done(task_id: str, outcome: bytes = b"out", *, key: str = "k", digest: str = "d", **more: Any) -> CallChange:
     return change(Change.DONE, task_id, key=key, digest=digest, outcome=outcome, **more)
+
+
+def seen(*, lease: str = LEASE, **fields: Any) -> CallChange:
+    tally = Tally(**{"number": 1, "version": 1, "is_opener": True} | fields)
+    return CallChange(kind=Change.TALLIED, session=S, lease=lease, keep_s=600.0, tally=tally)
 
 
 async def state(store: CallStore, task_id: str) -> CallState | None:
@@ -510,6 +518,98 @@ async def test_a_subscription_that_was_lost_comes_back(
     record = await waits
     assert record is not None
     assert record.outcome == b"there"
+
+
+# -- counts of sessions ---------------------------------------------------------------------------------------------
+
+SEEN: dict[str, Any] = {
+    "steps": 3,
+    "reward": 0.1 + 0.2,
+    "is_rewarded": True,
+    "finished": True,
+    "seconds": 1.5,
+    "fault": FaultKind.AUTHOR,
+}
+
+
+async def test_what_a_replica_saw_of_a_session_is_told_until_the_session_ends(calls: CallStore) -> None:
+    ended_at = time.monotonic() - 5
+    await calls.write([seen(**SEEN, ended_at=ended_at), seen(lease="another", steps=9)])
+
+    found = (await calls.tallies(S, LEASE))["a"]
+
+    assert found.ended_at == pytest.approx(ended_at, abs=4)  # a moment of another clock in between
+    assert replace(found, ended_at=None) == Tally(number=1, version=1, is_opener=True, **SEEN)
+    await calls.write([change(Change.FORGOTTEN)])
+    assert await calls.tallies(S, LEASE) == {}
+    assert (await calls.tallies(S, "another"))["a"].steps == 9
+
+
+async def test_a_count_replaces_the_one_before_and_a_late_one_none(calls: CallStore) -> None:
+    await calls.write([seen(version=1, steps=1)])
+    await calls.write([seen(version=3, steps=3)])
+    await calls.write([seen(version=2, steps=2)])
+
+    assert (await calls.tallies(S, LEASE))["a"] == Tally(number=1, version=3, is_opener=True, steps=3)
+
+
+async def test_a_count_that_was_told_and_is_lost_is_not_told_again(calls: CallStore) -> None:
+    run = await calls.write([seen(steps=1)])
+    await calls.write([change(Change.FORGOTTEN)])
+
+    await calls.write([seen(version=2, steps=2, told_in=run or "r")])
+
+    assert await calls.tallies(S, LEASE) == {}
+
+
+async def test_a_count_that_was_begun_anew_is_not_whole(calls: CallStore) -> None:
+    await calls.write([seen(steps=7)])
+
+    await calls.write([seen(number=2, steps=1)])
+    await calls.write([seen(number=2, version=2, steps=2)])
+
+    assert not (await calls.tallies(S, LEASE))["a"].is_whole
+
+
+async def test_counts_do_not_end_with_the_calls_of_their_session(calls: CallStore, store_world: World) -> None:
+    await calls.write([done("t1", keep_s=10), seen(steps=1)])
+
+    pass_time(store_world, 60)
+    await calls.write([])
+
+    assert await state(calls, "t1") is None
+    assert (await calls.tallies(S, LEASE))["a"].steps == 1
+
+
+async def test_each_replica_has_a_count_of_its_own(replicas: Callable[..., CallStore]) -> None:
+    a, b = replicas("a"), replicas("b")
+
+    await a.write([seen(steps=1)])
+    await b.write([seen(steps=2, is_opener=False)])
+
+    for store in (a, b):
+        assert {name: tally.steps for name, tally in (await store.tallies(S, LEASE)).items()} == {"a": 1, "b": 2}
+
+
+@pytest.mark.redis
+async def test_of_a_redis_that_was_started_again_no_count_is_whole(tmp_path: Path) -> None:
+    """What it loaded may be older than what it was told."""
+    needs_redis_server()
+    server = RedisServer(tmp_path, keeps_all=True)
+    server.start()
+    calls = RedisCallStore(url=server.url, prefix=RedisWorld(server).prefix, replica="a")
+    try:
+        run = await calls.write([seen(steps=1)])
+        server.stop()
+        server.start()
+        await eventually(partial(answers, calls))
+
+        for more in ([], [seen(version=2, steps=2, told_in=run)], [seen(version=2, steps=2)]):
+            await calls.write(more)
+            assert not (await calls.tallies(S, LEASE))["a"].is_whole
+    finally:
+        server.stop()
+        await calls.aclose()
 
 
 # -- the operations as texts ----------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from gateway.core.model import (
 )
 from gateway.relay import Relay
 from gateway.upstreams.areal.upstream import ArealUpstream
+from gateway.upstreams.calling.recorder import Recorder
 from tests.fakes.raw_http import Connection, RawServer, Request
 
 GUESS = Environment(
@@ -113,10 +114,10 @@ class World:
 
 
 @contextlib.asynccontextmanager
-async def asked(server: Scripted) -> AsyncIterator[World]:
+async def asked(server: Scripted, recorder: Recorder | None = None) -> AsyncIterator[World]:
     async with RawServer(server) as raw:
         relay = Relay()
-        upstream = ArealUpstream(relay)
+        upstream = ArealUpstream(relay, recorder=recorder)
         try:
             yield World(upstream, raw.address)
         finally:

@@ -124,12 +124,15 @@ class CounterImage(Translated):
             raise InvalidRequest("sample not found: nosuch")
         self.setups.append(setup)
         self._plays[session.id] = Play(setup)
+        self.tallies.begin(session)
         return "handle"
 
     async def close(self, session: Session, environment: Environment, *, keeps: bool = False) -> Summary | None:
         """See ``Upstream.close``."""
         self._plays.pop(session.id, None)
-        return self.forget(session)
+        summary = await self.tallies.summary(session)
+        self.forget(session)
+        return summary
 
     async def sessions(
         self, worker: Worker, environment: Environment, ids: Collection[SessionId] | None = None

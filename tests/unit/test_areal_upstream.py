@@ -32,6 +32,7 @@ from gateway.core.model import (
     SplitType,
     Timeouts,
 )
+from gateway.upstreams.calling.recorder import Recorder
 from tests.fakes.areal_server import (
     BEGUN,
     CANCEL,
@@ -48,6 +49,7 @@ from tests.fakes.areal_server import (
     stepped,
 )
 from tests.fakes.eventually import until
+from tests.unit.call_replicas import Shared, View
 
 # -- the server -----------------------------------------------------------------------------------------------------
 
@@ -280,18 +282,36 @@ async def test_an_episode_is_played_and_summed_up() -> None:
 
 
 async def test_another_replica_finds_the_episode_by_its_handle() -> None:
-    server = Scripted({START: [BEGUN], STEP: [stepped(0.5)]})
+    server = Scripted({START: [BEGUN], STEP: [stepped(0.25), stepped(0.5)]})
 
-    async with asked(server) as world, asked(server) as other:
+    shared = Shared()
+    recorders = [Recorder(View(shared, name), tick_s=0.01) for name in "ab"]
+    async with asked(server, recorders[0]) as world, asked(server, recorders[1]) as other:
         session = await world.open()
+        await world.upstream.act(session, GUESS, Action(text="a"))
         prompt = await other.upstream.prompt(session, GUESS)
         result = await other.upstream.act(session, GUESS, Action(text="a"))
         summary = await other.upstream.close(session, GUESS)
 
     assert [block.text for block in prompt if not hasattr(block, "data")] == ["hello"]
     assert result.reward == 0.5
-    assert summary is None
+    assert summary is not None
+    assert (summary.reward, summary.steps, summary.is_whole) == (0.75, 2, True)
     assert server.bodies(CANCEL) == [{"episode_id": "e-1"}]
+    for recorder in recorders:
+        await recorder.aclose()
+
+
+async def test_of_an_episode_of_which_another_replica_may_have_seen_more_the_sum_is_not_whole() -> None:
+    server = Scripted({START: [BEGUN], STEP: [stepped(0.5)]})
+
+    async with asked(server) as world, asked(server) as other:
+        session = await world.open()
+        await other.upstream.act(session, GUESS, Action(text="a"))
+        summary = await other.upstream.close(session, GUESS)
+
+    assert summary is not None
+    assert not summary.is_whole
 
 
 @pytest.mark.parametrize(

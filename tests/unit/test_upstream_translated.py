@@ -366,20 +366,22 @@ async def test_steps_and_rewards_are_counted_until_the_session_is_forgotten() ->
         await puzzle.act(SESSION, ENVIRONMENT, Action(name="a", arguments={"n": number}))
 
     assert await puzzle.steps(SESSION, ENVIRONMENT) == 3
-    summary = puzzle.forget(SESSION)
+    summary = await puzzle.tallies.summary(SESSION)
     assert summary is not None
     assert replace(summary, seconds=0) == Summary(reward=1.5, finished=True, steps=3, seconds=0)
-    assert puzzle.forget(SESSION) is None
+    puzzle.forget(SESSION)
+    assert await puzzle.tallies.summary(SESSION) is None
     assert await puzzle.steps(SESSION, ENVIRONMENT) == 0
 
 
 @pytest.mark.parametrize(("rewards", "is_rewarded"), [((None, None), False), ((0.0, None), True), ((None, 0.0), True)])
 async def test_whether_any_step_gave_a_reward_is_told(rewards: tuple[float | None, ...], is_rewarded: bool) -> None:
     puzzle = Puzzle(*(replace(DONE, reward=reward) for reward in rewards))
+    puzzle.tallies.begin(SESSION)
     for number in range(len(rewards)):
         await puzzle.act(SESSION, ENVIRONMENT, Action(name="a", arguments={"n": number}))
 
-    summary = puzzle.forget(SESSION)
+    summary = await puzzle.tallies.summary(SESSION)
 
     assert summary is not None
     assert summary.is_rewarded is is_rewarded

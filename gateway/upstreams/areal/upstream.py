@@ -91,8 +91,6 @@ class _Episode:
     """What this replica knows of an episode."""
 
     id: str
-    is_whole: bool
-    """Whether it was opened here, so that nothing of it went past."""
     is_finished: bool = False
     is_closed: bool = False
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -225,7 +223,7 @@ class ArealUpstream(Translated):
             self._leave(session, starting)
             raise UpstreamTimeout(f"the server did not begin the episode within {environment.timeouts.setup_s:g} s")
         begun = starting.result()
-        self._remember(session, _Episode(begun.episode, is_whole=True))
+        self._remember(session, _Episode(begun.episode))
         self.tallies.begin(session)
         return begun.handle()
 
@@ -270,7 +268,8 @@ class ArealUpstream(Translated):
             starting.cancel()
 
     async def close(self, session: Session, environment: Environment, *, keeps: bool = False) -> Summary | None:
-        """Cancel the episode. What this replica did not see whole has no summary.
+        """Cancel the episode; what all replicas saw of it. One that the server does not know any more has no summary,
+        unless it has ended by itself.
 
         Raises:
             UpstreamError: the server did not take it; or a start or a step is still under way that may hold its room.
@@ -289,10 +288,11 @@ class ArealUpstream(Translated):
             was_known = await self._cancel(session, told, episode.id)
             if not await self.calls.settle(session, within_s=SETTLE_S):
                 raise UpstreamError("a step is still under way, although its episode was cancelled")
+            summary = await self.tallies.summary(session)
         finally:
-            summary = self.forget(session)
+            self.forget(session)
             self._episodes.pop(key, None)
-        return summary if episode.is_whole and (was_known or episode.is_finished) else None
+        return summary if summary is not None and (was_known or summary.finished) else None
 
     async def _cancel(self, session: Session, told: Told, episode: str) -> bool:
         """End an episode; whether the server knew it. Raises ``UpstreamError`` if it does not take it."""
@@ -367,7 +367,7 @@ class ArealUpstream(Translated):
         key = session.id, session.lease
         episode = self._episodes.get(key)
         if episode is None:
-            episode = self._remember(session, _Episode(_begun(session).episode, is_whole=False))
+            episode = self._remember(session, _Episode(_begun(session).episode))
         self._episodes.move_to_end(key)
         return episode
 

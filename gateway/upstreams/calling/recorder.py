@@ -4,6 +4,9 @@ A call with a key is recorded before it runs and when it has ended: two round tr
 none: what is worth knowing of it is written once a second with all others', and lost where that is too much, or where
 the store is away.
 
+So it is with what this replica saw of a session (`Tally`), but that what changes how the episode ends is written before
+the step's answer goes out: with a key in the write that its outcome takes anyway, else in one of its own.
+
 What a store has lost is told again, as far as it has a key: a call that it does not know of would be run once more.
 """
 
@@ -13,11 +16,13 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
-from gateway.core.call_ports import CallChange, CallRecord, CallState, CallStore, Change
+from gateway.core.call_ports import TALLY_S, CallChange, CallRecord, CallState, CallStore, Change, Tally
 from gateway.core.errors import CallConflict, GatewayError, StoreUnavailable
+from gateway.core.model import Session, SessionId
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +42,11 @@ BATCH_MAX: Final = 512
 BATCH_BYTES: Final = 4 * 2**20
 """In one write: some milliseconds of the store's time."""
 CLOSE_S: Final = 5.0
+TALLIES_MAX: Final = 50_000
+"""Counts of sessions that are remembered; those of sessions that other replicas ended are the first to go."""
 _ENDED: Final = (CallState.DONE, CallState.DROPPED)
+
+_Place = tuple[SessionId, str]
 
 
 class Recorder:
@@ -74,6 +83,12 @@ class Recorder:
         self._kept_bytes = 0
         self._run = ""
         """The store's, as it last told."""
+        self._tallies: OrderedDict[_Place, CallChange] = OrderedDict()
+        """What was seen here of each session so far."""
+        self._untold: dict[_Place, None] = {}
+        """Those of which the store does not know the newest."""
+        self._is_away = False
+        """Whether the store did not answer, or not in time, when it was last told of a count."""
         self._notes: list[CallChange] = []
         self._notes_bytes = 0
         self._ticking: asyncio.Task[None] | None = None
@@ -88,7 +103,7 @@ class Recorder:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is left to write, and no call runs that others wait for."""
-        return not (self._live or self._fresh or self._unsent or self._notes)
+        return not (self._live or self._fresh or self._unsent or self._notes or self._untold)
 
     # -- calls with a key -----------------------------------------------------------------------------------------
 
@@ -168,11 +183,57 @@ class Recorder:
         self._notes_bytes += len(call.outcome)
         self._tick()
 
+    # -- counts of sessions ---------------------------------------------------------------------------------------
+
+    def counted(self, session: Session, tally: Tally) -> None:
+        """Note what was seen here of a session so far; it is written with what is written next."""
+        if not self._store.is_shared:
+            return
+        place = session.id, session.lease
+        before = self._tallies.get(place)
+        tally = replace(tally, told_in=before.tally.told_in if before is not None else "")
+        self._tallies[place] = CallChange(
+            kind=Change.TALLIED, session=session.id, lease=session.lease, keep_s=TALLY_S, tally=tally
+        )
+        self._tallies.move_to_end(place)
+        self._untold[place] = None
+        if len(self._tallies) > TALLIES_MAX:
+            oldest, _ = self._tallies.popitem(last=False)
+            self._untold.pop(oldest, None)
+        self._tick()
+
+    def telling(self, session: Session) -> asyncio.Task[None] | None:
+        """Begin to write what was noted; None: there is nothing."""
+        place = session.id, session.lease
+        return self._detach(self._write_or_keep(place)) if place in self._untold else None
+
+    async def tell(self, session: Session) -> None:
+        """Write what was noted, and wait for it, but not for ever, nor again for a store that did not answer."""
+        if not self._is_away and (telling := self.telling(session)) is not None:
+            await asyncio.wait({telling}, timeout=self._write_s)
+            self._is_away = self._is_away or not telling.done()
+
+    async def tallies(self, session: Session) -> Mapping[str, Tally] | None:
+        """What the other replicas saw of a session, by their names. None: that can't be had, or a part is missing."""
+        if not self._store.is_shared:
+            return {}
+        asking = self._detach(self._store.tallies(session.id, session.lease))
+        await asyncio.wait({asking}, timeout=self._write_s)
+        if not asking.done() or asking.exception() is not None:
+            return None
+        found, own = asking.result(), self._tallies.get((session.id, session.lease))
+        is_lost = own is not None and own.tally.told_in and self._store.replica not in found
+        if is_lost or not all(tally.is_whole for tally in found.values()):
+            return None
+        return {replica: tally for replica, tally in found.items() if replica != self._store.replica}
+
     # -- sessions -------------------------------------------------------------------------------------------------
 
     def forget(self, session: CallChange) -> None:
         """Forget all calls of a session that has ended, in the store."""
         place = session.session, session.lease
+        self._tallies.pop(place, None)
+        self._untold.pop(place, None)
         for known in (self._live, self._fresh):
             for task_id in [one.task_id for one in known.values() if (one.session, one.lease) == place]:
                 del known[task_id]
@@ -196,17 +257,33 @@ class Recorder:
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _send(self, change: CallChange) -> asyncio.Task[None]:
-        return self._detach(self._write_or_keep(change))
+        return self._detach(self._write_or_keep((change.session, change.lease), change))
 
-    async def _write_or_keep(self, change: CallChange) -> None:
+    async def _write_or_keep(self, place: _Place, *changes: CallChange) -> None:
+        """Write *changes*, and the count of the session with them."""
+        tallies = [self._tallies[place]] if place in self._untold else []
         try:
-            run = await self._store.write([change])
+            run = await self._store.write([*changes, *tallies])
         except StoreUnavailable:
-            self._keep(change)
+            self._is_away = True
+            for change in changes:
+                self._keep(change)
             self._tick()
         else:
-            self._live.pop(change.task_id, None)
+            for change in changes:
+                self._live.pop(change.task_id, None)
+            self._has_told(tallies, run)
             self._heard(run)
+
+    def _has_told(self, tallies: Sequence[CallChange], run: str) -> None:
+        self._is_away = False
+        for told in tallies:
+            place = told.session, told.lease
+            newest = self._tallies.get(place)
+            if newest is told:
+                self._untold.pop(place, None)
+            if newest is not None and not newest.tally.told_in:
+                self._tallies[place] = replace(newest, tally=replace(newest.tally, told_in=run))
 
     def _keep(self, change: CallChange) -> None:
         place = change.lease, change.task_id
@@ -247,7 +324,8 @@ class Recorder:
         fresh, self._fresh = self._fresh, {}
         notes, self._notes, self._notes_bytes = self._notes, [], 0
         self._live |= fresh
-        changes = [*(change for _, change in unsent), *fresh.values(), *notes]
+        tallies = [self._tallies[place] for place in self._untold]
+        changes = [*(change for _, change in unsent), *fresh.values(), *notes, *tallies]
         if not changes and not (self._store.is_shared and (self._live or self._kept)):
             return
         try:
@@ -258,6 +336,7 @@ class Recorder:
         for place, change in unsent:
             if self._unsent.get(place) is change:
                 self._take(place)
+        self._has_told(tallies, run)
         self._heard(run)
 
     def _heard(self, run: str) -> None:

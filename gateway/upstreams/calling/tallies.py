@@ -1,15 +1,22 @@
-"""What was seen here of each session: its steps and rewards, where the server itself keeps no count."""
+"""What was seen of each session: its steps and rewards, where the server itself keeps no count.
+
+Each replica counts what it runs, and tells the others in the record of calls; the one that ends the session adds all
+up. A sum of which a part is missing gives no reward.
+"""
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
+from gateway.core.call_ports import Tally
 from gateway.core.faults import FaultKind
 from gateway.core.model import Session, SessionId, StepResult, Summary
+from gateway.upstreams.calling.recorder import Recorder
 
 SESSIONS_MAX: Final = 50_000
 """Those that were closed in another replica are forgotten last."""
@@ -18,69 +25,114 @@ NO_STEPS: Final = frozenset(("not_found", "name_collision", "input_validation", 
 
 
 @dataclass(slots=True)
-class _Tally:
+class _Count:
     began_at: float
-    reward: float = 0.0
-    is_rewarded: bool = False
-    finished: bool = False
-    steps: int = 0
-    fault: FaultKind | None = None
-    """Who is at fault for how its last call ended, if not the agent."""
+    tally: Tally
+    is_news: bool = False
+    """Whether other replicas have to hear of it before an answer goes out: it changes how the episode ends."""
 
 
 class Tallies:
     """Counts of the sessions that this replica serves."""
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, recorder: Recorder | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """*recorder*: tells other replicas; None: no other one runs calls of these sessions."""
+        self._recorder = recorder
         self._clock = clock
-        self._tallies: OrderedDict[tuple[SessionId, str], _Tally] = OrderedDict()
+        self._numbers = itertools.count(1)
+        self._counts: OrderedDict[tuple[SessionId, str], _Count] = OrderedDict()
 
     def begin(self, session: Session) -> None:
-        """Start to count; a session that another replica opened is counted from its first step here."""
-        self._tally(session)
+        """Start to count in the replica that opened the session; others count from their first step on."""
+        count = self._count(session)
+        self._set(session, replace(count.tally, is_opener=True))
+        if self._recorder is not None:
+            self._recorder.telling(session)
 
     def add(self, session: Session, result: StepResult) -> None:
         """Count what came of a call; one that was refused is no step."""
-        tally = self._tally(session)
-        tally.fault = FaultKind.AUTHOR if result.is_fault else None
-        if result.error is not None and result.reason in NO_STEPS:
-            return
-        tally.steps += 1
-        tally.reward += result.reward or 0.0
-        tally.is_rewarded = tally.is_rewarded or result.reward is not None
-        tally.finished = tally.finished or result.finished
+        tally = replace(
+            self._count(session).tally,
+            fault=FaultKind.AUTHOR if result.is_fault else None,
+            ended_at=self._clock(),
+        )
+        if result.error is None or result.reason not in NO_STEPS:
+            tally = replace(
+                tally,
+                steps=tally.steps + 1,
+                reward=tally.reward + (result.reward or 0.0),
+                is_rewarded=tally.is_rewarded or result.reward is not None,
+                finished=tally.finished or result.finished,
+            )
+        self._set(session, tally)
 
     def failed(self, session: Session) -> None:
         """Note that a call ended with the author's fault."""
-        self._tally(session).fault = FaultKind.AUTHOR
+        self._set(session, replace(self._count(session).tally, fault=FaultKind.AUTHOR, ended_at=self._clock()))
+
+    async def tell(self, session: Session) -> None:
+        """Let other replicas know before the call's answer goes out, if what came of it changes how the episode ends.
+
+        All else they hear within a second: that there was one more step without a reward.
+        """
+        count = self._count(session)
+        if self._recorder is not None and count.is_news:
+            count.is_news = False
+            await self._recorder.tell(session)
 
     def steps(self, session: Session) -> int:
         """The steps that were seen here."""
-        tally = self._tallies.get((session.id, session.lease))
-        return 0 if tally is None else tally.steps
+        count = self._counts.get((session.id, session.lease))
+        return 0 if count is None else count.tally.steps
 
-    def pop(self, session: Session) -> Summary | None:
-        """End the count, and return it; None if nothing was seen here."""
-        tally = self._tallies.pop((session.id, session.lease), None)
-        if tally is None:
+    async def summary(self, session: Session) -> Summary | None:
+        """How the session went in all replicas; None if none of them saw anything of it."""
+        count = self._counts.get((session.id, session.lease))
+        others = {} if self._recorder is None else await self._recorder.tallies(session)
+        seen = [*([count.tally] if count is not None else ()), *(others or {}).values()]
+        if not seen:
             return None
-        seconds = self._clock() - tally.began_at
+        last = max(seen, key=lambda tally: -1.0 if tally.ended_at is None else tally.ended_at)
         return Summary(
-            reward=tally.reward,
-            finished=tally.finished,
-            steps=tally.steps,
-            seconds=seconds,
-            is_rewarded=tally.is_rewarded,
-            fault=tally.fault,
+            reward=sum(tally.reward for tally in seen),
+            finished=any(tally.finished for tally in seen),
+            steps=sum(tally.steps for tally in seen),
+            seconds=max(0.0 if count is None else self._clock() - count.began_at, *(tally.seconds for tally in seen)),
+            is_rewarded=any(tally.is_rewarded for tally in seen),
+            is_whole=others is not None and any(tally.is_opener for tally in seen),
+            fault=last.fault,
         )
 
-    def _tally(self, session: Session) -> _Tally:
+    def forget(self, session: Session) -> None:
+        """End the count."""
+        self._counts.pop((session.id, session.lease), None)
+
+    def _set(self, session: Session, tally: Tally) -> None:
+        count = self._count(session)
+        tally = replace(tally, version=count.tally.version + 1, seconds=self._clock() - count.began_at)
+        count.is_news = count.is_news or _is_news(count.tally, tally)
+        count.tally = tally
+        if self._recorder is not None:
+            self._recorder.counted(session, tally)
+
+    def _count(self, session: Session) -> _Count:
         place = session.id, session.lease
-        tally = self._tallies.get(place)
-        if tally is None:
-            tally = self._tallies[place] = _Tally(self._clock())
-            if len(self._tallies) > SESSIONS_MAX:
-                self._tallies.popitem(last=False)
+        count = self._counts.get(place)
+        if count is None:
+            count = self._counts[place] = _Count(self._clock(), Tally(number=next(self._numbers)))
+            if len(self._counts) > SESSIONS_MAX:
+                self._counts.popitem(last=False)
         else:
-            self._tallies.move_to_end(place)
-        return tally
+            self._counts.move_to_end(place)
+        return count
+
+
+def _is_news(before: Tally, now: Tally) -> bool:
+    """Whether more has changed than the number of steps, of which the first one counts."""
+    if now.fault is not None or now.fault is not before.fault:
+        return True
+    return _course(now) != _course(before)
+
+
+def _course(tally: Tally) -> tuple[bool, bool, float, bool, bool]:
+    return tally.is_opener, tally.steps > 0, tally.reward, tally.is_rewarded, tally.finished

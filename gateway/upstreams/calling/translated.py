@@ -27,7 +27,7 @@ from gateway.core.errors import (
     WorkerFull,
 )
 from gateway.core.faults import Fault
-from gateway.core.model import TOOL_FAILED, Action, Block, Environment, Session, StepResult, Summary, Worker
+from gateway.core.model import TOOL_FAILED, Action, Block, Environment, Session, StepResult, Worker
 from gateway.core.ports import Exchange, Headers
 from gateway.upstreams.calling import answers, sse
 from gateway.upstreams.calling.bodies import Unprocessable, read_call
@@ -57,13 +57,16 @@ class Translated(ABC):
     raises_by_event: ClassVar[bool] = False
     """Whether a tool that failed is an ``error`` event, after which one SDK ends the session, or ``ok: false``."""
 
+    counts_itself: ClassVar[bool] = False
+    """Whether the upstream knows by itself how its sessions went, whichever replica runs their calls."""
+
     ping_s: ClassVar[float] = sse.PING_S
     """How long a stream is silent at most."""
 
     def __init__(self, *, calls: Calls[StepResult] | None = None, recorder: Recorder | None = None) -> None:
         """*recorder*: tells other replicas of the calls of this one; None: there are no others."""
         self.calls = Calls[StepResult](recorded(recorder, RESULTS)) if calls is None else calls
-        self.tallies = Tallies()
+        self.tallies = Tallies(None if self.counts_itself else recorder)
 
     # -- what there has to be -------------------------------------------------------------------------------------
 
@@ -99,7 +102,7 @@ class Translated(ABC):
         self, session: Session, environment: Environment, action: Action, *, key: str | None = None
     ) -> StepResult:
         """See ``Upstream.act``. A caller that leaves does not end the step."""
-        run = self._stepping(session, environment, action)
+        run = self._stepping(session, environment, action, key)
         return await self.calls.run(session, spelled(action), run, within_s=environment.timeouts.call_s, key=key)
 
     async def steps(self, session: Session, environment: Environment) -> int | None:
@@ -110,10 +113,10 @@ class Translated(ABC):
         """Nothing: these servers have no word for it."""
         return {}
 
-    def forget(self, session: Session) -> Summary | None:
-        """Drop what is kept of a session that was closed; returns what was seen of it, None for nothing."""
+    def forget(self, session: Session) -> None:
+        """Drop what is kept of a session that was closed."""
         self.calls.forget(session)
-        return self.tallies.pop(session)
+        self.tallies.forget(session)
 
     async def forward(
         self, session: Session, environment: Environment, operation: str, *, body: bytes, headers: Headers
@@ -142,6 +145,7 @@ class Translated(ABC):
 
     async def _call(self, session: Session, environment: Environment, body: bytes, headers: Headers) -> Exchange:
         action, task_id = read_call(body, header(headers, b"content-type"))
+        key = header(headers, b"idempotency-key") or None
         call: Call[StepResult] | None
         if task_id is not None:
             call = await self.calls.seek(session, task_id, within_s=environment.timeouts.call_s)
@@ -149,16 +153,23 @@ class Translated(ABC):
             call = self.calls.begin(
                 session,
                 spelled(action),
-                self._stepping(session, environment, action),
+                self._stepping(session, environment, action, key),
                 within_s=environment.timeouts.call_s,
-                key=header(headers, b"idempotency-key") or None,
+                key=key,
             )
             await call.admitted()  # a refusal keeps its status, however long the store took for it
         return await told(self.calls, session, call, headers, self._frames, ping_s=self.ping_s)
 
     def _stepping(
-        self, session: Session, environment: Environment, action: Action
+        self, session: Session, environment: Environment, action: Action, key: str | None
     ) -> Callable[[], Awaitable[StepResult]]:
+        async def counted() -> StepResult:
+            try:
+                return await step()
+            finally:
+                if key is None:  # the count is written with the outcome of a key
+                    await self.tallies.tell(session)
+
         async def step() -> StepResult:
             place = f"tool:{action.name}" if action.name else "step"
             try:
@@ -174,7 +185,7 @@ class Translated(ABC):
                 return replace(result, faults=faults(result.error or "", place))
             return result
 
-        return step
+        return counted
 
     def _frames(self, result: StepResult) -> Frames:
         payload = answers.result(result)

@@ -80,7 +80,12 @@ def read_result(message: bytes) -> StepResult:
 
 def write_summary(summary: Summary | None) -> bytes:
     """Write how an episode went."""
-    return compact(None if summary is None else asdict(summary))
+    if summary is None:
+        return compact(None)
+    told = asdict(summary)
+    if summary.is_whole:
+        del told["is_whole"]  # replicas of an older version can't read it
+    return compact(told)
 
 
 def read_summary(message: bytes) -> Summary | None:

@@ -187,6 +187,7 @@ class Episodes:
         line, steps = await self._attached(session, environment, handle.sid)
         held = Held(session, environment, handle.sid, line, handle.first)
         held.steps = steps
+        held.is_whole = False
         return held
 
     async def _attached(self, session: Session, environment: Environment, sid: str) -> tuple[Line, int]:

@@ -29,6 +29,8 @@ class Held:
         self.first = first
         """The reply to its reset; empty: not known here (any more)."""
         self.steps = 0
+        self.is_whole = True
+        """False: another replica held it before, and what its steps gave is not known here."""
         self.is_ended = False
         self.was_broken = False
         """Whether its socket was found broken at the last sweep."""
@@ -55,6 +57,7 @@ class Held:
             steps=self.steps,
             seconds=seconds,
             is_rewarded=self._is_rewarded,
+            is_whole=self.is_whole,
             fault=self._fault,
         )
 

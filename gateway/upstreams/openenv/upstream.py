@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 from gateway.core.errors import (
     AuthorFault,
@@ -80,6 +80,8 @@ _KEY: ContextVar[str | None] = ContextVar("openenv_key", default=None)
 
 class OpenEnvUpstream(Translated):
     """Speaks OpenEnv to workers: HTTP over *transport*, WebSockets of its own."""
+
+    counts_itself: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -313,7 +315,7 @@ class OpenEnvUpstream(Translated):
 
     async def _asked(self, held: Held, action: Action, key: str | None) -> StepResult:
         """As `act`, for the replica that has recorded the call, and waits for it."""
-        run = self._stepping(held.session, held.environment, action)
+        run = self._stepping(held.session, held.environment, action, key)
         within_s = held.environment.timeouts.call_s
         with _keyed(key):
             return await self.calls.run(held.session, spelled(action), run, within_s=within_s, key=key, is_asked=True)

@@ -224,7 +224,7 @@ class StockOrsUpstream(Translated):
             await asyncio.sleep(STARTING_PAUSE_S)
 
     async def close(self, session: Session, environment: Environment, *, keeps: bool = False) -> Summary | None:
-        """Close the session in its server, waiting for its teardown; what this replica saw of it.
+        """Close the session in its server, waiting for its teardown; what all replicas saw of it.
 
         A server does not end a call with its session. One that goes on for some seconds makes this an error.
         """
@@ -232,10 +232,11 @@ class StockOrsUpstream(Translated):
         try:
             await self._delete(session, environment)
             is_idle = await self.calls.settle(session, within_s=min(SETTLE_S, environment.timeouts.close_s / 2))
+            summary = await self.tallies.summary(session)
         finally:
             self._tools.pop((session.id, session.lease), None)
             self._scores.forget(session)
-            summary = self.forget(session)
+            self.forget(session)
         if not is_idle:
             raise UpstreamError("the session was closed, but a call still runs in it")
         return summary
@@ -322,6 +323,7 @@ class StockOrsUpstream(Translated):
         answer = await self._link.settled(session, target, silence_s=environment.timeouts.call_s)
         if answer.status == 500:
             self.tallies.failed(session)
+            await self.tallies.tell(session)
             raise author_fault(answer.detail, "reset")
         if answer.status != 200:
             raise UpstreamError(answer.detail)

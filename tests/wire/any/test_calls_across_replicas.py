@@ -1,6 +1,7 @@
 """Two replicas on one Redis before an official ORS server, which keeps no keys: each call runs once, whatever dies.
 
-The server's own count of runs is the judge: its tools write each run into a ledger.
+The server's own count of runs is the judge: its tools write each run into a ledger. It keeps no sum of rewards either:
+the replica that ends an episode adds up what both saw.
 """
 
 from __future__ import annotations
@@ -57,6 +58,22 @@ class Replicas:
         headers = {"Idempotency-Key": key} if key else {}
         body = {"name": tool, "input": {"token": word}} | ({"task_id": task_id} if task_id else {})
         return self.post(gateway, "/probe/call", body, Accept=JSON, **headers)
+
+    def play(self, gateway: Gateway, tool: str, arguments: Mapping[str, Any]) -> None:
+        """Call a tool of the agent's."""
+        assert self.post(gateway, "/probe/call", {"name": tool, "input": arguments}, Accept=JSON).status_code == 200
+
+    def ended(self, gateway: Gateway) -> str:
+        """End the episode; what the gateway's log says of it."""
+        before = len(gateway.log)
+        assert self.post(gateway, "/delete").status_code == 200
+
+        def logged() -> str:
+            lines = [line for line in gateway.log[before:].splitlines() if "session_closed" in line]
+            assert lines
+            return lines[-1]
+
+        return eventually_now(logged)
 
     def stored_calls(self) -> set[str]:
         """Return the keys under which the store keeps calls, of all sessions."""
@@ -326,3 +343,57 @@ def test_the_end_of_a_session_forgets_its_calls(replicas: Replicas) -> None:
         assert replicas.stored_calls() <= before
 
     eventually_now(forgotten)
+
+
+# -- what the episode came to ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("at_b", "arguments", "expected"),
+    [
+        ("finish", {"reward": 1.0}, "outcome=finished reward=1.0 steps=2"),
+        ("fail", {}, "outcome=author_fault reward=None steps=2"),
+        ("score", {"reward": 0.25}, "outcome=stopped reward=0.25 steps=2"),
+        ("score", {"reward": None}, "outcome=stopped reward=0.0 steps=2"),
+    ],
+)
+@pytest.mark.parametrize("ends", ["a", "b"])
+def test_an_episode_comes_to_what_both_replicas_saw_of_it(
+    replicas: Replicas, at_b: str, arguments: Mapping[str, Any], expected: str, ends: str
+) -> None:
+    replicas.play(replicas.a, "echo", {"text": "hi"})
+    replicas.play(replicas.b, at_b, arguments)
+
+    assert expected in replicas.ended(replicas.a if ends == "a" else replicas.b)
+
+
+@pytest.mark.parametrize("ends", ["a", "b"])
+def test_rewards_given_at_two_replicas_are_added_up(replicas: Replicas, ends: str) -> None:
+    for gateway in (replicas.a, replicas.b, replicas.a):
+        replicas.play(gateway, "score", {"reward": 0.25})
+
+    assert "outcome=stopped reward=0.75 steps=" in replicas.ended(replicas.a if ends == "a" else replicas.b)
+
+
+def test_what_a_replica_saw_that_was_killed_counts(replicas: Replicas) -> None:
+    replicas.play(replicas.b, "echo", {"text": "hi"})
+    replicas.play(replicas.a, "finish", {"reward": 1.0})
+
+    replicas.a.kill()
+
+    assert "outcome=finished reward=1.0 steps=2" in replicas.ended(replicas.b)
+
+
+def test_a_store_that_lost_its_data_lost_the_reward(replicas: Replicas) -> None:
+    replicas.play(replicas.a, "score", {"reward": 0.25})
+    replicas.play(replicas.b, "score", {"reward": 0.25})
+    replicas.redis.stop()
+    replicas.redis.start()
+
+    def goes_on() -> None:
+        replicas.play(replicas.b, "finish", {"reward": 1.0})
+
+    eventually_now(goes_on)
+
+    assert "outcome=finished reward=None" in replicas.ended(replicas.b)
+    assert "episode_incomplete environment=probe" in replicas.b.log

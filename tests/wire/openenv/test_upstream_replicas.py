@@ -66,7 +66,7 @@ async def test_a_session_is_served_by_every_replica_through_the_one_that_holds_i
     assert (failed.error, failed.reason) == ("boom from env", "tool_failed")
     assert state["data"]["step_count"] == 2
     assert summary is not None
-    assert summary.steps == 3
+    assert (summary.steps, summary.is_whole) == (3, True)
     assert handles.rebound == 0
 
 
@@ -108,6 +108,7 @@ async def test_a_session_is_taken_over_when_its_holder_has_left() -> None:
     assert steps == 9
     assert len(prompt) == 1
     assert summary is not None
+    assert not summary.is_whole  # the holder that left knew what the steps before gave
 
 
 def sid_of(session: Session) -> str:

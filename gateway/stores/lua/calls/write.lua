@@ -1,7 +1,9 @@
 -- Tell what became of calls of a replica, and that it lives.
 -- ARGV: replica, how long its sign is there (s), the most calls of a session, the most bytes of a session, the most
 --   bytes of all, then of each change: kind, session, lease, task id, the key's hash ('-' for none), digest ('-' for
---   none), how long it is to be known (s), outcome
+--   none), how long it is to be known (s), outcome; of one that is 'tallied' instead of the hash the run in which the
+--   count was told first ('-' for none), of the digest how long ago the last call ended (ms; '-' for none), and of the
+--   outcome the count
 -- Returns the run of this server.
 
 local replica = ARGV[1]
@@ -28,11 +30,39 @@ local function end_call(place, task, kind, head, keep_s, outcome)
   keep(place, task, keep_s)
 end
 
+local this_run = run()
+
+-- Keep what this replica saw of a session. What was told before and is not there, of this run, was lost, or the session
+-- has ended: then it stays away, so that it is missed by the replica that adds up.
+local function keep_tally(place, told_in, age, keep_s, count)
+  local tallies = key('call_tallies', place)
+  local known = redis.call('HGET', tallies, replica)
+  if told_in ~= '-' and (told_in ~= this_run or not known) then
+    return
+  end
+  local kept_in, number, version = this_run, string.match(count, '^(%S+) (%S+)')
+  if known then
+    local known_in, known_number, known_version = string.match(known, '^(%S+) %S+ (%S+) (%S+)')
+    if known_number == number and tonumber(known_version) > tonumber(version) then
+      return
+    end
+    if known_in ~= this_run or known_number ~= number then
+      kept_in = '-' -- of no run: a part of it is missing
+    end
+  end
+  local ended = age == '-' and '-' or whole(now - tonumber(age))
+  redis.call('HSET', tallies, replica, kept_in .. ' ' .. ended .. ' ' .. count)
+  redis.call('PEXPIRE', tallies, whole(math.ceil(tonumber(keep_s) * 1000)))
+end
+
 for i = 6, #ARGV, 8 do
   local kind, place, task, keep_s = ARGV[i], ARGV[i + 1] .. ':' .. ARGV[i + 2], ARGV[i + 3], ARGV[i + 6]
   local head = {state = 'running', digest = ARGV[i + 5], hashed = ARGV[i + 4], replica = replica}
   if kind == 'forgotten' then
     forget_all(place)
+    redis.call('DEL', key('call_tallies', place))
+  elseif kind == 'tallied' then
+    keep_tally(place, ARGV[i + 4], ARGV[i + 5], keep_s, ARGV[i + 7])
   elseif kind == 'running' then
     if not head_of(place, task) then
       set_head(place, task, head)
@@ -46,8 +76,8 @@ for i = 6, #ARGV, 8 do
       end_call(place, task, kind, head, keep_s, ARGV[i + 7])
     end
   end
-  if kind ~= 'forgotten' then
+  if kind ~= 'forgotten' and kind ~= 'tallied' then
     tidy(place, most, most_bytes)
   end
 end
-return run()
+return this_run

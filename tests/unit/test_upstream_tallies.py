@@ -1,0 +1,259 @@
+"""What a session came to whose calls several replicas ran: each tells its share, and who ends it adds them up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gateway.core.errors import AuthorFault
+from gateway.core.model import (
+    Action,
+    Block,
+    CloseReason,
+    Environment,
+    EnvironmentName,
+    Session,
+    StepResult,
+    Summary,
+    TextBlock,
+    Worker,
+)
+from gateway.core.outcomes import EpisodeOutcome, outcome_of, reward_of
+from gateway.upstreams.calling import tallies as module
+from gateway.upstreams.calling.recorder import Recorder
+from gateway.upstreams.calling.translated import Translated
+from tests.fakes.eventually import until
+from tests.unit.call_replicas import SESSION, Shared, View
+
+ENVIRONMENT = Environment(name=EnvironmentName("puzzle"), image="i", directory=Path("/"), command=())
+PLAIN = StepResult()
+RAISED = StepResult(error="boom", reason="tool_failed")
+WON = StepResult(reward=1.0, finished=True)
+NEVER_S = 3600.0
+"""Between two writes of what need not be written at once: within a test there is none."""
+
+
+class Puzzle(Translated):
+    """A server in memory that gives its results in turn."""
+
+    def __init__(self, *results: StepResult | Exception, recorder: Recorder | None = None) -> None:
+        super().__init__(recorder=recorder)
+        self.results = list(results)
+
+    async def step(self, session: Session, environment: Environment, action: Action) -> StepResult:
+        result = self.results.pop(0)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    async def prompt(self, session: Session, environment: Environment) -> list[Block]:
+        return [TextBlock("Play.")]
+
+    async def tools(self, worker: Worker, environment: Environment) -> bytes:
+        return b'{"tools":[]}'
+
+
+class Gateway:
+    """An upstream of one replica."""
+
+    def __init__(self, shared: Shared, name: str, *, tick_s: float = NEVER_S) -> None:
+        self.view = View(shared, name)
+        self.recorder = Recorder(self.view, tick_s=tick_s, write_s=0.2)
+        self.upstream = Puzzle(recorder=self.recorder)
+        self._number = 0
+
+    async def open(self) -> None:
+        self.upstream.tallies.begin(SESSION)
+        await until(lambda: self.recorder.is_idle)
+
+    async def play(self, result: StepResult | Exception, *, key: str | None = None) -> None:
+        self._number += 1
+        self.upstream.results.append(result)
+        await self.upstream.act(SESSION, ENVIRONMENT, Action(name="x", arguments={"n": self._number}), key=key)
+
+    async def ended(self) -> tuple[EpisodeOutcome, float | None]:
+        """How the episode counts if this replica ends it."""
+        summary = await self.upstream.tallies.summary(SESSION)
+        outcome = outcome_of(CloseReason.DELETED, summary)
+        return outcome, reward_of(outcome, summary)
+
+    async def aclose(self) -> None:
+        self.view.gate.set()
+        await self.upstream.calls.aclose()
+        await self.recorder.aclose()
+
+
+@pytest.fixture
+def shared() -> Shared:
+    return Shared()
+
+
+@pytest.fixture
+async def a(shared: Shared) -> AsyncIterator[Gateway]:
+    """The replica that opened the session."""
+    gateway = Gateway(shared, "a")
+    await gateway.open()
+    yield gateway
+    await gateway.aclose()
+
+
+@pytest.fixture
+async def b(shared: Shared) -> AsyncIterator[Gateway]:
+    gateway = Gateway(shared, "b")
+    yield gateway
+    await gateway.aclose()
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+@pytest.mark.parametrize(
+    ("first", "last", "expected"),
+    [
+        (PLAIN, WON, (EpisodeOutcome.FINISHED, 1.0)),
+        (PLAIN, RAISED, (EpisodeOutcome.AUTHOR_FAULT, None)),
+        (PLAIN, AuthorFault("a reward of NaN"), (EpisodeOutcome.AUTHOR_FAULT, None)),
+        (RAISED, PLAIN, (EpisodeOutcome.STOPPED, 0.0)),
+        (RAISED, WON, (EpisodeOutcome.FINISHED, 1.0)),
+        (StepResult(reward=0.25), StepResult(reward=0.5), (EpisodeOutcome.STOPPED, 0.75)),
+        (StepResult(reward=0.25), PLAIN, (EpisodeOutcome.STOPPED, 0.25)),
+        (StepResult(reward=0.0), StepResult(finished=True), (EpisodeOutcome.FINISHED, 0.0)),
+    ],
+)
+async def test_any_replica_knows_what_the_episode_came_to(
+    a: Gateway,
+    b: Gateway,
+    first: StepResult,
+    last: StepResult | AuthorFault,
+    expected: tuple[EpisodeOutcome, float | None],
+    key: str | None,
+    shared: Shared,
+) -> None:
+    await a.play(first)
+    try:
+        await b.play(last, key=key)
+    except AuthorFault:
+        assert isinstance(last, AuthorFault)
+
+    third = Gateway(shared, "c")
+    assert [await one.ended() for one in (a, b, third)] == [expected] * 3
+    await third.aclose()
+
+
+async def test_a_step_that_changes_nothing_takes_no_trip_and_one_with_a_key_none_of_its_own(a: Gateway) -> None:
+    await a.play(PLAIN)
+    before = list(a.view.trips)
+
+    await a.play(PLAIN)
+    assert a.view.trips == before
+
+    await a.play(StepResult(reward=0.5))
+    assert a.view.trips == [*before, "write"]
+
+    await a.play(StepResult(reward=0.5), key="k")
+    assert a.view.trips == [*before, "write", "begin", "write"]
+
+
+async def test_the_number_of_steps_is_told_in_the_background(shared: Shared) -> None:
+    a, b = Gateway(shared, "a", tick_s=0.01), Gateway(shared, "b")
+    await a.open()
+    for _ in range(3):
+        await a.play(PLAIN)
+
+    await until(lambda: a.recorder.is_idle)
+
+    summary = await b.upstream.tallies.summary(SESSION)
+    assert summary is not None
+    assert replace(summary, seconds=0) == Summary(reward=0, finished=False, steps=3, seconds=0, is_rewarded=False)
+    await a.aclose()
+    await b.aclose()
+
+
+async def test_without_the_store_a_sum_is_no_reward(a: Gateway, b: Gateway) -> None:
+    await a.play(StepResult(reward=0.25))
+    await b.play(WON)
+
+    a.view.is_away = True
+
+    outcome, reward = await a.ended()
+    assert (outcome, reward) == (EpisodeOutcome.STOPPED, None)
+
+
+async def test_a_store_that_hangs_ends_the_wait_for_the_sum(a: Gateway) -> None:
+    await a.play(StepResult(reward=0.25))
+
+    a.view.gate.clear()
+
+    assert await a.ended() == (EpisodeOutcome.STOPPED, None)
+
+
+async def test_after_a_store_that_did_not_answer_steps_do_not_wait_for_it_again(a: Gateway) -> None:
+    await a.play(PLAIN)
+    a.view.is_away = True
+    await a.play(StepResult(reward=0.25))
+    before = len(a.view.trips)
+
+    await a.play(StepResult(reward=0.25))
+
+    assert len(a.view.trips) == before
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+async def test_a_store_that_lost_its_data_lost_the_reward(
+    a: Gateway, b: Gateway, shared: Shared, goes_on: bool
+) -> None:
+    await a.play(StepResult(reward=0.25))
+    await b.play(StepResult(reward=0.25))
+    shared.lose()
+
+    if goes_on:  # what is told after that is not the whole
+        await b.play(WON)
+        await a.play(StepResult(reward=0.5))
+
+    for one in (a, b):
+        assert (await one.ended())[1] is None
+
+
+async def test_a_session_whose_opening_no_replica_told_of_has_no_reward(b: Gateway) -> None:
+    """A gateway of an older version opened it, and may have run steps in it."""
+    await b.play(WON)
+
+    assert await b.ended() == (EpisodeOutcome.FINISHED, None)
+
+
+async def test_a_count_that_was_given_up_and_begun_anew_is_not_the_whole(
+    a: Gateway, b: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await b.play(StepResult(reward=0.25))
+    monkeypatch.setattr(module, "SESSIONS_MAX", 0)
+    b.upstream.tallies.begin(replace(SESSION, lease="another"))
+
+    await b.play(WON)
+
+    assert (await a.ended())[1] is None
+
+
+async def test_a_session_that_ended_leaves_no_count(a: Gateway, b: Gateway, shared: Shared) -> None:
+    await b.play(StepResult(reward=0.25))
+    await b.play(PLAIN)  # not told yet
+
+    a.upstream.forget(SESSION)
+    await a.recorder.aclose()
+    await b.recorder.aclose()
+
+    assert await shared.store.tallies(SESSION.id, SESSION.lease) == {}
+
+
+async def test_a_gateway_without_others_takes_no_trip_for_its_counts() -> None:
+    puzzle = Puzzle(StepResult(reward=0.25), WON)
+    puzzle.tallies.begin(SESSION)
+    for number in range(2):
+        await puzzle.act(SESSION, ENVIRONMENT, Action(name="x", arguments={"n": number}))
+
+    summary = await puzzle.tallies.summary(SESSION)
+
+    assert summary is not None
+    assert math.isclose(summary.reward, 1.25)
+    assert summary.is_whole

@@ -286,9 +286,7 @@ class Closer:
             return await self._store.find(id)
         return None
 
-    def _count(
-        self, session: Session, environment: Environment, summary: Summary | None, *, is_answered: bool
-    ) -> None:
+    def _count(self, session: Session, environment: Environment, summary: Summary | None, *, is_answered: bool) -> None:
         reason = session.reason or CloseReason.DELETED
         outcome = outcome_of(reason, summary, is_answered=is_answered)
         reward = reward_of(outcome, summary)

@@ -1,8 +1,8 @@
 """uvicorn with what it lacks.
 
-Bounds of a request's head in size and time, and of its body's pauses and slowness, WebSockets that are closed between two frames
-and whose vanished clients are noticed, an end that is announced while requests are still taken, and one that leaves
-time to clean up.
+Bounds of a request's head in size and time, and of its body's pauses and slowness, WebSockets that are closed between
+two frames and whose vanished clients are noticed, an end that is announced while requests are still taken, and one that
+leaves time to clean up.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ BODY_S: Final = 20.0
 BODY_LEAST_S: Final = 60.0
 """How long a body may take however small it is."""
 BODY_RATE: Final = 32 * 1024
-"""Bytes a second that a body must come with on the whole, once it takes longer: 256 kbit/s, which the slowest line of an
-honest client has. The largest body by default, 32 MiB, so has 18 minutes; one that drips a byte now and then has one."""
+"""Bytes a second that a body must come with on the whole, once it takes longer: 256 kbit/s, which the slowest line of
+an honest client has. The largest body by default, 32 MiB, has 18 minutes; one that drips a byte now and then has one."""
 KEEP_ALIVE_S: Final = 75
 """Of idle client connections: the reference servers keep theirs 60 s, the SDKs drop theirs after 15."""
 BACKLOG: Final = 4096

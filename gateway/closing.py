@@ -26,8 +26,9 @@ from gateway.core.errors import (
     UpstreamGone,
     UpstreamTimeout,
 )
+from gateway.core.faults import Fault, FaultKind
 from gateway.core.model import CloseReason, Environment, Opening, Session, SessionId, SessionState, Summary, Wire
-from gateway.core.outcomes import outcome_of, reward_of
+from gateway.core.outcomes import EpisodeOutcome, is_without_reward, outcome_of, reward_of
 from gateway.core.ports import Store, Upstream
 from gateway.observe.faults import log_faults
 from gateway.observe.metrics import Metrics
@@ -293,6 +294,8 @@ class Closer:
         self._metrics.session_closed(environment.name, reason.value, outcome, reward)
         if summary is not None:
             log_faults(session, summary.faults)
+            if outcome is EpisodeOutcome.AUTHOR_FAULT and reason is not CloseReason.AUTHOR_FAULT:
+                log_faults(session, _lacks(summary))
             if not summary.is_whole:
                 told = (session.environment, session.task, session.id)
                 logger.warning("episode_incomplete environment=%s task=%r session=%s", *told)
@@ -309,3 +312,13 @@ class Closer:
             reward,
             summary.steps if summary else None,
         )
+
+
+def _lacks(summary: Summary) -> tuple[Fault, ...]:
+    """What operators are told of an episode without any reward: no call failed in it, so that nothing else says so."""
+    if not is_without_reward(summary) or summary.fault is not None:
+        return ()
+    message = (
+        f"the environment ended the episode, and gave no reward in any of its {summary.steps} steps (null, or NaN)"
+    )
+    return (Fault(FaultKind.AUTHOR, "reward", message),)

@@ -262,9 +262,12 @@ class Sessions:
         self, owner: Owner, name: str, action: Action, within_s: float, key: str
     ) -> tuple[StepResult, int]:
         result = await self.act(owner, name, action, within_s=within_s, key=key or None)
-        if result.turn is not None or result.reason == EPISODE_FINISHED:
+        if result.reason == EPISODE_FINISHED:
             return result, result.turn or 0
-        return result, await self._turns.taken(await self._entry(session_id(owner, name)), result, key=key)
+        entry = await self._entry(session_id(owner, name))
+        if result.turn is not None:
+            return result, self._turns.told(entry, result)
+        return result, await self._turns.taken(entry, result, key=key)
 
     def _has_played(self, task: asyncio.Task[tuple[StepResult, int]]) -> None:
         self._playing.discard(task)

@@ -1,7 +1,7 @@
 """Turns of sessions whose workers do not count them: the store keeps the number, for all replicas.
 
 Only AReaL's trainers play by turns, and at the end of an episode their API has a number. So the end of one that never
-gave any is the author's fault: 0 would be an invention. Workers of ours tell by themselves what is no number.
+gave any is the author's fault: 0 would be an invention. Workers that count turns tell whether any of them gave one.
 """
 
 from __future__ import annotations
@@ -40,10 +40,15 @@ class Turns:
             entry.barren = turn
         # Turns that another replica took leave a gap: then nobody here can tell.
         if result.finished and entry.barren == turn:
-            message = f"the environment ended the episode, and gave no reward in any of its {turn} turns (null, or NaN)"
-            error = AuthorFault(message, faults=(Fault(FaultKind.AUTHOR, "reward", message),))
-            log_faults(entry.session, error.faults)
-            raise error
+            raise _without_reward(entry, turn)
+        return turn
+
+    @staticmethod
+    def told(entry: Entry, result: StepResult) -> int:
+        """Take the number that the worker gave the turn. Raises as `taken`."""
+        turn = result.turn or 0
+        if result.finished and result.rewarded is False:
+            raise _without_reward(entry, turn)
         return turn
 
     async def count(self, entry: Entry, *, key: str = "") -> int:
@@ -65,6 +70,13 @@ class Turns:
             entry.owes_until = time.monotonic() + OWING_S
             return _owing(entry, key)
         return entry.turns
+
+
+def _without_reward(entry: Entry, turn: int) -> AuthorFault:
+    message = f"the environment ended the episode, and gave no reward in any of its {turn} turns (null, or NaN)"
+    error = AuthorFault(message, faults=(Fault(FaultKind.AUTHOR, "reward", message),))
+    log_faults(entry.session, error.faults)
+    return error
 
 
 def _owing(entry: Entry, key: str) -> int:

@@ -671,6 +671,8 @@ class StepResult:
     """Of an error, in one word: ``input_validation``, ``not_found``, ``tool_failed``, ``episode_finished`` …"""
     turn: int | None = None
     """Which of its session's turns this was, from 1 on, as its worker counts them; None: the worker does not count."""
+    rewarded: bool | None = None
+    """Of one that ended its episode: whether any turn of it gave a reward; None: the worker does not say."""
     faults: tuple[Fault, ...] = ()
     """What the worker tells of the author's code besides: for operators, never for agents and trainers."""
 
@@ -697,6 +699,8 @@ class Summary:
     seconds: float
     is_rewarded: bool = True
     """Whether any of its steps gave a reward, be it 0: *reward* is no more than a sum of none otherwise."""
+    is_judged: bool = False
+    """Whether its environment judges groups of episodes: then one may end without a reward of its own."""
     is_whole: bool = True
     """False: a part of it is not known here, as another replica saw it; then *reward* is no reward."""
     fault: FaultKind | None = None

@@ -1,8 +1,8 @@
 """How episodes end, and whether their rewards count: the one place where that is decided.
 
 An episode ends because of the agent, which gives a reward; because of the environment's author, whose code raised an
-exception or gave a reward that is no number; or because of infrastructure. Only the first gives a reward: to trainers,
-in logs, metrics, task records and curricula.
+exception, gave a reward that is no number, or ended the episode without any; or because of infrastructure. Only the
+first gives a reward: to trainers, in logs, metrics, task records and curricula.
 """
 
 from __future__ import annotations
@@ -62,15 +62,23 @@ def outcome_of(reason: CloseReason, summary: Summary | None, *, is_answered: boo
     if reason in (CloseReason.CANCELLED, CloseReason.OPEN_FAILED) or summary.steps < 1:
         return EpisodeOutcome.UNPLAYED
     if summary.finished:
-        return EpisodeOutcome.FINISHED
+        return EpisodeOutcome.AUTHOR_FAULT if is_without_reward(summary) else EpisodeOutcome.FINISHED
     return EpisodeOutcome.STOPPED if reason is CloseReason.DELETED else EpisodeOutcome.UNPLAYED
+
+
+def is_without_reward(summary: Summary) -> bool:
+    """Whether the environment ended the episode and gave no reward in any of its steps, which is its author's mistake.
+
+    Servers of other people's write a reward that is no number as null, too. An environment that judges groups of
+    episodes may leave all rewards to that.
+    """
+    return summary.finished and summary.is_whole and not summary.is_rewarded and not summary.is_judged
 
 
 def reward_of(outcome: EpisodeOutcome, summary: Summary | None) -> float | None:
     """The sum of an episode's rewards, if the agent earned it; None says that there is no reward, which is not 0.
 
-    An environment that ended an episode without a word of its reward gave none: servers of other people's write a
-    reward that is no number as null, or have none to give.
+    One that ended without a word of its reward has none, where a judge of groups is to give it.
     """
     if summary is None or outcome not in EARNED or not summary.is_whole:
         return None

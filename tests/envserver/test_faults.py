@@ -254,4 +254,4 @@ async def test_a_client_that_did_not_ask_is_shown_no_traceback(server: Running) 
     summary = await ended(server)
 
     assert all("x-session-faults" not in answer.headers for answer in answers)
-    assert summary.keys() == {"reward", "finished", "steps", "seconds", "fault"}
+    assert summary.keys() == {"reward", "rewarded", "judged", "finished", "steps", "seconds", "fault"}

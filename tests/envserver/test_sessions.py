@@ -66,7 +66,7 @@ async def test_an_episode_from_create_to_delete(start: Start) -> None:
     summary = deleted.json["summary"]
     assert summary.pop("seconds") >= 0
     assert deleted.json["sid"] == "s1"
-    assert summary == {"reward": 1.1, "finished": True, "steps": 2}
+    assert summary == {"reward": 1.1, "rewarded": True, "judged": False, "finished": True, "steps": 2}
     assert (await server.ask("GET", "/prompt", sid="s1")).json == NOT_FOUND
 
 

@@ -30,6 +30,17 @@ class Breakable(Environment):
         raise SessionFailed("the judge is gone")
 
 
+class Silent(Environment):
+    """Ends its episode with a reward of whatever it is told, or without any."""
+
+    def reset(self, task: Task, *, seed: int) -> str:
+        return "End."
+
+    @tool
+    def end(self, reward: float | None, finished: bool) -> StepResult:
+        return StepResult("done", reward=reward, finished=finished)
+
+
 def turn(answer: Answer) -> str | None:
     return answer.headers.get("x-session-turn")
 
@@ -250,3 +261,22 @@ async def test_event_streams_are_no_turns(start: Start) -> None:
 
     assert turn(streamed) is None
     assert turn(await step(server, named("think"))) == "1"
+
+
+@pytest.mark.parametrize(
+    ("rewards", "told"), [([None, None], "0"), ([None, 0.0], "1"), ([0.0, None], "1"), ([1.0], "1"), ([None], "0")]
+)
+async def test_at_the_end_of_an_episode_it_is_told_whether_any_turn_gave_a_reward(
+    start: Start, rewards: list[float | None], told: str
+) -> None:
+    server = await start(Silent)
+    await server.open()
+
+    answers = [
+        await step(server, named("end", reward=reward, finished=number == len(rewards)))
+        for number, reward in enumerate(rewards, 1)
+    ]
+    summary = (await server.ask("POST", "/delete", sid="s1")).json["summary"]
+
+    assert [answer.headers.get("x-session-rewarded") for answer in answers] == [None] * (len(rewards) - 1) + [told]
+    assert summary["rewarded"] is (told == "1")

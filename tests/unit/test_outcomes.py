@@ -59,11 +59,26 @@ def test_only_what_the_agent_did_has_a_reward(outcome: EpisodeOutcome) -> None:
 
 
 @pytest.mark.parametrize("outcome", EpisodeOutcome)
-def test_an_environment_that_ended_an_episode_without_a_word_of_its_reward_gave_none(outcome: EpisodeOutcome) -> None:
+def test_an_episode_that_ended_without_a_word_of_its_reward_has_none(outcome: EpisodeOutcome) -> None:
     silent = replace(WON, reward=0.0, is_rewarded=False)
 
     # A trainer that stopped an episode before its reward has the sum so far, as ever.
     assert reward_of(outcome, silent) == (0.0 if outcome is EpisodeOutcome.STOPPED else None)
+
+
+def test_an_environment_that_ends_an_episode_and_gave_no_reward_is_wrong_unless_a_judge_gives_it() -> None:
+    silent = replace(WON, reward=0.0, is_rewarded=False)
+
+    assert outcome_of(CloseReason.DELETED, silent) is EpisodeOutcome.AUTHOR_FAULT
+    assert outcome_of(CloseReason.DELETED, replace(silent, finished=False)) is EpisodeOutcome.STOPPED
+    for blameless in (replace(silent, is_judged=True), replace(silent, is_whole=False)):
+        assert outcome_of(CloseReason.DELETED, blameless) is EpisodeOutcome.FINISHED
+
+
+def test_a_sum_of_which_a_part_is_missing_is_no_reward() -> None:
+    part = replace(WON, is_whole=False)
+
+    assert reward_of(outcome_of(CloseReason.DELETED, part), part) is None
 
 
 @pytest.mark.parametrize("written", [b"", b"{", b"{}", b"[1]", b'[{"kind": "agent"}]', b"[" * 100_000])

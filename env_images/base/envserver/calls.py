@@ -291,6 +291,7 @@ class Calls:
             return self._raised(call, "reward", SessionFailed(wrong))
         session.finished = finished
         session.reward += reward or 0.0
+        session.is_rewarded = session.is_rewarded or reward is not None
         return "result", payload
 
     def _raised(self, call: Call, place: str, error: BaseException) -> Outcome:

@@ -82,6 +82,8 @@ class _Listener:
         if as_json:
             turn = self._calls.turn(call) if self._counts else 0
             headers = b"%bX-Session-Turn: %d\r\n" % (JSON, turn) if turn else JSON
+            if turn and call.session.finished:
+                headers += b"X-Session-Rewarded: %d\r\n" % call.session.is_rewarded
             return Response(_object(call), headers=headers + _faults(call), on_sent=self._settle)
         body = sse.task_id(call.task_id) + _frames(call)
         return Response(body, headers=sse.HEADERS + _faults(call), is_stream=True, on_sent=self._settle)

@@ -121,6 +121,7 @@ class Session:
         "fault",
         "finished",
         "is_advancing",
+        "is_rewarded",
         "is_torn_down",
         "kind",
         "lease",
@@ -184,6 +185,8 @@ class Session:
         """Calls whose outcome was told as a turn, those too that no tool was run for."""
         self.reward = 0.0
         """Sum of the rewards given."""
+        self.is_rewarded = False
+        """Whether any was given, be it 0."""
         self.finished = False
         self.fault: SessionFault | None = None
         """What its setup or its last call ended with, if that was not the agent's doing: then it has no reward."""
@@ -267,6 +270,8 @@ class Session:
         """Tell how the episode went; seconds since it was created."""
         told: dict[str, Any] = {
             "reward": self.reward,
+            "rewarded": self.is_rewarded,
+            "judged": self.kind.scores_groups,
             "finished": self.finished,
             "steps": self.steps,
             "seconds": round(now - self.created_at, 3),

@@ -83,8 +83,9 @@ def write_summary(summary: Summary | None) -> bytes:
     if summary is None:
         return compact(None)
     told = asdict(summary)
-    if summary.is_whole:
-        del told["is_whole"]  # replicas of an older version can't read it
+    for name, usual in (("is_whole", True), ("is_judged", False)):
+        if told[name] is usual:
+            del told[name]  # replicas of an older version can't read it
     return compact(told)
 
 

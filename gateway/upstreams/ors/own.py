@@ -14,6 +14,7 @@ import json
 import math
 import time
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from gateway.core.errors import (
@@ -293,7 +294,8 @@ class OrsUpstream:
         status, known, body = await self._settled(session, environment, b"POST", "call", headers, written(action))
         if status == 200:
             kind, turn, faults = known.get(b"content-type", b""), known.get(b"x-session-turn"), _faults(known)
-            return read_result(body, kind, turn, faults)
+            result, rewarded = read_result(body, kind, turn, faults), known.get(b"x-session-rewarded")
+            return result if rewarded is None else replace(result, rewarded=rewarded != b"0")
         detail = _detail(_parsed(body, "call"))
         if status == 410:  # deleted while the call waited for its turn
             raise SessionNotFound(detail)
@@ -450,6 +452,8 @@ def _summary(value: object) -> Summary | None:
         finished=bool(value["finished"]),
         steps=int(value["steps"]),
         seconds=float(value["seconds"]),
+        is_rewarded=value.get("rewarded") is not False,  # which older images do not tell
+        is_judged=value.get("judged") is True,
         fault=FaultKind(fault) if (fault := value.get("fault")) in set(FaultKind) else None,
         faults=faults_of(value.get("faults")),
     )

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Final
 
 from gateway.core.errors import (
     AuthorFault,
+    GatewayError,
     UnknownSplit,
     UpstreamError,
     UpstreamGone,
@@ -42,6 +43,7 @@ from gateway.core.model import (
     Worker,
     WorkerSession,
 )
+from gateway.core.outcomes import is_without_reward
 from gateway.core.ports import Exchange, Headers, Transport
 from gateway.upstreams.calling import answers, sse
 from gateway.upstreams.calling.bodies import read_object
@@ -50,7 +52,16 @@ from gateway.upstreams.calling.faults import author_fault
 from gateway.upstreams.calling.outcomes import EVENTS
 from gateway.upstreams.calling.recorder import Recorder
 from gateway.upstreams.calling.spelling import Tool, tool_call
-from gateway.upstreams.calling.translated import Frames, Translated, Whole, header, not_offered, recorded, told
+from gateway.upstreams.calling.translated import (
+    Frames,
+    Translated,
+    Whole,
+    header,
+    not_offered,
+    recorded,
+    told,
+    worker_of,
+)
 from gateway.upstreams.ors.flavours import Flavours, path
 from gateway.upstreams.ors.link import STARTING_PAUSE_S, Answer, Link, Refused, of, refusal
 from gateway.upstreams.ors.pulse import Pulse
@@ -233,6 +244,8 @@ class StockOrsUpstream(Translated):
             await self._delete(session, environment)
             is_idle = await self.calls.settle(session, within_s=min(SETTLE_S, environment.timeouts.close_s / 2))
             summary = await self.tallies.summary(session)
+            if summary is not None and is_without_reward(summary):
+                summary = replace(summary, is_judged=await self._judges(session, environment))
         finally:
             self._tools.pop((session.id, session.lease), None)
             self._scores.forget(session)
@@ -240,6 +253,14 @@ class StockOrsUpstream(Translated):
         if not is_idle:
             raise UpstreamError("the session was closed, but a call still runs in it")
         return summary
+
+    async def _judges(self, session: Session, environment: Environment) -> bool:
+        """Whether groups of episodes are judged; also where the server does not say: nobody is blamed then."""
+        try:
+            listed = json.loads(await self.tools(worker_of(session), environment))
+        except GatewayError:
+            return True
+        return listed["supports_score_group"] is True
 
     async def _delete(self, session: Session, environment: Environment) -> None:
         answer = await self._link.ask(

@@ -4,12 +4,20 @@ import subprocess
 
 from envserver import Environment, SessionFailed, StepResult, Task, serve, tool
 
+REWARDS: dict[str, list[float | None]] = {
+    "no rewards": [None, None],
+    "late reward": [None, 1.0],
+    "early reward": [1.0, None],
+}
+"""What the steps of an episode give, the last of which ends it."""
+
 
 class Faulty(Environment):
     name = "faulty"
 
     async def reset(self, task: Task, *, seed: int) -> str:
         self.fails = task["config"]["fails"]
+        self.rewards = list(REWARDS.get(self.fails, []))
         if self.fails == "reset":
             raise KeyError("toop")
         return "Answer."
@@ -19,6 +27,9 @@ class Faulty(Environment):
         """Answer, which ends the episode."""
         if self.fails == "tool":
             raise KeyError("toop")
+        if self.fails in REWARDS:
+            reward = self.rewards.pop(0)
+            return StepResult("Heard.", reward=reward, finished=not self.rewards)
         return StepResult("judged", reward=self.judged(text), finished=True)
 
     def judged(self, text: str) -> float:

@@ -104,8 +104,8 @@ class CommandJudge:
         try:
             if not (names := await missing([])):
                 return
-            # One that is still missing is no program: a folder that the agent is to make, or a text that a test expects.
-            # pytest may be wanted as a module, which no program stands for.
+            # One that is still missing is no program: a folder that the agent is to make, or a text that a test
+            # expects. pytest may be wanted as a module, which no program stands for.
             remaining = await missing(names)
         except Stopped:
             return  # the command without a solution took too much: it tells nothing

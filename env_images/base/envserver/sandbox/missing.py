@@ -56,7 +56,7 @@ class Runs(Protocol):
 
 
 def missing_programs(script: str, said: str) -> list[str]:
-    """List the programs, and the module pytest, that *said*, an output, calls missing and that *script* or make names."""
+    """List the programs, and the module pytest, that *said*, an output, calls missing and *script* or make names."""
     named = (name for name in _found(_MISSING, said) if re.search(rf"(?<![\w./-]){re.escape(name)}(?![\w/-])", script))
     return list(dict.fromkeys([*named, *_found(_MAKE, said)]))
 

@@ -1,3 +1,9 @@
 """A self-hosted gateway between RL trainers and environments."""
 
+from pathlib import Path
+from typing import Final
+
 __version__ = "0.1.0"
+
+BUNDLED: Final = Path(__file__).resolve().parent / "bundled"
+"""Of an installed wheel (hatch_build.py): environments, their tasks and the tested versions of what they need."""

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from gateway import BUNDLED
 from gateway.core.errors import ConfigError, UnknownEnvironment
 from gateway.core.model import ALL_GPUS, Environment, EnvironmentName, Isolation, Limits, PoolPolicy
 from gateway.environment_files import MIB, read_environment, variant
+
+REQUIREMENTS: Final = "requirements.txt"
+"""In an environment's folder: the Python packages that its server needs, names only, and all that these need."""
 
 
 class Catalog:
@@ -188,7 +195,25 @@ def why_not_runnable(environment: Environment, *, containers: bool) -> str:
             "its sandboxes need bubblewrap, and there is no bwrap on PATH: install bubblewrap 0.8 or later and restart "
             "the gateway, or use GATEWAY_BACKEND=docker"
         )
+    if environment.directory.is_relative_to(BUNDLED) and (missing := _missing_packages(environment)):
+        # Without what these packages require of others: each list is complete.
+        command = [sys.executable, "-m", "pip", "install", "--no-deps"]
+        command += ["--constraint", f"{BUNDLED / 'constraints.txt'}"]
+        command += ["--requirement", f"{environment.directory / REQUIREMENTS}"]
+        return (
+            f"it needs Python packages that are not installed ({', '.join(missing)}): run `{shlex.join(command)}` and "
+            "restart the gateway"
+        )
     return ""
+
+
+def _missing_packages(environment: Environment) -> list[str]:
+    """List the packages of a bundled environment's requirements that this Python does not have."""
+    path = environment.directory / REQUIREMENTS
+    if not path.is_file():
+        return []
+    names = [line.partition("#")[0].strip() for line in path.read_text("utf-8").splitlines()]
+    return [name for name in names if name and not any(metadata.Distribution.discover(name=name))]
 
 
 def _followed(environment: Environment) -> Environment:

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from gateway import BUNDLED
 from gateway.catalog import Catalog, describe, load_catalog
 from gateway.cli_client import print_table
 from gateway.core.errors import ConfigError
@@ -22,7 +23,7 @@ from gateway.core.model import Environment, EnvironmentName, Server
 from gateway.inspecting.findings import Findings, Told
 from gateway.inspecting.static import detect_url
 from gateway.inspecting.write import NAME, Ran, check_name, check_place, file_text, memory_mib, put
-from gateway.settings import Settings, load
+from gateway.settings import OWN_CATALOG, Settings, load
 
 env_app = typer.Typer(no_args_is_help=True, help="Add environments, and show those that are there.")
 URL = re.compile(r"https?://")
@@ -57,6 +58,8 @@ def add(
     """
     settings = load()
     folder = catalog or settings.catalog_dir
+    if folder.is_relative_to(BUNDLED):  # an upgrade would lose it
+        folder = OWN_CATALOG
     is_url = URL.match(what) is not None
     variables = _variables(variable or [])
     if is_url and (port or variables):

@@ -365,7 +365,8 @@ class Openings:
         try:
             # No Redis in here: the timeout's cancellation reaches the worker's connection only.
             async with asyncio.timeout(limit_s) as limit:
-                with Watch(limit, session, environment, upstream) as watch:
+                suspected = partial(self._suspected, session, environment)
+                with Watch(limit, session, environment, upstream, suspected=suspected) as watch:
                     handle = await upstream.open(session, environment, wish.setup)
             session = replace(session, handle=handle)
             opened = partial(self._store.opened, session.id, session.lease, handle=handle)
@@ -383,10 +384,17 @@ class Openings:
 
     async def _leave(self, session: Session, environment: Environment, missed: Missed) -> None:
         """Give back the slot of an opening whose worker answers nothing, once nobody gets another one there."""
+        await self._suspect(session, environment, missed)
+        await self._closer.abandon(session, environment, missed=missed)
+
+    def _suspected(self, session: Session, environment: Environment) -> None:
+        """Let nobody get another slot in a worker that answers nothing; its opening goes on meanwhile."""
+        self._closer.go_on(session.id, self._suspect(session, environment))
+
+    async def _suspect(self, session: Session, environment: Environment, missed: Missed | None = None) -> None:
         logger.warning("worker_suspect environment=%s worker=%s", environment.name, session.worker)
         suspect = partial(self._store.suspect_worker, session.worker)
         await patiently(suspect, for_s=self._patience_s, missed=missed)
-        await self._closer.abandon(session, environment, missed=missed)
 
     async def _undo(self, session: Session, environment: Environment, error: BaseException, missed: Missed) -> None:
         """Give back what an opening held that failed with *error*, or that nobody waits for any more."""

@@ -20,11 +20,21 @@ from typing import Annotated, Literal
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from gateway import BUNDLED
 from gateway.core.errors import ConfigError
 
 PREFIX = "GATEWAY_"
 COMMAND_LINE = frozenset(("GATEWAY_URL", "GATEWAY_KEY"))
 """Of ``gateway ps`` and the demo: where a gateway is, and the key for it."""
+
+
+OWN_CATALOG = Path("env_images")
+"""Where environments are looked for first, and where new ones are written."""
+
+
+def _catalog_dir() -> Path:
+    bundled = BUNDLED / "env_images"
+    return bundled if bundled.is_dir() and not OWN_CATALOG.is_dir() else OWN_CATALOG
 
 
 def _state_dir() -> Path:
@@ -94,8 +104,9 @@ class Settings(BaseSettings):
     secret: a gateway touches nothing that does not bear both. Gateways with one secret and one instance need one
     store; others are refused."""
 
-    catalog_dir: Path = Path("env_images")
-    """Folder of ``<environment>/environment.toml``."""
+    catalog_dir: Path = Field(default_factory=_catalog_dir)
+    """Folder of ``<environment>/environment.toml``; default: ``env_images``, and where that is missing the environments
+    that the installed package has."""
     image_tag: str = Field(default="", pattern=r"^([A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?$")
     """Tag of this project's own images (``env-gateway/…``) where an ``environment.toml`` names none; empty: the
     engine's ``latest``, which every build on this engine moves."""

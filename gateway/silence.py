@@ -1,7 +1,9 @@
 """Workers that answer nothing although they run: paused, starved or stuck. They are *suspect* until they answer again.
 
-Noticed where a session is opened in one, and asked from then on by the control loop. Of our own images only: their
-server answers beside whatever its environments do. Other servers may answer nothing while they work.
+Noticed where a session is opened in one, and asked from then on by the control loop. The server of our own images
+answers beside whatever its environments do, and ends a session that it opens late by its lease: there the opening goes
+to another worker. A server of somebody else's may answer nothing while it works, and may have begun to open: there the
+opening goes on, and no others are begun.
 """
 
 from __future__ import annotations
@@ -42,11 +44,25 @@ class WorkerSilent(UpstreamTimeout):
 
 
 class Watch:
-    """A context in which a session is opened in its worker: ends *limit* early where the worker answers nothing."""
+    """A context in which a session is opened in its worker, which is asked for a sign of life where that takes long.
 
-    def __init__(self, limit: asyncio.Timeout, session: Session, environment: Environment, upstream: Upstream) -> None:
+    Args:
+        limit: Ended early where a worker of our own images answers nothing.
+        suspected: Called once where a worker of somebody else's image answers nothing; the opening goes on.
+    """
+
+    def __init__(
+        self,
+        limit: asyncio.Timeout,
+        session: Session,
+        environment: Environment,
+        upstream: Upstream,
+        *,
+        suspected: Callable[[], object],
+    ) -> None:
         self.is_silent = False
         self._limit = limit
+        self._suspected = suspected
         self._session = session
         self._environment = environment
         self._upstream = upstream
@@ -54,9 +70,8 @@ class Watch:
         self._task: asyncio.Task[None] | None = None
 
     def __enter__(self) -> Watch:
-        if self._environment.wire is Wire.OWN:
-            # A timer: a task would cost each opening.
-            self._timer = asyncio.get_running_loop().call_later(SUSPECT_S, self._begin)
+        # A timer: a task would cost each opening.
+        self._timer = asyncio.get_running_loop().call_later(SUSPECT_S, self._begin)
         return self
 
     def __exit__(
@@ -75,6 +90,8 @@ class Watch:
         worker = Worker(id=session.worker, environment=session.environment, digest="", slots=1, address=session.address)
         if await answers(worker, self._environment, self._upstream):
             self._timer = asyncio.get_running_loop().call_later(SUSPECT_S, self._begin)
+        elif self._environment.wire is not Wire.OWN:
+            self._suspected()
         elif not self._limit.expired():
             self.is_silent = True
             self._limit.reschedule(asyncio.get_running_loop().time())
@@ -84,7 +101,8 @@ async def answers(worker: Worker, environment: Environment, upstream: Upstream) 
     """Whether *worker* answers anything within `ANSWER_S`."""
     try:
         async with asyncio.timeout(ANSWER_S):
-            await upstream.alive(worker, environment)
+            # Also of one that is busy: what is meant is whether it would take a session now.
+            await upstream.alive(worker, environment, busy_counts=False)
     except (UpstreamGone, UpstreamTimeout, TimeoutError):
         return False
     except GatewayError:
@@ -131,7 +149,8 @@ class Suspects:
             environment = self._catalog.get(entry.worker.environment)
             if environment is None:
                 continue  # it is being dropped
-            is_over = now - self._since[id] > REPLACED_S and entry.used == 0
+            # A server that somebody else runs is not replaced: there is no other one.
+            is_over = now - self._since[id] > REPLACED_S and entry.used == 0 and not environment.server.url
             if is_over and await self._store.drain_worker(id, only_if_idle=True, fence=fence):
                 logger.warning("worker_given_up environment=%s worker=%s", environment.name, id)
                 self._changed()

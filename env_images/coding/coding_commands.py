@@ -15,7 +15,7 @@ from coding_tasks import Command
 from coding_time import TOTAL_S, Time
 from coding_workspace import WORKSPACE, checked, put
 from envserver import SessionFailed
-from envserver.sandbox import Judged, missing_programs
+from envserver.sandbox import TELLING, Judged, missing_programs
 
 GUARDED = (
     "conftest.py",
@@ -29,6 +29,13 @@ GUARDED = (
 )
 """Names that decide how tests are run: they stay as the task has them, and new ones are left out."""
 OUTPUT_BYTES = 256 * 1024
+NOT_FOUND = 127
+"""A shell's status for a program that it does not find; the agent's code may end with it too."""
+PROVIDE = """for name; do
+    case $name in /*) path=$name ;; *) path=/usr/local/bin/$name ;; esac
+    mkdir -p "${path%/*}" && printf '#!/bin/sh\\n' > "$path" && chmod 755 "$path"
+done"""
+"""For `sh -c`: makes each of the arguments a program that does nothing."""
 
 _NAMES = [word for name in GUARDED for word in ("!", "-name", name)]
 # The repository that the task began with: a test command may ask it. The agent's own never comes here.
@@ -75,21 +82,34 @@ class CommandJudge:
         except Stopped as stopped:
             outcome = Outcome("killed", str(stopped))
         else:
-            await self._refuse_missing(done, evaluation, layer, cpu_s=time.cpu_s)
             outcome = past_a_limit(done, cpu_s=time.cpu_s) or counted(done, evaluation)
+            if outcome.kind != "passed" and (done.status == NOT_FOUND or _missing(done, evaluation)):
+                await self._refuse_missing(evaluation, layer, cpu_s=time.cpu_s)
         return Verdict((outcome,), float(outcome.kind == "passed"))
 
-    async def _refuse_missing(self, done: Completed, evaluation: Command, layer: Any, *, cpu_s: int) -> None:
+    async def _refuse_missing(self, evaluation: Command, layer: Any, *, cpu_s: int) -> None:
         """Tell a program that the box does not have from a wrong solution, by running the command without a solution.
 
         Raises:
             SessionFailed: there is one.
         """
-        if done.status == 0 or not _missing(done, evaluation):
-            return
-        async with to_judge_in(self._sandboxes, self._error, layer) as sandbox:
-            names = _missing(await _run(sandbox, evaluation, cpu_s=cpu_s, wall_s=evaluation.time_limit_s), evaluation)
-        if names:
+
+        async def missing(provided: list[str]) -> list[str]:
+            async with to_judge_in(self._sandboxes, self._error, layer) as sandbox:
+                if provided:
+                    await sandbox.run(["sh", "-c", PROVIDE, "sh", *provided])
+                done = await _run(sandbox, evaluation, cpu_s=cpu_s, wall_s=evaluation.time_limit_s)
+                return _missing(done, evaluation)
+
+        try:
+            if not (names := await missing([])):
+                return
+            # One that is still missing is no program: a folder that the agent is to make, or a text that a test
+            # expects. pytest may be wanted as a module, which no program stands for.
+            remaining = await missing(names)
+        except Stopped:
+            return  # the command without a solution took too much: it tells nothing
+        if names := [name for name in names if name == "pytest" or name not in remaining]:
             raise SessionFailed(f"the task cannot be judged: its command needs {', '.join(names)}, missing in the box")
 
 
@@ -98,7 +118,7 @@ async def _run(sandbox: Sandbox, evaluation: Command, *, cpu_s: int, wall_s: flo
     for path, text in evaluation.files.items():
         await put(sandbox, f"{WORKSPACE}/{path}", text.encode("utf-8", "replace"))
     return await sandbox.run(
-        ["sh", "-c", LIMITED, str(cpu_s), "bash", "-c", evaluation.command],
+        ["sh", "-c", LIMITED, str(cpu_s), "bash", "-c", TELLING + evaluation.command],
         cwd=WORKSPACE,
         env=ENVIRONMENT,
         timeout_s=wall_s,
@@ -107,9 +127,9 @@ async def _run(sandbox: Sandbox, evaluation: Command, *, cpu_s: int, wall_s: flo
 
 
 def _missing(done: Completed, evaluation: Command) -> list[str]:
-    """List the programs that the command or a hidden file names, and that its errors call missing."""
+    """List the programs that the command or a hidden file names, and that its output calls missing."""
     script = "\n".join((evaluation.command, *evaluation.files.values()))
-    return missing_programs(script, done.stderr.decode("utf-8", "replace"))
+    return missing_programs(script, (done.stderr + b"\n" + done.stdout).decode("utf-8", "replace"))
 
 
 def counted(done: Completed, evaluation: Command) -> Outcome:

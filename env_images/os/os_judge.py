@@ -32,10 +32,6 @@ class InvalidEvaluation(ValueError):
     """The task's evaluation cannot be used: no session begins."""
 
 
-TELLING = 'command_not_found_handle() { echo "$1: command not found" > "/proc/$$/fd/2"; return 127; }\n'
-"""Before a script in bash: which programs are missing is told also where the script silences their errors."""
-
-
 class JudgeFailed(RuntimeError):
     """The judgement could not be made, by a mistake of the task's author: a failure, and never a reward of 0."""
 
@@ -205,6 +201,8 @@ class Judge:
 
         A program that is missing is the author's mistake, unless the agent removed it or was told to make it.
         """
+        from envserver.sandbox import TELLING, missing_programs
+
         told = Script(TELLING + check.code) if check.language == "bash" else check
         done = await _run(self._sandbox, told, parameters)
         if isinstance(done, str):
@@ -214,8 +212,6 @@ class Judge:
         elif done.status == 0:
             return done.stdout.decode("utf-8", "replace")
         else:
-            from envserver.sandbox import missing_programs
-
             said = done.stderr.decode("utf-8", "replace")
             missing = [name for name in missing_programs(check.code, said) if not self._is_told(name)]
         await self._refuse_missing(missing)

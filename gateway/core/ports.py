@@ -493,8 +493,11 @@ class Upstream(Protocol):
         """
         ...
 
-    async def alive(self, worker: Worker, environment: Environment) -> None:
+    async def alive(self, worker: Worker, environment: Environment, *, busy_counts: bool = True) -> None:
         """Return if *worker*, which has been ready once, still answers; takes no room, and disturbs no session.
+
+        With *busy_counts* one that works on a request from here may count as alive without an answer: its environment
+        may hold up all that its server does.
 
         Raises:
             UpstreamError: it does not, or is not what it should be.

@@ -73,18 +73,47 @@ def test_the_scripts_status_is_the_reward(worker: Worker, commands: list[str], r
     assert (ended["reward"], ended["finished"]) == (reward, True)
 
 
+MAKE = """
+command -v nosuchtest > /dev/null && exit
+echo "make: nosuchtest: $1" >&2
+echo "make: *** [Makefile:2: all] Error 127" >&2
+exit 2
+"""
+"""Does as make does with a program that it takes from a makefile, or from its own rules."""
+SHELLED = """
+command -v nosuchtest > /dev/null && exit
+echo "/bin/sh: 1: nosuchtest: not found" >&2
+echo "make[1]: *** [Makefile:2: all] Error 127" >&2
+exit 2
+"""
+STARTS = """
+import subprocess
+
+subprocess.run(["nosuchtest", "adding.py"], check=True)
+"""
+
+
 @pytest.mark.parametrize(
     ("script", "files"),
     [
         pytest.param("nosuchtest -q test_adding.py", {}, id="of the script"),
         pytest.param("cd . && timeout 9 nosuchtest", {}, id="that another program starts"),
         pytest.param("sh hidden.sh", {"hidden.sh": "set -e\nnosuchtest\n"}, id="of a hidden file"),
+        pytest.param("nosuchtest -q > /dev/null 2>&1", {}, id="whose shell is silenced"),
+        pytest.param("sh hidden.sh 2>&1", {"hidden.sh": "nosuchtest\n"}, id="told on the standard output"),
+        pytest.param("nosuchtest 2>&1 | tail -n 1", {}, id="of a pipe that ends well, where tests are counted"),
+        pytest.param("sh tools/make.sh 'Command not found'", {}, id="that make does not find"),
+        pytest.param("sh tools/make.sh 'No such file or directory' 2>&1", {}, id="that make does not find, as a file"),
+        pytest.param("sh tools/shelled.sh", {}, id="that make starts by a shell"),
+        pytest.param("python3 hidden.py", {"hidden.py": STARTS}, id="that Python starts"),
     ],
 )
 def test_a_program_that_the_box_does_not_have_fails_the_session_and_gives_no_reward(
     worker: Worker, script: str, files: dict[str, str]
 ) -> None:
-    session = worker.open({**ADD, "evaluation": {"script": script, "files": files}})
+    given = {**ADD["config"]["files"], "tools/make.sh": MAKE, "tools/shelled.sh": SHELLED}
+    evaluation = {"script": script, "files": files, "passed": 1}
+    session = worker.open({**ADD, "config": {"files": given}, "evaluation": evaluation})
     session.text("execute", command=RIGHT)
 
     ended = session.call(name="submit", input={})
@@ -96,10 +125,34 @@ def test_a_program_that_the_box_does_not_have_fails_the_session_and_gives_no_rew
     assert later.status_code == 500
 
 
-def test_a_solution_that_says_that_a_program_is_missing_is_wrong(worker: Worker) -> None:
-    lie = "import os, sys\nsys.stderr.write('bash: line 1: python3: command not found\\n')\nos._exit(127)\n"
+LIE = "import os, sys\nsys.stderr.write('bash: line 1: python3: command not found\\n')\nos._exit(127)\n"
+SHELL = """
+import subprocess
 
-    ended = played(worker, ADD, f"printf %b {lie!r} > adding.py")
+said = subprocess.run(["sh", "./shell", "nosuchtest"], capture_output=True, text=True).stderr
+assert said == "nosuchtest: not found\\n", f"{said!r} is not nosuchtest: not found"
+"""
+FOLDER = """
+import subprocess
+
+subprocess.run(["true"], cwd="built", check=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "files", "command"),
+    [
+        pytest.param(ADD["evaluation"]["script"], {}, f"printf %b {LIE!r} > adding.py", id="by a lie"),
+        pytest.param("python3 ./test_adding.py", {}, "echo 'import os; os._exit(127)' > adding.py", id="by its status"),
+        pytest.param("./built > /dev/null 2>&1", {}, "true", id="by a program that it is to make"),
+        pytest.param("python3 hidden.py", {"hidden.py": FOLDER}, "true", id="by a folder that it is to make"),
+        pytest.param("python3 hidden.py", {"hidden.py": SHELL}, "true", id="by a message that it is to give"),
+    ],
+)
+def test_a_solution_that_says_that_a_program_is_missing_is_wrong(
+    worker: Worker, script: str, files: dict[str, str], command: str
+) -> None:
+    ended = played(worker, {**ADD, "evaluation": {"script": script, "files": files}}, command)
 
     assert (ended["reward"], ended["finished"]) == (0.0, True)
 

@@ -27,6 +27,7 @@ from gateway.core.model import (
     TaskSpec,
     TextBlock,
     Worker,
+    WorkerId,
     WorkerSession,
 )
 from gateway.upstreams.calling.translated import Translated
@@ -67,6 +68,12 @@ class CounterImage(Translated):
         """Set once a step hangs, or waits."""
         self.opened = asyncio.Event()
         """Lets steps go on that wait."""
+        self.gate = asyncio.Event()
+        """Lets openings go on whose task has ``on_open: gate``; questions are answered meanwhile."""
+        self.asleep: dict[WorkerId, asyncio.Event] = {}
+        """Workers that take requests and answer none, as those whose processes are stopped; until the event is set."""
+        self.opened_in: list[WorkerId] = []
+        """The worker of each episode that was begun."""
         self._has_frames = has_frames
         self._plays: dict[SessionId, Play] = {}
 
@@ -76,8 +83,10 @@ class CounterImage(Translated):
         """See ``Upstream.ready``."""
         return 0
 
-    async def alive(self, worker: Worker, environment: Environment) -> None:
+    async def alive(self, worker: Worker, environment: Environment, *, busy_counts: bool = True) -> None:
         """See ``Upstream.alive``."""
+        self.asked["alive"] += 1
+        await self._awake(worker.id)
 
     async def tools(self, worker: Worker, environment: Environment) -> bytes:
         """See ``Upstream.tools``."""
@@ -111,6 +120,10 @@ class CounterImage(Translated):
         self.asked["about"] += 1
         return self.told
 
+    async def _awake(self, worker: WorkerId) -> None:
+        if (awake := self.asleep.get(worker)) is not None:
+            await awake.wait()
+
     def _split(self, name: str) -> Sequence[TaskSpec]:
         if name not in self.kept:
             raise UnknownSplit("Invalid split")
@@ -122,6 +135,10 @@ class CounterImage(Translated):
         """See ``Upstream.open``; refuses the sample ``nosuch``."""
         if setup.spec.get("sample_id") == "nosuch":
             raise InvalidRequest("sample not found: nosuch")
+        await self._awake(session.worker)
+        if setup.spec.get("on_open") == "gate":
+            await self.gate.wait()
+        self.opened_in.append(session.worker)
         self.setups.append(setup)
         self._plays[session.id] = Play(setup)
         self.tallies.begin(session)
@@ -129,6 +146,7 @@ class CounterImage(Translated):
 
     async def close(self, session: Session, environment: Environment, *, keeps: bool = False) -> Summary | None:
         """See ``Upstream.close``."""
+        await self._awake(session.worker)
         self._plays.pop(session.id, None)
         summary = await self.tallies.summary(session)
         self.forget(session)

@@ -14,6 +14,15 @@ from tests.faults.world import SCALE, World, environment_toml, running
 
 GATE = "gate"
 SLOTS = max(1, round(100 * SCALE))
+RIDDLES = environment_toml(
+    "riddles",
+    image="env-gateway-test/ors-sdk",
+    head={"upstream_name": "riddles"},
+    server={"port": 8080},
+    pool={"slots": 4, "min_workers": 2, "max_workers": 2},
+    limits={"memory_mib": 512},
+    timeouts={"setup_s": 120},
+)
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +97,34 @@ async def test_new_sessions_go_elsewhere_while_a_worker_is_frozen(world: World) 
         assert await counted(first) == 1
         await delete_all([first, *episodes])
     await at_rest(world)
+
+
+@pytest.mark.needs("third-party-images")
+async def test_new_sessions_go_elsewhere_while_a_third_party_worker_is_frozen_and_its_opening_goes_on() -> None:
+    with running(RIDDLES) as world:
+        await eventually(lambda: ready_workers(world, 2))
+        async with world.http() as http:
+            first, second = await opened(http, "riddles"), await opened(http, "riddles")
+            frozen, other = workers_of(await world.sessions(), [first, second])
+            container = world.container(frozen, role="server")
+            container.pause()
+            try:
+                caught = asyncio.create_task(
+                    opened(http, "riddles")
+                )  # of two that are used alike the older one is next
+                await until(lambda: f"worker_suspect environment=riddles worker={frozen}" in world.log)
+                episodes = [await opened(http, "riddles") for _ in range(3)]
+                elsewhere = workers_of(await world.sessions(), episodes)
+                was_caught = not caught.done()
+            finally:
+                container.unpause()
+
+            assert was_caught
+            assert elsewhere == [other] * 3
+            later = await caught
+            assert workers_of(await world.sessions(), [later]) == [frozen]
+            await eventually(lambda: ready_workers(world, 2))
+            await delete_all([first, second, later, *episodes])
 
 
 async def ready_workers(world: World, number: int) -> None:

@@ -30,6 +30,7 @@ SCALE = float(os.environ.get("FAULTS_SCALE", "1"))
 ENVIRONMENTS = Path(__file__).parent / "environments"
 IMAGE = "env-gateway/faults-unruly"
 WORKER_LABEL = "env-gateway.worker"
+ROLE_LABEL = "env-gateway.role"
 PREFIX = "{gateway}:"
 POOLS = 32
 LOG_SHOWN = 20_000
@@ -145,9 +146,10 @@ class World:
             ignore_removed=True, all=True, sparse=True, filters={"label": f"{INSTANCE_LABEL}={self.instance}"}
         )
 
-    def container(self, worker: str) -> Any:
-        """The container of *worker*."""
+    def container(self, worker: str, *, role: str = "") -> Any:
+        """The container of *worker*; of one of somebody else's image that in a *role*, ``server`` or ``forwarder``."""
         labels = [f"{INSTANCE_LABEL}={self.instance}", f"{WORKER_LABEL}={worker}"]
+        labels += [f"{ROLE_LABEL}={role}"] if role else []
         (container,) = self.engine.containers.list(all=True, ignore_removed=True, filters={"label": labels})
         return container
 

@@ -370,7 +370,7 @@ async def test_an_opening_asks_a_server_that_is_away_for_a_sign_of_life_and_open
     class Away(CounterImage):
         signs = 0
 
-        async def alive(self, worker: Worker, environment: Environment) -> None:
+        async def alive(self, worker: Worker, environment: Environment, *, busy_counts: bool = True) -> None:
             self.signs += 1
             if self.signs < 10:
                 raise UpstreamGone("no connection to the worker", sent=False)

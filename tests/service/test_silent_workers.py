@@ -6,9 +6,10 @@ import asyncio
 
 import pytest
 
-from gateway.core.model import SessionState, WorkerState, session_id
+from gateway.core.model import Protocol, Server, SessionState, WorkerState, session_id
 from tests.fakes.eventually import eventually, until
 from tests.fakes.workers import FakeWorker
+from tests.service.foreign_world import foreign, image
 from tests.service.stack import OWNER, Replica, Stack, environment, running
 from tests.service.wire import call, create, delete, result, under_way
 
@@ -140,3 +141,66 @@ async def test_a_trainer_that_hangs_up_while_its_worker_is_silent_leaves_nothing
         await gateway.eventually_used(1)
         await until(lambda: set(worker.sessions) == {session_id(OWNER, "before")})
         await gateway.eventually_waiting(0)
+
+
+# -- images of somebody else's -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", Protocol)
+async def test_an_opening_in_a_foreign_worker_that_is_silent_goes_on_and_others_go_elsewhere(
+    protocol: Protocol,
+) -> None:
+    async with foreign(image(protocol, slots=3, max_workers=2, min_workers=2)) as world:
+        gateway, asked = world.gateway, {"env_name": "image"}
+        await gateway.eventually_workers(2, "image", state=WorkerState.READY)
+        await create(world.http, sid="before", **asked)
+        [silent] = world.image.opened_in
+        awake = world.image.asleep[silent] = asyncio.Event()
+        await create(world.http, sid="elsewhere", **asked)  # to the one that is used less
+        async with under_way(create(world.http, sid="caught", **asked)) as [caught]:  # in its turn: to the silent one
+            await gateway.eventually_workers(1, "image", state=WorkerState.SUSPECT)
+            later = [await create(world.http, sid=f"later-{number}", **asked) for number in range(2)]
+
+            assert [answer.status_code for answer in later] == [200, 200]
+            assert world.image.opened_in.count(silent) == 1
+            assert not caught.done()
+            awake.set()
+
+            assert (await caught).status_code == 200
+        await gateway.eventually_workers(2, "image", state=WorkerState.READY)
+        assert world.image.opened_in[0] == world.image.opened_in[-1] == silent
+        assert len(world.image.opened_in) == 5, "no opening was repeated"
+
+
+async def test_a_foreign_worker_that_answers_while_it_opens_for_long_is_not_suspect() -> None:
+    async with foreign(image(Protocol.OPENENV, slots=2)) as world:
+        opening = create(world.http, env_name="image", on_open="gate")
+        async with under_way(opening) as [caught]:
+            await until(lambda: world.image.asked["alive"] > 2)
+            assert [entry.worker.state for entry in await world.gateway.workers("image")] == [WorkerState.READY]
+            assert not caught.done()
+            world.image.gate.set()
+
+            assert (await caught).status_code == 200
+
+
+async def test_a_silent_server_that_somebody_else_runs_is_asked_and_not_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gateway.silence.REPLACED_S", 0.0)
+    server = Server(url="http://127.0.0.1:9")
+    async with foreign(image(Protocol.ORS, slots=2, setup_s=1.0, close_s=0.1, server=server)) as world:
+        await create(world.http, sid="before", env_name="image")
+        [silent] = world.image.opened_in
+        await delete(world.http, sid="before")
+        awake = world.image.asleep[silent] = asyncio.Event()
+        failed = await create(world.http, env_name="image")
+        assert failed.status_code == 504
+        await world.gateway.eventually_used(0, "image")
+        asked = world.image.asked["alive"]
+        await until(lambda: world.image.asked["alive"] > asked + 1)
+
+        awake.set()
+
+        assert (await create(world.http, env_name="image")).status_code == 200
+        assert set(world.image.opened_in) == {silent}

@@ -359,6 +359,9 @@ async def test_a_busy_server_that_is_silent_is_alive() -> None:
         call = asyncio.ensure_future(act(upstream, replace(session, handle="mathenv")))
         await until(lambda: script.asked("/call"))
         await upstream.alive(worker, MATH)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await upstream.alive(worker, MATH, busy_counts=False)
         assert not call.done()
         call.cancel()
 

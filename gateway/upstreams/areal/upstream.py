@@ -124,7 +124,7 @@ class ArealUpstream(Translated):
             else:
                 return 0
 
-    async def alive(self, worker: Worker, environment: Environment) -> None:
+    async def alive(self, worker: Worker, environment: Environment, *, busy_counts: bool = True) -> None:
         """Return if the server calls itself healthy and tells of its task."""
         await self._check(worker, environment)
 

@@ -120,12 +120,12 @@ class OpenEnvUpstream(Translated):
         """Return when a socket gets a reply; with ``pool.learns_slots`` the sessions that the server holds at once."""
         return await self._trials.ready(worker, environment)
 
-    async def alive(self, worker: Worker, environment: Environment) -> None:
+    async def alive(self, worker: Worker, environment: Environment, *, busy_counts: bool = True) -> None:
         """Return if the server answers; no socket is opened, which would take a place.
 
-        One that works on a request from here is not asked: its environment may block whatever else it is to answer.
+        With *busy_counts* one that works on a request from here is not asked.
         """
-        if self._holding.is_busy(worker.id):
+        if busy_counts and self._holding.is_busy(worker.id):
             return
         await self._trials.alive(worker, environment)
 

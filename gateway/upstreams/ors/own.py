@@ -109,7 +109,7 @@ class OrsUpstream:
                 raise UpstreamError(f"worker {worker.id} serves {names!r}, not {environment.worker_name!r}")
             return 0
 
-    async def alive(self, worker: Worker, environment: Environment) -> None:
+    async def alive(self, worker: Worker, environment: Environment, *, busy_counts: bool = True) -> None:
         """Return if the worker answers."""
         await self.ready(worker, environment)
 

@@ -134,9 +134,9 @@ class StockOrsUpstream(Translated):
         (await self._flavours.of(*place)).named(environment)
         return True
 
-    async def alive(self, worker: Worker, environment: Environment) -> None:
-        """Return if the server answers; one in which a call runs that blocks it is alive too."""
-        is_busy = bool(self.calls.busy(worker.id))
+    async def alive(self, worker: Worker, environment: Environment, *, busy_counts: bool = True) -> None:
+        """Return if the server answers; with *busy_counts* one in which a call runs that blocks it is alive too."""
+        is_busy = busy_counts and bool(self.calls.busy(worker.id))
         silence_s = BUSY_ANSWER_S if is_busy else READY_ANSWER_S
         try:
             answer = await self._link.ask(worker.id, worker.address, b"/list_environments", silence_s=silence_s)

@@ -2,13 +2,14 @@
 
 from .errors import SandboxError
 from .layers import Layer
-from .missing import lacks_program, missing_programs
+from .missing import TELLING, lacks_program, missing_programs
 from .sandbox import Sandbox
 from .sandboxes import Sandboxes
 from .terminal import Terminal
 from .values import Box, Completed, Judged, Limits
 
 __all__ = [
+    "TELLING",
     "Box",
     "Completed",
     "Judged",

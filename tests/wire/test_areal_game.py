@@ -1,0 +1,40 @@
+"""A game over AReaL's API with observations as objects: an agent that reads nothing else sees the board."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.wire.areal_client import ArealClient
+from tests.wire.catalog import EMBEDDED, PROJECT, serving
+
+pytestmark = pytest.mark.wire
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[ArealClient]:
+    folder = tmp_path / "env_images" / "game"
+    folder.mkdir(parents=True)
+    for path in (PROJECT / "env_images" / "game").iterdir():
+        if path.name != "environment.toml":
+            (folder / path.name).symlink_to(path)
+    (tmp_path / "tasks").symlink_to(PROJECT / "tasks")
+    told = (PROJECT / "env_images" / "game" / "environment.toml").read_text("utf-8")
+    shown = told.replace("[areal]\n", '[areal]\nobservation_type = "json"\n')
+    assert shown != told
+    (folder / "environment.toml").write_text(shown, "utf-8")
+    with serving(EMBEDDED, "game", GATEWAY_CATALOG_DIR=str(folder.parent)) as gateway:
+        yield ArealClient(gateway.url)
+
+
+async def test_a_step_with_an_object_as_observation_shows_the_board(client: ArealClient) -> None:
+    episode = (await client.start("train-grid-1-01"))["episode_id"]
+
+    observation = (await client.tool(episode, "act", message="[right]"))["observation"]
+    await client.cancel(episode)
+
+    assert observation["type"] == "json"
+    assert observation["content"]["turn"] == 1
+    assert "#..@.\n..#..\n.#...\n..G..\n" in observation["content"]["text"]

@@ -34,7 +34,7 @@ BODY_LEAST_S: Final = 60.0
 """How long a body may take however small it is."""
 BODY_RATE: Final = 32 * 1024
 """Bytes a second that a body must come with on the whole, once it takes longer: 256 kbit/s, which the slowest line of
-an honest client has. The largest body by default, 32 MiB, has 18 minutes; one that drips a byte now and then has one."""
+an honest client has. The largest body by default, 32 MiB, has 18 minutes; one that drips bytes has one."""
 KEEP_ALIVE_S: Final = 75
 """Of idle client connections: the reference servers keep theirs 60 s, the SDKs drop theirs after 15."""
 BACKLOG: Final = 4096

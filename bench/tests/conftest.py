@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+import tests.conftest  # noqa: F401  # its profile of Hypothesis
+
 
 @pytest.fixture(autouse=True)
 def frozen() -> Iterator[None]:

@@ -292,7 +292,7 @@ CLUSTERS = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(work=WORKS, cluster=CLUSTERS, times=st.floats(1, 20))
 def test_more_sessions_use_no_part_less(work: Workload, cluster: Cluster, times: float) -> None:
     less = model.uses(FIGURES, work, cluster)
@@ -302,7 +302,7 @@ def test_more_sessions_use_no_part_less(work: Workload, cluster: Cluster, times:
         assert other.utilisation >= one.utilisation * (1 - 1e-9), one.name
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(work=WORKS, cluster=CLUSTERS, times=st.integers(1, 20))
 def test_more_replicas_make_each_of_them_less_busy_with_what_they_share(
     work: Workload, cluster: Cluster, times: int
@@ -314,7 +314,7 @@ def test_more_replicas_make_each_of_them_less_busy_with_what_they_share(
     assert model.redis_cpu(FIGURES, work, more) >= model.redis_cpu(FIGURES, work, cluster) * (1 - 1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(work=WORKS, cluster=CLUSTERS, times=st.integers(1, 20))
 def test_more_machines_start_workers_no_more_slowly(work: Workload, cluster: Cluster, times: int) -> None:
     more = replace(cluster, machines=cluster.machines * times)

@@ -27,9 +27,7 @@ pytest_plugins = ["tests.contract.store_fixtures"]
 
 T = TypeVar("T")
 
-CHANCE = settings(
-    deadline=None, derandomize=os.environ.get("CI") == "true", suppress_health_check=list(HealthCheck), database=None
-)
+CHANCE = settings(derandomize=os.environ.get("CI") == "true", suppress_health_check=list(HealthCheck), database=None)
 MAX_RECORDS = 5
 TASKS = [f"t{n}" for n in range(7)]
 

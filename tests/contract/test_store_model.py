@@ -696,7 +696,6 @@ def walk(machine: type[StoreMachine], *, examples: int, steps: int) -> None:
         settings=settings(
             max_examples=examples,
             stateful_step_count=steps,
-            deadline=None,
             derandomize=os.environ.get("CI") == "true",
             suppress_health_check=list(HealthCheck),
         ),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.tasks.importing import scripted
@@ -147,7 +147,6 @@ VALUES: st.SearchStrategy[object] = st.sampled_from(["x", "", " ", 7, None, True
 KEYS = ("task_id", "prompt", "text", "entry_point", "test", "test_list", "test_imports", "test_setup_code")
 
 
-@settings(deadline=None)
 @given(changes=st.dictionaries(st.sampled_from(KEYS), VALUES))
 @pytest.mark.parametrize(("reader", "row"), [(humaneval_of, HUMANEVAL), (mbpp_of, MBPP)], ids=["humaneval", "mbpp"])
 def test_whatever_an_importer_takes_the_environment_takes(

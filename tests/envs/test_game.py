@@ -100,7 +100,7 @@ def test_a_level_that_cannot_be_played_is_refused_with_its_place(level: object, 
     assert said in str(refused.value)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     width=st.integers(7, 12),
     height=st.integers(4, 10),
@@ -277,7 +277,7 @@ def test_nothing_that_asks_for_a_download_or_a_network_is_loaded() -> None:
     assert "textarena.core" in loaded
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_no_message_breaks_a_game(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(titles.TITLES)))

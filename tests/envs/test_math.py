@@ -258,13 +258,13 @@ def test_a_hostile_answer_ends_in_a_score_below_1_for_every_family(answer: str) 
 
 
 @given(answer=st.text(max_size=2_500), task=st.sampled_from(ALL))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_any_text_gets_a_score_between_0_and_1(answer: str, task: dict[str, Any]) -> None:
     assert 0.0 <= score(task, answer) <= 1.0
 
 
 @given(answer=st.from_regex(r"[-+ij0-9eE./,:×\[\]\" a-z]{1,60}", fullmatch=True), task=st.sampled_from(ALL))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_any_text_like_a_number_gets_a_score_between_0_and_1(answer: str, task: dict[str, Any]) -> None:
     assert 0.0 <= score(task, answer) <= 1.0
 

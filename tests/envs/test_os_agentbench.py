@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.tasks.importing import agentbench_items
@@ -179,7 +179,6 @@ ITEMS = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None)
 @given(item=ITEMS)
 def test_whatever_the_importer_takes_the_environment_takes(item: dict[str, Any]) -> None:
     try:

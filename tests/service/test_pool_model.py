@@ -235,7 +235,6 @@ def walks(examples: int, steps: int = 30) -> settings:
     return settings(
         max_examples=max(1, round(examples * SCALE)),
         stateful_step_count=steps,
-        deadline=None,
         derandomize=os.environ.get("CI") == "true",
         suppress_health_check=list(HealthCheck),
         phases=[Phase.explicit, Phase.generate],  # each shorter walk that fails would wait for its deadline, too

@@ -191,7 +191,7 @@ workers = st.builds(
 )
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a loaded machine is
+@settings(suppress_health_check=[HealthCheck.too_slow])  # a loaded machine is
 @given(
     has=st.builds(
         lambda some, waiting: load(*some, waiting=waiting), st.lists(workers, max_size=8), st.integers(0, 50)

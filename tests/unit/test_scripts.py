@@ -6,7 +6,8 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -309,13 +310,19 @@ def test_the_addresses_of_the_lab_that_are_printed_are_those_that_it_gives(tmp_p
     assert set(re.findall(rf"{re.escape(net)}\.\d+", page)) == {first}
 
 
+@pytest.fixture
+def machine() -> Iterator[Path]:
+    """The folder of a lab's machines; paths of sockets in it are bounded, so it is not one of pytest's."""
+    with tempfile.TemporaryDirectory(prefix="eg-") as folder:
+        yield Path(folder)
+
+
 class LabScript:
     """A checkout with the script of the lab, on a machine whose engines are programs that say yes."""
 
     def __init__(self, folder: Path, machine: Path) -> None:
         self.folder = folder
         self._machine = machine
-        machine.mkdir(exist_ok=True)
         (folder / "scripts").mkdir(parents=True)
         text = (PROJECT / "scripts" / "swarm-lab").read_text()
         assert "/var/lib/swarm-lab/" in text
@@ -355,9 +362,11 @@ class LabScript:
 COMMANDS = [("up",), ("down",), ("kill", "node1"), ("start", "node1")]
 
 
-def test_a_lab_of_a_checkout_is_left_alone_by_others_until_it_is_down_or_the_checkout_is_gone(tmp_path: Path) -> None:
-    one, two = (LabScript(tmp_path / name, tmp_path / "machine") for name in ("one", "two"))
-    disk = tmp_path / "machine" / "swl" / "node1"
+def test_a_lab_of_a_checkout_is_left_alone_by_others_until_it_is_down_or_the_checkout_is_gone(
+    tmp_path: Path, machine: Path
+) -> None:
+    one, two = (LabScript(tmp_path / name, machine) for name in ("one", "two"))
+    disk = machine / "swl" / "node1"
     assert one.run("up").returncode == 0
 
     for command in COMMANDS:
@@ -373,9 +382,8 @@ def test_a_lab_of_a_checkout_is_left_alone_by_others_until_it_is_down_or_the_che
     assert not disk.exists()
 
 
-def test_a_lab_of_a_process_is_left_alone_by_others_as_long_as_that_lives(tmp_path: Path) -> None:
-    one, two = (LabScript(tmp_path / name, tmp_path / "machine") for name in ("one", "two"))
-    machine = tmp_path / "machine"
+def test_a_lab_of_a_process_is_left_alone_by_others_as_long_as_that_lives(tmp_path: Path, machine: Path) -> None:
+    one, two = (LabScript(tmp_path / name, machine) for name in ("one", "two"))
     with (machine / "swl.lock").open("a") as lock:
         assert one.run("up", lock=lock).returncode == 0
 
@@ -392,11 +400,11 @@ def test_a_lab_of_a_process_is_left_alone_by_others_as_long_as_that_lives(tmp_pa
     assert not (machine / "swl").exists()
 
 
-def test_a_descriptor_of_anything_else_is_no_lock(tmp_path: Path) -> None:
-    script = LabScript(tmp_path / "one", tmp_path / "machine")
+def test_a_descriptor_of_anything_else_is_no_lock(tmp_path: Path, machine: Path) -> None:
+    script = LabScript(tmp_path / "one", machine)
 
     with (tmp_path / "another").open("a") as another:
         refused = script.run("down", lock=another)
 
     assert refused.returncode == 1
-    assert f"not the number of a descriptor of {tmp_path}/machine/swl.lock" in refused.stderr
+    assert f"not the number of a descriptor of {machine}/swl.lock" in refused.stderr

@@ -70,7 +70,7 @@ def test_renewing_and_replacing_keys_for_ever_takes_no_more_room() -> None:
     assert len(popped(deadlines, 2e6)) == 10
 
 
-@settings(deadline=None, derandomize=os.environ.get("CI") == "true")
+@settings(derandomize=os.environ.get("CI") == "true")
 @given(
     st.lists(
         st.one_of(

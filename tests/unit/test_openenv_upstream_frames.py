@@ -12,7 +12,7 @@ from gateway.core.model import Action, ImageBlock, StepResult, Summary, TextBloc
 from gateway.upstreams.openenv import codec
 from gateway.upstreams.openenv.codec import Handle, read_handle
 from gateway.upstreams.openenv.results import first_blocks, step_result
-from gateway.upstreams.openenv.wire import PARSED_MAX_BYTES, Fault, fault_of, kind_of, outcome_of
+from gateway.upstreams.openenv.wire import PARSED_MAX_BYTES, Fault, acts, failure_of, fault_of, kind_of, outcome_of
 
 
 def observed(observation: Any, **more: Any) -> bytes:
@@ -89,6 +89,99 @@ def test_reward_and_end_are_read_off_the_reply(reply: bytes, outcome: tuple[floa
 def test_an_error_frame_is_read(data: Any, fault: Fault) -> None:
     assert fault_of(json.dumps({"type": "error", "data": data}).encode()) == fault
     assert fault_of(observed({})) is None
+
+
+@pytest.mark.parametrize(
+    ("frame", "does"),
+    [
+        ({"type": "step", "data": {"op": "inc"}}, True),
+        ({"type": "step", "data": {"type": "list_tools"}}, False),
+        ({"type": "state"}, False),
+        ({"type": "mcp", "data": {"method": "tools/call", "params": {"name": "t"}}}, True),
+        ({"type": "mcp", "data": {"params": {"arguments": {"method": "tools/call"}}, "method": "tools/list"}}, False),
+        ({"type": "mcp", "data": {"method": "tools/call", "params": {"text": "x" * PARSED_MAX_BYTES}}}, True),
+        ({"type": "mcp", "data": 7}, False),
+    ],
+)
+def test_steps_and_tool_calls_act(frame: Any, does: bool) -> None:
+    assert acts(json.dumps(frame).encode()) is does
+
+
+def rpc(**answer: Any) -> bytes:
+    return json.dumps({"type": "mcp", "data": {"jsonrpc": "2.0", "id": 1, **answer}}).encode()
+
+
+def rpc_error(message: str, code: int = -32603) -> bytes:
+    return rpc(error={"code": code, "message": message, "data": None})
+
+
+@pytest.mark.parametrize(
+    ("reply", "failure"),
+    [
+        pytest.param(rpc_error("Error calling tool 't': 'toop'"), "Error calling tool 't': 'toop'", id="an exception"),
+        pytest.param(rpc_error("Error calling tool 't'"), "Error calling tool 't'", id="one whose details are hidden"),
+        pytest.param(rpc_error("said by its author"), "said by its author", id="an author's own words"),
+        pytest.param(
+            rpc_error("Error calling tool 't': no invalid argument"),
+            "Error calling tool 't': no invalid argument",
+            id="words that servers guess by",
+        ),
+        pytest.param(
+            rpc_error("1 validation error for M\nn"), "1 validation error for M\nn", id="the author's own model"
+        ),
+        pytest.param(rpc_error("Unknown tool: 'nope'"), "", id="an unknown tool"),
+        pytest.param(rpc_error("Tool not found: nope", -32602), "", id="an unknown tool, by its code"),
+        pytest.param(
+            rpc_error("1 validation error for call[t]\na\n  Missing required argument"), "", id="invalid arguments"
+        ),
+        pytest.param(
+            rpc_error("Error calling tool 't': 2 validation errors for call[t]"), "", id="those of old releases"
+        ),
+        pytest.param(rpc_error("Environment does not support MCP"), "", id="no tools at all"),
+        pytest.param(rpc_error("Method not found: x", -32601), "", id="another method"),
+        pytest.param(rpc(result={"content": [{"type": "text", "text": "no"}], "is_error": True}), "no", id="a result"),
+        pytest.param(rpc(result={"content": [], "isError": True}), "the tool failed", id="a result without a text"),
+        pytest.param(rpc(result={"content": [], "is_error": False}), "", id="a good result"),
+        pytest.param(rpc(result={"error": {"message": "the data's own"}}), "", id="a tool's own data"),
+        pytest.param(
+            rpc(result={"tool_name": "t", "result": None, "error": {"error_type": "execution_error", "message": "no"}}),
+            "no",
+            id="a result of a tool that is a step",
+        ),
+        pytest.param(rpc(), "", id="neither"),
+        pytest.param(
+            observed(
+                {
+                    "tool_name": "t",
+                    "error": {"error_type": "execution_error", "message": "1 validation error for call[t]"},
+                }
+            ),
+            "",
+            id="a step with invalid arguments that its server takes for an exception",
+        ),
+        pytest.param(
+            observed(
+                {
+                    "tool_name": "t",
+                    "error": {"error_type": "invalid_args", "message": "Error calling tool 't': invalid"},
+                }
+            ),
+            "Error calling tool 't': invalid",
+            id="a step with an exception that its server takes for invalid arguments",
+        ),
+        pytest.param(
+            observed({"tool_name": "t", "error": {"error_type": "execution_error", "message": "no"}}, done=True),
+            "",
+            id="a step that ends the episode",
+        ),
+        pytest.param(b'{"type":"error","data":{"message":"no","code":"EXECUTION_ERROR"}}', "no", id="a failed step"),
+        pytest.param(b'{"type":"error","data":{"message":"no","code":"VALIDATION_ERROR"}}', "", id="a malformed step"),
+    ],
+)
+def test_an_exception_of_the_environments_code_is_told_from_what_its_caller_did_wrong(
+    reply: bytes, failure: str
+) -> None:
+    assert failure_of(reply) == failure
 
 
 # -- results ----------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 from gateway.core.addresses import Kind, parse_address
 from gateway.core.errors import (
+    AuthorFault,
     InvalidRequest,
     SessionNotFound,
     UpstreamError,
@@ -120,6 +121,8 @@ class Episodes:
             capacity = error.data.get("max_sessions")
             if error.rpc_code == REFUSED and isinstance(capacity, int):
                 raise WorkerFull(error.detail, capacity=max(0, capacity)) from error
+            if error.rpc_code == REFUSED and "factory_name" in error.data:
+                raise _not_made(error.detail) from error
             raise
         if not isinstance(sid := result.get("session_id"), str) or not sid:
             raise UpstreamError("the server made a session without an id")
@@ -351,8 +354,12 @@ async def _first_reply(line: Line, sid: str, frame: bytes) -> bytes:
     if fault.code == FAILED:
         raise author_fault(f"the reset failed: {fault.message}", "reset")
     if fault.code == FACTORY:
-        raise author_fault(f"the server can't make an environment: {fault.message}", "constructor")
+        raise _not_made(fault.message)
     raise UpstreamError(f"the reset failed: {fault.message} ({fault.code})")
+
+
+def _not_made(message: str) -> AuthorFault:
+    return author_fault(f"the server can't make an environment: {message}", "constructor")
 
 
 async def _known(sid: str) -> str:

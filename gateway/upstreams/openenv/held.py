@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Final
 
 from gateway.core.errors import SessionNotFound
 from gateway.core.faults import FaultKind
 from gateway.core.model import Environment, Session, Summary
 from gateway.upstreams.openenv.http import Place
 from gateway.upstreams.openenv.socket import Line
-from gateway.upstreams.openenv.wire import FAILED, failed_tool, fault_of, kind_of, outcome_of
-
-_LISTS: Final = b'"list_tools"'
-_LISTS_MAX_BYTES: Final = 256
+from gateway.upstreams.openenv.wire import acts, failure_of, kind_of, outcome_of
 
 
 class Held:
@@ -72,17 +68,21 @@ class Held:
             raise SessionNotFound(self.session.name)
 
     def note(self, frame: bytes, reply: bytes) -> None:
-        """Count what came of a step; a malformed one is none."""
-        if kind_of(frame) != "step" or (len(frame) <= _LISTS_MAX_BYTES and _LISTS in frame):
+        """Count what came of an action; a malformed one is none.
+
+        A tool call by JSON-RPC is no step, as in the servers: its reply has no word for a reward.
+        """
+        if not acts(frame):
             return
-        kind = kind_of(reply)
+        kind, failed = kind_of(reply), failure_of(reply)
         if kind == "observation":
             reward, finished = outcome_of(reply)
             self.steps += 1
             self._reward += reward or 0.0
             self._is_rewarded = self._is_rewarded or reward is not None
             self._finished = self._finished or finished
-            self._fault = FaultKind.AUTHOR if failed_tool(reply) else None
-        elif kind == "error" and (fault := fault_of(reply)) is not None:
-            self._fault = FaultKind.AUTHOR if fault.code == FAILED else None
-            self.steps += fault.code == FAILED
+        elif kind == "error":
+            self.steps += bool(failed)
+        elif kind != "mcp":
+            return
+        self._fault = FaultKind.AUTHOR if failed else None

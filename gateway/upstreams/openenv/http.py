@@ -20,7 +20,6 @@ KNOWN_MAX: Final = 4096
 UNKNOWN_SESSION: Final = -32602
 INITIALISING: Final = -32600
 REFUSED: Final = -32000
-INTERNAL: Final = -32603
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,10 @@ from gateway.core.model import TOOL_FAILED, Block, ImageBlock, StepResult, TextB
 from gateway.upstreams.openenv.wire import (
     FAILED,
     INVALID,
-    NOT_RUN,
+    INVALID_INPUT,
     SESSION,
     Fault,
+    failed_tool,
     fault_of,
     observation_of,
     reward_of,
@@ -62,7 +63,7 @@ def step_result(reply: bytes) -> StepResult:
 
 def _failed(fault: Fault) -> StepResult:
     if fault.code == INVALID:
-        return StepResult(error=fault.message, reason="input_validation")
+        return StepResult(error=fault.message, reason=INVALID_INPUT)
     if fault.code == FAILED:
         return StepResult(error=fault.message, reason=TOOL_FAILED)
     if fault.code == SESSION:
@@ -83,16 +84,11 @@ def _split(data: Mapping[str, Any]) -> tuple[dict[str, Any], Mapping[str, Any] |
 def _tool_result(
     observation: dict[str, Any], metadata: Mapping[str, Any] | None, reward: float | None, finished: bool
 ) -> StepResult:
-    error, result = observation.get("error"), observation.get("result")
-    is_mapping = isinstance(result, Mapping)
-    if isinstance(error, Mapping):
-        message, reason = str(error.get("message") or "the tool failed"), str(error.get("error_type", ""))
-        reason = NOT_RUN.get(reason, TOOL_FAILED)
-    elif is_mapping and result.get("is_error") is True:  # type: ignore[union-attr]  # is_mapping says so
-        message, reason = _text_of(list(_content(result))) or "the tool failed", TOOL_FAILED
-    else:
-        blocks = tuple(_content(result))
+    failed = failed_tool(observation)
+    if failed is None:
+        blocks = tuple(_content(observation.get("result")))
         return StepResult(blocks=blocks, reward=reward, finished=finished, metadata=metadata, data=observation)
+    message, reason = failed
     if finished or reward is not None:
         # A failure that is rewarded, or ends the episode, must not lose that: an error has neither.
         return StepResult(
@@ -134,10 +130,6 @@ def _images(value: Any) -> Iterator[ImageBlock]:
     for item in value if isinstance(value, list) else ():
         if isinstance(item, Mapping) and isinstance(item.get("data"), str) and isinstance(item.get("mime_type"), str):
             yield ImageBlock(item["data"], item["mime_type"])
-
-
-def _text_of(blocks: list[Block]) -> str:
-    return "\n".join(block.text for block in blocks if isinstance(block, TextBlock))
 
 
 def _json(value: Any) -> str:

@@ -66,7 +66,7 @@ from gateway.upstreams.openenv.results import first_blocks, step_result
 from gateway.upstreams.openenv.socket import Sockets
 from gateway.upstreams.openenv.tasks import Tasks
 from gateway.upstreams.openenv.trials import Trials
-from gateway.upstreams.openenv.wire import FAILED, check_reward, compact, failed_tool, fault_of, kind_of, parse
+from gateway.upstreams.openenv.wire import acts, check_reward, compact, failure_of, kind_of, parse
 
 T = TypeVar("T")
 
@@ -351,16 +351,11 @@ class OpenEnvUpstream(Translated):
 
 
 def _with_faults(message: bytes, reply: bytes) -> bytes:
-    """*reply* to the frame *message*, with what it tells of a step that failed in the environment's code."""
-    if not message or kind_of(message, parsed_max=len(message)) != "step":
-        return reply
-    failed = failed_tool(reply)
-    if kind_of(reply) == "error" and (fault := fault_of(reply)) is not None and fault.code == FAILED:
-        failed = fault.message
-    if not failed:
+    """*reply* to the frame *message*, with what it tells of an action that failed in the environment's code."""
+    if not message or not acts(message) or not (failed := failure_of(reply)):
         return reply
     told = FaultReply(reply)
-    told.faults = faults(failed, "step")
+    told.faults = faults(failed, "step" if kind_of(reply) != "mcp" else "tools/call")
     return told
 
 

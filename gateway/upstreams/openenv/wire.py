@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 from gateway.core.errors import UpstreamError
+from gateway.core.model import TOOL_FAILED
 from gateway.upstreams.calling.faults import author_fault
 
 CLOSE: Final = b'{"type":"close"}'
@@ -26,6 +27,10 @@ FAILED: Final = "EXECUTION_ERROR"
 FULL: Final = "CAPACITY_REACHED"
 FACTORY: Final = "FACTORY_ERROR"
 SESSION: Final = "SESSION_ERROR"
+INTERNAL: Final = -32603
+"""The code of JSON-RPC errors that servers answer to whatever raised an exception, unknown tools among it."""
+NOT_FOUND: Final = "not_found"
+INVALID_INPUT: Final = "input_validation"
 
 _HEAD: Final = re.compile(rb'\s*\{\s*"type"\s*:\s*"([A-Za-z_]{1,32})"')
 # Two braces at the very end: these are keys of "data" itself, never of something inside the observation.
@@ -35,8 +40,15 @@ _TAIL: Final = re.compile(
 )
 _TAIL_BYTES: Final = 256
 _NO_NUMBER: Final = re.compile(rb'"reward"\s*:\s*(NaN|-?Infinity)\s*,\s*"done"\s*:\s*(?:true|false)\s*\}\s*\}\s*$')
-NOT_RUN: Final = {"tool_not_found": "not_found", "invalid_args": "input_validation"}
+_NOT_RUN: Final = {"tool_not_found": NOT_FOUND, "invalid_args": INVALID_INPUT}
 """Types of a tool's error for which it was not run, and our reasons for them."""
+# Servers guess the type from single words of the message, so FastMCP's own messages go first.
+_SAID_NOT_FOUND: Final = re.compile(r"unknown tool\b|tool not found\b|tool '[^']*' (?:not found|not available)", re.I)
+_SAID_INVALID: Final = re.compile(r"\bvalidation errors? for call\[|^input validation error\b", re.I)
+_SAID_RAISED: Final = "Error calling tool "
+_NO_MCP: Final = ("Environment does not support MCP", "MCP server not available")
+_LISTS: Final = b'"list_tools"'
+_LISTS_MAX_BYTES: Final = 256
 
 
 class NotFinite(ValueError):
@@ -115,17 +127,102 @@ def _explained(message: str, errors: list[Any]) -> str:
     return f"{message}: {told}" if told else message
 
 
-def failed_tool(reply: bytes) -> str:
-    """What an observation says of a tool that raised an exception; empty: none did, or it can't be read cheaply."""
-    if b'"error_type"' not in reply or len(reply) > PARSED_MAX_BYTES:
+def acts(frame: bytes) -> bool:
+    """Whether a request acts in the environment: a step that does not list tools, or a tool call by JSON-RPC."""
+    kind = kind_of(frame)
+    if kind == "mcp":
+        return _is_tool_call(frame)
+    return kind == "step" and not (len(frame) <= _LISTS_MAX_BYTES and _LISTS in frame)
+
+
+def _is_tool_call(frame: bytes) -> bool:
+    if len(frame) > PARSED_MAX_BYTES:
+        return True  # no other request is that large
+    try:
+        return bool(parse(frame)["data"]["method"] == "tools/call")
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+def failure_of(reply: bytes) -> str:
+    """What a reply to an action says of an exception of the environment's code; empty: there was none.
+
+    A reply that is too large to be read cheaply tells of none.
+    """
+    kind = kind_of(reply)
+    if kind == "observation":
+        return _failure_in_observation(reply)
+    if kind == "mcp":
+        return _failure_in_rpc(reply)
+    if kind == "error" and (fault := fault_of(reply)) is not None and fault.code == FAILED:
+        return fault.message
+    return ""
+
+
+def failed_tool(result: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Message and reason of a failed tool call, in the form in which a step answers it; None if it did not fail.
+
+    The reason is ``TOOL_FAILED`` where the tool's code raised an exception.
+    """
+    error, output = result.get("error"), result.get("result")
+    if isinstance(error, Mapping):
+        message = str(error.get("message") or "the tool failed")
+        return message, _reason(message, str(error.get("error_type", "")))
+    return _failed_output(output)
+
+
+def _failed_call(result: object) -> tuple[str, str] | None:
+    """As `failed_tool`, for what may be something else than a tool call's observation."""
+    return failed_tool(result) if isinstance(result, Mapping) and "tool_name" in result else None
+
+
+def _failed_output(output: object) -> tuple[str, str] | None:
+    if not isinstance(output, Mapping) or output.get("is_error", output.get("isError")) is not True:
+        return None
+    content = output.get("content")
+    texts = [item.get("text") for item in content if isinstance(item, Mapping)] if isinstance(content, list) else []
+    message = "\n".join(text for text in texts if isinstance(text, str)) or "the tool failed"
+    return message, _reason(message, "")
+
+
+def _reason(message: str, error_type: str) -> str:
+    if _SAID_INVALID.search(message):  # first: FastMCP before 2.10 wraps it in the words for an exception
+        return INVALID_INPUT
+    if _SAID_NOT_FOUND.match(message):
+        return NOT_FOUND
+    return TOOL_FAILED if message.startswith(_SAID_RAISED) else _NOT_RUN.get(error_type, TOOL_FAILED)
+
+
+def _failure_in_observation(reply: bytes) -> str:
+    if not (b'"error_type"' in reply or b'"is_error"' in reply) or len(reply) > PARSED_MAX_BYTES:
         return ""
     try:
         data = observation_of(reply)
-        error = data["observation"]["error"]
-        is_tools = error["error_type"] not in NOT_RUN and data.get("reward") is None and data.get("done") is not True
-        return str(error.get("message") or "the tool failed") if is_tools else ""
+        if data.get("reward") is not None or data.get("done") is True:
+            return ""  # the environment judged the failure
+        return _raised(_failed_call(data["observation"]))
     except (UpstreamError, KeyError, TypeError, AttributeError):
         return ""
+
+
+def _failure_in_rpc(reply: bytes) -> str:
+    if len(reply) > PARSED_MAX_BYTES:
+        return ""
+    try:
+        data = parse(reply)["data"]
+        error = data.get("error")
+        if not isinstance(error, Mapping):
+            return _raised(_failed_call(data["result"]) or _failed_output(data["result"]))
+        message = str(error.get("message") or "the tool failed")
+        if error.get("code") != INTERNAL or message.startswith(_NO_MCP):
+            return ""
+        return _raised((message, _reason(message, "")))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return ""
+
+
+def _raised(failed: tuple[str, str] | None) -> str:
+    return failed[0] if failed is not None and failed[1] == TOOL_FAILED else ""
 
 
 def check_reward(reply: bytes) -> None:

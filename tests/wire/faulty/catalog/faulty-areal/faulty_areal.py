@@ -1,5 +1,6 @@
 """As ``faulty``, on a task server for AReaL that leaves exceptions to its framework, as most do."""
 
+import json
 import sys
 import uuid
 from typing import Any
@@ -7,11 +8,13 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 EPISODES: dict[str, str] = {}
 """What fails in each."""
+REWARDS = {"reward": float("nan"), "infinite reward": float("inf")}
+"""What the step gives, which ends the episode; any other step raises ``KeyError``."""
 
 
 async def info(request: Request) -> JSONResponse:
@@ -29,12 +32,11 @@ async def start(request: Request) -> JSONResponse:
     return JSONResponse({"episode_id": episode, "observation": seen, "info": {}, "reward": 0.0, "done": False})
 
 
-async def step(request: Request) -> JSONResponse:
+async def step(request: Request) -> Response:
     episode = (await request.json())["episode_id"]
-    if EPISODES[episode] != "reward":
-        raise KeyError("toop")
+    reward = REWARDS[EPISODES[episode]]
     last: dict[str, Any] = {"episode_id": episode, "observation": None, "done": True, "info": {}}
-    return JSONResponse({**last, "reward": float("nan")})  # which this class refuses to write
+    return Response(json.dumps({**last, "reward": reward}), media_type="application/json")  # NaN and Infinity, too
 
 
 async def cancel(request: Request) -> JSONResponse:

@@ -26,9 +26,14 @@ class TextObservation(Observation):  # type: ignore[misc]
 
 class FaultyEnvironment(Environment):  # type: ignore[misc]
     SUPPORTS_CONCURRENT_SESSIONS = True
+    fails_next = False
+    """Whether the next constructor fails: it knows no task, so the reset before it decides."""
 
     def __init__(self) -> None:
         super().__init__()
+        if FaultyEnvironment.fails_next:
+            FaultyEnvironment.fails_next = False
+            raise KeyError("toop")
         self._state = State(episode_id=None, step_count=0)
         self._rewards: list[float | None] | None = None
 
@@ -37,6 +42,7 @@ class FaultyEnvironment(Environment):  # type: ignore[misc]
     ) -> TextObservation:
         self._state = State(episode_id=episode_id or str(uuid.uuid4()), step_count=0)
         self._rewards = list(REWARDS[fails]) if fails in REWARDS else None
+        FaultyEnvironment.fails_next = fails == "next constructor"
         if fails == "reset":
             raise KeyError("toop")
         return TextObservation(text="Answer.")

@@ -1,10 +1,16 @@
-"""As ``faulty``, as users of ``ors-sdk`` write it: an exception is all that a server of theirs can tell."""
+"""As ``faulty``, as users of ``ors-sdk`` write it: an exception is all that a server of theirs can tell.
 
+The second argument names the package: ``ors``, or ``openreward.environments``, which has the same classes.
+"""
+
+import importlib
 import sys
 from typing import Any
 
-from ors import Environment, Server, Split, TextBlock, ToolOutput, tool
 from pydantic import BaseModel
+
+sdk: Any = importlib.import_module(sys.argv[2] if sys.argv[2:] else "ors")
+Split, TextBlock, ToolOutput = sdk.Split, sdk.TextBlock, sdk.ToolOutput
 
 REWARDS: dict[str, list[float | None]] = {
     "reward": [float("nan")],  # which this class takes, and their server writes as null
@@ -19,14 +25,16 @@ class Answer(BaseModel):
     text: str
 
 
-class Faulty(Environment):
+class Faulty(sdk.Environment):  # type: ignore[misc]  # known when it runs
     def __init__(self, task_spec: Any = {}, secrets: dict[str, str] = {}) -> None:  # noqa: B006  # their signature
         super().__init__(task_spec, secrets)
         self.fails = task_spec["config"]["fails"]
+        if self.fails == "constructor":
+            raise KeyError("toop")
         self.rewards = list(REWARDS[self.fails]) if self.fails in REWARDS else None
 
     @classmethod
-    def list_splits(cls) -> list[Any]:  # type: ignore[override]  # theirs is wrapped in a cache
+    def list_splits(cls) -> list[Any]:
         return [Split(name="train", type="train")]
 
     @classmethod
@@ -38,7 +46,7 @@ class Faulty(Environment):
             raise KeyError("toop")
         return [TextBlock(text="Answer.")]
 
-    @tool
+    @sdk.tool  # type: ignore[untyped-decorator]
     async def answer(self, params: Answer) -> ToolOutput:
         """Answer, which ends the episode."""
         if self.rewards is None:
@@ -48,4 +56,4 @@ class Faulty(Environment):
 
 
 if __name__ == "__main__":
-    Server([Faulty]).run(host="127.0.0.1", port=int(sys.argv[1]))
+    sdk.Server([Faulty]).run(host="127.0.0.1", port=int(sys.argv[1]))

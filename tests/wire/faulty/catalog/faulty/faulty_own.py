@@ -15,8 +15,12 @@ REWARDS: dict[str, list[float | None]] = {
 class Faulty(Environment):
     name = "faulty"
 
+    def __init__(self) -> None:
+        self.fails = self.task["config"]["fails"]
+        if self.fails == "constructor":
+            raise KeyError("toop")
+
     async def reset(self, task: Task, *, seed: int) -> str:
-        self.fails = task["config"]["fails"]
         self.rewards = list(REWARDS.get(self.fails, []))
         if self.fails == "reset":
             raise KeyError("toop")
@@ -33,8 +37,8 @@ class Faulty(Environment):
         return StepResult("judged", reward=self.judged(text), finished=True)
 
     def judged(self, text: str) -> float:
-        if self.fails == "reward":
-            return float("nan")
+        if self.fails in ("reward", "infinite reward"):
+            return float("nan" if self.fails == "reward" else "inf")
         program = {"program": "no-such-judge", "judge": "false"}.get(self.fails, "true")
         try:
             subprocess.run([program, text], check=True)

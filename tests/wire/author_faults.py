@@ -1,0 +1,361 @@
+"""Episodes that end by an author's fault: environments that fail, the clients that play them, and what operators see.
+
+The environments are those of ``faulty/catalog``; a task's id says what fails in it. `WAYS` has a client for each
+protocol, and for each form in which a protocol can tell of a failure first.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.deadlines import scaled
+from tests.fakes.eventually import eventually
+from tests.service.wire import events
+from tests.wire.areal_client import ArealClient, Failed
+from tests.wire.gateways import OPERATOR_KEY, Gateway
+from tests.wire.openenv.frames import socket
+
+SSE, JSON = "text/event-stream", "application/json"
+FAULTY = Path(__file__).parent / "faulty"
+OWN, OS, ORS, OPENREWARD = "faulty", "os", "faulty-ors", "faulty-openreward"
+OPENENV, MCP, AREAL = "faulty-openenv", "faulty-mcp", "faulty-areal"
+"""Kinds of workers: two environments on our own server, and unmodified servers of other people's."""
+OS_TASKS = {task["id"]: task for task in map(json.loads, (FAULTY / "os_tasks/train.jsonl").read_text().splitlines())}
+
+OWN_ROWS = [
+    # what fails        what the client is told
+    ("constructor", "no opening"),
+    ("reset", "no opening"),
+    ("tool", "a failed tool"),
+    ("judge", "the end"),
+    ("program", "the end"),
+    ("reward", "the end"),
+    ("infinite reward", "the end"),
+]
+"""``no opening``: the reset fails. ``a failed tool``: the agent reads the tool's own message, and the episode goes on
+until its trainer, or the limit of turns, ends it. ``the end``: the step ends the episode."""
+
+CALLS: Mapping[str, Mapping[str, Any]] = {
+    OS: {"name": "answer_action", "input": {"answer": "3"}},
+    OPENENV: {"action": {"text": "4"}},
+    AREAL: {"name": "act", "input": {"content": "4"}},
+}
+"""The answer in ORS' words; of the other kinds it is `CALL`."""
+CALL: Mapping[str, Any] = {"name": "answer", "input": {"text": "4"}}
+STEPS: Mapping[str, Mapping[str, Any]] = {
+    OS: {"type": "call_tool", "tool_name": "answer_action", "arguments": {"answer": "3"}},
+    MCP: {"type": "call_tool", "tool_name": "answer", "arguments": {"text": "4"}},
+    AREAL: {"content": "4"},
+}
+"""The answer as an action of OpenEnv's; of the other kinds it is `STEP`."""
+STEP: Mapping[str, Any] = {"text": "4"}
+TEXTS: Mapping[str, str] = {OS: "Think: I count them.\nAct: answer(3)"}
+"""The answer as a model says it to AReaL; of the other kinds it is ``4``."""
+
+
+@dataclass
+class Heard:
+    """What a client got."""
+
+    errors: list[tuple[int | str, str]] = field(default_factory=list)
+    """Status or code, and the reason in one word, of each error."""
+    rewards: list[float | None] = field(default_factory=list)
+    is_done: bool = False
+
+
+Play = Callable[[str, str, str], AbstractAsyncContextManager[Heard]]
+
+
+@asynccontextmanager
+async def over_ors(
+    url: str, environment: str, task: str, *, accepts: Sequence[str] = (SSE, JSON)
+) -> AsyncIterator[Heard]:
+    """Begin, ask for the prompt, answer once in each form of *accepts*, delete."""
+    heard = Heard()
+    headers = {"X-Session-ID": f"{environment}-{task}"}
+    spec = OS_TASKS[task] if environment == OS else {"id": task, "config": {"fails": task}}
+    async with httpx.AsyncClient(
+        base_url=url, headers=headers, trust_env=False, verify=False, timeout=scaled(60)
+    ) as http:
+        answers = [await http.post("/create", json={"env_name": environment, "task_spec": spec})]
+        if answers[-1].status_code == 200:
+            answers.append(await http.get(f"/{environment}/prompt"))
+        if answers[-1].status_code == 200:
+            for accept in accepts:
+                call = CALLS.get(environment, CALL)
+                answers.append(await http.post(f"/{environment}/call", json=call, headers={"Accept": accept}))
+        await http.post("/delete")
+    for answer in answers:
+        if answer.status_code != 200:
+            heard.errors.append((answer.status_code, answer.json().get("reason", "")))
+            continue
+        body = answer.text
+        if answer.headers["content-type"].startswith("text/event-stream"):
+            name, body = events(answer.text)[-1]
+            if name == "error":
+                heard.errors.append((200, "author_fault" if body.startswith("author_fault: ") else "tool_failed"))
+                continue
+        match json.loads(body):
+            case {"ok": True, "output": output}:
+                heard.is_done = heard.is_done or output["finished"]
+                heard.rewards.append(output["reward"])
+            case {"ok": False, "reason": reason}:
+                heard.errors.append((200, reason))
+    yield heard
+
+
+@asynccontextmanager
+async def over_areal(url: str, environment: str, task: str) -> AsyncIterator[Heard]:
+    """Begin, answer twice."""
+    heard = Heard()
+    client = ArealClient(f"{url}/areal/{environment}")
+    try:
+        episode = (await client.start(task))["episode_id"]
+        for _ in range(2):
+            reply = await client.step(episode, TEXTS.get(environment, "4"))
+            heard.rewards.append(reply["reward"])
+            heard.is_done = heard.is_done or reply["done"]
+    except Failed as error:
+        heard.errors.append((error.status, error.body.get("reason", "")))
+    yield heard
+
+
+@asynccontextmanager
+async def over_openenv(url: str, environment: str, task: str) -> AsyncIterator[Heard]:
+    """Begin, answer twice, close."""
+    heard = Heard()
+    async with socket(f"{url}/openenv/{environment}") as ws:
+        replies = [await ws.reset(task=task)]
+        if replies[0]["type"] != "error":
+            said = STEPS.get(environment, STEP)
+            replies += [await ws.step(**said), await ws.step(**said)]
+        for reply in replies:
+            _hear(heard, reply["data"])
+    yield heard
+
+
+@asynccontextmanager
+async def over_openenv_http(url: str, environment: str, task: str) -> AsyncIterator[Heard]:
+    """As `over_openenv`, without a socket."""
+    heard = Heard()
+    async with _openenv_session(url, environment) as (http, _):
+        answers = [await http.post("reset", json={"task": task})]
+        if answers[0].status_code == 200:
+            answers += [await http.post("step", json={"action": STEPS.get(environment, STEP)}) for _ in range(2)]
+        for answer in answers:
+            assert (answer.status_code == 200) == ("code" not in answer.json()), answer.text
+            _hear(heard, answer.json())
+    yield heard
+
+
+@asynccontextmanager
+async def over_mcp(url: str, environment: str, task: str) -> AsyncIterator[Heard]:
+    """Begin, call the tool twice by JSON-RPC, close. No reward and no end is told there."""
+    heard = Heard()
+    call = CALLS.get(environment, CALL)
+    async with _openenv_session(url, environment) as (http, id):
+        begun = await http.post("reset", json={"task": task})
+        _hear(heard, begun.json())
+        if begun.status_code == 200:
+            for _ in range(2):
+                params = {"name": call["name"], "arguments": call["input"], "session_id": id}
+                answer = await _rpc(http, "tools/call", **params)
+                error = answer["error"]
+                heard.errors.append((error["code"], (error["data"] or {}).get("reason", "")))
+    yield heard
+
+
+@asynccontextmanager
+async def _openenv_session(url: str, environment: str) -> AsyncIterator[tuple[httpx.AsyncClient, str]]:
+    """A client of a session's HTTP routes, and the session's id."""
+    base = f"{url}/openenv/{environment}/"
+    async with httpx.AsyncClient(base_url=base, trust_env=False, verify=False, timeout=scaled(60)) as http:
+        id = (await _rpc(http, "openenv/session/create"))["result"]["session_id"]
+        http.headers["X-Session-ID"] = id
+        yield http, id
+        await _rpc(http, "openenv/session/close", session_id=id)
+
+
+async def _rpc(http: httpx.AsyncClient, method: str, **params: Any) -> dict[str, Any]:
+    answer = await http.post("mcp", json={"jsonrpc": "2.0", "method": method, "params": params, "id": 1})
+    assert answer.status_code == 200, answer.text
+    told: dict[str, Any] = answer.json()
+    return told
+
+
+def _hear(heard: Heard, data: Mapping[str, Any]) -> None:
+    """Note an observation of OpenEnv's, or an error.
+
+    A tool that failed is an error, or an observation with a type of error, which a server of theirs guesses.
+    """
+    if "code" in data:
+        heard.errors.append((data["code"], data.get("reason", "")))
+        return
+    heard.is_done = heard.is_done or data["done"]
+    heard.rewards += [] if data["reward"] is None else [data["reward"]]
+    if data["observation"].get("error"):
+        heard.errors.append(("EXECUTION_ERROR", ""))
+
+
+PROTOCOLS: Mapping[str, tuple[Play, Mapping[str, list[tuple[int | str, str]]]]] = {
+    "ors": (
+        over_ors,
+        {
+            "no opening": [(500, "author_fault")],
+            "a failed tool": [(200, "tool_failed")],
+            "the end": [(200, "author_fault"), (410, "author_fault")],
+        },
+    ),
+    "areal": (
+        over_areal,
+        {
+            "no opening": [(500, "author_fault")],
+            "a failed tool": [(500, "author_fault")],  # the second one, at the limit of turns
+            "the end": [(500, "author_fault")],
+        },
+    ),
+    "openenv": (
+        over_openenv,
+        {
+            "no opening": [("EXECUTION_ERROR", "author_fault")],
+            "a failed tool": [("EXECUTION_ERROR", "")],
+            "the end": [("SESSION_ERROR", "author_fault")],
+        },
+    ),
+}
+"""How each protocol says it: the first error, and what it may say after that."""
+
+WAYS: Mapping[str, tuple[Play, Mapping[str, list[tuple[int | str, str]]]]] = {
+    **PROTOCOLS,
+    "ors-json": (partial(over_ors, accepts=(JSON, SSE)), PROTOCOLS["ors"][1]),
+    "openenv-http": (over_openenv_http, PROTOCOLS["openenv"][1]),
+    "openenv-mcp": (
+        over_mcp,
+        {
+            "no opening": [("EXECUTION_ERROR", "author_fault")],
+            "a failed tool": [(-32603, "")],
+            "the end": [(-32603, "author_fault")],
+        },
+    ),
+}
+"""As `PROTOCOLS`, with every form of the first call that fails."""
+
+
+async def told(gateway: Gateway, path: str, body: object = None) -> httpx.Response:
+    """What an operator is answered; with a *body* to a POST."""
+    headers = {"Authorization": f"Bearer {OPERATOR_KEY}"}
+    async with httpx.AsyncClient(
+        base_url=gateway.url, headers=headers, trust_env=False, verify=False, timeout=scaled(60)
+    ) as http:
+        return await (http.get(path) if body is None else http.post(path, json=body))
+
+
+async def counted(gateway: Gateway, environment: str) -> dict[str, float]:
+    """Episodes of *environment* by outcome, and under ``rewards`` the rewards that were counted."""
+    found: dict[str, float] = {}
+    for name, labels, value in await _samples(gateway, environment):
+        if name == "gateway_episodes_total":
+            found[labels["outcome"]] = value
+        elif name == "gateway_episode_reward_count":
+            found["rewards"] = value
+    return found
+
+
+async def failed_calls(gateway: Gateway, environment: str) -> float:
+    """Calls of *environment* that ended with the author's fault."""
+    calls = [
+        value
+        for name, labels, value in await _samples(gateway, environment)
+        if name == "gateway_calls_total" and labels["outcome"] == "author_fault"
+    ]
+    return sum(calls)
+
+
+async def _samples(gateway: Gateway, environment: str) -> list[tuple[str, Mapping[str, str], float]]:
+    lines = (await told(gateway, "/metrics")).text.splitlines()
+    text = "\n".join(line for line in lines if f'environment="{environment}"' in line)  # to read all takes 20 ms
+    return [
+        (sample.name, sample.labels, sample.value)
+        for family in text_string_to_metric_families(text + "\n")
+        for sample in family.samples
+    ]
+
+
+async def counted_as(gateway: Gateway, environment: str, before: Mapping[str, float], **more: int) -> None:
+    """Wait until so many *more* than *before* are counted, and nothing else."""
+
+    async def check() -> None:
+        after = await counted(gateway, environment)
+        found = {name: after[name] - before.get(name, 0) for name in after if after[name] != before.get(name, 0)}
+        assert found == more
+
+    await eventually(check)
+
+
+async def play_and_check(gateway: Gateway, environment: str, fails: str, expected: str, way: str) -> None:
+    """Play an episode over *way*, and check what the client and the operator are told of its fault."""
+    play, says = WAYS[way]
+    before, already_logged = await counted(gateway, environment), len(gateway.log)
+    calls_before = await failed_calls(gateway, environment)
+
+    async with play(gateway.url, environment, fails) as heard:
+        pass
+
+    await counted_as(gateway, environment, before, author_fault=1)
+    more_calls = await failed_calls(gateway, environment) - calls_before
+    assert more_calls == 0 if expected == "no opening" else more_calls >= 1
+    assert heard.errors, heard
+    assert heard.errors[0] == says[expected][0], heard
+    assert set(heard.errors) <= set(says[expected]), heard
+    assert not heard.is_done
+    assert not any(heard.rewards)
+    assert f'"task":"{fails}"' not in (await told(gateway, f"/admin/v1/records?environment={environment}")).text
+    line = fault_line(gateway.log[already_logged:])
+    assert f"environment={environment} task=" in line
+    if environment in (OWN, OS):
+        _check_traceback(line, fails)
+    await eventually(lambda: _check_end(gateway.log[already_logged:], environment))
+
+
+async def _check_end(log: str, environment: str) -> None:
+    """Check the line that tells of the session's end."""
+    ends = [line for line in log.splitlines() if "session_closed " in line and f"environment={environment} " in line]
+    assert len(ends) == 1, log
+    assert " outcome=author_fault reward=None " in ends[0]
+
+
+def fault_line(log: str) -> str:
+    """The first line of a log that tells of an author's fault."""
+    lines = [line for line in log.splitlines() if " ERROR " in line and "author_fault environment=" in line]
+    assert lines, log
+    return lines[0]
+
+
+def _check_traceback(line: str, fails: str) -> None:
+    """Check that the author finds the place of the mistake, and first what is the author's own."""
+    text: str = ast.literal_eval(line.partition(" traceback=")[2])
+    error = {
+        "reset": "KeyError: 'toop'",
+        "tool": "KeyError: 'toop'",
+        "judge": "SessionFailed: the judge failed",
+        "program": "FileNotFoundError",
+        "constructor": "KeyError: 'toop'",
+        "reward": "a reward is a finite number",
+        "infinite reward": "a reward is a finite number",
+        "reference": "the example ended with 4: the-cause",
+        "reference at the end": "the example ended with 4: the-cause",
+    }[fails]
+    assert error in text
+    if "reward" not in fails:  # no line of the author's raised it
+        first = next(row for row in text.splitlines() if row.strip().startswith("File "))
+        assert "/os_" in first if "reference" in fails else "faulty_own.py" in first, text

@@ -47,12 +47,12 @@ class Faulty(sdk.Environment):  # type: ignore[misc]  # known when it runs
         return [TextBlock(text="Answer.")]
 
     @sdk.tool  # type: ignore[untyped-decorator]
-    async def answer(self, params: Answer) -> ToolOutput:
+    async def answer(self, params: Answer) -> ToolOutput:  # type: ignore[valid-type]  # known when it runs
         """Answer, which ends the episode."""
         if self.rewards is None:
             raise KeyError("toop")
         reward = self.rewards.pop(0) if self.rewards else None
-        return ToolOutput(blocks=[TextBlock(text="Heard.")], reward=reward, finished=not self.rewards)
+        return ToolOutput(blocks=[TextBlock(text="Heard.")], reward=reward, finished=not self.rewards)  # type: ignore[no-any-return]
 
 
 if __name__ == "__main__":

@@ -27,9 +27,11 @@ LISTEN = """
 import http.server
 http.server.ThreadingHTTPServer(("", 8000), http.server.SimpleHTTPRequestHandler).serve_forever()
 """
+NAMED_S = scaled(75)
+"""Within this a name is known on all machines: engines tell each other at once, and what got lost each 30 s."""
 REACH = """
 import socket, sys, time
-deadline = time.monotonic() + 15
+deadline = time.monotonic() + float(sys.argv[2])
 while True:
     try:
         with socket.create_connection((sys.argv[1], 8000), 3) as there:
@@ -43,7 +45,7 @@ while True:
 """
 RESOLVE = """
 import json, socket, sys, time
-deadline, found = time.monotonic() + 75, []
+deadline, found = time.monotonic() + float(sys.argv[3]), []
 while len(found) < int(sys.argv[2]) and time.monotonic() < deadline:
     try:
         found = sorted({entry[4][0] for entry in socket.getaddrinfo(sys.argv[1], 1, socket.AF_INET)})
@@ -158,7 +160,7 @@ def test_a_container_reaches_one_on_another_machine_by_name(lab: Lab) -> None:
     there = listening(lab, "node3", "there")
     try:
         with lab.engine("node1") as engine:
-            answer = sees(engine, IMAGE, network="lab", program=REACH, arguments=["there"])
+            answer = sees(engine, IMAGE, network="lab", program=REACH, arguments=["there", NAMED_S])
     finally:
         remove(lab, "node3", there)
 
@@ -179,9 +181,11 @@ def test_a_service_has_a_task_on_each_machine_and_its_name_leads_to_all(lab: Lab
     try:
         with lab.engine("node2") as engine:
             found = json.loads(
-                sees(engine, IMAGE, network="lab", program=RESOLVE, arguments=["tasks.everywhere", len(NODES)])
+                sees(engine, IMAGE, network="lab", program=RESOLVE, arguments=["tasks.everywhere", len(NODES), NAMED_S])
             )
-            answers = {sees(engine, IMAGE, network="lab", program=REACH, arguments=[address]) for address in found}
+            answers = {
+                sees(engine, IMAGE, network="lab", program=REACH, arguments=[address, NAMED_S]) for address in found
+            }
     finally:
         lab.on("node1", "service", "rm", "everywhere")
 
@@ -200,7 +204,7 @@ def test_a_machine_that_is_killed_is_silent_and_one_that_is_started_is_back_with
     there = listening(lab, "node3", "doomed")
     engine_address = lab.address("node3")
     with lab.engine("node1") as engine:
-        before = sees(engine, IMAGE, network="lab", program=REACH, arguments=["doomed"])
+        before = sees(engine, IMAGE, network="lab", program=REACH, arguments=["doomed", NAMED_S])
         with lab.engine("node3") as other:
             address = other.inspect_container(there)["NetworkSettings"]["Networks"]["lab"]["IPAddress"]
         identity = lab.on("node3", "info", "--format={{.ID}}")
@@ -227,7 +231,7 @@ def test_a_machine_that_is_killed_is_silent_and_one_that_is_started_is_back_with
     again = listening(lab, "node3", "again")
     try:
         with lab.engine("node1") as engine:
-            assert sees(engine, IMAGE, network="lab", program=REACH, arguments=["again"]) == "HTTP/1.0 200"
+            assert sees(engine, IMAGE, network="lab", program=REACH, arguments=["again", NAMED_S]) == "HTTP/1.0 200"
     finally:
         remove(lab, "node3", again)
 

@@ -168,7 +168,7 @@ def run_all(run: Run) -> None:
         # Machines that start, die and are noticed: this lane waits most of its time, so it begins first.
         cluster = run.start("cluster", *files_with_clusters())
         began = time.monotonic()
-        if run.pytest("unit", f"-n{CORES}", *BY_FILE, "tests/unit") == 0:
+        if run.pytest("unit", f"-n{max(1, workers() - 1)}", *BY_FILE, "tests/unit") == 0:
             run.pytest("main", f"-n{workers()}", *BY_FILE, "--ignore=tests/unit", f"--maxfail={MOST_FAILURES}")
         else:
             cluster.send_signal(signal.SIGINT)  # pytest ends its fixtures

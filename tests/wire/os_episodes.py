@@ -17,12 +17,15 @@ MAX_TURNS = 8
 FIRST_LINE = "The output of the OS:\n"
 EMPTY = "The output of the OS is empty."
 TREE = (
-    "find / -xdev -mindepth 1 \\( -path /run -o -path /proc -o -path /sys -o -path /dev \\) -prune"
-    " -o -printf '%P %y %m %U %G %s %T@ %l\\n' | LC_ALL=C sort | sha256sum | cut -c1-64"
+    "hour=$(($(date +%s) / 3600 * 3600));"
+    " find / -xdev -mindepth 1 \\( -path /run -o -path /proc -o -path /sys -o -path /dev \\) -prune"
+    " -o -printf '%P %y %m %U %G %s %T@ %l\\n'"
+    ' | sed -E "s/ ($hour|$((hour - 3600)))[.]0+ / hour /" | LC_ALL=C sort | sha256sum | cut -c1-64'
 )
 """Prints a digest of what is in the box: names, kinds, modes, owners, sizes, times and links.
 
-Not of /run, where commands arrive.
+Not of /run, where commands arrive. Times at the beginning of this hour or the last are one: init scripts' files have
+that of the hour in which their box was made.
 """
 
 

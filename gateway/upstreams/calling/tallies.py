@@ -75,8 +75,8 @@ class Tallies:
 
         All else they hear within a second: that there was one more step without a reward.
         """
-        count = self._count(session)
-        if self._recorder is not None and count.is_news:
+        count = self._counts.get((session.id, session.lease))
+        if self._recorder is not None and count is not None and count.is_news:
             count.is_news = False
             await self._recorder.tell(session)
 

@@ -28,6 +28,7 @@ from gateway.backends.swarm.nodes import NodeState
 from gateway.catalog import Catalog
 from gateway.closing import Closer
 from gateway.core.errors import ConfigError, StoreUnavailable
+from gateway.core.leader_lease import LEASE_S
 from gateway.core.model import CloseReason, Environment, EnvironmentName, Owner, Session, Setup, Wire, Worker
 from gateway.core.nodes import NodeId
 from gateway.core.ports import Upstream
@@ -54,7 +55,7 @@ from gateway.parts import (
     make_task_store,
 )
 from gateway.peers import HttpPeers, default_peer_url
-from gateway.pool import LEAD_S, Pool
+from gateway.pool import Pool
 from gateway.reading import read_all, read_curricula
 from gateway.relay import Relay
 from gateway.rollover import Rollover
@@ -206,7 +207,7 @@ class Gateway:
             lost=self.pool.lost,
             metrics=self.metrics,
             replica=self.replica,
-            lead_s=LEAD_S,
+            lead_s=LEASE_S,
         )
         self.app = self._door()
 

@@ -21,6 +21,7 @@ from gateway.catalog import Catalog
 from gateway.closing import Closer
 from gateway.core.capacity import Expected, Wish, shared
 from gateway.core.errors import BackendError, GatewayError, NotLeading, StoreUnavailable
+from gateway.core.leader_lease import LEASE_S, LeaderLease
 from gateway.core.model import (
     CapacityWanted,
     CloseReason,
@@ -28,7 +29,6 @@ from gateway.core.model import (
     Environment,
     EnvironmentLoad,
     EnvironmentName,
-    Lead,
     Session,
     Wire,
     Worker,
@@ -49,8 +49,6 @@ logger = logging.getLogger(__name__)
 
 TICK_S: Final = 0.5
 """How often the loop looks by itself; openings that wait wake it at once."""
-LEAD_S: Final = 3.0
-"""A leader that died is replaced after this long."""
 COMES_S: Final = 3.0
 """How long a container may still come to be that a leader asked the engine for before it died: an engine that is busy
 lets requests wait."""
@@ -100,13 +98,14 @@ class Pool:
         self._is_settled = is_settled
         self._may_start = may_start
         self._leads = leads
+        self._lease = LeaderLease()
         self._starts = Starts(
             store=store,
             backend=backend,
             upstreams=upstreams,
             transport=transport,
             metrics=metrics,
-            fence=lambda: self._lead.fence,
+            lease=self._lease,
             started=self._on_started,
         )
         self._ends = WorkerEnds(
@@ -147,7 +146,6 @@ class Pool:
             remembered=remembered,
         )
         # The state of this loop: what it has begun, by worker, and what it expects, by environment.
-        self._lead = Lead(0)
         self._tasks: set[asyncio.Task[None]] = set()
         self._rebuild: asyncio.Task[None] | None = None
         self._demands: dict[EnvironmentName, Demand] = {}
@@ -159,7 +157,7 @@ class Pool:
     @property
     def is_leading(self) -> bool:
         """Whether this replica runs the control loop, as far as it knows."""
-        return bool(self._lead.fence)
+        return bool(self._lease.fence)
 
     # -- the loop -------------------------------------------------------------------------------------------------
 
@@ -173,7 +171,7 @@ class Pool:
         finally:
             with anyio.CancelScope(shield=True):
                 await self.aclose()
-                if self._lead.fence:
+                if self._lease.fence:
                     with contextlib.suppress(StoreUnavailable):
                         await self._store.resign(self._replica)
 
@@ -209,16 +207,16 @@ class Pool:
 
     async def tick(self) -> bool:
         """One turn: expire sessions, start and stop workers. Returns False if another replica leads."""
-        if not await self._is_whole() or not self._lead.fence:
+        if not await self._is_whole() or not self._lease.fence:
             self._looked_at = None
-            return bool(self._lead.fence)
+            return bool(self._lease.fence)
         await self._expiry.turn()
         own = self._starts.ids()  # before the look: one that ends in the meantime still starts in `loads`
         loads = await self._store.load()
         self._metrics.loaded(loads)
         self._look(loads)
         await self._drain_leaving(loads)
-        await self._suspects.turn(loads, self._lead.fence)
+        await self._suspects.turn(loads, self._lease.fence)
         self._ends.grow()
         for environment, load, wanted in self._planned(loads):
             await self._apply(environment, load, wanted, own)
@@ -269,17 +267,19 @@ class Pool:
 
     async def _is_whole(self) -> bool:
         """Take or keep the lead, and see to it that the store is whole."""
-        before, self._lead = self._lead, await self._store.lead(self._replica, ttl_s=LEAD_S)
-        self._metrics.leads(bool(self._lead.fence), is_whole=self._lead.is_whole)
-        if self._lead.fence and self._lead.fence != before.fence:
-            logger.info("lead_taken replica=%s fence=%s", self._replica, self._lead.fence)
+        before, asked_at = self._lease.lead, time.monotonic()
+        lead = await self._store.lead(self._replica, ttl_s=LEASE_S)
+        self._lease.renew(lead, asked_at=asked_at)
+        self._metrics.leads(bool(lead.fence), is_whole=lead.is_whole)
+        if lead.fence and lead.fence != before.fence:
+            logger.info("lead_taken replica=%s fence=%s", self._replica, lead.fence)
             self._leads()
-        if self._lead.is_whole:
+        if lead.is_whole:
             self._rebuilding.begin_anew()
             return True
         await self._rebuilding.hand_in()
-        if self._lead.fence and (self._rebuild is None or self._rebuild.done()):
-            self._rebuild = self._spawn(self._rebuilt(self._lead.fence))
+        if lead.fence and (self._rebuild is None or self._rebuild.done()):
+            self._rebuild = self._spawn(self._rebuilt(lead.fence))
         return False
 
     async def _rebuilt(self, fence: int) -> None:
@@ -318,7 +318,7 @@ class Pool:
                 id = entry.worker.id
                 if id in leaving and entry.worker.state not in (WorkerState.STARTING, WorkerState.DRAINING):
                     logger.info("worker_leaving environment=%s worker=%s", name, id)
-                    await self._store.drain_worker(id, fence=self._lead.fence)
+                    await self._store.drain_worker(id, fence=self._lease.fence)
                     self._woken.set()
 
     def _planned(
@@ -346,7 +346,7 @@ class Pool:
     async def _apply(
         self, environment: Environment, load: EnvironmentLoad, wanted: Plan, own: Container[WorkerId]
     ) -> None:
-        name, fence = environment.name, self._lead.fence
+        name, fence = environment.name, self._lease.fence
         for id in wanted.drain if self._is_settled(name) else ():
             logger.info("worker_outdated environment=%s worker=%s", name, id)
             await self._store.drain_worker(id, fence=fence)

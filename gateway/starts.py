@@ -21,6 +21,7 @@ from typing import Final
 import anyio
 
 from gateway.core.errors import BackendError, GatewayError, NotLeading, StartFailed, StoreUnavailable, UpstreamError
+from gateway.core.leader_lease import LeaderLease
 from gateway.core.model import (
     CloseReason,
     Death,
@@ -75,16 +76,16 @@ class Starts:
         upstreams: Mapping[Wire, Upstream],
         transport: Transport,
         metrics: Metrics,
-        fence: Callable[[], int],
+        lease: LeaderLease,
         started: Callable[[Environment, float], None],
     ) -> None:
-        """*fence* tells that of the present lead; *started* hears of each worker that became ready, and how fast."""
+        """*started* hears of each worker that became ready, and how fast."""
         self._store = store
         self._backend = backend
         self._upstreams = upstreams
         self._transport = transport
         self._metrics = metrics
-        self._fence = fence
+        self._lease = lease
         self._started = started
         self._under_way: dict[WorkerId, asyncio.Future[Death]] = {}
         self._failures: dict[EnvironmentName, _Failures] = {}
@@ -147,7 +148,7 @@ class Starts:
         """
         self._under_way[worker.id] = asyncio.get_running_loop().create_future()
         try:
-            await self._store.add_worker(worker, fence=self._fence())
+            await self._store.add_worker(worker, fence=self._lease.fence)
         except BaseException:
             del self._under_way[worker.id]
             raise
@@ -158,7 +159,7 @@ class Starts:
         try:
             self._count_engines()
             async with self._at_engine:  # of the engine only: workers that never get ready must not hold up others
-                address = await self._backend.start(worker, environment)
+                address = await self._backend.start(worker, environment, self._lease)
             slots = await self._until_ready(replace(worker, address=address), environment)
             await self._tell_ready(worker.id, address, slots)
             if self._under_way[worker.id].done():
@@ -228,7 +229,7 @@ class Starts:
         self._transport.forget(worker.id)
         with contextlib.suppress(GatewayError):
             await self._backend.stop(worker.id)
-        is_given_up = isinstance(error, _GivenUp)
+        is_given_up = isinstance(error, _GivenUp | NotLeading)
         is_counted = isinstance(error, Exception) and not is_given_up and not self._is_ending
         # Counted before the place is free: the next start must find the pause, however soon it is decided on.
         broken_s = self._count(worker, environment, error, tail, began_at) if is_counted else 0.0
@@ -274,7 +275,7 @@ class Starts:
         with contextlib.suppress(StoreUnavailable, NotLeading):
             if _is_alive((await self._store.load()).get(name, EnvironmentLoad())):
                 return
-            fence = self._fence()
+            fence = self._lease.fence
             if not fence:
                 return  # another replica leads, and starts workers of its own: 0 would say that nobody has to
             if broken_s:

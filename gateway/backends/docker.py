@@ -47,6 +47,7 @@ from gateway.backends.machine import shortcomings, with_splits
 from gateway.backends.sources import Sources
 from gateway.core.addresses import FOREIGN_SOCKET
 from gateway.core.errors import BackendError, StartFailed
+from gateway.core.leader_lease import LeaderLease
 from gateway.core.model import Death, Environment, EnvironmentName, Found, Worker, WorkerId
 
 logger = logging.getLogger(__name__)
@@ -136,7 +137,7 @@ class DockerBackend:
         self._endings = Endings(url, self._own, reason_s=reason_s)
         self._closed = False
 
-    async def start(self, worker: Worker, environment: Environment) -> str:
+    async def start(self, worker: Worker, environment: Environment, lease: LeaderLease | None = None) -> str:
         """Start a container; see ``Backend.start``.
 
         An image that is missing is pulled only if its name says where from (a registry, or a digest).
@@ -146,7 +147,9 @@ class DockerBackend:
         made = _Made()
         try:
             return await self._launches.run(
-                lambda wanted: self._launch(worker, environment, made, wanted), lambda: self._undo(worker.id, made)
+                lambda wanted: self._launch(worker, environment, made, wanted),
+                lambda: self._undo(worker.id, made),
+                lease,
             )
         except EngineError as error:
             told = self._sources.explained(error, worker.id, environment)
@@ -242,26 +245,23 @@ class DockerBackend:
         if environment.server.is_foreign:
             return await self._launch_foreign(worker, environment, made, wanted)
         container = await self._create(worker, environment, made, wanted)
-        wanted.check()
-        await self._start(container)
+        await self._start(container, wanted)
         await self._expect_running(container, environment.image)
         return self._folders.address(worker.id)
 
     async def _launch_foreign(self, worker: Worker, environment: Environment, made: _Made, wanted: Wanted) -> str:
         server = await self._create(worker, environment, made, wanted)
-        wanted.check()
         # At once; and both are waited for, whatever becomes of one, as neither can be called back.
         started, forwarder = await asyncio.gather(
-            self._start(server),
+            self._start(server, wanted),
             self._create_forwarder(worker, environment, server, made, wanted),
             return_exceptions=True,
         )
         raise_first([started])
         if isinstance(forwarder, BaseException):
             raise forwarder
-        wanted.check()
         try:
-            await self._start(forwarder)
+            await self._start(forwarder, wanted)
         except EngineError:  # as of a server that has died: there is nothing to share then
             await self._expect_running(server, environment.image)
             raise
@@ -271,7 +271,12 @@ class DockerBackend:
 
     async def _create(self, worker: Worker, environment: Environment, made: _Made, wanted: Wanted) -> str:
         """Make folder and container; returns the container's id."""
-        await asyncio.to_thread(self._folders.make, worker.id)
+
+        def make_folder() -> None:
+            wanted.check()
+            self._folders.make(worker.id)
+
+        await asyncio.to_thread(make_folder)
         made.folder = True
         await self._sources.expect_volumes(environment)
         if environment.server.is_foreign:
@@ -302,12 +307,14 @@ class DockerBackend:
         return await self._make(body, forwarder_name(self._instance, environment.name, worker.id), made, wanted)
 
     async def _make(self, body: dict[str, Any], name: str, made: _Made, wanted: Wanted) -> str:
-        create = partial(calls.create, body=body, name=name)
-        wanted.check()
+        def create(client: APIClient) -> str:
+            wanted.check()
+            return calls.create(client, body=body, name=name)
+
         made.containers.append(name)  # even without an answer it may come to be
         try:
             try:
-                created: str = await self._engine.call(create)
+                created = await self._engine.call(create)
             except EngineError as error:
                 if not error.is_image_missing:
                     raise
@@ -322,8 +329,12 @@ class DockerBackend:
         made.containers[made.containers.index(name)] = created
         return created
 
-    async def _start(self, container: str) -> None:
-        await self._engine.call(partial(APIClient.start, container=container))
+    async def _start(self, container: str, wanted: Wanted) -> None:
+        def start(client: APIClient) -> None:
+            wanted.check()
+            client.start(container)
+
+        await self._engine.call(start)
 
     async def _expect_running(self, container: str, image: str) -> None:
         state = await self._engine.call(partial(calls.state, container=container), silence_s=LOOK_S)

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
 from gateway.core.errors import BackendError
+from gateway.core.leader_lease import LeaderLease
 
 logger = logging.getLogger(__name__)
 
@@ -30,19 +31,23 @@ class Abandoned(Exception):
 
 
 class Wanted:
-    """Whether a launch is wanted still; may be asked in any thread."""
+    """Whether a launch is still wanted. `check` is called in the thread that makes a request, right before it."""
 
-    def __init__(self) -> None:
+    def __init__(self, lease: LeaderLease | None = None) -> None:
+        """*lease*: of the leader that wants it."""
         self._abandoned = threading.Event()
+        self._lease = lease
 
     def abandon(self) -> None:
         """Let `check` raise from now on."""
         self._abandoned.set()
 
     def check(self) -> None:
-        """Raise ``Abandoned`` if the launch was given up."""
+        """Raise ``Abandoned`` if the launch was given up, ``NotLeading`` if the lease of its leader has ended."""
         if self._abandoned.is_set():
             raise Abandoned
+        if self._lease is not None:
+            self._lease.check()
 
 
 class Launches:
@@ -56,9 +61,14 @@ class Launches:
         self._later: set[asyncio.Task[None]] = set()
         """Undos that failed and are tried again."""
 
-    async def run(self, steps: Callable[[Wanted], Coroutine[Any, Any, T]], undo: Callable[[], Awaitable[None]]) -> T:
+    async def run(
+        self,
+        steps: Callable[[Wanted], Coroutine[Any, Any, T]],
+        undo: Callable[[], Awaitable[None]],
+        lease: LeaderLease | None = None,
+    ) -> T:
         """Run *steps*; if they fail, or the caller is cancelled, run *undo* once they have ended."""
-        wanted = Wanted()
+        wanted = Wanted(lease)
         task = self._own(steps(wanted))
         try:
             return await asyncio.shield(task)

@@ -41,6 +41,7 @@ from gateway.backends.folders import SOCKET_NAME, Claims, SocketFolders
 from gateway.backends.launches import Launches, Wanted
 from gateway.backends.tail import Tail
 from gateway.core.errors import BackendError, StartFailed
+from gateway.core.leader_lease import LeaderLease
 from gateway.core.model import CloseReason, Death, Environment, EnvironmentName, Found, Worker, WorkerId
 
 logger = logging.getLogger(__name__)
@@ -117,13 +118,13 @@ class ProcessBackend:
         """The sources of environments as they were when an edit of them was logged."""
         self._closed = False
 
-    async def start(self, worker: Worker, environment: Environment) -> str:
+    async def start(self, worker: Worker, environment: Environment, lease: LeaderLease | None = None) -> str:
         """Start the environment's command in its own folder; see ``Backend.start``."""
         if self._closed:
             raise StartFailed("the backend is closed")
         made: list[WorkerId] = []
         return await self._launches.run(
-            partial(self._launch, worker, environment, made), partial(self._undo, worker.id, made)
+            partial(self._launch, worker, environment, made), partial(self._undo, worker.id, made), lease
         )
 
     async def stop(self, id: WorkerId) -> None:
@@ -197,6 +198,7 @@ class ProcessBackend:
         self._deaths.close()
 
     async def _launch(self, worker: Worker, environment: Environment, made: list[WorkerId], wanted: Wanted) -> str:
+        wanted.check()
         await asyncio.to_thread(self._make_folder, worker.id)
         made.append(worker.id)
         if is_sandboxed(environment):

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Collection
 
 from gateway.backends.static import StaticBackend
 from gateway.core.errors import BackendError
+from gateway.core.leader_lease import LeaderLease
 from gateway.core.model import Death, Environment, Found, Worker, WorkerId
 from gateway.core.ports import Backend
 
@@ -22,11 +23,11 @@ class RoutedBackend:
         self._static = static
         self._needs_default = any(not environment.server.url for environment in environments)
 
-    async def start(self, worker: Worker, environment: Environment) -> str:
+    async def start(self, worker: Worker, environment: Environment, lease: LeaderLease | None = None) -> str:
         """See ``Backend.start``."""
         if environment.server.url:
-            return await self._static.start(worker, environment)
-        return await self._default.start(worker, environment)
+            return await self._static.start(worker, environment, lease)
+        return await self._default.start(worker, environment, lease)
 
     async def stop(self, id: WorkerId) -> None:
         """See ``Backend.stop``; a worker that another process noted is unknown to both, which is no error."""

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from gateway.backends.deaths import Deaths
 from gateway.core.addresses import Kind, parse_address
 from gateway.core.errors import StartFailed
+from gateway.core.leader_lease import LeaderLease
 from gateway.core.model import Death, Environment, Found, Worker, WorkerId
 
 Known = Callable[[], Awaitable[Iterable[Worker]]]
@@ -41,7 +42,7 @@ class StaticBackend:
         """Whether worker *id* was noted here, or by another process."""
         return self.has(id) or any(entry.id == id for entry in await self.found())
 
-    async def start(self, worker: Worker, environment: Environment) -> str:
+    async def start(self, worker: Worker, environment: Environment, lease: LeaderLease | None = None) -> str:
         """Note the server; its URL is the address. Whether it answers is its upstream's to say."""
         if self._closed:
             raise StartFailed("the backend is closed")

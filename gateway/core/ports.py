@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from gateway.core.addresses import Address
 from gateway.core.faults import Fault
+from gateway.core.leader_lease import LeaderLease
 from gateway.core.model import (
     Action,
     Block,
@@ -325,12 +326,17 @@ class Store(Protocol):
 class Backend(Protocol):
     """What starts and stops workers. Blocking clients live behind this seam, in threads."""
 
-    async def start(self, worker: Worker, environment: Environment) -> str:
+    async def start(self, worker: Worker, environment: Environment, lease: LeaderLease | None = None) -> str:
         """Start *worker* and return its address; it need not be ready yet.
 
         Leaves nothing behind when it fails or is cancelled.
 
+        Args:
+            lease: Of the leader that asks; checked right before each request to the engine that makes or starts
+                something.
+
         Raises:
+            NotLeading: the lease ended.
             StartFailed: the engine refused, or the worker died at once.
             BackendError: the engine does not answer; the environment may be as good as ever.
         """

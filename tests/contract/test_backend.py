@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from gateway.backends.folders import SOCKET_NAME
-from gateway.core.errors import BackendError, StartFailed
-from gateway.core.model import CloseReason, CustomTasks, Death, Environment, WorkerId
+from gateway.core.errors import BackendError, NotLeading, StartFailed
+from gateway.core.leader_lease import LEASE_S, LeaderLease
+from gateway.core.model import CloseReason, CustomTasks, Death, Environment, Lead, WorkerId
 from tests.contract.backend_world import (
     World,
     answers,
@@ -469,6 +471,17 @@ async def test_a_socket_folder_that_everybody_can_write_to_fails_the_check(world
 
     with pytest.raises(BackendError, match="chmod 0711"):
         await (world.check_folders or world.backend.check)()
+
+
+async def test_a_start_whose_leader_holds_no_lease_any_more_is_refused_and_leaves_nothing(world: World) -> None:
+    lease = LeaderLease(Lead(1))
+    lease.renew(Lead(1), asked_at=time.monotonic() - LEASE_S - 0.1)
+
+    with pytest.raises(NotLeading):
+        await world.backend.start(worker_of(world.environment), world.environment, lease)
+
+    assert await world.backend.found() == []
+    assert world.leftovers() == []
 
 
 async def test_a_closed_backend_starts_nothing(world: World) -> None:

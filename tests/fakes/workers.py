@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.core.errors import BackendError, StartFailed
+from gateway.core.leader_lease import LeaderLease
 from gateway.core.model import CloseReason, Death, Environment, EnvironmentName, Found, Worker, WorkerId
 from tests.fakes.raw_http import Connection, RawServer, Request
 
@@ -333,7 +334,7 @@ class FakeBackend:
 
     # -- the seam -------------------------------------------------------------------------------------------------
 
-    async def start(self, worker: Worker, environment: Environment) -> str:
+    async def start(self, worker: Worker, environment: Environment, lease: LeaderLease | None = None) -> str:
         """See ``Backend.start``."""
         self.asked += 1
         await self.may_start.wait()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gateway.core.errors import GatewayError, StoreUnavailable
+from gateway.core.leader_lease import LeaderLease
 from gateway.core.model import (
     Environment,
     EnvironmentName,
@@ -119,9 +120,9 @@ class Engine(FakeBackend):
         super().__init__(folder)
         self.ever: dict[WorkerId, FakeWorker] = {}
 
-    async def start(self, worker: Worker, environment: Environment) -> str:
+    async def start(self, worker: Worker, environment: Environment, lease: LeaderLease | None = None) -> str:
         """See ``Backend.start``."""
-        address = await super().start(worker, environment)
+        address = await super().start(worker, environment, lease)
         if worker.id in self.workers:
             self.ever[worker.id] = self.workers[worker.id]
         return address

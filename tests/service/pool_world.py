@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.core.errors import BackendError, GatewayError, StoreUnavailable
+from gateway.core.leader_lease import LEASE_S
 from gateway.core.model import (
     Action,
     CloseReason,
@@ -28,7 +29,6 @@ from gateway.core.model import (
     WorkerId,
 )
 from gateway.core.ports import Store
-from gateway.pool import LEAD_S
 from tests.contract.store_worlds import MemoryWorld, RedisWorld
 from tests.deadlines import scaled
 from tests.fakes.eventually import eventually
@@ -291,7 +291,7 @@ class PoolWorld(Checked):
                 # Whatever died while it was created, it may be in another worker.
                 is_alive = self.engine.ever[episode.session.worker].is_running
                 episode.doom = "" if is_alive else "its worker died"
-                if self.now > episode.active_at + LEAD_S + 1:
+                if self.now > episode.active_at + LEASE_S + 1:
                     episode.doom = "time passed while it was created"  # before or after it was open: who knows
                 episode.active_at = self.now
         for episode in self._episodes():
@@ -317,7 +317,7 @@ class PoolWorld(Checked):
             await self.start()
         process = self.processes[0]
         await eventually(self._check_none_opens, within_s=SETTLED_S)  # a hang-up at that moment is another matter
-        await self.pass_time(2 * LEAD_S)
+        await self.pass_time(2 * LEASE_S)
         for episode in self._episodes():
             for task in (episode.creating, episode.stepping):
                 if task is not None:

@@ -20,6 +20,7 @@ from gateway.app import by_first_segment
 from gateway.audit import Audit
 from gateway.catalog import Catalog
 from gateway.closing import Closer
+from gateway.core.leader_lease import LEASE_S
 from gateway.core.model import (
     Areal,
     Environment,
@@ -43,7 +44,7 @@ from gateway.fronts.ops import OpsFront
 from gateway.fronts.ops_curricula import CurriculumRoutes
 from gateway.fronts.ors import OrsFront
 from gateway.observe.metrics import Metrics
-from gateway.pool import LEAD_S, Pool
+from gateway.pool import Pool
 from gateway.relay import Relay
 from gateway.serving import BoundedSocket
 from gateway.sessions import Sessions
@@ -146,7 +147,7 @@ class Replica:
             lost=self.pool.lost,
             metrics=self.metrics,
             replica=name,
-            lead_s=LEAD_S,
+            lead_s=LEASE_S,
         )
         trainers, operators = front.pop("trainers", {}), front.pop("operators", {})
         self.task_store = MemoryTaskStore()

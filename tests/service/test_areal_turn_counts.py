@@ -23,6 +23,7 @@ from envserver.server import Server
 from envserver.settings import Settings
 
 from gateway.core.errors import SessionNotFound, StoreUnavailable
+from gateway.core.leader_lease import LeaderLease
 from gateway.core.model import Areal, Environment, Found, SessionId, Worker, WorkerId, session_id
 from gateway.core.ports import Store
 from gateway.stores.memory import MemoryStore
@@ -82,7 +83,7 @@ class OwnWorkers(FakeBackend):
         self._servers: dict[WorkerId, tuple[Server, Found]] = {}
         self.walk: type[Walk] = type("Walk", (Walk,), {"ran": [], "doors": {}})
 
-    async def start(self, worker: Worker, environment: Environment) -> str:
+    async def start(self, worker: Worker, environment: Environment, lease: LeaderLease | None = None) -> str:
         self.asked += 1
         settings = Settings(socket=str(self._sockets / f"{worker.id}.sock"), slots=worker.slots)
         server = Server(settings, kinds_of([self.walk], tasks=settings.tasks))

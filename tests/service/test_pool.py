@@ -9,8 +9,8 @@ from functools import partial
 
 import pytest
 
+from gateway.core.leader_lease import LEASE_S
 from gateway.core.model import CloseReason, EnvironmentLoad, EnvironmentName, Worker, WorkerId, WorkerState, session_id
-from gateway.pool import LEAD_S
 from gateway.stores.memory import MemoryStore
 from tests.fakes.clock import Clock
 from tests.fakes.eventually import eventually, until
@@ -85,7 +85,7 @@ async def test_workers_of_an_old_make_serve_their_sessions_and_take_no_new_ones(
     async with stack(environment(max_workers=2), clock=clock) as built:
         async with built.first.looping(), built.first.serving() as client:
             await create(client, sid="old")
-        clock.advance(LEAD_S)
+        clock.advance(LEASE_S)
         old = built.backend.only
         newer = built.another(environments=[environment(image="two", max_workers=2)])
         async with newer.looping(), newer.serving() as client:
@@ -104,7 +104,7 @@ async def test_workers_of_an_environment_that_is_no_longer_on_offer_are_stopped(
     async with stack(environment(), environment("coding"), clock=clock) as built:
         async with built.first.looping(), built.first.serving() as client:
             await create(client, env_name="coding")
-        clock.advance(LEAD_S)
+        clock.advance(LEASE_S)
         later = built.another(environments=[environment()])
         async with later.looping():
             await later.eventually_workers(0, "coding")

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from hypothesis.stateful import run_state_machine_as_test as walk
 
+from gateway.core.leader_lease import LEASE_S
 from gateway.core.model import CloseReason, EnvironmentName, Owner
-from gateway.pool import LEAD_S
 from tests.contract.store_worlds import MemoryWorld, RedisServer, RedisWorld
 from tests.service.pool_parts import BIG, MATH, SOLO, Episode
 from tests.service.pool_world import PoolWorld, picked
@@ -191,7 +191,7 @@ class GatewayMachine(RuleBasedStateMachine):
         """A replica is killed, and another one comes: the lead has to run out first."""
         for process in picked(wish.by, self.world.processes):
             await self.world.kill(process)
-            await self.world.pass_time(LEAD_S + 1)
+            await self.world.pass_time(LEASE_S + 1)
             await self.world.start()
 
     async def freeze_or_thaw(self, wish: Wish) -> None:
@@ -200,7 +200,7 @@ class GatewayMachine(RuleBasedStateMachine):
             self.world.thaw()
         elif len(self.world.processes) == 2:
             self.world.freeze(self.world.processes[wish.by])
-            await self.world.pass_time(LEAD_S + 1)
+            await self.world.pass_time(LEASE_S + 1)
 
     async def audit(self, wish: Wish) -> None:
         if not self.world.engine.is_down:

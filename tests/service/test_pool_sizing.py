@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from gateway.core.errors import NotLeading
+from gateway.core.leader_lease import LEASE_S
 from gateway.core.model import (
     Environment,
     EnvironmentLoad,
@@ -22,7 +23,6 @@ from gateway.core.model import (
     WorkerState,
     session_id,
 )
-from gateway.pool import LEAD_S
 from gateway.starts import BREAKS, STARTS_AT_ONCE
 from gateway.stores.memory import MemoryStore
 from tests.fakes.clock import Clock
@@ -316,7 +316,7 @@ async def test_a_loop_that_ends_gives_its_lead_up() -> None:
     async with stack(clock=Clock()) as built:  # no lead ever runs out
         second = built.another()
         async with built.first.looping():
-            await until(lambda: built.first.pool._lead.fence)
+            await until(lambda: built.first.pool._lease.fence)
 
         assert await second.pool.tick()
 
@@ -332,7 +332,7 @@ class _Usurped(MemoryStore):
     async def load(self) -> Mapping[EnvironmentName, EnvironmentLoad]:
         loads = await super().load()
         if self.is_usurped:
-            self._moved.advance(LEAD_S + 1)
+            self._moved.advance(LEASE_S + 1)
             assert (await self.lead("usurper", ttl_s=3600)).fence
         return loads
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from gateway.core.leader_lease import LEASE_S
 from gateway.core.model import Worker, WorkerId, WorkerState, session_id
-from gateway.pool import LEAD_S
 from gateway.stores.memory import MemoryStore
 from tests.deadlines import scaled
 from tests.fakes.clock import Clock
@@ -372,7 +372,7 @@ async def test_a_worker_that_is_being_stopped_with_its_sessions_is_not_counted_a
             )
             async with first.looping(), first.serving() as client:
                 await create(client, env_name="coding")
-            clock.advance(LEAD_S)
+            clock.advance(LEASE_S)
             async with later.looping():
                 await until(lambda: backend.stopped)
 

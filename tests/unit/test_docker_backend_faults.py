@@ -6,8 +6,10 @@ import asyncio
 import gc
 import queue
 import tempfile
+import time
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -20,8 +22,9 @@ from gateway.backends.endings import LOOK_THREADS, Endings
 from gateway.backends.engine import Engine, EngineError, connect, translated
 from gateway.backends.events import DieEvents, Ended
 from gateway.backends.launches import Launches, Wanted
-from gateway.core.errors import BackendError, StartFailed
-from gateway.core.model import CloseReason, Environment, EnvironmentName, Worker, WorkerId
+from gateway.core.errors import BackendError, NotLeading, StartFailed
+from gateway.core.leader_lease import LeaderLease
+from gateway.core.model import CloseReason, Environment, EnvironmentName, Lead, Server, Worker, WorkerId
 from tests.deadlines import scaled
 from tests.fakes.engine import FakeContainer, FakeEngine, Hold
 from tests.fakes.eventually import until
@@ -66,6 +69,32 @@ async def started(backend: DockerBackend, engine: FakeEngine, id: str = "w1") ->
     await backend.start(worker(id), ENVIRONMENT)
     (container,) = (one for one in engine.containers.values() if one.labels["env-gateway.worker"] == id)
     return container
+
+
+# -- a leader that was replaced
+
+
+@pytest.mark.parametrize(
+    ("server", "during", "starts"),
+    [(Server(), "POST create", 0), (Server(port=8000), "POST create", 0), (Server(port=8000), "POST start", 1)],
+)
+async def test_a_leader_whose_lease_ends_during_a_start_starts_nothing_more_and_undoes_it(
+    backend: DockerBackend, engine: FakeEngine, folder: Path, server: Server, during: str, starts: int
+) -> None:
+    engine.images.add("env-gateway/base:latest")  # of the forwarder beside a third-party server
+    lease = LeaderLease(Lead(1))
+    hold = engine.hold(during)
+    starting = asyncio.create_task(backend.start(worker(), replace(ENVIRONMENT, server=server), lease))
+    await reached(hold)
+
+    lease.renew(Lead(0), asked_at=time.monotonic())
+    hold.released.set()
+
+    with pytest.raises(NotLeading):
+        await starting
+    assert engine.requests.count("POST start") == starts
+    assert not engine.containers
+    assert not list((folder / "sockets").iterdir())
 
 
 # -- why a worker died

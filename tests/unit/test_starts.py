@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gateway.core.errors import EnvironmentUnavailable, PoolExhausted
-from gateway.core.model import EnvironmentLoad, Wire, Worker, WorkerId
+from gateway.core.leader_lease import LeaderLease
+from gateway.core.model import EnvironmentLoad, Lead, Wire, Worker, WorkerId
 from gateway.observe.metrics import Metrics
 from gateway.relay import Relay
 from gateway.starts import TRIALS_ALONE, Starts
@@ -24,7 +25,7 @@ def starts(store: MemoryStore, backend: FakeBackend, fence: int) -> Starts:
         upstreams={Wire.OWN: OrsUpstream(relay, secret=b"a secret")},
         transport=relay,
         metrics=Metrics(),
-        fence=lambda: fence,
+        lease=LeaderLease(Lead(fence)),
         started=lambda environment, seconds: None,
     )
 

@@ -18,6 +18,7 @@ from gateway.backends.swarm.backend import SwarmBackend
 from gateway.backends.swarm.nodes import NodeState
 from gateway.core.addresses import node_address
 from gateway.core.errors import BackendError, StartFailed
+from gateway.core.leader_lease import LeaderLease
 from gateway.core.model import CloseReason, Death, Environment, EnvironmentName, Found, Limits, Worker, WorkerId
 from gateway.core.nodes import NodeId
 from tests.fakes.certificates import Files, cluster
@@ -48,7 +49,7 @@ class Engine:
         self.may_start = asyncio.Event()
         self.may_start.set()
 
-    async def start(self, worker: Worker, environment: Environment) -> str:
+    async def start(self, worker: Worker, environment: Environment, lease: LeaderLease | None = None) -> str:
         self._answer()
         self.asked += 1
         await self.may_start.wait()

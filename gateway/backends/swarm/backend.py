@@ -22,6 +22,7 @@ from gateway.backends.swarm.placing import Placing
 from gateway.backends.swarm.spreading import Spreading
 from gateway.core.addresses import Kind, parse_address
 from gateway.core.errors import BackendError, GatewayError, StartFailed
+from gateway.core.leader_lease import LeaderLease
 from gateway.core.model import CloseReason, Death, Environment, Found, Worker, WorkerId
 from gateway.core.nodes import NodeId
 from gateway.core.ports import Backend
@@ -89,7 +90,7 @@ class SwarmBackend:
 
     # -- the seam -------------------------------------------------------------------------------------------------
 
-    async def start(self, worker: Worker, environment: Environment) -> str:
+    async def start(self, worker: Worker, environment: Environment, lease: LeaderLease | None = None) -> str:
         """Start *worker* on the node that has most room for it; see ``Backend.start``."""
         if self._closed:
             raise StartFailed("the backend is closed")
@@ -99,7 +100,7 @@ class SwarmBackend:
         try:
             for reference, image in need.images.items():
                 await self._spreading.ensure(node, reference, image)
-            address = await (await self._engine_of(node)).start(worker, environment)
+            address = await (await self._engine_of(node)).start(worker, environment, lease)
         except BaseException:
             self._placing.forget(worker.id)
             raise

@@ -13,8 +13,7 @@ import os
 import secrets
 import signal
 import socket
-from collections.abc import AsyncIterator
-from functools import partial
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import anyio
@@ -22,18 +21,21 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.audit import Audit
 from gateway.backends.routed import RoutedBackend
-from gateway.backends.static import StaticBackend, none_known
+from gateway.backends.static import StaticBackend
 from gateway.backends.swarm.dialing import NodeDialer
 from gateway.backends.swarm.nodes import NodeState
-from gateway.catalog import Catalog
 from gateway.closing import Closer
 from gateway.core.errors import ConfigError, StoreUnavailable
-from gateway.core.leader_lease import LEASE_S
-from gateway.core.model import CloseReason, Environment, EnvironmentName, Owner, Session, Setup, Wire, Worker
+from gateway.core.leader_lease import LEASE_S, LeaderLease
+from gateway.core.lifecycle import Lifecycle
+from gateway.core.model import CloseReason, Environment, Owner, Setup, Wire
 from gateway.core.nodes import NodeId
-from gateway.core.ports import Upstream
+from gateway.core.plan import Demands
+from gateway.core.ports import Backend, Upstream
 from gateway.curricula import Curricula
 from gateway.custom_tasks import CustomTaskFolders, offering
+from gateway.ends import Waiting
+from gateway.expiry import Expiry
 from gateway.fronts.areal import ArealFront
 from gateway.fronts.door import Door
 from gateway.fronts.openenv import OpenEnvFront
@@ -43,28 +45,39 @@ from gateway.fronts.ops_nodes import NodeRoutes
 from gateway.fronts.ops_tasks import TaskRoutes
 from gateway.fronts.ors import OrsFront
 from gateway.fronts.peers import PeersFront
+from gateway.inquiries import Inquiries
+from gateway.leadership import Leadership
+from gateway.loop_tasks import LoopTasks
 from gateway.observe.metrics import Metrics
+from gateway.offers import Offers
+from gateway.openings import Openings
 from gateway.parts import (
+    Stores,
     hold_containers,
     make_backend,
-    make_call_store,
-    make_curriculum_store,
     make_nodes,
-    make_store,
+    make_stores,
     make_swarm,
-    make_task_store,
 )
+from gateway.patience import STORE_PATIENCE_S
+from gateway.pausing import Pausing
 from gateway.peers import HttpPeers, default_peer_url
+from gateway.plan_executor import PlanExecutor
+from gateway.planner import Planner
 from gateway.pool import Pool
-from gateway.reading import read_all, read_curricula
+from gateway.reading import Content, read_all
+from gateway.rebuilding import Rebuilding
 from gateway.relay import Relay
+from gateway.remembered import Remembered
 from gateway.rollover import Rollover
 from gateway.serving import Server, configured, listen
 from gateway.sessions import Sessions
 from gateway.settings import Settings, parse_keys
+from gateway.silence import Suspects
+from gateway.starts import Starts
 from gateway.task_records import TaskRecords
 from gateway.task_tables import TaskTables
-from gateway.tasks.registry import TaskRegistry, read_splits
+from gateway.tasks.registry import read_splits
 from gateway.tasks.run_time import RunTimeTasks
 from gateway.tasks.signing import read_trusted
 from gateway.tasks.watch import TaskFileWatch
@@ -73,6 +86,7 @@ from gateway.upstreams.calling.recorder import Recorder
 from gateway.upstreams.openenv.upstream import OpenEnvUpstream
 from gateway.upstreams.ors.own import OrsUpstream
 from gateway.upstreams.ors.stock import StockOrsUpstream
+from gateway.worker_ends import WorkerEnds
 
 logger = logging.getLogger(__name__)
 
@@ -99,117 +113,232 @@ _AREAL_SEGMENTS = ("areal", "api")
 
 
 class Gateway:
-    """One gateway process: its parts, wired."""
+    """One gateway process: its parts, wired. The only place that wires them."""
 
-    def __init__(self, settings: Settings, *, catalog: Catalog, tasks: TaskRegistry, port: int | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        content: Content,
+        *,
+        port: int | None = None,
+        replica: str = "",
+        stores: Stores | None = None,
+        backend: Backend | None = None,
+        upstreams: Mapping[Wire, Upstream] | None = None,
+        store_patience_s: float = STORE_PATIENCE_S,
+    ) -> None:
         """Wire everything; connect to nothing yet.
 
-        *port* is the one that is listened on, where the settings leave it open.
+        Args:
+            settings: Of this process.
+            content: Environments, tasks and curricula to serve.
+            port: The one that is listened on, where the settings leave it open.
+            replica: The unique name of this process; empty: one is made.
+            stores: In place of those that the settings name; who made them closes them, and workers outlive this
+                gateway as they do.
+            backend: In place of the one that the settings name; closed by who made it.
+            upstreams: In place of those of the same kind; closed by who made them.
+            store_patience_s: How long a request waits for a store that does not answer.
         """
         self.settings = settings
-        self.catalog = catalog
-        self.tasks = tasks
-        self.is_draining = False
-        """Other replicas are to be asked; this one still serves what comes."""
-        self.is_closing = False
-        """The server has ended. Until then a socket may be closed, but none is refused a reset."""
-        self.replica = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        self.catalog, self.tasks = content.catalog, content.tasks
+        self.lifecycle = Lifecycle()
+        self.replica = replica or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self.metrics = Metrics()
-        nodes = make_nodes(settings)
-        dialer = NodeDialer(nodes) if nodes is not None else None
-        self.relay = Relay(dial=dialer.dial if dialer is not None else None)
-        self.store = make_store(settings, self.replica)
-        self.task_store = make_task_store(settings)
-        self.curriculum_store = make_curriculum_store(settings)
-        self.records = TaskRecords(self.curriculum_store, registry=tasks)
-        self.run_time = RunTimeTasks(registry=tasks, store=self.task_store, offered=catalog.offered)
-        self.task_files = TaskFileWatch(tasks, lambda: catalog)
-        known = self._known_workers if settings.store != "memory" else none_known
-        self.swarm = (
-            make_swarm(settings, catalog, nodes, known=known, is_leading=lambda: self.pool.is_leading)
-            if nodes is not None
-            else None
-        )
-        self.backend = RoutedBackend(self.swarm or make_backend(settings, catalog), StaticBackend(known), list(catalog))
-        secret = settings.read_secret()
-        shared = settings.store != "memory"  # else there are no other replicas
-        me = settings.peer_url or default_peer_url(settings.host, port or settings.port)
-        self.peers = HttpPeers(me if shared else "", secret)
-        self.call_store = make_call_store(settings, self.replica)
-        self.recorder = Recorder(self.call_store)
-        self._stock = StockOrsUpstream(self.relay, recorder=self.recorder)
-        self._areal = ArealUpstream(self.relay, recorder=self.recorder)
+        self.lease = LeaderLease()
+        self._owned = contextlib.AsyncExitStack()
+        """Closes what this gateway made, the last one first."""
+        self._has_own_stores = stores is None
+        self.stores = stores or make_stores(settings, self.replica)
+        self.store = self.stores.sessions
+        if stores is None:
+            self._owned.push_async_callback(self.stores.aclose)
+        self._wire_workers(backend)
+        upstreams = self._wire_upstreams(upstreams or {}, port)
+        self._wire_sessions(content, upstreams, store_patience_s)
+        self._wire_pool(upstreams)
+        self._wire_watches()
+        self.app = self._frontends()
+
+    # -- wiring, from the outside in ------------------------------------------------------------------------------
+
+    def _wire_workers(self, backend: Backend | None) -> None:
+        """Make what starts workers and what reaches them."""
+        settings, catalog = self.settings, self.catalog
+        self._nodes = make_nodes(settings) if backend is None else None
+        self._dialer = NodeDialer(self._nodes) if self._nodes is not None else None
+        self.swarm = None
+        if self._nodes is not None:
+            self.swarm = make_swarm(settings, catalog, self._nodes, store=self.store, lease=self.lease)
+            self.lease.follow(self.swarm)
+        static = StaticBackend(self.store)
+        self.backend = RoutedBackend(backend or self.swarm or make_backend(settings, catalog), static, list(catalog))
+        if backend is None:
+            self._owned.push_async_callback(self.backend.aclose)
+        self.relay = Relay(dial=self._dialer.dial if self._dialer is not None else None)
+        self._owned.push_async_callback(self.relay.aclose)
+
+    def _wire_upstreams(self, given: Mapping[Wire, Upstream], port: int | None) -> Mapping[Wire, Upstream]:
+        """Make what speaks to workers, each kind of server in its protocol."""
+        settings, secret = self.settings, self.settings.read_secret()
+        self.peers = None
+        if settings.store != "memory":  # else there are no other replicas
+            me = settings.peer_url or default_peer_url(settings.host, port or settings.port)
+            self.peers = HttpPeers(me, secret)
+            self._owned.push_async_callback(self.peers.aclose)
+        recorder = Recorder(self.stores.calls)
+        self._owned.push_async_callback(recorder.aclose)
+        ors = StockOrsUpstream(self.relay, recorder=recorder)
+        areal = ArealUpstream(self.relay, recorder=recorder)
         self._openenv = OpenEnvUpstream(
             self.relay,
             self.peers,
-            rebind=self._rebind,
-            find=self.store.find,
-            recorder=self.recorder,
-            dial_socket=dialer.dial_socket if dialer is not None else None,
+            store=self.store,
+            recorder=recorder,
+            dial_socket=self._dialer.dial_socket if self._dialer is not None else None,
         )
-        upstreams: dict[Wire, Upstream] = {
+        for upstream in (areal, ors, self._openenv):
+            self._owned.push_async_callback(upstream.aclose)
+        return {
             Wire.OWN: OrsUpstream(self.relay, secret=secret),
-            Wire.ORS: self._stock,
+            Wire.ORS: ors,
             Wire.OPENENV: self._openenv,
-            Wire.AREAL: self._areal,
+            Wire.AREAL: areal,
+            **given,
         }
-        self.custom_tasks = CustomTaskFolders(settings.custom_tasks_dir, catalog)
-        self.custom_tasks.changed(offering(catalog))
+
+    def _wire_sessions(self, content: Content, upstreams: Mapping[Wire, Upstream], patience_s: float) -> None:
+        """Make the request path: tasks and curricula to choose from, and sessions to open and to act in."""
+        store, catalog, tasks = self.store, self.catalog, self.tasks
+        self.records = TaskRecords(self.stores.curricula, registry=tasks)
+        self.closer = Closer(store=store, upstreams=upstreams, metrics=self.metrics, records=self.records)
+        self.admission = Waiting()
+        self.queries = Inquiries(store=store, upstreams=upstreams, closer=self.closer, waiting=self.admission)
+        self.curricula = Curricula(
+            store=self.stores.curricula,
+            records=self.records,
+            tables=TaskTables(tasks, catalog=catalog, queries=self.queries),
+            files=content.curricula,
+            catalog=catalog,
+        )
+        self.run_time = RunTimeTasks(registry=tasks, store=self.stores.tasks, catalog=catalog)
+        self.offers = Offers(self.run_time, queries=self.queries, curricula=self.curricula)
+        self.remembered = Remembered(store)
+        openings = Openings(
+            store=store,
+            upstreams=upstreams,
+            catalog=catalog,
+            closer=self.closer,
+            remembered=self.remembered,
+            metrics=self.metrics,
+            patience_s=patience_s,
+            waiting=self.admission,
+            tickets=self.curricula,
+        )
+        self.sessions = Sessions(
+            store=store,
+            upstreams=upstreams,
+            catalog=catalog,
+            closer=self.closer,
+            openings=openings,
+            remembered=self.remembered,
+            metrics=self.metrics,
+            patience_s=patience_s,
+        )
+
+    def _wire_pool(self, upstreams: Mapping[Wire, Upstream]) -> None:
+        """Make the control loop and the audit."""
+        settings, store, catalog, metrics = self.settings, self.store, self.catalog, self.metrics
         self.rollover = Rollover(
             catalog,
-            image_of=self.backend.prepare,
+            image_of=self.backend.prepare if settings.uses_containers else None,
             directory=None if settings.static_servers() and not settings.environments else settings.catalog_dir,
             names=settings.environments,
             containers=settings.uses_containers,
             image_tag=settings.image_tag,
             complete=self._completed,
         )
-        self.rollover.changed(lambda: self.custom_tasks.follow(catalog))
-        if nodes is not None:  # a machine that comes may have an image that the others lack, or lack one that they have
-            nodes.changed(lambda view: self.rollover.ask_again() if view.state is NodeState.LIVE else None)
-        closer = Closer(store=self.store, upstreams=upstreams, metrics=self.metrics, played=self.records.note)
-        self.sessions = Sessions(
-            store=self.store,
-            upstreams=upstreams,
-            catalog=catalog,
-            closer=closer,
-            metrics=self.metrics,
-            unused=lambda ticket: self.curricula.unused(ticket),
-        )
-        self.curricula = Curricula(
-            store=self.curriculum_store,
-            records=self.records,
-            tables=TaskTables(tasks, catalog=catalog, asked=self.sessions),
-            files=read_curricula(settings, catalog, tasks),
-            runs_in=partial(_runs_in, catalog),
-        )
-        self.pool = Pool(
-            store=self.store,
+        self.lease.follow(self.rollover)
+        tasks, demands = LoopTasks(), Demands()
+        starts = Starts(
+            store=store,
             backend=self.backend,
             upstreams=upstreams,
             transport=self.relay,
-            catalog=catalog,
-            closer=closer,
-            metrics=self.metrics,
+            metrics=metrics,
+            lease=self.lease,
+            demands=demands,
+        )
+        self.worker_ends = WorkerEnds(
+            store=store, backend=self.backend, transport=self.relay, metrics=metrics, tasks=tasks
+        )
+        self.leadership = Leadership(
+            store=store,
             replica=self.replica,
-            remembered=self.sessions.remembered,
-            is_settled=self.rollover.is_settled,
-            may_start=self.rollover.may_start,
-            leads=self._leads,
-            expected=self.curricula.expected,
+            lease=self.lease,
+            rebuilding=Rebuilding(
+                store=store,
+                backend=self.backend,
+                upstreams=upstreams,
+                catalog=catalog,
+                closer=self.closer,
+                remembered=self.remembered,
+            ),
+            starts=starts,
+            ends=self.worker_ends,
+            tasks=tasks,
+            metrics=metrics,
+        )
+        self.planner = Planner(
+            catalog=catalog,
+            forecast=self.curricula,
+            starts=starts,
+            demands=demands,
+            metrics=metrics,
             max_workers=settings.max_workers,
         )
+        executor = PlanExecutor(
+            store=store,
+            backend=self.backend,
+            catalog=catalog,
+            starts=starts,
+            ends=self.worker_ends,
+            pausing=Pausing(store=store, backend=self.backend, lease=self.lease, tasks=tasks),
+            rollover=self.rollover,
+            tasks=tasks,
+        )
+        self.pool = Pool(
+            store=store,
+            backend=self.backend,
+            leadership=self.leadership,
+            planner=self.planner,
+            executor=executor,
+            starts=starts,
+            ends=self.worker_ends,
+            expiry=Expiry(store=store, upstreams=upstreams, catalog=catalog, closer=self.closer, tasks=tasks),
+            suspects=Suspects(store=store, upstreams=upstreams, catalog=catalog, tasks=tasks),
+            tasks=tasks,
+            metrics=metrics,
+        )
         self.audit = Audit(
-            store=self.store,
+            store=store,
             backend=self.backend,
             upstreams=upstreams,
             catalog=catalog,
-            lost=self.pool.lost,
-            metrics=self.metrics,
+            ends=self.worker_ends,
+            metrics=metrics,
             replica=self.replica,
             lead_s=LEASE_S,
         )
-        self.app = self._door()
+
+    def _wire_watches(self) -> None:
+        """Make what looks for changed files and images."""
+        self.task_files = TaskFileWatch(self.tasks, self.catalog)
+        self.custom_tasks = CustomTaskFolders(self.settings.custom_tasks_dir, self.catalog)
+        self.custom_tasks.changed(offering(self.catalog))
+        self.rollover.changed(lambda: self.custom_tasks.follow(self.catalog))
+        if self._nodes is not None:  # a machine that comes may have an image that the others lack, or lack one
+            self._nodes.changed(lambda view: self.rollover.ask_again() if view.state is NodeState.LIVE else None)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -224,27 +353,12 @@ class Gateway:
             await self.backend.check()
             await self.custom_tasks.look()  # before the audit: workers that the last gateway left are of that make
             await self.rollover.look_images(timeout_s=IMAGES_WAIT_S)  # likewise
-            await self.pool.made_whole()
+            await self.leadership.until_complete()
             await self.audit.begin()
-            async with anyio.create_task_group() as group:
-                loops = (
-                    self.sessions.run,
-                    self.pool.run,
-                    self.audit.run,
-                    self.custom_tasks.run,
-                    self.rollover.run,
-                    self.run_time.run,
-                    self.task_files.run,
-                    self.records.run,
-                    self.curricula.run,
-                    self._watch_the_loop,
-                )
-                for loop in loops:
-                    group.start_soon(loop)
+            async with self.looping():
                 yield
-                self.is_draining = self.is_closing = True
+                self.lifecycle.is_draining = self.lifecycle.is_closing = True
                 await self.sessions.drain(self.settings.drain_s)
-                group.cancel_scope.cancel()
         finally:
             with anyio.CancelScope(shield=True):
                 await self.pool.aclose()  # before its store and backend, also where it was not begun
@@ -255,27 +369,43 @@ class Gateway:
                     static = [one.name for one in self.catalog if one.server.url] if is_kept else []
                     with contextlib.suppress(StoreUnavailable):
                         await self.pool.stop_all(spare=static)
-                for upstream in (self._openenv, self._stock, self._areal):
-                    await upstream.aclose()
                 await self.records.flush()
                 await self.curricula.aclose()
-                await self.recorder.aclose()
-                await self.call_store.aclose()
-                await self.peers.aclose()
-                await self.relay.aclose()
-                await self.backend.aclose()
-                await self.task_store.aclose()
-                await self.curriculum_store.aclose()
-                await self.store.aclose()
+                await self.aclose()
+
+    @contextlib.asynccontextmanager
+    async def looping(self) -> AsyncIterator[None]:
+        """Run all that goes on behind requests; when this ends, what it began has ended too."""
+        async with anyio.create_task_group() as group:
+            for loop in (
+                self.sessions.run,
+                self.pool.run,
+                self.audit.run,
+                self.custom_tasks.run,
+                self.rollover.run,
+                self.run_time.run,
+                self.task_files.run,
+                self.records.run,
+                self.curricula.run,
+                self._watch_the_loop,
+            ):
+                group.start_soon(loop)
+            yield
+            group.cancel_scope.cancel()
+
+    async def aclose(self) -> None:
+        """Close what this gateway made: connections and stores. `running` does it at its end."""
+        await self._owned.aclose()
 
     def leave(self) -> None:
         """Answer what is still under way: openings that wait may come again, and calls may run on in their workers."""
-        self.sessions.leave()
+        self.admission.end()
         self.relay.leave()
 
     @property
     def _workers_are_found_again(self) -> bool:
-        return self.settings.store != "memory" and self.settings.uses_containers
+        """Whether workers outlive this gateway, for the next one or for other replicas."""
+        return not self._has_own_stores or (self.settings.store != "memory" and self.settings.uses_containers)
 
     async def _start_store(self) -> None:
         loop = asyncio.get_running_loop()
@@ -333,18 +463,6 @@ class Gateway:
             await asyncio.sleep(LAG_EVERY_S)
             self.metrics.lag(max(0.0, loop.time() - began_at - LAG_EVERY_S))
 
-    def _leads(self) -> None:
-        self.rollover.ask_again()
-        if self.swarm is not None:
-            self.swarm.leads()
-
-    async def _known_workers(self) -> list[Worker]:
-        loads = await self.store.load()
-        return [entry.worker for load in loads.values() for entry in load.workers]
-
-    async def _rebind(self, session: Session, handle: str) -> bool:
-        return await self.store.rebind(session.id, session.lease, was=session.handle, handle=handle)
-
     async def _probe(self, environment: Environment, task: dict[str, Any]) -> None:
         """Open an episode of *task* in a worker, wait for what its agent would be told first, and end it."""
         environment = self.catalog.named(environment.name)  # as it is now
@@ -393,8 +511,8 @@ class Gateway:
         if self.swarm is not None:
             await self.swarm.drain(NodeId(id), is_draining)
 
-    def _door(self) -> ASGIApp:
-        settings = self.settings
+    def _frontends(self) -> ASGIApp:
+        settings, secret = self.settings, self.settings.read_secret()
         task_routes = TaskRoutes(
             tasks=self.run_time,
             max_body_bytes=settings.max_body_bytes,
@@ -406,7 +524,7 @@ class Gateway:
             store=self.store,
             catalog=self.catalog,
             metrics=self.metrics,
-            is_draining=lambda: self.is_draining,
+            lifecycle=self.lifecycle,
             routes=[
                 *task_routes.routes(),
                 *NodeRoutes(rows=self._node_rows, drain=self._drain_node).routes(),
@@ -415,38 +533,37 @@ class Gateway:
         ).app()
         ors = OrsFront(
             sessions=self.sessions,
+            queries=self.queries,
+            offers=self.offers,
             catalog=self.catalog,
-            tasks=self.run_time,
-            curricula=self.curricula,
             max_body_bytes=settings.max_body_bytes,
             lazy_binding=settings.lazy_binding,
             strict_paths=settings.strict_paths,
             strip_platform_keys=settings.strip_platform_keys,
         )
-        areal = ArealFront(
+        self.areal = ArealFront(
             sessions=self.sessions,
+            queries=self.queries,
+            offers=self.offers,
             store=self.store,
             catalog=self.catalog,
-            tasks=self.run_time,
-            curricula=self.curricula,
+            metrics=self.metrics,
+            lifecycle=self.lifecycle,
             max_body_bytes=settings.max_body_bytes,
-            tally=self.metrics.tally,
-            is_draining=lambda: self.is_draining,
         )
         openenv = OpenEnvFront(
             sessions=self.sessions,
+            queries=self.queries,
+            offers=self.offers,
             store=self.store,
             catalog=self.catalog,
-            tasks=self.tasks,
-            curricula=self.curricula,
-            secret=settings.read_secret(),
+            lifecycle=self.lifecycle,
+            secret=secret,
             max_body_bytes=settings.max_body_bytes,
-            admit=lambda environment, task: self.run_time.admit(task, environment.name),
-            refresh=self.run_time.refresh,
-            is_draining=lambda: self.is_closing,
         )
-        peers = PeersFront(settings.read_secret(), self._openenv.serve)
-        inside = by_first_segment(ors=ors, ops=ops, areal=areal, openenv=openenv, peers=peers)
+        inside = by_first_segment(
+            ors=ors, ops=ops, areal=self.areal, openenv=openenv, peers=PeersFront(secret, self._openenv.serve)
+        )
         return Door(inside, trainers=parse_keys(settings.trainer_keys), operators=parse_keys(settings.operator_keys))
 
 
@@ -469,32 +586,26 @@ def by_first_segment(
     return rooms
 
 
-def _runs_in(catalog: Catalog, name: EnvironmentName, split: str) -> EnvironmentName | None:
-    """The environment that sessions of a split run in; None where it is not on offer."""
-    environment = catalog.offered(name)
-    return environment.for_split(split).name if environment is not None else None
-
-
 async def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT; a second one ends calls under way too.
 
     Raises:
         ConfigError, StoreUnavailable, BackendError: at start.
     """
-    catalog, tasks = await read_all(settings.checked())
+    content = await read_all(settings.checked())
     held = hold_containers(settings)
     listener = listen(settings.host, settings.port)
-    gateway = Gateway(settings, catalog=catalog, tasks=tasks, port=listener.getsockname()[1])
+    gateway = Gateway(settings, content, port=listener.getsockname()[1])
     server = Server(configured(gateway.app, end_s=settings.drain_s))
     loop = asyncio.get_running_loop()
 
     def end() -> None:
-        if gateway.is_draining:  # told twice
+        if gateway.lifecycle.is_draining:  # told twice
             server.force_exit = True
             gateway.leave()
             close()
             return
-        gateway.is_draining = True  # readiness turns first; then no new connection, then the calls end
+        gateway.lifecycle.is_draining = True  # readiness turns first; then no new connection, then the calls end
         logger.info("gateway_draining replica=%s notice_s=%g", gateway.replica, settings.drain_notice_s)
         server.leave()
         loop.call_later(settings.drain_notice_s, close)

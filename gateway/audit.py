@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, replace
 
 from gateway.catalog import Catalog
@@ -18,6 +18,7 @@ from gateway.core.errors import BackendError, GatewayError, StoreUnavailable
 from gateway.core.model import EnvironmentName, Found, Wire, Worker, WorkerId, WorkerState
 from gateway.core.ports import Backend, Store, Upstream
 from gateway.observe.metrics import Metrics
+from gateway.worker_ends import WorkerEnds
 
 logger = logging.getLogger(__name__)
 
@@ -72,17 +73,17 @@ class Audit:
         backend: Backend,
         upstreams: Mapping[Wire, Upstream],
         catalog: Catalog,
-        lost: Callable[[WorkerId], Awaitable[None]],
+        ends: WorkerEnds,
         metrics: Metrics,
         replica: str,
         lead_s: float,
     ) -> None:
-        """*lost* ends a worker that is gone, as the control loop does."""
+        """*ends* end a worker that is gone, as the control loop does."""
         self._store = store
         self._backend = backend
         self._upstreams = upstreams
         self._catalog = catalog
-        self._lost = lost
+        self._ends = ends
         self._metrics = metrics
         self._replica = replica
         self._lead_s = lead_s
@@ -147,7 +148,7 @@ class Audit:
             )
         for id in findings.lost:
             try:
-                await self._lost(id)
+                await self._ends.lost(id)
             except BackendError as error:  # its sessions are ended; what is left of it is the next audit's
                 logger.warning("worker_not_stopped worker=%s error=%s", id, error)
         for id in findings.adopted if ask else ():

@@ -17,20 +17,19 @@ from rich.table import Table
 
 from gateway import __version__, cli_cluster, cli_tasks
 from gateway.app import Gateway, serve
-from gateway.catalog import Catalog, describe, load_catalog
+from gateway.catalog import describe, load_catalog
 from gateway.cli_client import LOCALHOST, Key, Url, ask, counted, print_table
 from gateway.cli_curricula import curricula_app
 from gateway.cli_env import env_app
 from gateway.core.errors import ConfigError, GatewayError
 from gateway.core.model import Environment, SplitType
 from gateway.observe import logs
-from gateway.reading import read_all, read_curricula, read_files
+from gateway.reading import Content, read_all, read_files
 from gateway.settings import Settings, load
 from gateway.tasks.importing import agentbench, humaneval, mbpp
 from gateway.tasks.importing.batch import gather
 from gateway.tasks.importing.entries import Entry
 from gateway.tasks.importing.writing import check_target, print_lines, write_lines
-from gateway.tasks.registry import TaskRegistry
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="A gateway between RL trainers and environments.")
 tasks_app = typer.Typer(no_args_is_help=True, help="Work with files of tasks.")
@@ -88,8 +87,8 @@ def node() -> None:
 def check() -> None:
     """Read settings, environments, tasks and curricula, and print what they mean; static servers are asked."""
     settings = load().checked()
-    catalog, tasks = asyncio.run(_checked(settings))
-    curricula = read_curricula(settings, catalog, tasks)
+    content = asyncio.run(_checked(settings))
+    catalog, tasks, curricula = content.catalog, content.tasks, content.curricula
     table = Table(title=f"{settings.backend} backend, store {settings.store.partition(':')[0]}")
     for column in ("environment", "protocol", "isolation", "workers", "idle", "splits", "loosened"):
         table.add_column(column)
@@ -120,11 +119,11 @@ def check() -> None:
     typer.echo(f"default environment: {catalog.default.name}")
 
 
-async def _checked(settings: Settings) -> tuple[Catalog, TaskRegistry]:
+async def _checked(settings: Settings) -> Content:
     """Read what `serve` reads, and make what it makes before it connects to anything. Raises ``ConfigError``."""
-    catalog, tasks = await read_all(settings)
-    Gateway(settings, catalog=catalog, tasks=tasks)
-    return catalog, tasks
+    content = await read_all(settings)
+    Gateway(settings, content)
+    return content
 
 
 def _workers(environment: Environment) -> str:

@@ -239,7 +239,7 @@ def _documents(file: Path) -> list[tuple[str, object]]:
 def _local_checker() -> RunTimeTasks:
     catalog = load_catalog(load().catalog_dir)
     registry = TaskRegistry({}, env_types={one.name: one.env_types for one in catalog})
-    return RunTimeTasks(registry=registry, store=MemoryTaskStore(), offered=catalog.offered)
+    return RunTimeTasks(registry=registry, store=MemoryTaskStore(), catalog=catalog)
 
 
 def _check(document: object, where: str, checker: RunTimeTasks | None, environment: str) -> None:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import anyio
 
@@ -48,6 +48,14 @@ Missed = Callable[[], None]
 """Is called when the store did not answer."""
 
 
+class EpisodeRecords(Protocol):
+    """Keeps what came of the episodes on each task: `gateway.task_records.TaskRecords`."""
+
+    def note(self, session: Session, environment: Environment, summary: Summary, reward: float) -> None:
+        """Note how an episode went whose *reward* the agent earned. Returns at once."""
+        ...
+
+
 class Closer:
     """Ends sessions at their workers and in the store."""
 
@@ -58,18 +66,18 @@ class Closer:
         upstreams: Mapping[Wire, Upstream],
         metrics: Metrics,
         patience_s: float = STORE_PATIENCE_S,
-        played: Callable[[Session, Environment, Summary, float], None] = lambda *_: None,
+        records: EpisodeRecords | None = None,
     ) -> None:
         """
         Args:
             patience_s: How long a store that does not answer is asked again, in each step of an end.
-            played: Hears of each session that ended with a reward: its summary, and the reward; must not wait.
+            records: Note each session that ended with a reward; None: nobody keeps records.
         """
         self._store = store
         self._upstreams = upstreams
         self._metrics = metrics
         self._patience_s = patience_s
-        self._played = played
+        self._records = records
         # The state: what goes on behind requests.
         self._cleanups: set[asyncio.Task[Any]] = set()
         self._telling: set[asyncio.Task[None]] = set()
@@ -299,8 +307,8 @@ class Closer:
             if not summary.is_whole:
                 told = (session.environment, session.task, session.id)
                 logger.warning("episode_incomplete environment=%s task=%r session=%s", *told)
-            if reward is not None:
-                self._played(session, environment, summary, reward)
+            if reward is not None and self._records is not None:
+                self._records.note(session, environment, summary, reward)
         logger.info(
             "session_closed session=%s name=%r environment=%s worker=%s reason=%s outcome=%s reward=%s steps=%s",
             session.id,

@@ -18,10 +18,11 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from gateway.catalog import Catalog
 from gateway.core.capacity import Expected
 from gateway.core.curricula import PREFIX, Curriculum
 from gateway.core.curriculum_ports import CurriculumStore, Drawn, Turn
@@ -86,19 +87,18 @@ class Curricula:
         records: TaskRecords,
         tables: TaskTables,
         files: Mapping[str, Curriculum],
-        runs_in: Callable[[EnvironmentName, str], EnvironmentName | None],
+        catalog: Catalog,
     ) -> None:
         """
         Args:
             files: Those of the folder of curricula; one that comes by the API can't take a name of theirs.
-            runs_in: The environment that sessions of a split run in; None where the environment is not on offer.
         """
         self._store = store
         self._records = records
         self._tables = tables
         self._weighings = Weighings(store=store, records=records, tables=tables)
         self._files = dict(files)
-        self._where = runs_in
+        self._catalog = catalog
         # The state: what the API has defined, and what goes on behind requests.
         self._defined: dict[str, Curriculum] = {}
         self._version = ""
@@ -121,7 +121,7 @@ class Curricula:
 
     def is_offered(self, environment: str) -> bool:
         """Whether an environment of this name is on offer."""
-        return self._where(EnvironmentName(environment), "") is not None
+        return self._catalog.offered(environment) is not None
 
     def is_in_file(self, name: str) -> bool:
         """Whether it stands in a file, and so can't be changed by the API."""
@@ -367,7 +367,8 @@ class Curricula:
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _runs_in(self, environment: EnvironmentName, split: str) -> EnvironmentName:
-        return self._where(environment, split) or environment
+        found = self._catalog.offered(environment)
+        return found.for_split(split).name if found is not None else environment
 
     async def _left(self, ticket: Ticket) -> None:
         with contextlib.suppress(StoreUnavailable):  # then its group's time ends it

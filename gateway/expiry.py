@@ -10,14 +10,15 @@ import asyncio
 import contextlib
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Final
 
 from gateway.catalog import Catalog
 from gateway.closing import Closer
 from gateway.core.errors import GatewayError, StoreUnavailable
 from gateway.core.model import Note, Session, Wire, WorkerId
 from gateway.core.ports import Store, Upstream
+from gateway.loop_tasks import LoopTasks
 
 logger = logging.getLogger(__name__)
 
@@ -37,16 +38,13 @@ class Expiry:
         upstreams: Mapping[Wire, Upstream],
         catalog: Catalog,
         closer: Closer,
-        spawn: Callable[[Coroutine[Any, Any, None]], object],
-        more: Callable[[], None],
+        tasks: LoopTasks,
     ) -> None:
-        """*spawn* runs what takes longer than a turn; *more* is called where the next turn should begin at once."""
         self._store = store
         self._upstreams = upstreams
         self._catalog = catalog
         self._closer = closer
-        self._spawn = spawn
-        self._more = more
+        self._tasks = tasks
         self._asking: set[WorkerId] = set()
 
     async def turn(self) -> None:
@@ -59,21 +57,21 @@ class Expiry:
             if id not in self._asking:
                 # Each worker by itself: one that does not answer holds up neither the others nor this loop.
                 self._asking.add(id)
-                self._spawn(self._expire_in(id, sessions, is_all=len(found) < AT_ONCE))
+                self._tasks.spawn(self._expire_in(id, sessions, is_all=len(found) < AT_ONCE))
         for session in await self._store.due(AT_ONCE):
-            self._spawn(self._finish(session))
+            self._tasks.spawn(self._finish(session))
 
     async def _expire_in(self, id: WorkerId, late: list[Session], *, is_all: bool) -> None:
         """End a worker's late sessions, but for those that it says are not; *is_all*: there were no others."""
         try:
             await self._ask(id, late)
             for session in await self._store.expire([session.id for session in late]):
-                self._spawn(self._finish(session))
+                self._tasks.spawn(self._finish(session))
         except StoreUnavailable as error:
             logger.warning("store_unavailable during=expiry error=%s", error)  # late still, at the next turn
         else:
             if not is_all:
-                self._more()
+                self._tasks.wake()
         finally:
             self._asking.discard(id)
 

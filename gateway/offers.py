@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
@@ -25,27 +25,15 @@ from gateway.core.model import Environment, EnvironmentName, Registered, Setup, 
 from gateway.curricula import Curricula
 from gateway.handles import Handles, Offer, is_index, places_of, spec_of
 from gateway.task_places import Place, TaskPlaces
-from gateway.tasks.registry import TaskRegistry
+from gateway.tasks.run_time import RunTimeTasks
 
 T = TypeVar("T")
 
 SEARCHED_AT_ONCE: Final = 256
 
 
-class Followed(Protocol):
-    """A registry that follows what other replicas are given."""
-
-    async def refresh(self) -> object:
-        """Take over what is new, if the store answers."""
-        ...
-
-    async def sure(self, look_up: Callable[[], T]) -> T:
-        """What *look_up* returns, before or after a refresh. Raises ``UnknownTask``, ``StoreUnavailable``."""
-        ...
-
-
-class Asked(Protocol):
-    """Who asks workers: `gateway.sessions.Sessions`."""
+class WorkerQueries(Protocol):
+    """Asks workers for the tasks that they have: `gateway.inquiries.Inquiries`."""
 
     async def registered(self, environment: Environment) -> Registered:
         """The tasks that they know by id."""
@@ -59,7 +47,7 @@ class Asked(Protocol):
         """How many tasks one has. Raises ``UnknownSplit``."""
         ...
 
-    async def tasks_of(self, environment: Environment, split: str, start: int, stop: int) -> list[TaskSpec]:
+    async def tasks(self, environment: Environment, split: str, start: int, stop: int) -> list[TaskSpec]:
         """Tasks of one. Raises ``UnknownSplit``."""
         ...
 
@@ -67,13 +55,11 @@ class Asked(Protocol):
 class Offers:
     """Finds tasks for the fronts."""
 
-    def __init__(
-        self, registry: TaskRegistry, *, followed: Followed, asked: Asked, curricula: Curricula | None = None
-    ) -> None:
-        self.registry = registry
+    def __init__(self, tasks: RunTimeTasks, *, queries: WorkerQueries, curricula: Curricula | None = None) -> None:
+        self.registry = tasks.registry
         self.handles = Handles(curricula)
-        self._followed = followed
-        self._asked = asked
+        self._tasks = tasks
+        self._queries = queries
         self._counts: dict[EnvironmentName, dict[str, int]] = {}
         """Of images, as they were last told: for a refusal that asks nobody."""
         self._places: dict[EnvironmentName, TaskPlaces] = {}
@@ -83,20 +69,21 @@ class Offers:
         """Whether workers are asked for what the registry does not have: the environment has no task files."""
         return environment.tasks is None
 
-    @staticmethod
-    def is_limited(environment: Environment, setup: Setup) -> bool:
-        """Whether a ``rate_limit`` in the task is one of ours: an image's own tasks may mean anything by the word."""
+    async def admit(self, environment: Environment, setup: Setup) -> None:
+        """Take one of the starts that the task's ``rate_limit`` allows; raises as `RunTimeTasks.admit`."""
+        # Only a limit of ours: an image's own tasks may mean anything by the word.
         is_ours = not setup.split and isinstance(setup.spec.get("rate_limit"), Mapping)
-        return is_ours or not environment.server.is_foreign
+        if is_ours or not environment.server.is_foreign:
+            await self._tasks.admit(setup.spec, environment.name)
 
     async def refresh(self) -> None:
         """Take over what other replicas were given, if the store answers: for listings."""
-        await self._followed.refresh()
+        await self._tasks.refresh()
         await self.handles.refresh()
 
     async def sure(self, look_up: Callable[[], T]) -> T:
-        """What *look_up* finds in the registry as it is, or else once it is up to date. Raises as `Followed.sure`."""
-        return await self._followed.sure(look_up)
+        """What *look_up* finds in the registry as it is, or else once it is up to date. Raises as there."""
+        return await self._tasks.sure(look_up)
 
     # -- by split and index ---------------------------------------------------------------------------------------
 
@@ -105,7 +92,7 @@ class Offers:
         known = self.registry.splits(environment.name)
         if self.asks(environment):
             names = {split.name for split in known}
-            known = [*known, *(split for split in await self._asked.splits(environment) if split.name not in names)]
+            known = [*known, *(split for split in await self._queries.splits(environment) if split.name not in names)]
         return [*known, *(Split(name, SplitType.TRAIN) for name in self.handles.splits(environment))]
 
     async def count(self, environment: Environment, split: str) -> int:
@@ -114,7 +101,7 @@ class Offers:
             return await self.handles.count(environment, split)
         if await self._is_registrys(environment, split):
             return await self.sure(lambda: self.registry.count(environment.name, split))
-        count = await self._asked.count(environment, split)
+        count = await self._queries.count(environment, split)
         self._counts.setdefault(environment.name, {})[split] = count
         return count
 
@@ -149,7 +136,7 @@ class Offers:
         if await self._is_registrys(environment, split):
             return await self.sure(lambda: self.registry.range(environment.name, split, start, stop))
         places = places_of(split, start, stop, await self.count(environment, split))
-        return [_compact(task) for task in await self._asked.tasks_of(environment, split, places.start, places.stop)]
+        return [_compact(task) for task in await self._queries.tasks(environment, split, places.start, places.stop)]
 
     def why_not(self, environment: Environment, split: str, index: int) -> UnknownTask | None:
         """Why there is surely no such task, as far as that is known without asking anybody; None: there may be."""
@@ -197,7 +184,7 @@ class Offers:
         if not self.asks(environment):
             return None
         split, slash, number = id.rpartition("/")
-        splits = [one.name for one in await self._asked.splits(environment)]
+        splits = [one.name for one in await self._queries.splits(environment)]
         if slash and split in splits and is_index(number):
             return await self.at(environment, split, int(number))
         if environment.protocol is model.Protocol.AREAL:
@@ -228,10 +215,10 @@ class Offers:
         return given if place is None else Offer(spec=spec, split=place[0], index=place[1], is_images=True)
 
     async def _all_of_image(self, environment: Environment) -> AsyncIterator[tuple[Place, TaskSpec]]:
-        for split in await self._asked.splits(environment):
-            count = await self._asked.count(environment, split.name)
+        for split in await self._queries.splits(environment):
+            count = await self._queries.count(environment, split.name)
             for start in range(0, count, SEARCHED_AT_ONCE):
-                some = await self._asked.tasks_of(environment, split.name, start, start + SEARCHED_AT_ONCE)
+                some = await self._queries.tasks(environment, split.name, start, start + SEARCHED_AT_ONCE)
                 for index, task in enumerate(some, start):
                     yield (split.name, index), task
 
@@ -258,7 +245,7 @@ class Offers:
         """
         if not self.asks(environment) or split in self._registered_splits(environment):
             return True
-        own = [one.name for one in await self._asked.splits(environment)]
+        own = [one.name for one in await self._queries.splits(environment)]
         if split in own:
             return False
 
@@ -292,33 +279,10 @@ class Offers:
         count = await self.count(environment, split)
         if not -count <= index < count:
             raise unknown_index(split, index, count)
-        found = await self._asked.tasks_of(environment, split, index % count, index % count + 1)
+        found = await self._queries.tasks(environment, split, index % count, index % count + 1)
         if not found:
             raise unknown_index(split, index, count)  # it went meanwhile
         return found[0]
-
-
-class Refreshing:
-    """A registry that is followed by somebody else, who may be asked to fetch what is new."""
-
-    def __init__(self, fetch: Callable[[], Awaitable[object]] | None) -> None:
-        """*fetch* raises nothing where it fails; None: there is nothing to fetch."""
-        self._fetch = fetch
-
-    async def refresh(self) -> None:
-        """See `Followed.refresh`."""
-        if self._fetch is not None:
-            await self._fetch()
-
-    async def sure(self, look_up: Callable[[], T]) -> T:
-        """See `Followed.sure`."""
-        try:
-            return look_up()
-        except UnknownTask:
-            if self._fetch is None:
-                raise
-            await self._fetch()
-            return look_up()
 
 
 def _compact(task: TaskSpec) -> bytes:

@@ -13,10 +13,10 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 from gateway.catalog import Catalog
 from gateway.closing import Closer, Missed
@@ -67,6 +67,14 @@ FULL_PAUSE_S: Final = 0.5
 """Before a worker is tried again that had no room and did not say how much it has."""
 
 
+class DrawnTickets(Protocol):
+    """Takes back the places in groups of drawn tasks: `gateway.curricula.Curricula`."""
+
+    def unused(self, ticket: Ticket | None) -> None:
+        """Give back the place of *ticket*: nothing was opened with it. Returns at once."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class _Wish:
     """What a trainer asked for, and until when."""
@@ -102,13 +110,13 @@ class Openings:
         metrics: Metrics,
         patience_s: float = STORE_PATIENCE_S,
         waiting: Waiting,
-        unused: Callable[[Ticket], None],
+        tickets: DrawnTickets,
     ) -> None:
         """
         Args:
             patience_s: How long a store that does not answer, or is being rebuilt, is waited for.
             waiting: Who waits for a slot here.
-            unused: Hears of a drawn task's ticket with which nothing was opened.
+            tickets: Takes back those with which nothing was opened.
         """
         self._store = store
         self._upstreams = upstreams
@@ -118,7 +126,7 @@ class Openings:
         self._metrics = metrics
         self._patience_s = patience_s
         self._waiting = waiting
-        self._unused = unused
+        self._tickets = tickets
 
     async def open(
         self,
@@ -190,7 +198,7 @@ class Openings:
             yield
         except BaseException as error:  # a cancellation too: the trainer hung up
             if wish.setup.ticket is not None:
-                self._unused(wish.setup.ticket)
+                self._tickets.unused(wish.setup.ticket)
             if isinstance(error, GatewayError):
                 self._metrics.session_refused(wish.environment.name, error.code)
             raise
@@ -312,7 +320,7 @@ class Openings:
         if session.state is SessionState.OPENING:
             session = await self._set_up_somewhere(session, opening, wish)
         elif wish.setup.ticket is not None:  # an identical request has opened it, with a place of its own
-            self._unused(wish.setup.ticket)
+            self._tickets.unused(wish.setup.ticket)
         self._remembered.add(session, wish.environment, noted=True)
         return session
 
@@ -342,7 +350,7 @@ class Openings:
             session = await self._claim_or_join(opening, environment, max(0.0, left_s))
             if session.state is not SessionState.OPENING:  # an identical request has opened it meanwhile
                 if wish.setup.ticket is not None:
-                    self._unused(wish.setup.ticket)
+                    self._tickets.unused(wish.setup.ticket)
                 return session
         self._tell_open(session, time.monotonic() - wish.began_at)
         return session

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 
 from gateway.backends.docker import DockerBackend
 from gateway.backends.folders import Folders
 from gateway.backends.process import ProcessBackend
-from gateway.backends.static import Known, none_known
 from gateway.backends.swarm.backend import SwarmBackend
 from gateway.backends.swarm.hosts import parse_hosts
 from gateway.backends.swarm.nodes import Nodes
@@ -17,7 +16,8 @@ from gateway.cluster_tls import NODE_NAME, client_context
 from gateway.core.call_ports import CallStore
 from gateway.core.curriculum_ports import CurriculumStore
 from gateway.core.errors import ConfigError
-from gateway.core.ports import Backend
+from gateway.core.leader_lease import LeaderLease
+from gateway.core.ports import Backend, Store
 from gateway.core.task_ports import TaskStore
 from gateway.settings import Settings, inherited_environ
 from gateway.shared_files import Taken, hold
@@ -45,39 +45,47 @@ def check_store(store: str) -> None:
         raise ConfigError(f"GATEWAY_STORE: 'memory', or a URL of Redis ({schemes})")
 
 
-def make_store(settings: Settings, replica: str) -> MemoryStore | RedisStore:
-    """The store that the settings name."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stores:
+    """What replicas share, each part behind its own interface, all in one place."""
+
+    sessions: Store
+    tasks: TaskStore
+    """Tasks that come at run time."""
+    curricula: CurriculumStore
+    """Task records and draws."""
+    calls: CallStore
+    """Calls to third-party servers."""
+
+    async def aclose(self) -> None:
+        """Close all of them."""
+        for store in (self.calls, self.tasks, self.curricula, self.sessions):
+            await store.aclose()
+
+
+def make_stores(settings: Settings, replica: str) -> Stores:
+    """Make the stores that the settings name, for the process *replica*; connect to nothing yet."""
     if settings.store == "memory":
-        return MemoryStore(queue_max=settings.queue_max, closed_kept_s=settings.closed_kept_s)
+        return Stores(
+            sessions=MemoryStore(queue_max=settings.queue_max, closed_kept_s=settings.closed_kept_s),
+            tasks=MemoryTaskStore(),
+            curricula=MemoryCurriculumStore(),
+            calls=MemoryCallStore(replica=replica),
+        )
     check_store(settings.store)
-    return RedisStore(
-        url=settings.store,
-        prefix=settings.store_prefix,
-        replica=replica,
-        queue_max=settings.queue_max,
-        closed_kept_s=settings.closed_kept_s,
+    url, prefix = settings.store, settings.store_prefix
+    return Stores(
+        sessions=RedisStore(
+            url=url,
+            prefix=prefix,
+            replica=replica,
+            queue_max=settings.queue_max,
+            closed_kept_s=settings.closed_kept_s,
+        ),
+        tasks=RedisTaskStore(url=url, prefix=prefix),
+        curricula=RedisCurriculumStore(url=url, prefix=prefix),
+        calls=RedisCallStore(url=url, prefix=prefix, replica=replica),
     )
-
-
-def make_task_store(settings: Settings) -> TaskStore:
-    """Where tasks are kept that come at run time: beside the sessions."""
-    if settings.store == "memory":
-        return MemoryTaskStore()
-    return RedisTaskStore(url=settings.store, prefix=settings.store_prefix)
-
-
-def make_curriculum_store(settings: Settings) -> CurriculumStore:
-    """Where task records and draws are kept: beside the sessions."""
-    if settings.store == "memory":
-        return MemoryCurriculumStore()
-    return RedisCurriculumStore(url=settings.store, prefix=settings.store_prefix)
-
-
-def make_call_store(settings: Settings, replica: str) -> CallStore:
-    """Where calls to foreign servers are recorded: beside the sessions."""
-    if settings.store == "memory":
-        return MemoryCallStore(replica=replica)
-    return RedisCallStore(url=settings.store, prefix=settings.store_prefix, replica=replica)
 
 
 def make_backend(settings: Settings, catalog: Catalog) -> Backend:
@@ -109,10 +117,10 @@ def make_swarm(
     catalog: Catalog,
     nodes: Nodes,
     *,
-    known: Known = none_known,
-    is_leading: Callable[[], bool] = lambda: True,
+    store: Store | None = None,
+    lease: LeaderLease | None = None,
 ) -> SwarmBackend:
-    """The backend of many machines; for the last two see there."""
+    """The backend of many machines; for *store* and *lease* see there."""
 
     def engine(url: str, folders: Folders) -> DockerBackend:
         return _docker_backend(settings, catalog, url=url, folders=folders)
@@ -124,8 +132,8 @@ def make_swarm(
         workers_dir=settings.socket_dir,
         environments=[environment for environment in catalog if not environment.server.url],
         forwarder_image=settings.forwarder_image,
-        known=known,
-        is_leading=is_leading,
+        store=store,
+        lease=lease,
     )
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine
-from typing import Any, Final
+from typing import Final
 
 from gateway.core.errors import BackendError, GatewayError, StoreUnavailable
+from gateway.core.leader_lease import LeaderLease
 from gateway.core.model import EnvironmentName, WorkerId
 from gateway.core.ports import Backend, Store
+from gateway.loop_tasks import LoopTasks
 
 logger = logging.getLogger(__name__)
 
@@ -21,19 +22,11 @@ AGAIN_S: Final = 0.5
 class Pausing:
     """Workers that are being paused or woken, for `gateway.pool.Pool`."""
 
-    def __init__(
-        self,
-        *,
-        store: Store,
-        backend: Backend,
-        spawn: Callable[[Coroutine[Any, Any, None]], object],
-        paused: Callable[[], None],
-    ) -> None:
-        """*spawn* runs what takes longer than a turn; *paused* is called when one is: it may be wanted by now."""
+    def __init__(self, *, store: Store, backend: Backend, lease: LeaderLease, tasks: LoopTasks) -> None:
         self._store = store
         self._backend = backend
-        self._spawn = spawn
-        self._paused = paused
+        self._lease = lease
+        self._tasks = tasks
         self._changing: set[WorkerId] = set()
         """One that is wanted is woken when it is paused, not in the middle."""
 
@@ -41,17 +34,17 @@ class Pausing:
         """Pause a worker that is idle still, behind the caller. Raises ``NotLeading``, ``StoreUnavailable``."""
         if id not in self._changing and await self._store.pause_worker(id, fence=fence):
             self._changing.add(id)
-            self._spawn(self._pause(id, name))
+            self._tasks.spawn(self._pause(id, name))
 
     def wake_soon(self, id: WorkerId, name: EnvironmentName) -> None:
         """Wake a paused worker behind the caller, unless that is under way."""
         if id not in self._changing:
             self._changing.add(id)
-            self._spawn(self._wake(id, name))
+            self._tasks.spawn(self._wake(id, name))
 
     async def _pause(self, id: WorkerId, name: EnvironmentName) -> None:
         try:
-            await self._backend.pause(id)
+            await self._backend.pause(id, self._lease)
             logger.info("worker_paused environment=%s worker=%s", name, id)
         except GatewayError as error:
             logger.warning("worker_not_paused environment=%s worker=%s error=%s", name, id, error)
@@ -61,7 +54,7 @@ class Pausing:
                 await self._store.wake_worker(id)
         finally:
             self._changing.discard(id)
-            self._paused()
+            self._tasks.wake()  # it may be wanted by now
 
     async def _wake(self, id: WorkerId, name: EnvironmentName) -> None:
         try:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -26,8 +27,18 @@ STATIC_WAIT_S: Final = 30.0
 """How long a start waits for servers that somebody else runs."""
 
 
-async def read_all(settings: Settings) -> tuple[Catalog, TaskRegistry]:
-    """As `read_files`, with the servers of ``static``, which are asked what they are.
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a gateway serves, as it was read at the start."""
+
+    catalog: Catalog
+    tasks: TaskRegistry
+    curricula: Mapping[str, Curriculum] = field(default_factory=dict)
+    """Those of files, by name."""
+
+
+async def read_all(settings: Settings) -> Content:
+    """As `read_files` and `read_curricula`, with the servers of ``static``, which are asked what they are.
 
     Raises:
         ConfigError: with file, line and reason; or a server does not answer, or is none that can be used.
@@ -45,7 +56,8 @@ async def read_all(settings: Settings) -> tuple[Catalog, TaskRegistry]:
             environment.protocol.value,
             environment.pool.slots,
         )
-    return read_files(settings, static=static)
+    catalog, tasks = read_files(settings, static=static)
+    return Content(catalog, tasks, read_curricula(settings, catalog, tasks))
 
 
 def read_files(

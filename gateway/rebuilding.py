@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -28,7 +28,6 @@ from gateway.core.model import (
     CloseReason,
     Environment,
     Found,
-    Session,
     SessionId,
     SessionState,
     Wire,
@@ -38,6 +37,7 @@ from gateway.core.model import (
     WorkerState,
 )
 from gateway.core.ports import Backend, Store, Upstream
+from gateway.remembered import Remembered
 
 logger = logging.getLogger(__name__)
 
@@ -63,9 +63,9 @@ class Rebuilding:
         upstreams: Mapping[Wire, Upstream],
         catalog: Catalog,
         closer: Closer,
-        remembered: Callable[[], Iterable[Session]],
+        remembered: Remembered,
     ) -> None:
-        """*remembered* tells the sessions that this replica serves."""
+        """*remembered* has the sessions that this replica serves."""
         self._store = store
         self._backend = backend
         self._upstreams = upstreams
@@ -82,7 +82,9 @@ class Rebuilding:
     async def hand_in(self) -> None:
         """Put back the sessions that this replica serves, as far as their workers are known again."""
         missing = [
-            one for one in self._remembered() if one.state is SessionState.OPEN and one.lease not in self._handed_in
+            one
+            for one in self._remembered.sessions()
+            if one.state is SessionState.OPEN and one.lease not in self._handed_in
         ]
         leases = {one.id: one.lease for one in missing}
         for start in range(0, len(missing), HANDED_IN):

@@ -148,6 +148,10 @@ class Rollover:
         image = self._images.get(environment.name)
         return image is not None and image.failures > 0
 
+    def leads(self) -> None:
+        """See `ask_again`."""
+        self.ask_again()
+
     def ask_again(self) -> None:
         """Take no environment for settled before its image was asked for anew.
 

@@ -35,22 +35,17 @@ from gateway.core.model import (
     FaultReply,
     Note,
     Owner,
-    Registered,
     Session,
     SessionId,
     SessionState,
-    Split,
     StepResult,
     Summary,
-    TaskSpec,
-    Ticket,
     Wire,
     session_id,
 )
 from gateway.core.ports import Exchange, Headers, Store, Upstream
-from gateway.ends import BrokenOff, Until, Waiting
+from gateway.ends import BrokenOff, Until
 from gateway.exchanges import BusyExchange, ReadExchange
-from gateway.inquiries import Inquiries
 from gateway.observe.faults import log_faults
 from gateway.observe.metrics import Metrics
 from gateway.observe.outcomes import answer_outcome, call_outcome
@@ -82,42 +77,24 @@ class Sessions:
         upstreams: Mapping[Wire, Upstream],
         catalog: Catalog,
         closer: Closer,
+        openings: Openings,
+        remembered: Remembered,
         metrics: Metrics,
         patience_s: float = STORE_PATIENCE_S,
-        unused: Callable[[Ticket], None] = lambda ticket: None,
     ) -> None:
-        """
-        Args:
-            patience_s: How long a store that does not answer, or is being rebuilt, is waited for.
-            unused: Hears of a drawn task's ticket with which nothing was opened.
-        """
+        """*patience_s*: how long a store that does not answer, or is being rebuilt, is waited for."""
         self._store = store
         self._patience_s = patience_s
         self._upstreams = upstreams
         self._catalog = catalog
         self._closer = closer
         self._metrics = metrics
-        waiting = Waiting()
-        self._inquiries = Inquiries(store=store, upstreams=upstreams, closer=closer, waiting=waiting)
-        # The state of this replica: what it serves.
-        self._remembered = Remembered(store)
+        self._remembered = remembered
         self._turns = Turns(store)
-        self._verdicts = Verdicts(store=store, remembered=self._remembered, closer=closer)
+        self._verdicts = Verdicts(store=store, remembered=remembered, closer=closer)
         self._playing: set[asyncio.Task[tuple[StepResult, int]]] = set()
-        self._openings = Openings(
-            store=store,
-            upstreams=upstreams,
-            catalog=catalog,
-            closer=closer,
-            remembered=self._remembered,
-            metrics=metrics,
-            patience_s=patience_s,
-            waiting=waiting,
-            unused=unused,
-        )
-        self.open = self._openings.open
-        self.reset = self._openings.reset
-        self.leave = waiting.end
+        self.open = openings.open
+        self.reset = openings.reset
 
     # -- close --------------------------------------------------------------------------------------------------
 
@@ -334,30 +311,6 @@ class Sessions:
 
         return await self._ask(owner, name, "state", ask, within_s)
 
-    async def tools(self, environment: Environment) -> bytes:
-        """The tools of *environment* as ORS' ``ListToolsOutput``; see `Inquiries`."""
-        return await self._inquiries.tools(environment)
-
-    async def registered(self, environment: Environment) -> Registered:
-        """The tasks that the workers of *environment* know by themselves; see `Inquiries`."""
-        return await self._inquiries.registered(environment)
-
-    async def splits(self, environment: Environment) -> list[Split]:
-        """The splits of tasks that the workers of a foreign *environment* have; see `Inquiries`."""
-        return await self._inquiries.splits(environment)
-
-    async def count(self, environment: Environment, split: str) -> int:
-        """How many tasks a split of its workers has. Raises ``UnknownSplit``; see `Inquiries`."""
-        return await self._inquiries.count(environment, split)
-
-    async def tasks_of(self, environment: Environment, split: str, start: int, stop: int) -> list[TaskSpec]:
-        """Tasks of a split of its workers. Raises ``UnknownSplit``; see `Inquiries`."""
-        return await self._inquiries.tasks(environment, split, start, stop)
-
-    async def about(self, environment: Environment) -> Mapping[str, Any]:
-        """What its workers tell of themselves in their own protocol's words; see `Inquiries`."""
-        return await self._inquiries.about(environment)
-
     async def _entry(self, id: SessionId) -> Entry:
         entry = self._remembered.get(id)
         if entry is not None:
@@ -425,10 +378,6 @@ class Sessions:
             self._metrics.call_ended(entry.environment.name, outcome, entry.quiet_since - began_at)
 
     # -- in the background ----------------------------------------------------------------------------------------
-
-    def remembered(self) -> list[Session]:
-        """The sessions that this replica serves: what a store that lost its data is rebuilt from, too."""
-        return self._remembered.sessions()
 
     async def run(self) -> None:
         """Write notes each second and follow notices, until cancelled."""

@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Final
+from typing import Final
 
 from gateway.catalog import Catalog
 from gateway.core.errors import GatewayError, StoreUnavailable, UpstreamGone, UpstreamTimeout
@@ -28,6 +28,7 @@ from gateway.core.model import (
     WorkerState,
 )
 from gateway.core.ports import Store, Upstream
+from gateway.loop_tasks import LoopTasks
 
 logger = logging.getLogger(__name__)
 
@@ -119,15 +120,12 @@ class Suspects:
         store: Store,
         upstreams: Mapping[Wire, Upstream],
         catalog: Catalog,
-        spawn: Callable[[Coroutine[Any, Any, None]], object],
-        changed: Callable[[], None],
+        tasks: LoopTasks,
     ) -> None:
-        """*spawn* runs what takes longer than a turn; *changed* is called where the next turn should begin at once."""
         self._store = store
         self._upstreams = upstreams
         self._catalog = catalog
-        self._spawn = spawn
-        self._changed = changed
+        self._tasks = tasks
         self._since: dict[WorkerId, float] = {}
         self._asking: set[WorkerId] = set()
 
@@ -153,10 +151,10 @@ class Suspects:
             is_over = now - self._since[id] > REPLACED_S and entry.used == 0 and not environment.server.url
             if is_over and await self._store.drain_worker(id, only_if_idle=True, fence=fence):
                 logger.warning("worker_given_up environment=%s worker=%s", environment.name, id)
-                self._changed()
+                self._tasks.wake()
             elif id not in self._asking:
                 self._asking.add(id)
-                self._spawn(self._ask(entry.worker, environment))
+                self._tasks.spawn(self._ask(entry.worker, environment))
 
     async def _ask(self, worker: Worker, environment: Environment) -> None:
         try:

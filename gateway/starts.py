@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -33,7 +33,7 @@ from gateway.core.model import (
     WorkerId,
     WorkerState,
 )
-from gateway.core.plan import backoff_s
+from gateway.core.plan import Demands, backoff_s
 from gateway.core.ports import Backend, Store, Transport, Upstream
 from gateway.observe.metrics import Metrics
 from gateway.observe.outcomes import start_outcome
@@ -77,16 +77,16 @@ class Starts:
         transport: Transport,
         metrics: Metrics,
         lease: LeaderLease,
-        started: Callable[[Environment, float], None],
+        demands: Demands,
     ) -> None:
-        """*started* hears of each worker that became ready, and how fast."""
+        """*demands* remember how long starts take."""
         self._store = store
         self._backend = backend
         self._upstreams = upstreams
         self._transport = transport
         self._metrics = metrics
         self._lease = lease
-        self._started = started
+        self._demands = demands
         self._under_way: dict[WorkerId, asyncio.Future[Death]] = {}
         self._failures: dict[EnvironmentName, _Failures] = {}
         self._at_engine = asyncio.Semaphore(STARTS_AT_ONCE)
@@ -173,7 +173,7 @@ class Starts:
             start_s = time.monotonic() - began_at
             self._failures.pop(environment.name, None)
             self._metrics.worker_started(environment.name, "ready", start_s)
-            self._started(environment, start_s)
+            self._demands.started(environment.name, start_s)
             logger.info("worker_ready environment=%s worker=%s start_s=%.3f", environment.name, worker.id, start_s)
         finally:
             self._under_way.pop(worker.id, None)

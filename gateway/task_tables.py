@@ -25,7 +25,7 @@ COUNT_S: Final = 60.0
 
 
 class Counts(Protocol):
-    """Who asks workers: `gateway.sessions.Sessions`."""
+    """Asks workers for their tasks: `gateway.inquiries.Inquiries`."""
 
     async def count(self, environment: Environment, split: str) -> int:
         """How many tasks a split of theirs has. Raises ``UnknownSplit``."""
@@ -45,10 +45,10 @@ def read_table(environment: Environment, split: str, registry: TaskRegistry) -> 
 class TaskTables:
     """Tables of the registry's splits."""
 
-    def __init__(self, registry: TaskRegistry, *, catalog: Catalog, asked: Counts) -> None:
+    def __init__(self, registry: TaskRegistry, *, catalog: Catalog, queries: Counts) -> None:
         self._registry = registry
         self._catalog = catalog
-        self._asked = asked
+        self._queries = queries
         self._tables: dict[tuple[EnvironmentName, str], tuple[object, TaskTable]] = {}
         self._building = asyncio.Lock()
 
@@ -81,7 +81,7 @@ class TaskTables:
         if known is not None and isinstance(known[0], float) and time.monotonic() - known[0] < COUNT_S:
             return known[1]
         try:
-            count = await self._asked.count(environment, split)
+            count = await self._queries.count(environment, split)
         except UnknownSplit:
             return tabulate(name, split, ())
         table = tabulate(name, split, (TaskRow(index, f"{split}/{index}") for index in range(count)))

@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine
-from typing import Any, Final
+from typing import Final
 
 from gateway.core.errors import GatewayError
 from gateway.core.model import CloseReason, EnvironmentName, Session, WorkerId, WorkerState
 from gateway.core.outcomes import outcome_of
 from gateway.core.ports import Backend, Store, Transport
+from gateway.loop_tasks import LoopTasks
 from gateway.observe.metrics import Metrics
 from gateway.starts import LOG_LINES
 
@@ -34,20 +34,13 @@ class WorkerEnds:
         backend: Backend,
         transport: Transport,
         metrics: Metrics,
-        spawn: Callable[[Coroutine[Any, Any, None]], object],
-        ended: Callable[[], None],
+        tasks: LoopTasks,
     ) -> None:
-        """
-        Args:
-            spawn: Runs what goes on behind its caller.
-            ended: Called when one is gone: its place may be wanted.
-        """
         self._store = store
         self._backend = backend
         self._transport = transport
         self._metrics = metrics
-        self._spawn = spawn
-        self._ended = ended
+        self._tasks = tasks
         self._stopping: set[WorkerId] = set()
         self._losing: set[WorkerId] = set()
         """Workers whose loss is being handled: the engine tells of one, and an audit finds it out too."""
@@ -79,7 +72,7 @@ class WorkerEnds:
         """
         if id not in self._stopping:
             self._stopping.add(id)
-            self._spawn(self._stop(id, name, reason, again_after_s))
+            self._tasks.spawn(self._stop(id, name, reason, again_after_s))
 
     async def stop_now(self, id: WorkerId, name: EnvironmentName) -> None:
         """Stop a worker as the gateway ends, whatever the backend says. Raises ``StoreUnavailable``."""
@@ -98,7 +91,7 @@ class WorkerEnds:
                     await self._backend.stop(id)
             await self._forget(id, CloseReason.WORKER_LOST)
             logger.info("worker_stopped environment=%s worker=%s reason=%s", name, id, reason)
-            self._ended()
+            self._tasks.wake()  # its place may be wanted
         except GatewayError as error:
             logger.warning("worker_not_stopped environment=%s worker=%s error=%s", name, id, error)
         finally:
@@ -154,7 +147,7 @@ class WorkerEnds:
         )
         async with self._at_engine:
             await self._backend.stop(id)
-        self._ended()
+        self._tasks.wake()  # its place may be wanted
 
     async def _forget(self, id: WorkerId, reason: CloseReason) -> list[Session] | None:
         sessions = await self._store.remove_worker(id, reason)

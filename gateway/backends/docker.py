@@ -181,16 +181,20 @@ class DockerBackend:
                 workers.setdefault(entry["Labels"][LABEL_WORKER], []).append(entry)
         return [self._found(WorkerId(id), parts) for id, parts in workers.items()]
 
-    async def pause(self, id: WorkerId) -> None:
+    async def pause(self, id: WorkerId, lease: LeaderLease | None = None) -> None:
         """Freeze all of its containers, or none; see ``Backend.pause``."""
 
         async def steps(wanted: Wanted) -> None:
-            await self._all_of(id, calls.pause)
+            def pause(client: APIClient, *, container: str) -> None:
+                wanted.check()
+                calls.pause(client, container=container)
+
+            await self._all_of(id, pause)
 
         async def undo() -> None:
             await self._thaw(await self._containers(id))
 
-        await self._launches.run(steps, undo)
+        await self._launches.run(steps, undo, lease)
 
     async def resume(self, id: WorkerId) -> None:
         """Let all of its containers go on; see ``Backend.resume``."""

@@ -154,8 +154,10 @@ class ProcessBackend:
             for id, running in self._running.items()
         ]
 
-    async def pause(self, id: WorkerId) -> None:
+    async def pause(self, id: WorkerId, lease: LeaderLease | None = None) -> None:
         """Stop the worker's process group as a terminal would; see ``Backend.pause``."""
+        if lease is not None:
+            lease.check()
         _signal_group(self._alive(id).process, signal.SIGSTOP)
 
     async def resume(self, id: WorkerId) -> None:

@@ -56,15 +56,13 @@ class RoutedBackend:
             logger.debug("backend_not_asked error=%s", error)
             return static
 
-    async def pause(self, id: WorkerId) -> None:
+    async def pause(self, id: WorkerId, lease: LeaderLease | None = None) -> None:
         """See ``Backend.pause``."""
-        if not await self._static.knows(id):
-            await self._default.pause(id)
+        await self._default.pause(id, lease)  # a server that somebody else runs is never paused (`environment_files`)
 
     async def resume(self, id: WorkerId) -> None:
         """See ``Backend.resume``."""
-        if not await self._static.knows(id):
-            await self._default.resume(id)
+        await self._default.resume(id)
 
     async def prepare(self, environment: Environment) -> str:
         """See ``Backend.prepare``."""

@@ -1,35 +1,36 @@
 """Servers that somebody else runs (``[server] url``): nothing is started and nothing stopped.
 
 A worker of such an environment is a note that the server is used. The store has it; a gateway that is started again,
-or another replica, has none of its own, and asks the store (*known*): else its audit would take the worker for lost,
-and end sessions that go on over there.
+or another replica, has none of its own, and asks the store: else its audit would take the worker for lost, and end
+sessions that go on over there.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Mapping
+from typing import Protocol
 
 from gateway.backends.deaths import Deaths
 from gateway.core.addresses import Kind, parse_address
 from gateway.core.errors import StartFailed
 from gateway.core.leader_lease import LeaderLease
-from gateway.core.model import Death, Environment, Found, Worker, WorkerId
-
-Known = Callable[[], Awaitable[Iterable[Worker]]]
-"""The workers that the store has, of whatever environment and state."""
+from gateway.core.model import Death, Environment, EnvironmentLoad, EnvironmentName, Found, Worker, WorkerId
 
 
-async def none_known() -> Iterable[Worker]:
-    """For a store that does not outlive this process."""
-    return ()
+class StoredLoads(Protocol):
+    """The part of ``Store`` that knows the workers of all processes."""
+
+    async def load(self) -> Mapping[EnvironmentName, EnvironmentLoad]:
+        """Return what each environment has. Raises ``StoreUnavailable``."""
+        ...
 
 
 class StaticBackend:
     """Notes which servers are used."""
 
-    def __init__(self, known: Known = none_known) -> None:
-        """*known* tells of workers that other processes noted."""
-        self._known = known
+    def __init__(self, store: StoredLoads | None = None) -> None:
+        """*store* has the workers that other processes noted; None: there are no other processes."""
+        self._store = store
         self._noted: dict[WorkerId, Worker] = {}
         self._deaths = Deaths()
         self._closed = False
@@ -37,10 +38,6 @@ class StaticBackend:
     def has(self, id: WorkerId) -> bool:
         """Whether worker *id* was noted here."""
         return id in self._noted
-
-    async def knows(self, id: WorkerId) -> bool:
-        """Whether worker *id* was noted here, or by another process."""
-        return self.has(id) or any(entry.id == id for entry in await self.found())
 
     async def start(self, worker: Worker, environment: Environment, lease: LeaderLease | None = None) -> str:
         """Note the server; its URL is the address. Whether it answers is its upstream's to say."""
@@ -69,7 +66,8 @@ class StaticBackend:
 
         All count as running: whether a server that somebody else runs is there is seen by using it.
         """
-        known = {worker.id: worker for worker in await self._known() if is_static(worker.address)}
+        stored = await stored_workers(self._store) if self._store is not None else []
+        known = {worker.id: worker for worker in stored if is_static(worker.address)}
         return [
             Found(
                 id=worker.id,
@@ -81,7 +79,7 @@ class StaticBackend:
             for worker in (known | self._noted).values()
         ]
 
-    async def pause(self, id: WorkerId) -> None:
+    async def pause(self, id: WorkerId, lease: LeaderLease | None = None) -> None:
         """It is not ours to freeze: nothing happens."""
 
     async def resume(self, id: WorkerId) -> None:
@@ -110,6 +108,11 @@ class StaticBackend:
         """Let go; the servers go on."""
         self._closed = True
         self._deaths.close()
+
+
+async def stored_workers(store: StoredLoads) -> list[Worker]:
+    """The workers that *store* has, of whatever environment and state. Raises ``StoreUnavailable``."""
+    return [entry.worker for load in (await store.load()).values() for entry in load.workers]
 
 
 def is_static(address: str) -> bool:

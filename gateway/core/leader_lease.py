@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import time
-from typing import Final
+from typing import Final, Protocol
 
 from gateway.core.errors import NotLeading
 from gateway.core.model import Lead
 
 LEASE_S: Final = 3.0
 """How long a lead lasts unless it is renewed: a leader that died is replaced after this long."""
+
+
+class Follower(Protocol):
+    """A part of the gateway that has something to do when its replica begins to lead."""
+
+    def leads(self) -> None:
+        """This replica leads from now on."""
+        ...
 
 
 class LeaderLease:
@@ -24,6 +32,7 @@ class LeaderLease:
         """*lead*: one that holds from now on; by default this replica does not lead."""
         self.lead = Lead(0)
         self._ends_at = 0.0
+        self._followers: list[Follower] = []
         if lead is not None:
             self.renew(lead, asked_at=time.monotonic())
 
@@ -32,11 +41,22 @@ class LeaderLease:
         """The fence of the lead; 0 while another replica leads."""
         return self.lead.fence
 
-    def renew(self, lead: Lead, *, asked_at: float) -> None:
-        """Note the store's answer to a request of *asked_at* (s, monotonic clock) for a lead of `LEASE_S`."""
-        self.lead = lead
+    def follow(self, follower: Follower) -> None:
+        """Notify *follower* from now on when this replica begins to lead."""
+        self._followers.append(follower)
+
+    def renew(self, lead: Lead, *, asked_at: float) -> bool:
+        """Note the store's answer to a request of *asked_at* (s, monotonic clock) for a lead of `LEASE_S`.
+
+        Returns True if this replica begins to lead.
+        """
+        before, self.lead = self.lead, lead
         # From before the request: the store's own period began after it.
         self._ends_at = asked_at + LEASE_S if lead.fence else 0.0
+        is_new = bool(lead.fence) and lead.fence != before.fence
+        for follower in self._followers if is_new else ():
+            follower.leads()
+        return is_new
 
     def check(self) -> None:
         """Raise ``NotLeading`` if the lease has ended, as far as this replica can know without asking the store."""

@@ -62,6 +62,26 @@ class Demand:
         return Demand(rate=self.rate, start_s=mean, seen=self.seen)
 
 
+class Demands:
+    """The demand for each environment, as far as this replica has seen it."""
+
+    def __init__(self) -> None:
+        self._known: dict[EnvironmentName, Demand] = {}
+
+    def of(self, name: EnvironmentName) -> Demand:
+        """Return the demand for environment *name*."""
+        return self._known.get(name, Demand())
+
+    def looked(self, name: EnvironmentName, load: EnvironmentLoad, since_s: float) -> Demand:
+        """Note a look at the environment's *load*, *since_s* seconds after the last one; return the new demand."""
+        demand = self._known[name] = self.of(name).looked(load, since_s)
+        return demand
+
+    def started(self, name: EnvironmentName, seconds: float) -> None:
+        """Note a start that took *seconds*."""
+        self._known[name] = self.of(name).started(seconds)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What is to be done for one environment."""

@@ -314,6 +314,10 @@ class Store(Protocol):
         """Follow what happens from now on. May lose notices (a slow reader, a broken connection): only a hint."""
         ...
 
+    async def start(self) -> None:
+        """Connect. Raises ``StoreUnavailable`` if the store does not answer; then nothing is left open."""
+        ...
+
     async def ping(self) -> None:
         """Return if the store answers."""
         ...
@@ -358,8 +362,16 @@ class Backend(Protocol):
         """List the workers of this gateway's instance that the engine knows of, running or dead."""
         ...
 
-    async def pause(self, id: WorkerId) -> None:
-        """Freeze an idle worker: it keeps its memory and gets no CPU. Raises ``BackendError``."""
+    async def pause(self, id: WorkerId, lease: LeaderLease | None = None) -> None:
+        """Freeze an idle worker: it keeps its memory and gets no CPU.
+
+        Args:
+            lease: Of the leader that asks; checked right before the request to the engine.
+
+        Raises:
+            NotLeading: the lease ended.
+            BackendError: there is no such worker, or it can't be frozen.
+        """
         ...
 
     async def resume(self, id: WorkerId) -> None:

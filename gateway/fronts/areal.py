@@ -36,6 +36,7 @@ from gateway.core.errors import (
     UpstreamError,
 )
 from gateway.core.faults import FaultKind
+from gateway.core.lifecycle import Lifecycle
 from gateway.core.model import (
     EPISODE_FINISHED,
     ActionType,
@@ -52,7 +53,6 @@ from gateway.core.model import (
     WorkerState,
 )
 from gateway.core.ports import Store
-from gateway.curricula import Curricula
 from gateway.fronts.areal_bodies import Object, Start, read_action, read_episode_id, read_object, read_start
 from gateway.fronts.areal_errors import error_reply
 from gateway.fronts.areal_replies import Json, is_conversation, start_reply, step_reply
@@ -72,10 +72,10 @@ from gateway.fronts.asgi import (
 )
 from gateway.fronts.errors import LOSSES, WorkerDied, retry_after, why_ended, why_not_opened
 from gateway.handles import Offer
-from gateway.observe.metrics import Tally
+from gateway.inquiries import Inquiries
+from gateway.observe.metrics import Metrics
 from gateway.offers import Offers
 from gateway.sessions import Sessions
-from gateway.tasks.run_time import RunTimeTasks
 
 logger = logging.getLogger(__name__)
 
@@ -112,22 +112,22 @@ class ArealFront:
         self,
         *,
         sessions: Sessions,
+        queries: Inquiries,
+        offers: Offers,
         store: Store,
         catalog: Catalog,
-        tasks: RunTimeTasks,
+        metrics: Metrics,
+        lifecycle: Lifecycle,
         max_body_bytes: int,
-        curricula: Curricula | None = None,
-        tally: Callable[[EnvironmentName], Tally],
-        is_draining: Callable[[], bool] = lambda: False,
     ) -> None:
         self._sessions = sessions
+        self._queries = queries
+        self._offers = offers
         self._store = store
         self._catalog = catalog
-        self._run_time = tasks
-        self._offers = Offers(tasks.registry, followed=tasks, asked=sessions, curricula=curricula)
+        self._metrics = metrics
+        self._lifecycle = lifecycle
         self._max_body_bytes = max_body_bytes
-        self._tally = tally
-        self._is_draining = is_draining
         self._turns = Turns()
         self._shown: dict[EnvironmentName, Areal] = {}
         """As it was told last."""
@@ -195,7 +195,7 @@ class ArealFront:
     async def _info(self, asked: _Asked) -> Json:
         environment = asked.environment
         async with Attended(asked.scope, asked.receive):  # an image is asked what it is, and how many tasks it has
-            shown, count = await shown_of(self._sessions, environment), await self._count(environment)
+            shown, count = await shown_of(self._queries, environment), await self._count(environment)
             return self._described(environment, shown, count)
         raise HungUp
 
@@ -215,11 +215,11 @@ class ArealFront:
         return await self._offers.count(environment, await split_of(self._offers, environment))
 
     async def _health(self, asked: _Asked) -> Json:
-        if self._is_draining():
+        if self._lifecycle.is_draining:
             raise _Refusal(503, "draining", "this replica takes no new episodes: it is about to stop")
         load = (await self._store.load()).get(asked.environment.name)
         workers = load.workers if load is not None else ()
-        tally = self._tally(asked.environment.name)
+        tally = self._metrics.tally(asked.environment.name)
         return {
             "status": "healthy",
             "active_episodes": sum(entry.used for entry in workers),
@@ -243,9 +243,8 @@ class ArealFront:
             offer = await self._offers.drawn(environment, await self._sample(environment, wish.sample))
             with self._offers.handles.held(offer.ticket):
                 setup = _setup(asked.environment, wish, offer, asked.scope)
-                if self._offers.is_limited(asked.environment, setup):
-                    await self._run_time.admit(setup.spec, asked.environment.name)
-                shown = await shown_of(self._sessions, asked.environment)
+                await self._offers.admit(asked.environment, setup)
+                shown = await shown_of(self._queries, asked.environment)
                 blocks = await self._opened(asked, episode, offer, setup, deadline)
                 if trainer.left:
                     await self._undo(asked.owner, episode, CloseReason.OPEN_FAILED)
@@ -262,7 +261,7 @@ class ArealFront:
         except UnknownTask:
             if environment.wire is not Wire.OWN or sample.isdecimal():
                 raise
-            if sample not in (await self._sessions.registered(environment)).tasks:
+            if sample not in (await self._queries.registered(environment)).tasks:
                 raise
             return Offer(spec={"id": sample})
 
@@ -335,7 +334,7 @@ class ArealFront:
     async def _shown_in_step(self, environment: Environment) -> Areal:
         """How the environment is shown; a server that does not tell just now costs nobody an episode."""
         with contextlib.suppress(GatewayError):
-            self._shown[environment.name] = await shown_of(self._sessions, environment)
+            self._shown[environment.name] = await shown_of(self._queries, environment)
         return self._shown.get(environment.name, environment.areal)
 
     async def _lose(self, owner: Owner, episode: str, reason: CloseReason) -> None:

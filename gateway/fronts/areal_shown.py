@@ -11,19 +11,19 @@ from gateway.core.model import ActionType, Areal, Environment, ObservationType, 
 _UNSAID = Areal()
 
 
-class Asked(Protocol):
-    """Who asks workers: `gateway.sessions.Sessions`."""
+class WorkerQueries(Protocol):
+    """Asks workers about themselves: `gateway.inquiries.Inquiries`."""
 
     async def about(self, environment: Environment) -> Mapping[str, Any]:
         """What they tell of themselves."""
         ...
 
 
-async def shown_of(asked: Asked, environment: Environment) -> Areal:
+async def shown_of(queries: WorkerQueries, environment: Environment) -> Areal:
     """How *environment* is shown; what its configuration leaves as it is by default, an AReaL server says itself."""
     if environment.wire is not Wire.AREAL:
         return environment.areal
-    return merged(environment.areal, await asked.about(environment))
+    return merged(environment.areal, await queries.about(environment))
 
 
 def merged(shown: Areal, info: Mapping[str, Any]) -> Areal:

@@ -16,19 +16,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
 from urllib.parse import parse_qs
 
 from starlette.types import Receive, Scope, Send
 
 from gateway.catalog import Catalog
 from gateway.core.errors import GatewayError
+from gateway.core.lifecycle import Lifecycle
 from gateway.core.model import Environment, Owner
 from gateway.core.ports import Store
-from gateway.curricula import Curricula
 from gateway.fronts.asgi import BodyTooLarge, HungUp, denial, drop_body, respond_json
 from gateway.fronts.errors import marks, retry_after, status_of
-from gateway.fronts.openenv_episodes import Admit, Episodes
+from gateway.fronts.openenv_episodes import Episodes
 from gateway.fronts.openenv_frames import Refused
 from gateway.fronts.openenv_http import HttpRefusal, HttpRoutes
 from gateway.fronts.openenv_ids import Attachments, SessionIds
@@ -38,9 +37,9 @@ from gateway.fronts.openenv_relayed import Relayed
 from gateway.fronts.openenv_socket import Sockets
 from gateway.fronts.openenv_tasks import TaskChooser
 from gateway.fronts.ors_bodies import Unprocessable
-from gateway.offers import Offers, Refreshing
+from gateway.inquiries import Inquiries
+from gateway.offers import Offers
 from gateway.sessions import Sessions
-from gateway.tasks.registry import TaskRegistry
 
 logger = logging.getLogger(__name__)
 
@@ -52,31 +51,28 @@ class OpenEnvFront:
         self,
         *,
         sessions: Sessions,
+        queries: Inquiries,
+        offers: Offers,
         store: Store,
         catalog: Catalog,
-        tasks: TaskRegistry,
+        lifecycle: Lifecycle,
         secret: bytes,
         max_body_bytes: int,
-        curricula: Curricula | None = None,
-        admit: Admit | None = None,
-        refresh: Callable[[], Awaitable[object]] | None = None,
-        is_draining: Callable[[], bool] = lambda: False,
     ) -> None:
         """Wire the front.
 
         Args:
             secret: What session ids are proved with: the same at all replicas.
             max_body_bytes: Of HTTP requests; frames are bounded by the server.
-            admit: Lets a task begin, or raises ``TaskRateLimited``.
-            refresh: Fetches tasks that other replicas were given, before one is said to be unknown.
         """
         self._catalog = catalog
         self._max_body_bytes = max_body_bytes
         ids, attachments = SessionIds(secret), Attachments()
-        offers = Offers(tasks, followed=Refreshing(refresh), asked=sessions, curricula=curricula)
-        chooser = TaskChooser(offers=offers, asked=sessions, catalog=catalog)
-        episodes = Episodes(sessions=sessions, store=store, chooser=chooser, admit=admit, is_draining=is_draining)
-        relayed = Relayed(sessions=sessions, episodes=episodes)
+        chooser = TaskChooser(offers=offers, queries=queries, catalog=catalog)
+        episodes = Episodes(
+            sessions=sessions, queries=queries, offers=offers, store=store, chooser=chooser, lifecycle=lifecycle
+        )
+        relayed = Relayed(sessions=sessions, queries=queries, episodes=episodes)
         mcp = Mcp(episodes=episodes, relayed=relayed, ids=ids, attachments=attachments)
         self._sockets = Sockets(
             episodes=episodes,
@@ -84,7 +80,7 @@ class OpenEnvFront:
             mcp=mcp,
             ids=ids,
             attachments=attachments,
-            current=lambda environment: catalog.named(environment.name),
+            catalog=catalog,
         )
         self._http = HttpRoutes(
             episodes=episodes, relayed=relayed, mcp=mcp, ids=ids, offers=offers, max_body_bytes=max_body_bytes

@@ -15,9 +15,9 @@ import contextlib
 import json
 import logging
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import anyio
 
@@ -29,6 +29,7 @@ from gateway.core.errors import (
     UpstreamError,
     UpstreamTimeout,
 )
+from gateway.core.lifecycle import Lifecycle
 from gateway.core.model import Action, Block, CloseReason, Environment, EnvironmentName, Owner, Setup, StepResult, Wire
 from gateway.core.ports import Store
 from gateway.fronts.errors import why_ended, why_not_opened
@@ -45,6 +46,7 @@ from gateway.fronts.openenv_replies import (
 )
 from gateway.fronts.openenv_tasks import Chosen, TaskChooser
 from gateway.fronts.seeds import seeded
+from gateway.inquiries import Inquiries
 from gateway.offers import Offers
 from gateway.sessions import Sessions
 
@@ -56,9 +58,6 @@ CLEANUP_S: Final = 30.0
 TEARDOWN_WAIT_S: Final = 2.0
 """An end that somebody waits for waits this long for the teardown; the rest of it goes on."""
 
-Admit = Callable[[Environment, Mapping[str, Any]], Awaitable[None]]
-"""Lets a task begin, or raises ``TaskRateLimited``."""
-
 
 class Episodes:
     """Opens, serves and ends episodes."""
@@ -67,16 +66,18 @@ class Episodes:
         self,
         *,
         sessions: Sessions,
+        queries: Inquiries,
+        offers: Offers,
         store: Store,
         chooser: TaskChooser,
-        admit: Admit | None = None,
-        is_draining: Callable[[], bool] = lambda: False,
+        lifecycle: Lifecycle,
     ) -> None:
         self._sessions = sessions
+        self._queries = queries
+        self._offers = offers
         self._store = store
         self._chooser = chooser
-        self._admit = admit
-        self._is_draining = is_draining
+        self._lifecycle = lifecycle
         self._tools: dict[EnvironmentName, tuple[bytes, list[Json]]] = {}
         """The last listing of each environment, and what it was read as."""
 
@@ -105,7 +106,7 @@ class Episodes:
 
         Raises as `reset`.
         """
-        if self._is_draining():
+        if self._lifecycle.is_closing:
             message = "this replica takes no new episodes: it is about to stop"
             raise Refused(Code.SESSION_ERROR, message, status=503)
         deadline = asyncio.get_running_loop().time() + environment.openenv.reset_s
@@ -114,8 +115,7 @@ class Episodes:
         with self._chooser.held(chosen):
             setup = self._setup(environment, wish, chosen)
             async with self.refusing(environment, closes=False):
-                if self._admit is not None and Offers.is_limited(environment, setup):
-                    await self._admit(environment, setup.spec)
+                await self._offers.admit(environment, setup)
             return chosen, await self._begun(owner, name, environment, wish, chosen, setup, first, deadline)
 
     async def _begun(
@@ -204,7 +204,7 @@ class Episodes:
     async def tools(self, environment: Environment) -> list[Json]:
         """The tools that an agent may call: name, description and input schema of each."""
         async with self.refusing(environment, closes=False):
-            listing = await self._sessions.tools(patient(environment))
+            listing = await self._queries.tools(patient(environment))
             known = self._tools.get(environment.name)
             if known is None or known[0] is not listing:
                 try:
@@ -218,7 +218,7 @@ class Episodes:
         if environment.wire is not Wire.OWN:
             return environment.actions.default_tool or None
         async with self.refusing(environment, closes=False):
-            about = await self._sessions.about(patient(environment))
+            about = await self._queries.about(patient(environment))
         return about.get("default_tool")
 
     async def has(self, owner: Owner, name: str, environment: Environment) -> bool:

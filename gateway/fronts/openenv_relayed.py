@@ -15,6 +15,7 @@ from gateway.core.model import Environment, Owner, Wire
 from gateway.fronts.asgi import dump
 from gateway.fronts.openenv_episodes import Episodes, empty_state, patient
 from gateway.fronts.openenv_frames import Code, Json, Refused, ResetWish, frame
+from gateway.inquiries import Inquiries
 from gateway.sessions import Sessions
 
 _STATUS: Final = {Code.INVALID_JSON: 400, Code.UNKNOWN_TYPE: 400, Code.VALIDATION_ERROR: 422, Code.SESSION_ERROR: 409}
@@ -25,8 +26,9 @@ _STATE: Final = b'{"type":"state"}'
 class Relayed:
     """Begins episodes in OpenEnv images, and passes frames on."""
 
-    def __init__(self, *, sessions: Sessions, episodes: Episodes) -> None:
+    def __init__(self, *, sessions: Sessions, queries: Inquiries, episodes: Episodes) -> None:
         self._sessions = sessions
+        self._queries = queries
         self._episodes = episodes
 
     @staticmethod
@@ -82,7 +84,7 @@ class Relayed:
             Refused: no worker could be asked.
         """
         async with self._episodes.refusing(environment, closes=False):
-            told = (await self._sessions.about(patient(environment))).get(what)
+            told = (await self._queries.about(patient(environment))).get(what)
         return told if isinstance(told, dict) and told else None
 
 

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from gateway.catalog import Catalog
 from gateway.core.model import Environment, Owner
 from gateway.fronts.openenv_episodes import Episodes, empty_state
 from gateway.fronts.openenv_errors import NO_EPISODE
@@ -36,15 +37,15 @@ class Sockets:
         mcp: Mcp,
         ids: SessionIds,
         attachments: Attachments,
-        current: Callable[[Environment], Environment],
+        catalog: Catalog,
     ) -> None:
-        """*current* gives the present configuration of an environment: sockets outlive a change of it."""
+        """*catalog* gives the present configuration of an environment: sockets outlive a change of it."""
         self._episodes = episodes
         self._relayed = relayed
         self._mcp = mcp
         self._ids = ids
         self._attachments = attachments
-        self._current = current
+        self._catalog = catalog
 
     async def gym(self, peer: Peer, owner: Owner, environment: Environment, wanted: str | None) -> None:
         """Serve ``/ws`` until one side closes; *wanted* is the session to attach to, None makes one for this socket."""
@@ -89,7 +90,7 @@ class Sockets:
         try:
             while True:
                 text = await peer.next()
-                at.environment = self._current(at.environment)
+                at.environment = self._catalog.named(at.environment.name)
                 try:
                     reply = await peer.attended(answer(at, text))
                 except Refused as refused:

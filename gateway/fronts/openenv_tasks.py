@@ -29,7 +29,7 @@ from gateway.environment_files import RESET_KEYS
 from gateway.fronts.openenv_frames import Json, ResetWish, invalid
 from gateway.handles import Offer
 from gateway.inquiries import BeingReplaced
-from gateway.offers import Asked, Offers
+from gateway.offers import Offers, WorkerQueries
 from gateway.task_fields import TaskFields, value_at
 from gateway.tasks.schema import parse
 
@@ -74,10 +74,9 @@ class Chosen:
 class TaskChooser:
     """Finds tasks among those on offer, and among those that an environment's workers know by themselves."""
 
-    def __init__(self, *, offers: Offers, asked: Asked, catalog: Catalog) -> None:
-        """*asked*: who asks an environment's workers for theirs."""
+    def __init__(self, *, offers: Offers, queries: WorkerQueries, catalog: Catalog) -> None:
         self._offers = offers
-        self._workers = asked
+        self._queries = queries
         self._catalog = catalog
         self._fields = TaskFields()
 
@@ -116,7 +115,7 @@ class TaskChooser:
         given = {key: value for key, value in self.config(environment, wish).items() if value is not None}
         if not given or environment.wire is Wire.OPENENV:
             return
-        taken = (await self._workers.registered(environment)).config_keys
+        taken = (await self._queries.registered(environment)).config_keys
         if taken is None:
             return
         unknown = [key for key in given if key not in taken]
@@ -275,7 +274,7 @@ class TaskChooser:
         deadline = time.monotonic() + REPLACED_S
         while True:
             try:
-                return await self._workers.registered(environment)
+                return await self._queries.registered(environment)
             except BeingReplaced:
                 if time.monotonic() + ASK_PAUSE_S >= deadline:
                     raise

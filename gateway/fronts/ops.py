@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from starlette.applications import Starlette
@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 from gateway.catalog import Catalog
 from gateway.core.errors import GatewayError, InvalidRequest, StoreUnavailable
+from gateway.core.lifecycle import Lifecycle
 from gateway.core.model import WorkerState
 from gateway.core.ports import Store
 from gateway.fronts.errors import status_of
@@ -36,7 +37,7 @@ class OpsFront:
         store: Store,
         catalog: Catalog,
         metrics: Metrics,
-        is_draining: Callable[[], bool],
+        lifecycle: Lifecycle,
         routes: Sequence[Route] = (),
     ) -> None:
         """*routes*: further ones for operators."""
@@ -44,7 +45,7 @@ class OpsFront:
         self._store = store
         self._catalog = catalog
         self._metrics = metrics
-        self._is_draining = is_draining
+        self._lifecycle = lifecycle
         self._ping: asyncio.Future[None] | None = None
 
     def app(self) -> Starlette:
@@ -70,7 +71,7 @@ class OpsFront:
 
         All replicas have one store. Were they not ready without it, a load balancer would send nobody to any of them.
         """
-        if self._is_draining():
+        if self._lifecycle.is_draining:
             return JSONResponse({"status": "draining"}, 503)
         if trouble := await self._store_trouble():
             return JSONResponse({"status": "degraded", "reason": StoreUnavailable.code, "detail": trouble})

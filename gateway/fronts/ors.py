@@ -39,7 +39,6 @@ from gateway.core.errors import (
 )
 from gateway.core.model import Environment, Owner, SessionId, Setup
 from gateway.core.ports import Exchange
-from gateway.curricula import Curricula
 from gateway.environment_files import OPERATIONS, ROOT_ROUTES
 from gateway.exchanges import BusyExchange
 from gateway.fronts import sse
@@ -68,9 +67,9 @@ from gateway.fronts.ors_bodies import (
 )
 from gateway.fronts.ors_pending import Pending, PendingCreates
 from gateway.fronts.ors_tasks import OrsTasks
+from gateway.inquiries import Inquiries
 from gateway.offers import Offers
 from gateway.sessions import Sessions
-from gateway.tasks.run_time import RunTimeTasks
 
 logger = logging.getLogger(__name__)
 
@@ -91,19 +90,19 @@ class OrsFront:
         self,
         *,
         sessions: Sessions,
+        queries: Inquiries,
+        offers: Offers,
         catalog: Catalog,
-        tasks: RunTimeTasks,
         max_body_bytes: int,
-        curricula: Curricula | None = None,
         lazy_binding: bool = True,
         strict_paths: bool = True,
         strip_platform_keys: bool = True,
     ) -> None:
         self._sessions = sessions
+        self._queries = queries
+        self._offers = offers
         self._catalog = catalog
-        self._run_time = tasks
-        self._offers = Offers(tasks.registry, followed=tasks, asked=sessions, curricula=curricula)
-        self._tasks = OrsTasks(self._offers, catalog=catalog, strip_platform_keys=strip_platform_keys)
+        self._tasks = OrsTasks(offers, catalog=catalog, strip_platform_keys=strip_platform_keys)
         self._max_body_bytes = max_body_bytes
         self._strict_paths = strict_paths
         self._pending = PendingCreates() if lazy_binding and len(catalog) > 1 else None
@@ -179,7 +178,7 @@ class OrsFront:
             await self._in_session(segment, name, scope, receive, send)
         elif name == "tools":
             async with Attended(scope, receive):
-                await respond(send, 200, await self._sessions.tools(environment))
+                await respond(send, 200, await self._queries.tools(environment))
         elif name == "splits":
             await self._offers.refresh()
             async with Attended(scope, receive):
@@ -226,7 +225,7 @@ class OrsFront:
         wish = validate(CreateSession, body, header(scope, b"content-type"))
         owner: Owner = scope["gateway.owner"]
         try:
-            pending = await self._run_time.sure(lambda: self._wished(wish, scope, owner, sid))
+            pending = await self._offers.sure(lambda: self._wished(wish, scope, owner, sid))
             if pending.environment is None:
                 if self._pending is not None and not self._pending.add(owner, sid, pending):
                     raise SessionExists(sid)
@@ -243,7 +242,7 @@ class OrsFront:
             raise Answer(400, "Session already exists") from None
         async with Attended(scope, receive) as trainer:
             with self._offers.handles.held(setup.ticket):
-                await self._admit(setup, pending.environment)
+                await self._offers.admit(pending.environment, setup)
                 try:
                     await self._sessions.open(
                         owner=owner,
@@ -300,10 +299,6 @@ class OrsFront:
             raise HungUp
         return found
 
-    async def _admit(self, setup: Setup, environment: Environment) -> None:
-        if self._offers.is_limited(environment, setup):
-            await self._run_time.admit(setup.spec, environment.name)
-
     async def _is_active(self, owner: Owner, sid: str) -> bool:
         if self._pending is not None and self._pending.get(owner, sid) is not None:
             return True
@@ -338,7 +333,7 @@ class OrsFront:
                 return  # another request has bound it meanwhile
             setup, task = await self._tasks.setup(pending, environment)
             with self._offers.handles.held(setup.ticket):
-                await self._admit(setup, environment)
+                await self._offers.admit(environment, setup)
                 await self._sessions.open(
                     owner=owner,
                     name=sid,

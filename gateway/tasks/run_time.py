@@ -12,7 +12,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from pydantic import ValidationError
 
@@ -59,16 +59,20 @@ class Registered:
     """False: it replaced another one of its id."""
 
 
+class Offering(Protocol):
+    """The part of the catalog that looks environments up; may be called in any thread."""
+
+    def offered(self, name: str) -> Environment | None:
+        """Return the environment on offer under *name*; None if there is none."""
+
+
 class RunTimeTasks:
     """The registry of a replica together with the store that all replicas share."""
 
-    def __init__(
-        self, *, registry: TaskRegistry, store: TaskStore, offered: Callable[[str], Environment | None]
-    ) -> None:
-        """*offered* looks up an environment that is on offer now, by its name; from any thread."""
+    def __init__(self, *, registry: TaskRegistry, store: TaskStore, catalog: Offering) -> None:
         self.registry = registry
         self._store = store
-        self._offered = offered
+        self._catalog = catalog
 
     # -- adding and removing --------------------------------------------------------------------------------------
 
@@ -224,7 +228,7 @@ class RunTimeTasks:
             document = {**document, "env_type": environment}
         env_type = document.get("env_type") if isinstance(document, Mapping) else None
         name = self.registry.environment_of(env_type) if isinstance(env_type, str) else None
-        found = self._offered(name) if name is not None else None
+        found = self._catalog.offered(name) if name is not None else None
         problems: list[tuple[str, str]] = []
         if isinstance(env_type, str) and env_type and found is None:
             problems.append(("env_type", f"no environment {env_type[:100]!r} is on offer"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -42,21 +42,19 @@ class _Folder:
 class TaskFileWatch:
     """Tells the registry of changed task files; to be used from one event loop."""
 
-    def __init__(
-        self, registry: TaskRegistry, environments: Callable[[], Iterable[Environment]], *, poll_s: float = POLL_S
-    ) -> None:
+    def __init__(self, registry: TaskRegistry, environments: Iterable[Environment], *, poll_s: float = POLL_S) -> None:
         """Take for read what is in the folders now.
 
         Args:
             registry: Has just read the files of all *environments*.
-            environments: Gives those that are on offer.
+            environments: Those on offer at each time it is iterated: the catalog.
             poll_s: Seconds between two looks of `run`.
         """
         self._registry = registry
         self._environments = environments
         self._poll_s = poll_s
         self._folders: dict[EnvironmentName, _Folder] = {}
-        for environment in environments():
+        for environment in environments:
             if environment.tasks is not None:
                 stamps = _stamps(environment.tasks)
                 self._folders[environment.name] = _Folder(served=stamps, seen=stamps)
@@ -72,7 +70,7 @@ class TaskFileWatch:
 
     async def look(self) -> None:
         """Look at every folder once, and read what changed before the last look and not since."""
-        for environment in list(self._environments()):
+        for environment in list(self._environments):
             if environment.tasks is None:
                 continue
             folder = self._folders.setdefault(environment.name, _Folder())

@@ -484,6 +484,17 @@ async def test_a_start_whose_leader_holds_no_lease_any_more_is_refused_and_leave
     assert world.leftovers() == []
 
 
+async def test_a_worker_is_not_paused_for_a_leader_that_holds_no_lease_any_more(world: World) -> None:
+    lease = LeaderLease(Lead(1))
+    lease.renew(Lead(1), asked_at=time.monotonic() - LEASE_S - 0.1)
+    id, address = await started(world)
+
+    with pytest.raises(NotLeading):
+        await world.backend.pause(id, lease)
+
+    assert await healthy(address) == {"status": "ok"}
+
+
 async def test_a_closed_backend_starts_nothing(world: World) -> None:
     await world.backend.aclose()
     await world.backend.aclose()

@@ -417,7 +417,7 @@ async def test_registries_of_several_replicas_agree_on_every_index(redis_world: 
     stores = [open_store(redis_world) for _ in range(2)]
     here = Environment(name=MATH, image="x", directory=Path("/"), command=("x",))
     one, other = (
-        RunTimeTasks(registry=TaskRegistry({MATH: {"train": [b"{}"]}}), store=store, offered=Catalog([here]).offered)
+        RunTimeTasks(registry=TaskRegistry({MATH: {"train": [b"{}"]}}), store=store, catalog=Catalog([here]))
         for store in stores
     )
 

@@ -381,7 +381,7 @@ class FakeBackend:
             for id, worker in self.workers.items()
         ]
 
-    async def pause(self, id: WorkerId) -> None:
+    async def pause(self, id: WorkerId, lease: LeaderLease | None = None) -> None:
         """See ``Backend.pause``; the worker is only marked."""
         self._answer()
         self.paused.add(id)

@@ -14,14 +14,10 @@ import httpx
 from websockets.asyncio.client import ClientConnection, connect
 
 from gateway.core.model import Environment
-from gateway.fronts.door import Door
-from gateway.fronts.openenv import OpenEnvFront
 from gateway.serving import Server, configured
-from gateway.tasks.registry import TaskRegistry
 from tests.deadlines import scaled
-from tests.service.stack import TASKS, Replica, Stack, environment, stack
+from tests.service.stack import Replica, Stack, environment, stack
 
-SECRET = b"what ids are proved with"
 Json = dict[str, Any]
 
 
@@ -129,19 +125,9 @@ def message(reply: Json) -> str:
 
 
 @contextlib.asynccontextmanager
-async def serving(
-    replica: Replica, registry: TaskRegistry, **front: Any
-) -> AsyncIterator[tuple[httpx.AsyncClient, str, Server]]:
-    """Serve OpenEnv's front of *replica* over loopback; yields a client, the address and the server."""
-    trainers = front.pop("trainers", {})
-    openenv = OpenEnvFront(
-        sessions=replica.sessions,
-        store=replica.store,
-        catalog=replica.catalog,
-        tasks=registry,
-        **{"secret": SECRET, "max_body_bytes": 2**20, **front},
-    )
-    config = configured(Door(openenv, trainers=trainers, operators={}), end_s=2)
+async def serving(replica: Replica) -> AsyncIterator[tuple[httpx.AsyncClient, str, Server]]:
+    """Serve *replica* over loopback; yields a client, the address and the server."""
+    config = configured(replica.app, end_s=2)
     server = Server(config)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -162,13 +148,11 @@ async def world(
 ) -> AsyncIterator[World]:
     """A gateway whose loops run and which serves; *tasks* are the splits of every environment."""
     some = environments or (environment(),)
-    registry = TaskRegistry({one.name: TASKS if tasks is None else tasks for one in some})
     timed = {"clock": clock} if clock is not None else {}
-    curricula = front.pop("curricula", {})
     own: dict[str, Any] = {f"tasks_{one.name}": tasks for one in some if tasks is not None}
     async with (
-        stack(*some, curricula=curricula, **own, **timed) as built,
+        stack(*some, **own, **timed, **front) as built,
         built.first.looping(),
-        serving(built.first, registry, curricula=built.first.curricula, **front) as (client, base, server),
+        serving(built.first) as (client, base, server),
     ):
         yield World(built, built.first, client, base, server)

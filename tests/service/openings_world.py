@@ -25,13 +25,18 @@ from gateway.core.model import (
     SessionState,
     Setup,
     Summary,
+    Ticket,
     Wire,
     Worker,
     WorkerId,
 )
 from gateway.core.ports import Store, Upstream
+from gateway.ends import Waiting
+from gateway.inquiries import Inquiries
 from gateway.observe.metrics import Metrics
+from gateway.openings import Openings
 from gateway.patience import STORE_PATIENCE_S
+from gateway.remembered import Remembered
 from gateway.sessions import Sessions
 from gateway.stores.memory import MemoryStore
 from tests.deadlines import scaled
@@ -87,6 +92,13 @@ class Rooms:
     def all(self) -> list[SessionId]:
         """Sessions that any worker has."""
         return [id for ids in self.held.values() for id in ids]
+
+
+class _NoTickets:
+    """There are no curricula."""
+
+    def unused(self, ticket: Ticket | None) -> None:
+        """See ``DrawnTickets.unused``."""
 
 
 @dataclass
@@ -198,11 +210,26 @@ class World:
         metrics = Metrics()
         self.catalog = Catalog(self.environments)
         self.closer = Closer(store=watched, upstreams=upstreams, metrics=metrics, patience_s=closing_patience_s)
+        waiting, self.remembered = Waiting(), Remembered(watched)
+        self.queries = Inquiries(store=watched, upstreams=upstreams, closer=self.closer, waiting=waiting)
+        openings = Openings(
+            store=watched,
+            upstreams=upstreams,
+            catalog=self.catalog,
+            closer=self.closer,
+            remembered=self.remembered,
+            metrics=metrics,
+            patience_s=patience_s,
+            waiting=waiting,
+            tickets=_NoTickets(),
+        )
         self.sessions = Sessions(
             store=watched,
             upstreams=upstreams,
             catalog=self.catalog,
             closer=self.closer,
+            openings=openings,
+            remembered=self.remembered,
             metrics=metrics,
             patience_s=patience_s,
         )
@@ -254,7 +281,7 @@ class World:
             assert await self.store.sessions() == []
             assert (await self.used(), await self.waiting()) == (0, 0)
             assert self.rooms.all() == []
-            assert self.sessions.remembered() == []
+            assert self.remembered.sessions() == []
 
         await eventually(check)
         await self._at_rest()

@@ -127,7 +127,7 @@ class Engine(FakeBackend):
             self.ever[worker.id] = self.workers[worker.id]
         return address
 
-    async def pause(self, id: WorkerId) -> None:
+    async def pause(self, id: WorkerId, lease: LeaderLease | None = None) -> None:
         """See ``Backend.pause``."""
         self._answer()
         await asyncio.sleep(PAUSING_S)

@@ -96,7 +96,7 @@ class PoolWorld(Checked):
         )
         process = Process(name, passage, store, gateway)
         if not self.engine.is_down:  # else it would not start; it does so once the engine is back
-            await gateway.pool.made_whole()
+            await gateway.leadership.until_complete()
             await gateway.audit.begin()
             await gateway.audit.once(undoing_s=UNDOING_S)
             self.silent.clear()
@@ -130,7 +130,7 @@ class PoolWorld(Checked):
         for loop in process.loops:
             loop.cancel()
             await self.over(loop)
-        await process.gateway.relay.aclose()
+        await process.gateway.aclose()
         with contextlib.suppress(StoreUnavailable):
             found = await process.store.sessions()
             self.cut |= {session.id for session in found if session.state is not SessionState.OPEN}

@@ -16,11 +16,10 @@ from typing import Any
 import httpx
 import uvicorn
 
-from gateway.app import by_first_segment
-from gateway.audit import Audit
+from gateway.app import Gateway
 from gateway.catalog import Catalog
-from gateway.closing import Closer
-from gateway.core.leader_lease import LEASE_S
+from gateway.core.curricula import Curriculum
+from gateway.core.curriculum_ports import CurriculumStore
 from gateway.core.model import (
     Areal,
     Environment,
@@ -36,26 +35,17 @@ from gateway.core.model import (
     WorkerState,
 )
 from gateway.core.ports import Store, Upstream
-from gateway.curricula import Curricula
-from gateway.fronts.areal import ArealFront
-from gateway.fronts.door import Door
-from gateway.fronts.openenv import OpenEnvFront
-from gateway.fronts.ops import OpsFront
-from gateway.fronts.ops_curricula import CurriculumRoutes
-from gateway.fronts.ors import OrsFront
-from gateway.observe.metrics import Metrics
-from gateway.pool import Pool
-from gateway.relay import Relay
+from gateway.core.task_ports import TaskStore
+from gateway.parts import Stores
+from gateway.reading import Content
 from gateway.serving import BoundedSocket
-from gateway.sessions import Sessions
+from gateway.settings import Settings
 from gateway.stores.memory import MemoryStore
+from gateway.stores.memory_calls import MemoryCallStore
 from gateway.stores.memory_curricula import MemoryCurriculumStore
 from gateway.stores.memory_tasks import MemoryTaskStore
-from gateway.task_records import TaskRecords
-from gateway.task_tables import TaskTables
 from gateway.tasks.registry import TaskRegistry
 from gateway.tasks.run_time import RunTimeTasks
-from gateway.upstreams.ors.own import OrsUpstream
 from tests.deadlines import scaled
 from tests.fakes.eventually import eventually
 from tests.fakes.workers import FakeBackend
@@ -93,115 +83,81 @@ def tasks(**splits: Sequence[Mapping[str, Any]]) -> dict[str, Sequence[bytes]]:
 TASKS = tasks(train=[{"question": "1+1"}, {"question": "2+2"}], test=[{"question": "3+3"}])
 
 
-class Replica:
-    """One gateway process: its parts, wired as the composition root does."""
+def run_time(registry: TaskRegistry, *environments: Environment) -> RunTimeTasks:
+    """The tasks of *registry*, and a store to which more can come at run time."""
+    catalog = Catalog(environments or [environment()])
+    return RunTimeTasks(registry=registry, store=MemoryTaskStore(), catalog=catalog)
+
+
+class Replica(Gateway):
+    """One gateway process, made by the composition root on a store and a backend of the test's."""
 
     def __init__(
-        self, *, store: Store, backend: FakeBackend, environments: Sequence[Environment], name: str, **front: Any
+        self,
+        *,
+        store: Store,
+        backend: FakeBackend,
+        environments: Sequence[Environment],
+        name: str,
+        upstreams: Mapping[Wire, Upstream] | None = None,
+        curricula: Mapping[str, Curriculum] | None = None,
+        curriculum_store: CurriculumStore | None = None,
+        task_store: TaskStore | None = None,
+        trainers: Mapping[str, str] | None = None,
+        operators: Mapping[str, str] | None = None,
+        store_patience_s: float = 0.0,
+        **more: Any,
     ) -> None:
-        self.store = store
-        self.backend = backend
-        self.catalog = Catalog(environments)
-        self.metrics = Metrics()
-        self.relay = Relay()
-        upstreams: dict[Wire, Upstream] = {Wire.OWN: OrsUpstream(self.relay, secret=SECRET)}
-        upstreams |= front.pop("upstreams", {})
-        registry = TaskRegistry({one.name: front.pop(f"tasks_{one.name}", TASKS) for one in environments})
-        self.curriculum_store = front.pop("curriculum_store", None) or MemoryCurriculumStore()
-        self.records = TaskRecords(self.curriculum_store, registry=registry)
-        closer = Closer(store=store, upstreams=upstreams, metrics=self.metrics, played=self.records.note)
-        self.sessions = Sessions(
-            store=store,
-            upstreams=upstreams,
-            catalog=self.catalog,
-            closer=closer,
-            metrics=self.metrics,
-            patience_s=front.pop("store_patience_s", 0.0),
-            unused=lambda ticket: self.curricula.unused(ticket),
+        """
+        Args:
+            trainers: Their keys, by name.
+            operators: Likewise.
+            more: Settings, and the tasks of an environment as ``tasks_<name>``.
+        """
+        registry = TaskRegistry({one.name: more.pop(f"tasks_{one.name}", TASKS) for one in environments})
+        settings = Settings(
+            **{
+                "secret": SECRET.decode(),
+                "catalog_dir": Path("/nowhere"),
+                "max_body_bytes": 2**20,
+                "trainer_keys": _keys(trainers),
+                "operator_keys": _keys(operators),
+                **more,
+            }
         )
-        self.curricula = Curricula(
-            store=self.curriculum_store,
-            records=self.records,
-            tables=TaskTables(registry, catalog=self.catalog, asked=self.sessions),
-            files=front.pop("curricula", {}),
-            runs_in=lambda name, split: name if self.catalog.offered(name) is not None else None,
+        stores = Stores(
+            sessions=store,
+            tasks=task_store or MemoryTaskStore(),
+            curricula=curriculum_store or MemoryCurriculumStore(),
+            calls=MemoryCallStore(replica=name),
         )
-        self.pool = Pool(
-            store=store,
+        super().__init__(
+            settings,
+            Content(Catalog(environments), registry, curricula or {}),
+            replica=name,
+            stores=stores,
             backend=backend,
             upstreams=upstreams,
-            transport=self.relay,
-            catalog=self.catalog,
-            closer=closer,
-            metrics=self.metrics,
-            replica=name,
-            remembered=self.sessions.remembered,
-            expected=self.curricula.expected,
-            max_workers=front.pop("max_workers", 0),
+            store_patience_s=store_patience_s,
         )
-        self.audit = Audit(
-            store=store,
-            backend=backend,
-            upstreams=upstreams,
-            catalog=self.catalog,
-            lost=self.pool.lost,
-            metrics=self.metrics,
-            replica=name,
-            lead_s=LEASE_S,
-        )
-        trainers, operators = front.pop("trainers", {}), front.pop("operators", {})
-        self.task_store = MemoryTaskStore()
-        self.run_time = RunTimeTasks(registry=registry, store=self.task_store, offered=self.catalog.offered)
-        max_body_bytes = front.get("max_body_bytes", 2**20)
-        ors = OrsFront(
-            sessions=self.sessions,
-            catalog=self.catalog,
-            tasks=self.run_time,
-            curricula=self.curricula,
-            **{"max_body_bytes": max_body_bytes, **front},
-        )
-        self.areal = ArealFront(
-            sessions=self.sessions,
-            store=store,
-            catalog=self.catalog,
-            tasks=self.run_time,
-            curricula=self.curricula,
-            max_body_bytes=max_body_bytes,
-            tally=self.metrics.tally,
-        )
-        ops = OpsFront(
-            store=store,
-            catalog=self.catalog,
-            metrics=self.metrics,
-            is_draining=lambda: False,
-            routes=CurriculumRoutes(curricula=self.curricula, records=self.records, tasks=self.run_time).routes(),
-        ).app()
-        openenv = OpenEnvFront(
-            sessions=self.sessions,
-            store=store,
-            catalog=self.catalog,
-            tasks=registry,
-            curricula=self.curricula,
-            secret=SECRET,
-            max_body_bytes=max_body_bytes,
-            admit=lambda environment, task: self.run_time.admit(task, environment.name),
-            refresh=self.run_time.refresh,
-        )
-        inside = by_first_segment(ors=ors, ops=ops, areal=self.areal, openenv=openenv)
-        self.app = Door(inside, trainers=trainers, operators=operators)
 
     @contextlib.asynccontextmanager
     async def looping(self) -> AsyncIterator[None]:
-        """Run the loops in the background; when they end, what they began has ended too."""
-        runs = (self.sessions.run, self.pool.run, self.records.run, self.curricula.run)
-        loops = [asyncio.ensure_future(run()) for run in runs]
+        """As there, in a task of its own: pytest leaves a fixture in another task than it entered it."""
+        begun, over = asyncio.Event(), asyncio.Event()
+
+        async def loop() -> None:
+            async with Gateway.looping(self):
+                begun.set()
+                await over.wait()
+
+        looping = asyncio.ensure_future(loop())
+        await asyncio.wait({looping, asyncio.ensure_future(begun.wait())}, return_when=asyncio.FIRST_COMPLETED)
         try:
             yield
         finally:
-            for loop in loops:
-                loop.cancel()
-            ends = await asyncio.gather(*loops, return_exceptions=True)
-        assert all(isinstance(end, asyncio.CancelledError) for end in ends), ends
+            over.set()
+            await looping
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[httpx.AsyncClient]:
@@ -278,6 +234,10 @@ class Replica:
         return sum(session.state is SessionState.OPEN for session in await self.store.sessions())
 
 
+def _keys(named: Mapping[str, str] | None) -> str:
+    return ",".join(f"{name}:{key}" for name, key in (named or {}).items())
+
+
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -318,7 +278,7 @@ class Stack:
 
     async def aclose(self) -> None:
         for replica in self.replicas:
-            await replica.relay.aclose()
+            await replica.aclose()
         await self.backend.aclose()
         await self.store.aclose()
 

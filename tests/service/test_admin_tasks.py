@@ -78,9 +78,9 @@ async def world(**routes: Any) -> AsyncIterator[World]:
         registry = TaskRegistry(
             {MATH: FILES}, env_types={one.name: ("sums",) * (one.name == MATH) for one in environments}
         )
-        run_time = RunTimeTasks(registry=registry, store=MemoryTaskStore(), offered=Catalog(environments).offered)
+        run_time = RunTimeTasks(registry=registry, store=MemoryTaskStore(), catalog=Catalog(environments))
         given = {"probe": probe_of(replica), "max_body_bytes": MAX_BODY_BYTES, **routes}
-        replica.app = Starlette(routes=TaskRoutes(tasks=run_time, **given).routes())  # type: ignore[assignment]
+        replica.app = Starlette(routes=TaskRoutes(tasks=run_time, **given).routes())
         async with replica.looping(), replica.serving() as client:
             yield World(built, replica, client, run_time)
 

@@ -409,14 +409,14 @@ async def test_an_idle_episode_expires_and_says_so() -> None:
 
 
 async def test_a_key_in_the_path_is_whose_episode_it_is() -> None:
-    keys = {"alice": "alice-key", "bob": "bob-key"}
+    keys = {"alice": "alice-key", "bob": "bobs-key"}
     async with running(trainers=keys, **TASKS) as (_, gateway, client):
         made = await client.post("/k/alice-key/areal/math/api/episode/start", json={"sample_id": 0})
         body = {"episode_id": made.json()["episode_id"]}
 
         answers = [
             await client.post(f"{prefix}/episode/cancel", json=body)
-            for prefix in ("/areal/math/api", "/k/bob-key/areal/math/api", "/k/alice-key/api", "/k/alice-key/api")
+            for prefix in ("/areal/math/api", "/k/bobs-key/areal/math/api", "/k/alice-key/api", "/k/alice-key/api")
         ]
 
         assert [answer.status_code for answer in answers] == [401, 404, 200, 404]
@@ -522,7 +522,7 @@ async def test_a_start_that_is_cancelled_at_any_moment_leaves_no_slot_behind(aft
 async def _ready(replica: Replica) -> None:
     """Have a worker that is ready, so that a start takes few turns of the event loop."""
     chosen = replica.catalog.default
-    await replica.sessions.tools(chosen)
+    await replica.queries.tools(chosen)
     await replica.eventually_used(0)
 
 

@@ -145,7 +145,7 @@ class Gateways:
             async with gateway.looping() if is_looping else contextlib.nullcontext(), gateway.serving() as client:
                 yield gateway, client
         finally:
-            await gateway.relay.aclose()
+            await gateway.aclose()
 
 
 @pytest.fixture

@@ -167,8 +167,8 @@ async def world(root: Path) -> AsyncIterator[World]:
         catalog_dir=root / "env_images",
         custom_tasks_dir=root / "custom_tasks",
     ).checked()
-    catalog, tasks = await read_all(settings)
-    gateway = Gateway(settings, catalog=catalog, tasks=tasks)
+    content = await read_all(settings)
+    gateway = Gateway(settings, content)
     transport = httpx.ASGITransport(app=gateway.app)
     async with (
         gateway.running(),

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from gateway.core.errors import StoreUnavailable
+from gateway.stores.memory_tasks import MemoryTaskStore
 from tests.fakes.eventually import until
 from tests.service.openenv_world import Json, World, world
 from tests.service.stack import environment, tasks
@@ -37,7 +38,7 @@ async def in_session(gw: World, path: str, body: Any = None) -> Json:
 
 
 async def test_health_needs_no_key_and_tells_nothing() -> None:
-    async with world(trainers={"lab": "k"}) as gw:
+    async with world(trainers={"lab": "a-trainer"}) as gw:
         assert (await get(gw, "health")).json() == {"status": "healthy"}
         assert (await get(gw, "metadata")).status_code == 401
         assert (await gw.http.head("/openenv/math/health")).status_code == 405
@@ -103,10 +104,11 @@ async def test_the_task_api_refuses_as_stock_servers_do() -> None:
 
 
 async def test_the_task_api_tells_what_is_known_while_the_store_is_away() -> None:
-    async def refresh() -> None:
-        raise StoreUnavailable("the store does not answer")
+    class Away(MemoryTaskStore):
+        async def version(self) -> str:
+            raise StoreUnavailable("the store does not answer")
 
-    async with world(tasks=TASKS, refresh=refresh) as gw:
+    async with world(tasks=TASKS, task_store=Away()) as gw:
         assert (await post(gw, "math/num_tasks", {"split": "train"})).json() == {"num_tasks": 2}
         unknown = await post(gw, "reset", {"task": "b"})
         assert (unknown.status_code, unknown.json()["code"]) == (503, "SESSION_ERROR"), "nobody can tell that it is not"
@@ -199,7 +201,7 @@ async def test_a_wrong_body_is_422_with_each_fault_in_its_place(path: str, body:
 
 
 async def test_no_json_is_422_and_too_much_of_it_413() -> None:
-    async with world(max_body_bytes=1000) as gw:
+    async with world(max_body_bytes=1024) as gw:
         broken = await gw.http.post("/openenv/math/step", content="{", headers={"content-type": "application/json"})
         large = await post(gw, "step", {"action": {"x": "y" * 2000}})
 

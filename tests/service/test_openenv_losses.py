@@ -234,10 +234,9 @@ async def test_without_the_store_requests_fail_and_the_socket_stays(monkeypatch:
 
 
 async def test_a_replica_that_drains_begins_no_episode_and_serves_those_it_has() -> None:
-    draining: list[bool] = []
-    async with world(is_draining=lambda: bool(draining)) as gw, gw.client() as client:
+    async with world() as gw, gw.client() as client:
         await client.reset()
-        draining.append(True)
+        gw.gateway.lifecycle.is_closing = True
 
         reply = await client.ask("reset")
 

@@ -9,11 +9,10 @@ import pytest
 
 from gateway.core.model import Owner
 from gateway.fronts.openenv_ids import SessionIds
-from gateway.tasks.registry import TaskRegistry
 from tests.fakes.eventually import eventually, until
 from tests.fakes.workers import Start
-from tests.service.openenv_world import SECRET, Client, Json, World, code, impatience, message, serving, world
-from tests.service.stack import TASKS, environment
+from tests.service.openenv_world import Client, Json, World, code, impatience, message, serving, world
+from tests.service.stack import SECRET, environment
 
 TEXT = {"type": "text", "text": '{"x": 1}', "annotations": None, "meta": None}
 RESULT = {
@@ -106,8 +105,7 @@ async def test_another_replica_knows_the_session_and_its_episode() -> None:
         async with gw.client(path=f"ws?session_id={id}") as client:
             await client.reset(episode_id="e1")
         other = gw.stack.another()
-        registry = TaskRegistry({environment().name: TASKS})
-        async with serving(other, registry) as (http, base, server):
+        async with serving(other) as (http, base, server):
             second = World(gw.stack, other, http, base, server)
             async with second.client(path=f"ws?session_id={id}") as client:
                 assert (await client.step())["type"] == "observation"
@@ -142,8 +140,8 @@ async def test_ids_that_were_not_made_here_for_this_owner_and_environment_are_un
         SessionIds(b"another secret").new(Owner("lab"), environment().name),
         "ü" * 49,
     ]
-    key = {"Authorization": "Bearer k"}
-    async with world(trainers={"lab": "k"}) as gw:
+    key = {"Authorization": "Bearer a-trainer"}
+    async with world(trainers={"lab": "a-trainer"}) as gw:
         gw.http.headers.update(key)
         assert (await gw.rpc("tools/list", session_id=good)).get("result")
         for id in wrong:

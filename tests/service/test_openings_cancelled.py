@@ -193,7 +193,7 @@ async def test_who_hangs_up_on_a_question_leaves_nothing_behind(way: Way) -> Non
         calls = Calls(stop_at=number, way=way)
         world = World(calls)
         await world.start(idle=False)
-        asking = asyncio.ensure_future(world.sessions.tools(world.catalog.named("math")))
+        asking = asyncio.ensure_future(world.queries.tools(world.catalog.named("math")))
         if not await is_stopped(asking, calls):
             break
 

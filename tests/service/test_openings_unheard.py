@@ -71,7 +71,7 @@ async def test_the_slot_of_a_question_is_given_back_though_an_answer_is_lost(cal
     await world.start(idle=False)
     calls.lose_on = call
 
-    assert await world.sessions.tools(world.catalog.named("math")) == b"[]"
+    assert await world.queries.tools(world.catalog.named("math")) == b"[]"
 
     await world.holds_nothing()
 

@@ -247,7 +247,7 @@ async def test_a_worker_that_dies_just_as_it_becomes_ready_is_not_kept() -> None
 
             assert store.deaths == 1
             assert second.status_code == 200, second.text
-        await replica.relay.aclose()
+        await replica.aclose()
         await store.aclose()
 
 
@@ -271,7 +271,7 @@ async def test_a_worker_that_another_leader_took_back_while_it_started_is_kept()
             assert (await call(client)).status_code == 200
 
             assert (built.backend.asked, built.backend.stopped) == (1, [])
-        await replica.relay.aclose()
+        await replica.aclose()
         await store.aclose()
 
 
@@ -302,11 +302,13 @@ async def test_a_start_of_the_leader_before_that_ends_just_now_is_not_taken_for_
             assert (await create(client)).status_code == 200
 
             assert (built.backend.asked, built.backend.stopped) == (1, [])
-        await replica.relay.aclose()
+        await replica.aclose()
         await store.aclose()
 
 
-async def test_a_start_that_a_leader_left_keeps_its_place_until_its_worker_is_gone() -> None:
+async def test_a_start_that_a_leader_left_keeps_its_place_until_its_worker_is_gone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with stack(environment(slots=1, max_workers=1)) as built:
         kind = built.environments[0]
         left = Worker(id=WorkerId("left"), environment=kind.name, digest=kind.digest(), slots=1, max_uses=0)
@@ -318,6 +320,7 @@ async def test_a_start_that_a_leader_left_keeps_its_place_until_its_worker_is_go
 
         async with replica.looping(), replica.serving() as client, under_way(create(client)) as [creating]:
             await eventually(partial(_drains, store, left.id))
+            await until(lambda: "worker_not_stopped" in caplog.text)
             for _ in range(3):
                 await replica.pool.tick()
             assert list(built.backend.workers) == [left.id]
@@ -328,7 +331,7 @@ async def test_a_start_that_a_leader_left_keeps_its_place_until_its_worker_is_go
             assert (await creating).status_code == 200
             assert built.backend.stopped == [left.id]
             assert built.backend.asked == 2
-        await replica.relay.aclose()
+        await replica.aclose()
         await store.aclose()
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 
 from gateway.core.errors import BackendError
+from gateway.core.leader_lease import LeaderLease
 from gateway.core.model import EnvironmentLoad, EnvironmentName, Found, WorkerId, WorkerState, session_id
 from gateway.stores.memory import MemoryStore
 from tests.deadlines import scaled
@@ -76,7 +77,7 @@ class _SlowToPause(FakeBackend):
         self.may_pause = asyncio.Event()
         self.fails = False
 
-    async def pause(self, id: WorkerId) -> None:
+    async def pause(self, id: WorkerId, lease: LeaderLease | None = None) -> None:
         self.is_pausing.set()
         await self.may_pause.wait()
         await super().pause(id)
@@ -114,7 +115,7 @@ async def test_a_worker_that_is_wanted_while_it_is_paused_runs_when_it_serves() 
 
             assert answer.status_code == 200
             assert backend.paused == set()
-        await gateway.relay.aclose()
+        await gateway.aclose()
         await backend.aclose()
 
 
@@ -131,7 +132,7 @@ async def test_a_worker_whose_pause_may_have_worked_is_resumed_before_it_takes_s
 
             assert answer.status_code == 200
             assert backend.paused == set()
-        await gateway.relay.aclose()
+        await gateway.aclose()
         await backend.aclose()
 
 
@@ -158,7 +159,7 @@ async def test_an_engine_that_is_away_is_not_asked_without_a_pause_while_the_sto
             await until(lambda: backend.looked >= looked + 2)
             # Without a pause two more come within a millisecond. A loaded machine can only be slower than the pause.
             assert asyncio.get_running_loop().time() - began_at > 0.2
-        await gateway.relay.aclose()
+        await gateway.aclose()
         await store.aclose()
 
 
@@ -174,7 +175,7 @@ async def test_a_death_that_another_replica_was_told_first_breaks_off_calls_here
                 built.backend.unstoppable.add(worker.worker.id)
                 for replica in (built.first, second):
                     with contextlib.suppress(BackendError):
-                        await replica.pool.lost(worker.worker.id)
+                        await replica.worker_ends.lost(worker.worker.id)
 
                 done, _ = await asyncio.wait({calling}, timeout=scaled(10))
                 built.backend.unstoppable.clear()

@@ -225,7 +225,7 @@ async def test_failed_starts_are_counted_once_and_open_the_breaker_although_anot
             assert "worker_lost" not in caplog.text
             assert not any(b"gateway_workers_lost_total{" in each.metrics.exposition() for each in (one, two))
         for replica in (one, two):
-            await replica.relay.aclose()
+            await replica.aclose()
 
 
 async def test_an_engine_that_is_away_fails_nobody_who_can_wait() -> None:
@@ -301,7 +301,7 @@ async def test_a_worker_is_begun_and_woken_when_an_opening_says_so_and_not_at_th
 ) -> None:
     monkeypatch.setattr("gateway.pool.TICK_S", 3600.0)  # the loop looks once, and then only when it is told to
     async with running(environment(slots=1, max_workers=2)) as (stack, gateway, client):
-        await until(lambda: gateway.pool._looked_at is not None)
+        await until(lambda: gateway.planner.has_looked)
 
         assert (await create(client, sid="a")).status_code == 200
         assert (await create(client, sid="b")).status_code == 200
@@ -316,7 +316,7 @@ async def test_a_loop_that_ends_gives_its_lead_up() -> None:
     async with stack(clock=Clock()) as built:  # no lead ever runs out
         second = built.another()
         async with built.first.looping():
-            await until(lambda: built.first.pool._lease.fence)
+            await until(lambda: built.first.lease.fence)
 
         assert await second.pool.tick()
 
@@ -366,7 +366,7 @@ async def test_what_it_decided_before_another_one_led_is_not_done(decision: str)
         after = (await store.load())[MATH].workers
         assert [entry.worker for entry in after] == [entry.worker for entry in before]
         assert (built.backend.asked, built.backend.stopped) == (0, [])
-        await gateway.relay.aclose()
+        await gateway.aclose()
         await store.aclose()
 
 

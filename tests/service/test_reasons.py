@@ -310,7 +310,7 @@ async def test_a_start_that_is_never_ready_is_counted_as_a_timeout() -> None:
 @pytest.mark.parametrize("front", FRONTS)
 async def test_a_full_environment_says_when_to_come_again(front: str) -> None:
     async with playing(front, environment(slots=1, max_workers=1, open_s=0.2)) as (_, gateway, player):
-        await gateway.sessions.tools(gateway.catalog.default)
+        await gateway.queries.tools(gateway.catalog.default)
         held = await player.http.post(
             "/create", json={"env_name": "math", "task_spec": {}}, headers={"X-Session-ID": "holder"}
         )

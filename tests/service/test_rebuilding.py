@@ -75,11 +75,11 @@ class Replicas:
     async def serving(self) -> AsyncIterator[Replica]:
         """A process that has started as the composition root does it, and runs."""
         one = await self.another()
-        await one.pool.made_whole()
+        await one.leadership.until_complete()
         await one.audit.begin()
         async with one.looping():
             yield one
-        await one.relay.aclose()
+        await one.aclose()
 
     def empty(self) -> None:
         """Let Redis lose all that it has."""
@@ -218,8 +218,8 @@ async def test_a_server_of_somebody_elses_goes_on_taking_sessions(replicas: Repl
     replicas.environments = [replace(kind, server=Server(url="http://127.0.0.1:9"))]
     async with replicas.serving() as first, replicas.serving() as second:
         before = {"a": (await opened(first, "a")).lease, "b": (await opened(second, "b")).lease}
-        worker = replicas.backend.only.worker.id
-        stopped = list(replicas.backend.stopped)
+        [entry] = await first.workers("image")
+        worker = entry.worker.id
 
         replicas.empty()
         await is_whole(first)
@@ -229,7 +229,7 @@ async def test_a_server_of_somebody_elses_goes_on_taking_sessions(replicas: Repl
         assert new.worker == worker
         [entry] = await first.workers("image")
         assert (entry.worker.state, entry.used) == (WorkerState.READY, 3)
-        assert replicas.backend.stopped == stopped
+        assert replicas.backend.stopped == []
 
 
 async def test_an_older_state_that_comes_back_ends_sessions_that_their_workers_have_not(replicas: Replicas) -> None:
@@ -298,14 +298,14 @@ async def test_a_replica_that_starts_on_an_empty_store_removes_no_worker_and_wai
 
     with pytest.raises(StoreUnavailable):
         await later.audit.once()
-    await later.pool.made_whole()
+    await later.leadership.until_complete()
     findings = await later.audit.begin()
 
     assert (findings.adopted, findings.orphans, findings.lost) == ((worker.worker.id,), (), ())
     assert await leases(later) == {"a": session.lease}
     async with later.looping():
         assert not (await stepped(later, "a")).error
-    await later.relay.aclose()
+    await later.aclose()
 
 
 async def test_two_replicas_that_start_at_once_on_an_empty_store_rebuild_it_once(replicas: Replicas) -> None:

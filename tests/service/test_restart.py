@@ -140,7 +140,7 @@ async def test_what_is_being_removed_during_an_audit_was_not_leaked(
         assert replica.metrics.tally(kind.name).leaked == 0
         assert backend.stopped == ["undone"], "it was left to who is removing it"
         assert "worker_removed" not in caplog.text
-        await replica.relay.aclose()
+        await replica.aclose()
 
 
 class _Late(FakeBackend):
@@ -168,7 +168,7 @@ async def test_what_the_store_comes_to_know_during_an_audit_is_no_orphan(tmp_pat
 
         assert findings.orphans == ()
         assert list(backend.workers) == ["late"]
-        await replica.relay.aclose()
+        await replica.aclose()
         await backend.aclose()
 
 

@@ -266,7 +266,7 @@ async def being_rebuilt() -> AsyncIterator[tuple[Stack, Replica]]:
         store = MemoryStore(is_whole=False)
         replica = Replica(store=store, backend=built.backend, environments=built.environments, name="new")
         yield built, replica
-        await replica.relay.aclose()
+        await replica.aclose()
         await store.aclose()
 
 
@@ -277,7 +277,7 @@ async def asked(built: Stack) -> None:
 
 async def test_a_start_that_is_given_up_in_a_rebuild() -> None:
     async with being_rebuilt() as (built, replica):
-        starting = asyncio.create_task(replica.pool.made_whole())
+        starting = asyncio.create_task(replica.leadership.until_complete())
         await asked(built)
 
         starting.cancel()

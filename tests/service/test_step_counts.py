@@ -158,10 +158,10 @@ async def serving(folder: Path) -> AsyncIterator[tuple[Meter, int]]:
         default_environment="echo",
         trainer_keys=f"alice:{KEY}",  # type: ignore[arg-type]  # as in a variable
     ).checked()
-    catalog, tasks = await read_all(settings)
+    content = await read_all(settings)
     listener = listen(settings.host, settings.port)
     port = listener.getsockname()[1]
-    gateway = Gateway(settings, catalog=catalog, tasks=tasks, port=port)
+    gateway = Gateway(settings, content, port=port)
     server = Server(configured(gateway.app, end_s=settings.drain_s))
     meter = Meter(gateway)
     async with gateway.running():

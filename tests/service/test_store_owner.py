@@ -13,6 +13,7 @@ from gateway import app
 from gateway.app import Gateway
 from gateway.catalog import Catalog
 from gateway.core.errors import ConfigError
+from gateway.reading import Content
 from gateway.settings import Settings
 from gateway.tasks.registry import TaskRegistry
 from tests.contract.store_worlds import RedisWorld
@@ -39,9 +40,8 @@ async def backend(folder: Path) -> AsyncIterator[FakeBackend]:
     await made.aclose()
 
 
-def gateway(monkeypatch: pytest.MonkeyPatch, world: RedisWorld, backend: FakeBackend, *, secret: str) -> Gateway:
+def gateway(world: RedisWorld, backend: FakeBackend, *, secret: str) -> Gateway:
     """A gateway on the store of *world* that sees the workers of *backend* only, as each secret its own."""
-    monkeypatch.setattr(app, "make_backend", lambda settings, catalog: backend)
     settings = Settings(
         store=world.server.url,
         store_prefix=world.prefix,
@@ -49,15 +49,16 @@ def gateway(monkeypatch: pytest.MonkeyPatch, world: RedisWorld, backend: FakeBac
         secret=secret,  # type: ignore[arg-type]  # as in a variable
     )
     kind = environment()
-    return Gateway(settings, catalog=Catalog([kind]), tasks=TaskRegistry({kind.name: TASKS}))
+    content = Content(Catalog([kind]), TaskRegistry({kind.name: TASKS}))
+    return Gateway(settings, content, backend=backend)
 
 
 async def test_a_gateway_with_another_secret_is_refused_and_the_sessions_of_the_first_live_on(
     redis_world: RedisWorld, backend: FakeBackend, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(app, "OWNER_WAIT_S", 0.0)
-    first = gateway(monkeypatch, redis_world, backend, secret="one")
-    second = gateway(monkeypatch, redis_world, FakeBackend(folder), secret="another")
+    first = gateway(redis_world, backend, secret="one")
+    second = gateway(redis_world, FakeBackend(folder), secret="another")
     transport = httpx.ASGITransport(app=first.app)
     async with (
         first.running(),

@@ -309,14 +309,18 @@ async def test_a_death_that_an_event_and_an_audit_tell_of_is_counted_and_logged_
             worker = built.backend.only
 
             await worker.die(announced=False)
-            ends = [replica.pool.lost(worker.worker.id), replica.audit.once(), replica.pool.lost(worker.worker.id)]
+            ends = [
+                replica.worker_ends.lost(worker.worker.id),
+                replica.audit.once(),
+                replica.worker_ends.lost(worker.worker.id),
+            ]
             await asyncio.gather(*ends)
 
             assert b'gateway_workers_lost_total{environment="math",reason="worker_lost"} 1.0' in (
                 replica.metrics.exposition()
             )
             assert caplog.text.count("worker_lost environment=math") == 1
-        await replica.relay.aclose()
+        await replica.aclose()
         await store.aclose()
 
 
@@ -343,7 +347,7 @@ async def test_a_death_that_two_replicas_hear_of_is_counted_and_logged_once(
             assert sorted(lost in replica.metrics.exposition() for replica in (one, two)) == [False, True]
             assert caplog.text.count("worker_lost environment=math") == 1
         for replica in (one, two):
-            await replica.relay.aclose()
+            await replica.aclose()
         await store.aclose()
 
 
@@ -386,4 +390,4 @@ async def test_a_worker_that_is_being_stopped_with_its_sessions_is_not_counted_a
             assert "worker_lost" not in caplog.text
             assert b"gateway_workers_lost_total{" not in later.metrics.exposition()
             for replica in (first, later):
-                await replica.relay.aclose()
+                await replica.aclose()

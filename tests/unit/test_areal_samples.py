@@ -11,8 +11,9 @@ from gateway.core.errors import UnknownTask
 from gateway.core.model import Areal, Environment, EnvironmentName, Registered, Split, TaskSpec
 from gateway.fronts.areal_samples import find_sample
 from gateway.fronts.seeds import seed_of
-from gateway.offers import Offers, Refreshing
+from gateway.offers import Offers
 from gateway.tasks.registry import TaskRegistry
+from tests.service.stack import run_time
 
 SPLITS = {
     "train": [{"id": "t-0"}, {"id": "1"}, {"n": 2}],
@@ -35,11 +36,11 @@ class Nobody:
     async def count(self, environment: Environment, split: str) -> int:
         raise AssertionError
 
-    async def tasks_of(self, environment: Environment, split: str, start: int, stop: int) -> list[TaskSpec]:
+    async def tasks(self, environment: Environment, split: str, start: int, stop: int) -> list[TaskSpec]:
         raise AssertionError
 
 
-OFFERS = Offers(TASKS, followed=Refreshing(None), asked=Nobody())
+OFFERS = Offers(run_time(TASKS), queries=Nobody())
 
 
 def environment(split: str) -> Environment:

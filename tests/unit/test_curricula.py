@@ -18,11 +18,12 @@ from gateway.core.model import Environment, EnvironmentName, Registered, Split, 
 from gateway.core.sampling import Place
 from gateway.curricula import JOINS, MAX_SAMPLE, Curricula, Handed, scope_of, scopes
 from gateway.handles import Offer
-from gateway.offers import Offers, Refreshing
+from gateway.offers import Offers
 from gateway.stores.memory_tasks import MemoryTaskStore
 from gateway.task_records import TaskRecords
 from gateway.task_tables import TaskTables
 from gateway.tasks.registry import TaskRegistry
+from gateway.tasks.run_time import RunTimeTasks
 from tests.fakes.eventually import eventually, until
 from tests.service.stack import environment
 from tests.unit.curriculum_parts import GAME, MATH, Store, add, registry_of, remove
@@ -48,26 +49,32 @@ class Nobody:
     async def count(self, environment: Environment, split: str) -> int:
         raise AssertionError("nobody is to be asked")
 
-    async def tasks_of(self, environment: Environment, split: str, start: int, stop: int) -> list[TaskSpec]:
+    async def tasks(self, environment: Environment, split: str, start: int, stop: int) -> list[TaskSpec]:
         raise AssertionError("nobody is to be asked")
 
 
 class Replica:
     """The parts of one gateway that draw."""
 
-    def __init__(self, store: Store, *files: Curriculum, registry: TaskRegistry | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *files: Curriculum,
+        registry: TaskRegistry | None = None,
+        tasks: MemoryTaskStore | None = None,
+    ) -> None:
         self.registry = registry or registry_of(math=TASKS, game=GAMES)
+        catalog = Catalog([environment("math"), environment("game")])
         self.records = TaskRecords(store, registry=self.registry)
         self.curricula = Curricula(
             store=store,
             records=self.records,
-            tables=TaskTables(
-                self.registry, catalog=Catalog([environment("math"), environment("game")]), asked=Nobody()
-            ),
+            tables=TaskTables(self.registry, catalog=catalog, queries=Nobody()),
             files={one.name: one for one in files},
-            runs_in=lambda name, split: name if name in (MATH, GAME) else None,
+            catalog=catalog,
         )
-        self.offers = Offers(self.registry, followed=Refreshing(None), asked=Nobody(), curricula=self.curricula)
+        run_time = RunTimeTasks(registry=self.registry, store=tasks or MemoryTaskStore(), catalog=catalog)
+        self.offers = Offers(run_time, queries=Nobody(), curricula=self.curricula)
 
     async def opened(self, name: str, split: str, index: int) -> Offer:
         """The task that an opening by a handle gets."""
@@ -372,7 +379,7 @@ async def test_a_curriculum_of_another_environment_by_the_same_name_joins_no_gro
 
 async def test_a_handle_whose_task_was_removed_is_drawn_for_again_once_its_group_has_asked() -> None:
     store, tasks = Store(), MemoryTaskStore()
-    replica = Replica(store, replace(MINE, components=(Component(environment=MATH, split="custom"),)))
+    replica = Replica(store, replace(MINE, components=(Component(environment=MATH, split="custom"),)), tasks=tasks)
     await add(replica.registry, tasks, {"id": "short-lived"}, {"id": "stays"})
     assert (await replica.opened("math", "train:mine", 0)).spec["id"] == "short-lived"
     await remove(replica.registry, tasks, "short-lived")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.closing import Closer
-from gateway.core.errors import InvalidRequest, UnknownSplit, UnknownTask
+from gateway.core.errors import InvalidRequest, TaskInvalid, TaskRateLimited, UnknownSplit, UnknownTask
 from gateway.core.model import (
     Environment,
     Protocol,
@@ -29,16 +29,17 @@ from gateway.ends import Waiting
 from gateway.handles import LISTED_MAX
 from gateway.inquiries import FRESH_S, Inquiries
 from gateway.observe.metrics import Metrics
-from gateway.offers import Offers, Refreshing
+from gateway.offers import Offers
 from gateway.stores.memory import MemoryStore
 from gateway.task_pages import PAGE, TaskPages
 from gateway.task_places import SEARCHED_S, TaskPlaces
 from gateway.tasks.registry import TaskRegistry
 from tests.fakes.clock import Clock
 from tests.fakes.upstreams import CounterImage
-from tests.service.stack import environment, tasks
+from tests.service.stack import environment, run_time, tasks
 
 OURS = environment()
+ONCE = {"rate_limit": {"starts": 1, "per_s": 60}}
 SPLITS = {"train": [{"n": 0}, {"n": 1}], "dev": [{"n": 2}]}
 
 
@@ -64,14 +65,14 @@ class Image:
         self.asked.append("count")
         return len(self.splits_kept[split])
 
-    async def tasks_of(self, environment: Environment, split: str, start: int, stop: int) -> list[TaskSpec]:
+    async def tasks(self, environment: Environment, split: str, start: int, stop: int) -> list[TaskSpec]:
         self.asked.append("tasks")
         return list(self.splits_kept[split][start:stop])
 
 
 def offers(image: Image, **registered: Any) -> Offers:
     registry = TaskRegistry({OURS.name: tasks(train=[{"id": "a"}]), environment("image").name: tasks(**registered)})
-    return Offers(registry, followed=Refreshing(None), asked=image)
+    return Offers(run_time(registry), queries=image)
 
 
 # -- offers ---------------------------------------------------------------------------------------------------------
@@ -93,7 +94,7 @@ async def test_for_our_own_environments_nobody_is_asked() -> None:
 
 async def test_workers_are_asked_for_tasks_of_an_environment_of_ours_without_task_files() -> None:
     ours = replace(OURS, tasks=None)
-    found = Offers(TaskRegistry({}), followed=Refreshing(None), asked=Image(SPLITS))
+    found = Offers(run_time(TaskRegistry({})), queries=Image(SPLITS))
 
     assert [split.name for split in await found.splits(ours)] == ["train", "dev"]
     own = await found.at(ours, "train", -1)
@@ -186,13 +187,29 @@ async def test_a_task_that_moved_is_not_taken_for_the_one_in_its_place() -> None
     assert (await found.recognised(image(Protocol.OPENENV), {"n": 1})).index == 0
 
 
-def test_whose_rate_limits_count() -> None:
-    limit = {"rate_limit": {"starts": 1, "per_s": 1}}
+@pytest.mark.parametrize(
+    ("where", "setup", "is_limited"),
+    [
+        (OURS, Setup(spec=ONCE), True),
+        (image(), Setup(spec=ONCE), True),
+        (image(), Setup(spec={"rate_limit": "odd"}), False),
+        (image(), Setup(spec=ONCE, split="train", index=0), False),
+    ],
+)
+async def test_whose_rate_limits_count(where: Environment, setup: Setup, is_limited: bool) -> None:
+    found = offers(Image(SPLITS))
+    await found.admit(where, setup)
 
-    assert Offers.is_limited(OURS, Setup(spec={"rate_limit": "odd"}))
-    assert Offers.is_limited(image(), Setup(spec=limit))
-    assert not Offers.is_limited(image(), Setup(spec={"rate_limit": "odd"}))
-    assert not Offers.is_limited(image(), Setup(spec=limit, split="train", index=0))
+    if is_limited:
+        with pytest.raises(TaskRateLimited):
+            await found.admit(where, setup)
+    else:
+        await found.admit(where, setup)
+
+
+async def test_a_rate_limit_of_our_own_environment_that_is_none_is_refused() -> None:
+    with pytest.raises(TaskInvalid):
+        await offers(Image(SPLITS)).admit(OURS, Setup(spec={"rate_limit": "odd"}))
 
 
 # -- what is kept ---------------------------------------------------------------------------------------------------

@@ -15,11 +15,11 @@ from gateway.fronts import openenv_tasks
 from gateway.fronts.openenv_frames import Code, Refused, ResetWish
 from gateway.fronts.openenv_tasks import Chosen, TaskChooser
 from gateway.inquiries import BeingReplaced
-from gateway.offers import Offers, Refreshing
+from gateway.offers import Offers
 from gateway.stores.memory_tasks import MemoryTaskStore
 from gateway.tasks.registry import TaskRegistry
 from gateway.tasks.run_time import RunTimeTasks
-from tests.service.stack import environment, tasks
+from tests.service.stack import environment, run_time, tasks
 
 MATH = environment()
 
@@ -37,7 +37,7 @@ class Workers:
     async def count(self, environment: Environment, split: str) -> int:
         raise AssertionError("our own workers have no tasks")
 
-    async def tasks_of(self, environment: Environment, split: str, start: int, stop: int) -> list[TaskSpec]:
+    async def tasks(self, environment: Environment, split: str, start: int, stop: int) -> list[TaskSpec]:
         raise AssertionError("our own workers have no tasks")
 
     async def registered(self, environment: Environment) -> Registered:
@@ -53,8 +53,8 @@ def chooser(workers: Workers, **splits: Any) -> TaskChooser:
 
 
 def chooser_of(workers: Workers, registry: TaskRegistry) -> TaskChooser:
-    offers = Offers(registry, followed=Refreshing(None), asked=workers)
-    return TaskChooser(offers=offers, asked=workers, catalog=Catalog([MATH, environment("chess")]))
+    offers = Offers(run_time(registry), queries=workers)
+    return TaskChooser(offers=offers, queries=workers, catalog=Catalog([MATH, environment("chess")]))
 
 
 def known(*ids: str, failed: Mapping[str, str] | None = None) -> Registered:
@@ -185,7 +185,7 @@ async def test_tasks_that_come_later_are_selected_too() -> None:
     with pytest.raises(UnknownTask, match="no task of 'math' has task_name 'click-test'"):
         await asked.choose(BROWSER, wish)
 
-    run_time = RunTimeTasks(registry=registry, store=MemoryTaskStore(), offered=Catalog([MATH]).offered)
+    run_time = RunTimeTasks(registry=registry, store=MemoryTaskStore(), catalog=Catalog([MATH]))
     await run_time.register(run_time.check([("task", page("miniwob", "click-test"))], environment="math"))
 
     assert (await asked.choose(BROWSER, wish)).id == "miniwob/click-test"

@@ -7,6 +7,7 @@ import pytest
 from gateway.core.errors import EnvironmentUnavailable, PoolExhausted
 from gateway.core.leader_lease import LeaderLease
 from gateway.core.model import EnvironmentLoad, Lead, Wire, Worker, WorkerId
+from gateway.core.plan import Demands
 from gateway.observe.metrics import Metrics
 from gateway.relay import Relay
 from gateway.starts import TRIALS_ALONE, Starts
@@ -26,7 +27,7 @@ def starts(store: MemoryStore, backend: FakeBackend, fence: int) -> Starts:
         transport=relay,
         metrics=Metrics(),
         lease=LeaderLease(Lead(fence)),
-        started=lambda environment, seconds: None,
+        demands=Demands(),
     )
 
 

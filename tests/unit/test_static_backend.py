@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,16 @@ from gateway.backends.process import ProcessBackend
 from gateway.backends.routed import RoutedBackend
 from gateway.backends.static import StaticBackend, is_static
 from gateway.core.errors import BackendError, StartFailed
-from gateway.core.model import Environment, EnvironmentName, Server, Worker, WorkerId, WorkerState
+from gateway.core.model import (
+    Environment,
+    EnvironmentLoad,
+    EnvironmentName,
+    Server,
+    Worker,
+    WorkerId,
+    WorkerLoad,
+    WorkerState,
+)
 
 STATIC = Environment(
     name=EnvironmentName("far"),
@@ -44,8 +53,13 @@ class Records:
     def __init__(self, *workers: Worker) -> None:
         self.workers = {worker.id: worker for worker in workers}
 
-    async def __call__(self) -> Iterable[Worker]:
-        return list(self.workers.values())
+    async def load(self) -> Mapping[EnvironmentName, EnvironmentLoad]:
+        found: dict[EnvironmentName, EnvironmentLoad] = {}
+        for one in self.workers.values():
+            entry = WorkerLoad(worker=one, used=0, idle_s=0.0, age_s=0.0)
+            known = found.get(one.environment, EnvironmentLoad())
+            found[one.environment] = EnvironmentLoad(workers=(*known.workers, entry))
+        return found
 
 
 @pytest.fixture

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +20,19 @@ from gateway.backends.swarm.nodes import NodeState
 from gateway.core.addresses import node_address
 from gateway.core.errors import BackendError, StartFailed
 from gateway.core.leader_lease import LeaderLease
-from gateway.core.model import CloseReason, Death, Environment, EnvironmentName, Found, Limits, Worker, WorkerId
+from gateway.core.model import (
+    CloseReason,
+    Death,
+    Environment,
+    EnvironmentLoad,
+    EnvironmentName,
+    Found,
+    Lead,
+    Limits,
+    Worker,
+    WorkerId,
+    WorkerLoad,
+)
 from gateway.core.nodes import NodeId
 from tests.fakes.certificates import Files, cluster
 from tests.fakes.eventually import until
@@ -71,7 +84,7 @@ class Engine:
         self._answer()
         return [found(worker) for worker in self.workers.values()]
 
-    async def pause(self, id: WorkerId) -> None:
+    async def pause(self, id: WorkerId, lease: LeaderLease | None = None) -> None:
         self._answer()
 
     async def resume(self, id: WorkerId) -> None:
@@ -111,16 +124,26 @@ def worker(id: str) -> Worker:
     return Worker(id=WorkerId(id), environment=ENVIRONMENT.name, digest="d1", slots=4)
 
 
+class Stored:
+    """A store, as far as the backend asks it: workers of this process and of others."""
+
+    def __init__(self) -> None:
+        self.known: list[Worker] = []
+
+    async def load(self) -> Mapping[EnvironmentName, EnvironmentLoad]:
+        workers = tuple(WorkerLoad(worker=one, used=0, idle_s=0.0, age_s=0.0) for one in self.known)
+        return {ENVIRONMENT.name: EnvironmentLoad(workers=workers)}
+
+
 @dataclass
 class Cluster:
     """A backend, its nodes, and their engines, which are there once they were needed."""
 
     backend: SwarmBackend
     nodes: dict[str, FakeNode]
+    store: Stored
+    lease: LeaderLease
     engines: dict[str, Engine] = field(default_factory=dict)
-    known: list[Worker] = field(default_factory=list)
-    """What the store has."""
-    is_leading: bool = True
 
     def state(self, id: str) -> NodeState | None:
         return next((view.state for view in self.backend.nodes() if view.id == id), None)
@@ -160,6 +183,7 @@ async def running(
         for name in away:
             await nodes[name].aclose()
         directory = await stack.enter_async_context(knowing(files[0], *nodes.values(), lost_s=lost_s))
+        store, lease = Stored(), LeaderLease(Lead(1))
         made: Cluster
 
         def engine(url: str, folders: Folders) -> Engine:
@@ -167,19 +191,16 @@ async def running(
             made.engines[name] = Engine(nodes[name], folders)
             return made.engines[name]
 
-        async def known() -> Iterable[Worker]:
-            return made.known
-
         backend = SwarmBackend(
             nodes=directory,
             engine=engine,
             gates_dir=folder / "gates",
             workers_dir=Path("/run/workers"),
             environments=[ENVIRONMENT],
-            known=known,
-            is_leading=lambda: made.is_leading,
+            store=store,
+            lease=lease,
         )
-        made = Cluster(backend, nodes)
+        made = Cluster(backend, nodes, store, lease)
         stack.push_async_callback(backend.aclose)
         yield made
 
@@ -368,7 +389,7 @@ async def test_a_gateway_that_begins_while_a_node_is_away_waits_for_its_workers(
 ) -> None:
     async with running(files, folder, "n1", "n2", lost_s=60.0, away=("n2",)) as two:
         theirs = replace(worker("w7"), address=node_address("n2", "w7", "worker.sock"))
-        two.known.append(theirs)
+        two.store.known.append(theirs)
         finding = asyncio.ensure_future(two.backend.found())
         await until(lambda: two.state("n2") is NodeState.SILENT)
         assert not finding.done()
@@ -382,7 +403,7 @@ async def test_a_gateway_that_begins_while_a_node_is_away_waits_for_its_workers(
 
 
 async def test_a_node_that_never_comes_is_lost_with_the_workers_that_the_store_has_there(two: Cluster) -> None:
-    two.known.append(replace(worker("w7"), address=node_address("n7", "w7", "worker.sock")))
+    two.store.known.append(replace(worker("w7"), address=node_address("n7", "w7", "worker.sock")))
 
     assert await two.backend.found() == []
 
@@ -431,8 +452,8 @@ async def test_what_one_replica_thinks_of_a_node_ends_nothing_until_it_leads(two
     deaths = two.backend.deaths()
     await two.start("w1", "w2")
     gone = set(two.engines["n2"].workers)
-    two.known += [found for engine in two.engines.values() for found in engine.workers.values()]
-    two.is_leading = False
+    two.store.known += [found for engine in two.engines.values() for found in engine.workers.values()]
+    two.lease.renew(Lead(0), asked_at=time.monotonic())
     await two.nodes["n2"].aclose()
     await until(lambda: two.state("n2") is NodeState.LOST)
     first = asyncio.ensure_future(anext(deaths))
@@ -440,7 +461,7 @@ async def test_what_one_replica_thinks_of_a_node_ends_nothing_until_it_leads(two
     await asyncio.sleep(0)
     assert not first.done()
 
-    two.is_leading = True
+    two.lease.renew(Lead(2), asked_at=time.monotonic())
     two.backend.leads()
 
     assert {(await first).id} == gone
@@ -450,14 +471,14 @@ async def test_who_does_not_lead_hears_of_a_lost_worker_once_the_leader_ended_it
     deaths = two.backend.deaths()
     await two.start("w1", "w2")
     gone = two.engines["n2"].workers
-    two.known += gone.values()
-    two.is_leading = False
+    two.store.known += gone.values()
+    two.lease.renew(Lead(0), asked_at=time.monotonic())
     first = asyncio.ensure_future(anext(deaths))
     await two.nodes["n2"].aclose()
     await until(lambda: two.state("n2") is NodeState.LOST)
     assert not first.done()
 
-    two.known.clear()
+    two.store.known.clear()
 
     assert (await first).id in gone
 
@@ -465,15 +486,15 @@ async def test_who_does_not_lead_hears_of_a_lost_worker_once_the_leader_ended_it
 async def test_a_node_that_comes_back_before_its_loss_was_told_is_not_told_of(two: Cluster) -> None:
     deaths = two.backend.deaths()
     await two.start("w1", "w2")
-    two.known += two.engines["n2"].workers.values()
-    two.is_leading = False
+    two.store.known += two.engines["n2"].workers.values()
+    two.lease.renew(Lead(0), asked_at=time.monotonic())
     node, port = two.nodes["n2"], two.nodes["n2"].port
     await node.aclose()
     await until(lambda: two.state("n2") is NodeState.LOST)
     await node.start(listening(port))
     await until(lambda: two.state("n2") is NodeState.LIVE)
 
-    two.is_leading = True
+    two.lease.renew(Lead(2), asked_at=time.monotonic())
     two.backend.leads()
     await two.nodes["n1"].aclose()
 
@@ -497,12 +518,12 @@ async def test_of_several_replicas_only_the_one_that_leads_sends_images_to_all_n
     newer = two.nodes["n2"]
     newer.content[IMAGE], newer.built_at[IMAGE] = b"a newer image", 200.0
     await until(lambda: any(v.report and v.report.built_at[IMAGE] == 200.0 for v in two.backend.nodes()))
-    two.is_leading = False
+    two.lease.renew(Lead(0), asked_at=time.monotonic())
 
     assert await two.backend.prepare(ENVIRONMENT) == image_id(b"a newer image")
     assert two.backend._spreading._copies == {}
 
-    two.is_leading = True
+    two.lease.renew(Lead(2), asked_at=time.monotonic())
     await two.backend.prepare(ENVIRONMENT)
     await until(lambda: two.nodes["n1"].content[IMAGE] == b"a newer image")
 

@@ -12,11 +12,10 @@ import typer.main
 from gateway.cli import app
 from gateway.core.task_ports import MAX_AT_ONCE, MAX_TASK_BYTES, MAX_TASKS, MAX_TOTAL_BYTES
 from gateway.fronts.ops_tasks import MAX_LISTED, MAX_PROBED, TaskRoutes
-from gateway.stores.memory_tasks import MemoryTaskStore
 from gateway.tasks.registry import TaskRegistry
-from gateway.tasks.run_time import RunTimeTasks
 from gateway.tasks.schema import GenericTask, parse
 from gateway.tasks.signing import FORMAT
+from tests.service.stack import run_time
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text("utf-8")
 
@@ -39,8 +38,7 @@ def test_every_key_of_a_task_is_on_the_page() -> None:
 
 
 def test_every_route_is_on_the_page() -> None:
-    run_time = RunTimeTasks(registry=TaskRegistry({}), store=MemoryTaskStore(), offered=lambda name: None)
-    routes = TaskRoutes(tasks=run_time, max_body_bytes=1).routes()
+    routes = TaskRoutes(tasks=run_time(TaskRegistry({})), max_body_bytes=1).routes()
 
     assert {route.path for route in routes if f"`{route.path.replace(':path', '')}`" not in PAGE} == set()
 

@@ -82,7 +82,7 @@ class Store(MemoryTaskStore):
 
 def replica(store: Store) -> RunTimeTasks:
     registry = TaskRegistry(FILES, env_types={BROWSER: ("page", "browsergym", "browsergym_env"), MATH: (), CODING: ()})
-    return RunTimeTasks(registry=registry, store=store, offered=Catalog(ENVIRONMENTS).offered)
+    return RunTimeTasks(registry=registry, store=store, catalog=Catalog(ENVIRONMENTS))
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ class Image:
 
 def tables(registry: TaskRegistry, image: Image | None = None) -> TaskTables:
     foreign = replace(environment("image"), protocol=Protocol.ORS, tasks=None, server=Server(port=8000))
-    return TaskTables(registry, catalog=Catalog([environment("math"), foreign]), asked=image or Image())
+    return TaskTables(registry, catalog=Catalog([environment("math"), foreign]), queries=image or Image())
 
 
 @pytest.mark.parametrize(

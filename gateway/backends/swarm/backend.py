@@ -15,7 +15,7 @@ from typing import Any, Final
 from gateway.backends.deaths import Deaths
 from gateway.backends.folders import Folders, RemoteFolders
 from gateway.backends.foreign import FORWARDER_IMAGE
-from gateway.backends.static import Known, none_known
+from gateway.backends.static import StoredLoads, stored_workers
 from gateway.backends.swarm.gates import Gates
 from gateway.backends.swarm.nodes import Nodes, NodeState, NodeView
 from gateway.backends.swarm.placing import Placing
@@ -49,8 +49,8 @@ class SwarmBackend:
         workers_dir: Path,
         environments: Collection[Environment] = (),
         forwarder_image: str = FORWARDER_IMAGE,
-        known: Known = none_known,
-        is_leading: Callable[[], bool] = lambda: True,
+        store: StoredLoads | None = None,
+        lease: LeaderLease | None = None,
     ) -> None:
         """Make no connection yet.
 
@@ -61,16 +61,17 @@ class SwarmBackend:
             workers_dir: Where the nodes have their workers' folders, as they see it.
             environments: On offer, for what their workers take of a machine.
             forwarder_image: What runs beside somebody else's images.
-            known: Tells of workers that other processes started: of a node that was not heard of yet nobody else does.
-            is_leading: Whether this process runs the control loop. That a node is lost is an opinion, and another
-                process may have another one: only a leader's ends sessions.
+            store: Has the workers that other processes started: of a node that was not heard of yet nobody else tells.
+                None: there are no other processes.
+            lease: Says whether this process runs the control loop. That a node is lost is an opinion, and another
+                process may have another one: only a leader's ends sessions. None: it always does.
         """
         self._nodes = nodes
         self._engine = engine
         self._workers_dir = workers_dir
         self._placing = Placing(nodes, environments=environments, forwarder_image=forwarder_image)
-        self._known = known
-        self._is_leading = is_leading
+        self._store = store
+        self._lease = lease
         self._gates = Gates(gates_dir, nodes)
         self._spreading = Spreading(nodes)
         self._deaths = Deaths()
@@ -126,7 +127,7 @@ class SwarmBackend:
         that begins does, takes workers that do not answer at once for lost.
         """
         await self._nodes.settled()
-        known = self._on_nodes(await self._known())
+        known = self._on_nodes(await self._stored_workers())
         for node in {node for node, _ in known}:
             self._nodes.expect(node)
         if not self._has_found:
@@ -138,9 +139,9 @@ class SwarmBackend:
         self._where = where | self._placing.begun()
         return [entry for entries in lists for entry in entries]
 
-    async def pause(self, id: WorkerId) -> None:
+    async def pause(self, id: WorkerId, lease: LeaderLease | None = None) -> None:
         """See ``Backend.pause``."""
-        await (await self._backend_of(id)).pause(id)
+        await (await self._backend_of(id)).pause(id, lease)
 
     async def resume(self, id: WorkerId) -> None:
         """See ``Backend.resume``."""
@@ -154,7 +155,7 @@ class SwarmBackend:
         }
         self._placing.pin(environment, pinned)
         for reference, image in pinned.items():
-            if self._is_leading():  # else each replica would send every node a copy
+            if self._is_leading:  # else each replica would send every node a copy
                 self._spreading.spread(reference, image)
         return pinned.get(environment.image, "")
 
@@ -220,10 +221,17 @@ class SwarmBackend:
 
     def leads(self) -> None:
         """Tell of the nodes that were lost while another process led: it may have been on one of them."""
-        for deaths in self._untold.values() if self._is_leading() else ():
+        for deaths in self._untold.values() if self._is_leading else ():
             for death in deaths:
                 self._deaths.add(death)
             deaths.clear()
+
+    @property
+    def _is_leading(self) -> bool:
+        return self._lease is None or bool(self._lease.fence)
+
+    async def _stored_workers(self) -> list[Worker]:
+        return await stored_workers(self._store) if self._store is not None else []
 
     # -- for operators --------------------------------------------------------------------------------------------
 
@@ -337,7 +345,7 @@ class SwarmBackend:
         while deaths := self._untold.get(id):
             await asyncio.sleep(LOOK_S)
             try:
-                known = {worker.id for worker in await self._known()}
+                known = {worker.id for worker in await self._stored_workers()}
             except GatewayError as error:
                 logger.debug("workers_not_asked error=%s", error)
                 continue

@@ -7,7 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from gateway.core.errors import SessionNotFound, UpstreamGone
 from gateway.core.model import Environment, Session, SessionId, SessionState, WorkerId
@@ -27,20 +27,27 @@ FIRST_TOTAL_BYTES: Final = 256 * 2**20
 SWEEP_S: Final = 300.0
 """How often sessions are looked for here whose socket broke and that nobody ended: with their worker, say."""
 
-Rebind = Callable[[Session, str], Awaitable[bool]]
-"""Replaces a session's handle by another one, if it still is the one given; False: it was replaced, or has ended."""
-Find = Callable[[SessionId], Awaitable[Session]]
+
+class StoredSessions(Protocol):
+    """The part of ``Store`` that knows which replica holds a session."""
+
+    async def find(self, id: SessionId) -> Session:
+        """See ``Store.find``."""
+        ...
+
+    async def rebind(self, id: SessionId, lease: str, *, was: str, handle: str) -> bool:
+        """See ``Store.rebind``."""
+        ...
 
 
 class Holding:
     """The sessions that this replica holds, and the way to those that it does not."""
 
-    def __init__(self, episodes: Episodes, *, peers: Peers | None, rebind: Rebind | None, find: Find | None) -> None:
-        """*peers*, *rebind* and *find* as of ``OpenEnvUpstream``."""
+    def __init__(self, episodes: Episodes, *, peers: Peers | None, store: StoredSessions | None) -> None:
+        """*peers* and *store* as of ``OpenEnvUpstream``."""
         self._episodes = episodes
         self._peers = peers
-        self._rebind = rebind
-        self._find = find
+        self._store = store
         # The state of this replica: the sessions whose sockets it has, by lease.
         self._held: dict[str, Held] = {}
         self._moved: OrderedDict[str, str] = OrderedDict()
@@ -159,19 +166,19 @@ class Holding:
     async def _take_over(self, session: Session, environment: Environment, handle: Handle) -> Held | None:
         mine = replace(handle, holder=self.me).written()
         # First: of several replicas one succeeds, and none attaches to a session that is being closed.
-        if self._rebind is not None and not await self._rebind(session, mine):
-            await self._moved_on(session)
-            return None
+        if self._store is not None:
+            is_ours = await self._store.rebind(session.id, session.lease, was=session.handle, handle=mine)
+            if not is_ours:
+                await self._moved_on(session, self._store)
+                return None
         remember(self._moved, session.lease, mine, MOVED_MAX)
         held = await self._episodes.attach(session, environment, handle)
         self.add(held)
         return held
 
-    async def _moved_on(self, session: Session) -> None:
+    async def _moved_on(self, session: Session, store: StoredSessions) -> None:
         """Learn who holds the session now. Raises ``SessionNotFound`` if it has ended."""
-        if self._find is None:
-            raise UpstreamGone("another replica has taken the session over", sent=False)
-        found = await self._find(session.id)
+        found = await store.find(session.id)
         if found.lease != session.lease or found.state is not SessionState.OPEN:
             raise SessionNotFound(session.name)
         remember(self._moved, session.lease, found.handle, MOVED_MAX)

@@ -58,7 +58,7 @@ from gateway.upstreams.openenv.codec import (
 )
 from gateway.upstreams.openenv.episodes import Episodes
 from gateway.upstreams.openenv.held import Held
-from gateway.upstreams.openenv.holding import Find, Holding, Rebind, remember
+from gateway.upstreams.openenv.holding import Holding, StoredSessions, remember
 from gateway.upstreams.openenv.http import Http, Place
 from gateway.upstreams.openenv.kept import Kept
 from gateway.upstreams.openenv.resets import reset_data
@@ -88,8 +88,7 @@ class OpenEnvUpstream(Translated):
         transport: Transport,
         peers: Peers | None = None,
         *,
-        rebind: Rebind | None = None,
-        find: Find | None = None,
+        store: StoredSessions | None = None,
         recorder: Recorder | None = None,
         dial_socket: DialSocket | None = None,
     ) -> None:
@@ -97,8 +96,8 @@ class OpenEnvUpstream(Translated):
 
         Args:
             peers: The other replicas; None: there are none.
-            rebind: Tells the store who holds a session from now on. None: nobody else wants to know.
-            find: Looks a session up in the store: another replica may have taken it over.
+            store: Says which replica holds a session, and is told when another one takes it over. None: there are no
+                other replicas.
             recorder: Tells other replicas of the calls of this one.
             dial_socket: Leads to workers on other machines.
         """
@@ -110,7 +109,7 @@ class OpenEnvUpstream(Translated):
         self._tasks = Tasks(self._http)
         self._episodes = Episodes(self._http, self._sockets)
         self._kept = Kept(self._episodes)
-        self._holding = Holding(self._episodes, peers=peers, rebind=rebind, find=find)
+        self._holding = Holding(self._episodes, peers=peers, store=store)
         self._opened: OrderedDict[str, None] = OrderedDict()
         """Leases whose opening was tried here: what they left behind is known."""
 

@@ -214,11 +214,11 @@ class Handles:
         self.sessions[session.id] = found = replace(session, handle=handle)
         return found
 
-    async def rebind(self, session: Session, handle: str) -> bool:
-        known = self.sessions.get(session.id)
-        if known is None or known.lease != session.lease or known.handle != session.handle:
+    async def rebind(self, id: SessionId, lease: str, *, was: str, handle: str) -> bool:
+        known = self.sessions.get(id)
+        if known is None or known.lease != lease or known.handle != was:
             return False
-        self.sessions[session.id] = replace(known, handle=handle)
+        self.sessions[id] = replace(known, handle=handle)
         self.rebound += 1
         return True
 
@@ -248,7 +248,7 @@ async def alone() -> AsyncIterator[Replica]:
     """A gateway of one replica."""
     transport = Relay()
     handles = Handles()
-    upstream = OpenEnvUpstream(transport, rebind=handles.rebind, find=handles.find)
+    upstream = OpenEnvUpstream(transport, store=handles)
     try:
         yield Replica(upstream, transport, handles)
     finally:
@@ -269,6 +269,6 @@ async def replica(handles: Handles) -> AsyncIterator[Replica]:
         url = await undo.enter_async_context(served(PeersFront(SECRET, serve)))
         peers = HttpPeers(url, SECRET)
         undo.push_async_callback(peers.aclose)
-        upstream = OpenEnvUpstream(transport, peers, rebind=handles.rebind, find=handles.find)
+        upstream = OpenEnvUpstream(transport, peers, store=handles)
         undo.push_async_callback(upstream.aclose)
         yield Replica(upstream, transport, handles, url)

@@ -1,0 +1,124 @@
+"""Leader election: one replica at a time runs the control loop, and rebuilds a store that lost its data."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from typing import Final
+
+import anyio
+
+from gateway.core.errors import BackendError, NotLeading, StoreUnavailable
+from gateway.core.leader_lease import LEASE_S, LeaderLease
+from gateway.core.ports import Store
+from gateway.loop_tasks import LoopTasks
+from gateway.observe.metrics import Metrics
+from gateway.rebuilding import Rebuilding
+from gateway.starts import Starts
+from gateway.worker_ends import WorkerEnds
+
+logger = logging.getLogger(__name__)
+
+RETRY_S: Final = 0.5
+"""Between two tries to rebuild the store, and between two looks whether another replica did."""
+COMPLETE_S: Final = 30.0
+"""The longest that a start waits for another replica to rebuild the store."""
+END_S: Final = 30.0
+"""The longest that a cancelled start waits for the end of its own rebuilding."""
+
+
+class Leadership:
+    """Takes and keeps the lead, and sees to it that the store is complete."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        replica: str,
+        lease: LeaderLease,
+        rebuilding: Rebuilding,
+        starts: Starts,
+        ends: WorkerEnds,
+        tasks: LoopTasks,
+        metrics: Metrics,
+    ) -> None:
+        """*replica* is the unique name of this process."""
+        self._store = store
+        self.replica = replica
+        self._lease = lease
+        self._rebuilding = rebuilding
+        self._starts = starts
+        self._ends = ends
+        self._tasks = tasks
+        self._metrics = metrics
+        self._rebuild: asyncio.Task[None] | None = None
+
+    @property
+    def fence(self) -> int:
+        """The fence of this replica's lead; 0 while another one leads, as far as this one knows."""
+        return self._lease.fence
+
+    async def renew(self) -> bool:
+        """Take or keep the lead. Return True if the store is complete, so that decisions can be made from it.
+
+        A leader begins to rebuild a store that is not; other replicas hand in the sessions that they serve.
+
+        Raises:
+            StoreUnavailable: the store does not answer.
+        """
+        asked_at = time.monotonic()
+        lead = await self._store.lead(self.replica, ttl_s=LEASE_S)
+        is_new = self._lease.renew(lead, asked_at=asked_at)
+        self._metrics.leads(bool(lead.fence), is_whole=lead.is_whole)
+        if is_new:
+            logger.info("lead_taken replica=%s fence=%s", self.replica, lead.fence)
+        if lead.is_whole:
+            self._rebuilding.begin_anew()
+            return True
+        await self._rebuilding.hand_in()
+        if lead.fence and (self._rebuild is None or self._rebuild.done()):
+            self._rebuild = self._tasks.spawn(self._rebuilt(lead.fence))
+        return False
+
+    async def until_complete(self) -> None:
+        """Return when the store is complete, having rebuilt it if this replica leads; before the first audit.
+
+        Raises:
+            StoreUnavailable: another replica leads, and did not rebuild it in time.
+        """
+        deadline = time.monotonic() + COMPLETE_S
+        try:
+            while not await self.renew():
+                if time.monotonic() > deadline:
+                    raise StoreUnavailable("the store is being rebuilt")
+                if self._rebuild is not None:
+                    await asyncio.wait({self._rebuild}, timeout=RETRY_S)
+                else:
+                    await asyncio.sleep(RETRY_S)
+        except BaseException:  # a cancellation too: a pool that is not run ends nothing
+            if self._rebuild is not None:
+                self._rebuild.cancel()
+                with anyio.CancelScope(shield=True):
+                    await asyncio.wait({self._rebuild}, timeout=END_S)
+            raise
+
+    def store_lost(self) -> None:
+        """Note that the store went away: it may have lost what was handed in."""
+        self._rebuilding.begin_anew()
+
+    async def resign(self) -> None:
+        """Let another replica lead at once, if this one does."""
+        if self._lease.fence:
+            with contextlib.suppress(StoreUnavailable):
+                await self._store.resign(self.replica)
+
+    async def _rebuilt(self, fence: int) -> None:
+        try:
+            await self._rebuilding.lead(fence, spare=self._starts.ids() | self._ends.ids())
+        except (StoreUnavailable, NotLeading, BackendError) as error:
+            logger.warning("store_not_rebuilt error=%s", error)  # the next turn tries again
+            await asyncio.sleep(RETRY_S)
+        else:
+            self._tasks.wake()

@@ -1,0 +1,99 @@
+"""Plans how many workers each environment should have, from what the store holds and from what is expected.
+
+The decision itself is `core.plan`, which is pure. This module gathers its input.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Protocol
+
+from gateway.catalog import Catalog
+from gateway.core.capacity import Expected, Wish, shared
+from gateway.core.model import Environment, EnvironmentLoad, EnvironmentName
+from gateway.core.plan import Demands, Plan, plan
+from gateway.observe.metrics import Metrics
+from gateway.starts import Starts
+
+
+class Forecast(Protocol):
+    """Expects openings: `gateway.curricula.Curricula`."""
+
+    def expected(self) -> Mapping[EnvironmentName, Expected]:
+        """Return the openings that are expected, by the environment that their sessions will run in."""
+        ...
+
+
+class Planner:
+    """Plans for all environments together."""
+
+    def __init__(
+        self,
+        *,
+        catalog: Catalog,
+        forecast: Forecast,
+        starts: Starts,
+        demands: Demands,
+        metrics: Metrics,
+        max_workers: int = 0,
+    ) -> None:
+        """
+        Args:
+            forecast: Expects openings beside those that wait.
+            starts: Know which environments failed to start.
+            demands: Know how fast openings arrive and how long starts take.
+            max_workers: Workers of all environments at once; 0: as many as each may have by itself.
+        """
+        self._catalog = catalog
+        self._forecast = forecast
+        self._starts = starts
+        self._demands = demands
+        self._metrics = metrics
+        self._max_workers = max_workers
+        self._looked_at: float | None = None
+        self.workers = 0
+        """Workers of all environments, at the last look."""
+
+    @property
+    def has_looked(self) -> bool:
+        """Whether this replica has planned since it began to lead."""
+        return self._looked_at is not None
+
+    def rest(self) -> None:
+        """Note that another replica leads: the time until the next look says nothing about arrivals."""
+        self._looked_at = None
+
+    def look(self, loads: Mapping[EnvironmentName, EnvironmentLoad]) -> None:
+        """Note how many openings came since the last look."""
+        now = time.monotonic()
+        since_s = 0.0 if self._looked_at is None else now - self._looked_at
+        self._looked_at = now
+        self.workers = sum(len(load.workers) for load in loads.values())
+        for name, load in loads.items():
+            demand = self._demands.looked(name, load, since_s)
+            environment = self._catalog.get(name)
+            warm = environment.pool.warm if environment is not None else 0
+            self._metrics.sized(name, arrival_rate=demand.rate, start_s=demand.start_s, warm=max(warm, demand.ahead))
+
+    def plans(
+        self, loads: Mapping[EnvironmentName, EnvironmentLoad]
+    ) -> list[tuple[Environment, EnvironmentLoad, Plan]]:
+        """Return what is to be done for each environment, within what all of them may have together."""
+        expected = self._forecast.expected()
+        wishes: dict[EnvironmentName, Wish] = {}
+        environments = list(self._catalog.all())
+        for environment in environments:
+            name = environment.name
+            load, demand = loads.get(name, EnvironmentLoad()), self._demands.of(name)
+            wanted = plan(
+                environment.pool,
+                load,
+                digest=environment.digest(),
+                demand=demand,
+                expected=expected.get(name, Expected()).slots(demand.start_s),
+                is_trial=self._starts.is_trial(name),
+            )
+            wishes[name] = Wish(plan=wanted, policy=environment.pool, load=load)
+        plans = shared(wishes, most=self._max_workers)
+        return [(one, wishes[one.name].load, plans[one.name]) for one in environments]

@@ -19,7 +19,6 @@ from typing import Any
 import anyio
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.audit import Audit
 from gateway.backends.routed import RoutedBackend
 from gateway.backends.static import StaticBackend
 from gateway.backends.swarm.dialing import NodeDialer
@@ -35,7 +34,6 @@ from gateway.core.ports import Backend, Upstream
 from gateway.curricula import Curricula
 from gateway.custom_tasks import CustomTaskFolders, offering
 from gateway.ends import Waiting
-from gateway.expiry import Expiry
 from gateway.fronts.areal import ArealFront
 from gateway.fronts.door import Door
 from gateway.fronts.openenv import OpenEnvFront
@@ -46,8 +44,6 @@ from gateway.fronts.ops_tasks import TaskRoutes
 from gateway.fronts.ors import OrsFront
 from gateway.fronts.peers import PeersFront
 from gateway.inquiries import Inquiries
-from gateway.leadership import Leadership
-from gateway.loop_tasks import LoopTasks
 from gateway.observe.metrics import Metrics
 from gateway.offers import Offers
 from gateway.openings import Openings
@@ -60,13 +56,19 @@ from gateway.parts import (
     make_swarm,
 )
 from gateway.patience import STORE_PATIENCE_S
-from gateway.pausing import Pausing
 from gateway.peers import HttpPeers, default_peer_url
-from gateway.plan_executor import PlanExecutor
-from gateway.planner import Planner
-from gateway.pool import Pool
+from gateway.pool.audit import Audit
+from gateway.pool.background import LoopTasks
+from gateway.pool.executor import PlanExecutor
+from gateway.pool.expiry import Expiry
+from gateway.pool.leadership import Leadership
+from gateway.pool.loop import Pool
+from gateway.pool.pausing import Pausing
+from gateway.pool.planner import Planner
+from gateway.pool.recovery import Rebuilding
+from gateway.pool.starts import Starts
+from gateway.pool.stops import WorkerEnds
 from gateway.reading import Content, read_all
-from gateway.rebuilding import Rebuilding
 from gateway.relay import Relay
 from gateway.remembered import Remembered
 from gateway.rollover import Rollover
@@ -74,7 +76,6 @@ from gateway.serving import Server, configured, listen
 from gateway.sessions import Sessions
 from gateway.settings import Settings, parse_keys
 from gateway.silence import Suspects
-from gateway.starts import Starts
 from gateway.task_records import TaskRecords
 from gateway.task_tables import TaskTables
 from gateway.tasks.registry import read_splits
@@ -86,7 +87,6 @@ from gateway.upstreams.calling.recorder import Recorder
 from gateway.upstreams.openenv.upstream import OpenEnvUpstream
 from gateway.upstreams.ors.own import OrsUpstream
 from gateway.upstreams.ors.stock import StockOrsUpstream
-from gateway.worker_ends import WorkerEnds
 
 logger = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from gateway.core.model import (
     WorkerState,
 )
 from gateway.core.ports import Store, Upstream
-from gateway.loop_tasks import LoopTasks
+from gateway.pool.background import LoopTasks
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ async def answers(worker: Worker, environment: Environment, upstream: Upstream) 
 
 
 class Suspects:
-    """Asks suspect workers, for `gateway.pool.Pool`: one that answers takes sessions again."""
+    """Asks suspect workers, for `gateway.pool.loop.Pool`: one that answers takes sessions again."""
 
     def __init__(
         self,

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from gateway.audit import EVERY_S, PATIENCE_S
 from gateway.core.model import EnvironmentName, Owner, Session, SessionState, Worker, WorkerId, WorkerState, session_id
+from gateway.pool.audit import EVERY_S, PATIENCE_S
 from gateway.stores.redis import RedisStore
 from tests.contract.backend_world import new_id
 from tests.deadlines import scaled

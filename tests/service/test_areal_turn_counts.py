@@ -315,8 +315,8 @@ async def test_turns_are_counted_while_the_store_is_away(own: OwnWorkers) -> Non
 async def test_turns_go_on_after_a_store_lost_its_data(
     redis_world: RedisWorld, own: OwnWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.pool.TICK_S", 0.05)
-    monkeypatch.setattr("gateway.rebuilding.GRACE_S", 0.5)
+    monkeypatch.setattr("gateway.pool.loop.TICK_S", 0.05)
+    monkeypatch.setattr("gateway.pool.recovery.GRACE_S", 0.5)
     stores = {name: await redis_world.open(replica=name) for name in ("gateway-a", "gateway-b")}
     unused = iter(stores.values())
     gateways = Gateways(lambda _: next(unused), own)

@@ -174,7 +174,7 @@ async def test_starts_that_failed_are_tried_again_only_after_a_pause(monkeypatch
         failures.append(count)
         return 1000.0
 
-    monkeypatch.setattr("gateway.starts.backoff_s", long_pause)
+    monkeypatch.setattr("gateway.pool.starts.backoff_s", long_pause)
     async with running(environment(max_workers=1)) as (stack, gateway, client):
         stack.backend.starts[gateway.catalog.default.name] = Start.REFUSED
         refused = await create(client)
@@ -195,7 +195,7 @@ async def test_failures_in_a_row_are_counted_until_a_start_succeeds(monkeypatch:
         failures.append(count)
         return 0.0
 
-    monkeypatch.setattr("gateway.starts.backoff_s", no_pause)
+    monkeypatch.setattr("gateway.pool.starts.backoff_s", no_pause)
     async with running(environment(slots=1, max_workers=1, max_uses=1)) as (stack, gateway, client):
         name = gateway.catalog.default.name
         for how in (Start.REFUSED, Start.DIES, Start.READY, Start.REFUSED):

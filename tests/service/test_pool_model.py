@@ -225,10 +225,10 @@ class GatewayMachine(RuleBasedStateMachine):
 @pytest.fixture(autouse=True)
 def quick_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loops that look fifty times a second: what is decided is the same, and a walk of 30 rules takes a second."""
-    monkeypatch.setattr("gateway.pool.TICK_S", 0.02)
+    monkeypatch.setattr("gateway.pool.loop.TICK_S", 0.02)
     monkeypatch.setattr("gateway.remembered.TICK_S", 0.1)
-    monkeypatch.setattr("gateway.rebuilding.GRACE_S", 0.3)
-    monkeypatch.setattr("gateway.starts.backoff_s", lambda failures: 0.02)
+    monkeypatch.setattr("gateway.pool.recovery.GRACE_S", 0.3)
+    monkeypatch.setattr("gateway.pool.starts.backoff_s", lambda failures: 0.02)
 
 
 def walks(examples: int, steps: int = 30) -> settings:

@@ -23,7 +23,7 @@ from gateway.core.model import (
     WorkerState,
     session_id,
 )
-from gateway.starts import BREAKS, STARTS_AT_ONCE
+from gateway.pool.starts import BREAKS, STARTS_AT_ONCE
 from gateway.stores.memory import MemoryStore
 from tests.fakes.clock import Clock
 from tests.fakes.eventually import eventually, until
@@ -278,7 +278,7 @@ async def test_each_of_several_engines_is_asked_for_so_many_workers_at_once() ->
 
 
 async def test_nobody_begins_a_trial_while_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.starts.backoff_s", lambda failures: 0.0)  # only the wish for it is wanting
+    monkeypatch.setattr("gateway.pool.starts.backoff_s", lambda failures: 0.0)  # only the wish for it is wanting
     async with running(environment(slots=1, start_s=0.2, max_workers=1)) as (stack, gateway, client):
         stack.backend.starts[MATH] = Start.REFUSED
         while stack.backend.asked < 3:
@@ -299,7 +299,7 @@ async def test_nobody_begins_a_trial_while_nobody_asks(monkeypatch: pytest.Monke
 async def test_a_worker_is_begun_and_woken_when_an_opening_says_so_and_not_at_the_next_look(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gateway.pool.TICK_S", 3600.0)  # the loop looks once, and then only when it is told to
+    monkeypatch.setattr("gateway.pool.loop.TICK_S", 3600.0)  # the loop looks once, and then only when it is told to
     async with running(environment(slots=1, max_workers=2)) as (stack, gateway, client):
         await until(lambda: gateway.planner.has_looked)
 

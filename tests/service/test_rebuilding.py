@@ -43,10 +43,10 @@ _numbers = itertools.count(1)
 @pytest.fixture(autouse=True)
 def quick_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loops that look often, and wait for each other as much shorter."""
-    monkeypatch.setattr("gateway.pool.TICK_S", 0.05)
+    monkeypatch.setattr("gateway.pool.loop.TICK_S", 0.05)
     monkeypatch.setattr("gateway.remembered.TICK_S", 0.1)
-    monkeypatch.setattr("gateway.rebuilding.GRACE_S", 0.5)
-    monkeypatch.setattr("gateway.rebuilding.ASK_S", 1.0)
+    monkeypatch.setattr("gateway.pool.recovery.GRACE_S", 0.5)
+    monkeypatch.setattr("gateway.pool.recovery.ASK_S", 1.0)
 
 
 @dataclass
@@ -289,7 +289,7 @@ def _lasting(keys: list[str], session: Session) -> list[str]:
 async def test_a_replica_that_starts_on_an_empty_store_removes_no_worker_and_waits_for_nobody(
     replicas: Replicas, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.rebuilding.GRACE_S", 3600.0)  # for workers that do not tell all of their sessions
+    monkeypatch.setattr("gateway.pool.recovery.GRACE_S", 3600.0)  # for workers that do not tell all of their sessions
     async with replicas.serving() as first:
         session = await opened(first, "a")
     worker = replicas.backend.only

@@ -199,7 +199,7 @@ async def test_an_audit_leaves_a_worker_that_starts_alone() -> None:
 
 
 async def test_a_worker_that_does_not_answer_at_a_start_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.audit.ANSWER_S", 0.2)
+    monkeypatch.setattr("gateway.pool.audit.ANSWER_S", 0.2)
     async with stack() as built:
         async with built.first.looping(), built.first.serving() as client:
             await create(client)
@@ -234,7 +234,7 @@ async def test_an_audit_goes_on_when_one_worker_cannot_be_removed() -> None:
 
 
 async def test_nobody_waits_at_a_start_for_what_the_last_gateway_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.audit.UNDOING_S", 0.1)
+    monkeypatch.setattr("gateway.pool.audit.UNDOING_S", 0.1)
     async with stack() as built:
         kind = built.environments[0]
         stray = Worker(id=WorkerId("stray"), environment=kind.name, digest=kind.digest(), slots=1)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.audit import Findings, compare
 from gateway.core.model import EnvironmentName, Found, Worker, WorkerId, WorkerState
+from gateway.pool.audit import Findings, compare
 
 READY, STARTING, DRAINING = WorkerState.READY, WorkerState.STARTING, WorkerState.DRAINING
 

@@ -9,8 +9,8 @@ from gateway.core.leader_lease import LeaderLease
 from gateway.core.model import EnvironmentLoad, Lead, Wire, Worker, WorkerId
 from gateway.core.plan import Demands
 from gateway.observe.metrics import Metrics
+from gateway.pool.starts import TRIALS_ALONE, Starts
 from gateway.relay import Relay
-from gateway.starts import TRIALS_ALONE, Starts
 from gateway.stores.memory import MemoryStore
 from gateway.upstreams.ors.own import OrsUpstream
 from tests.contract.store_worlds import MATH, opening, queued

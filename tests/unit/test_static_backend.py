@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from gateway.audit import compare
 from gateway.backends.docker import DockerBackend
 from gateway.backends.process import ProcessBackend
 from gateway.backends.routed import RoutedBackend
@@ -25,6 +24,7 @@ from gateway.core.model import (
     WorkerLoad,
     WorkerState,
 )
+from gateway.pool.audit import compare
 
 STATIC = Environment(
     name=EnvironmentName("far"),

@@ -11,12 +11,12 @@ from gateway.catalog import Catalog
 from gateway.core.model import Environment, EnvironmentLoad, EnvironmentName, Worker, WorkerId, WorkerState
 from gateway.core.plan import Plan
 from gateway.core.ports import Backend, Store
-from gateway.loop_tasks import LoopTasks
-from gateway.pausing import Pausing
-from gateway.rebuilding import static_worker
+from gateway.pool.background import LoopTasks
+from gateway.pool.pausing import Pausing
+from gateway.pool.recovery import static_worker
+from gateway.pool.starts import Starts
+from gateway.pool.stops import WorkerEnds
 from gateway.rollover import Rollover
-from gateway.starts import Starts
-from gateway.worker_ends import WorkerEnds
 
 logger = logging.getLogger(__name__)
 

@@ -18,15 +18,15 @@ from gateway.core.errors import GatewayError, NotLeading, StoreUnavailable
 from gateway.core.model import CapacityWanted, Death, EnvironmentName
 from gateway.core.plan import rest_s
 from gateway.core.ports import Backend, Store
-from gateway.expiry import Expiry
-from gateway.leadership import Leadership
-from gateway.loop_tasks import LoopTasks
 from gateway.observe.metrics import Metrics
-from gateway.plan_executor import PlanExecutor
-from gateway.planner import Planner
+from gateway.pool.background import LoopTasks
+from gateway.pool.executor import PlanExecutor
+from gateway.pool.expiry import Expiry
+from gateway.pool.leadership import Leadership
+from gateway.pool.planner import Planner
+from gateway.pool.starts import Starts
+from gateway.pool.stops import WorkerEnds
 from gateway.silence import Suspects
-from gateway.starts import Starts
-from gateway.worker_ends import WorkerEnds
 
 logger = logging.getLogger(__name__)
 

@@ -13,11 +13,11 @@ import anyio
 from gateway.core.errors import BackendError, NotLeading, StoreUnavailable
 from gateway.core.leader_lease import LEASE_S, LeaderLease
 from gateway.core.ports import Store
-from gateway.loop_tasks import LoopTasks
 from gateway.observe.metrics import Metrics
-from gateway.rebuilding import Rebuilding
-from gateway.starts import Starts
-from gateway.worker_ends import WorkerEnds
+from gateway.pool.background import LoopTasks
+from gateway.pool.recovery import Rebuilding
+from gateway.pool.starts import Starts
+from gateway.pool.stops import WorkerEnds
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from gateway.core.errors import BackendError, GatewayError, StoreUnavailable
 from gateway.core.leader_lease import LeaderLease
 from gateway.core.model import EnvironmentName, WorkerId
 from gateway.core.ports import Backend, Store
-from gateway.loop_tasks import LoopTasks
+from gateway.pool.background import LoopTasks
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ AGAIN_S: Final = 0.5
 
 
 class Pausing:
-    """Workers that are being paused or woken, for `gateway.pool.Pool`."""
+    """Workers that are being paused or woken, for `gateway.pool.loop.Pool`."""
 
     def __init__(self, *, store: Store, backend: Backend, lease: LeaderLease, tasks: LoopTasks) -> None:
         self._store = store

@@ -14,7 +14,7 @@ from gateway.core.capacity import Expected, Wish, shared
 from gateway.core.model import Environment, EnvironmentLoad, EnvironmentName
 from gateway.core.plan import Demands, Plan, plan
 from gateway.observe.metrics import Metrics
-from gateway.starts import Starts
+from gateway.pool.starts import Starts
 
 
 class Forecast(Protocol):

@@ -14,9 +14,9 @@ from gateway.core.errors import GatewayError
 from gateway.core.model import CloseReason, EnvironmentName, Session, WorkerId, WorkerState
 from gateway.core.outcomes import outcome_of
 from gateway.core.ports import Backend, Store, Transport
-from gateway.loop_tasks import LoopTasks
 from gateway.observe.metrics import Metrics
-from gateway.starts import LOG_LINES
+from gateway.pool.background import LoopTasks
+from gateway.pool.starts import LOG_LINES
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ AT_ONCE: Final = 16
 
 
 class WorkerEnds:
-    """Stops workers, and sees to those that died, for `gateway.pool.Pool`."""
+    """Stops workers, and sees to those that died, for `gateway.pool.loop.Pool`."""
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ from gateway.closing import Closer
 from gateway.core.errors import GatewayError, StoreUnavailable
 from gateway.core.model import Note, Session, Wire, WorkerId
 from gateway.core.ports import Store, Upstream
-from gateway.loop_tasks import LoopTasks
+from gateway.pool.background import LoopTasks
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from gateway.core.errors import BackendError, GatewayError, StoreUnavailable
 from gateway.core.model import EnvironmentName, Found, Wire, Worker, WorkerId, WorkerState
 from gateway.core.ports import Backend, Store, Upstream
 from gateway.observe.metrics import Metrics
-from gateway.worker_ends import WorkerEnds
+from gateway.pool.stops import WorkerEnds
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""The worker pool: the control loop of the leading replica, and what it does to workers."""

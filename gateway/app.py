@@ -23,7 +23,6 @@ from gateway.backends.routed import RoutedBackend
 from gateway.backends.static import StaticBackend
 from gateway.backends.swarm.dialing import NodeDialer
 from gateway.backends.swarm.nodes import NodeState
-from gateway.closing import Closer
 from gateway.core.errors import ConfigError, StoreUnavailable
 from gateway.core.leader_lease import LEASE_S, LeaderLease
 from gateway.core.lifecycle import Lifecycle
@@ -33,7 +32,6 @@ from gateway.core.plan import Demands
 from gateway.core.ports import Backend, Upstream
 from gateway.curricula import Curricula
 from gateway.custom_tasks import CustomTaskFolders, offering
-from gateway.ends import Waiting
 from gateway.fronts.areal import ArealFront
 from gateway.fronts.door import Door
 from gateway.fronts.openenv import OpenEnvFront
@@ -43,10 +41,8 @@ from gateway.fronts.ops_nodes import NodeRoutes
 from gateway.fronts.ops_tasks import TaskRoutes
 from gateway.fronts.ors import OrsFront
 from gateway.fronts.peers import PeersFront
-from gateway.inquiries import Inquiries
 from gateway.observe.metrics import Metrics
 from gateway.offers import Offers
-from gateway.openings import Openings
 from gateway.parts import (
     Stores,
     hold_containers,
@@ -70,12 +66,16 @@ from gateway.pool.starts import Starts
 from gateway.pool.stops import WorkerEnds
 from gateway.reading import Content, read_all
 from gateway.relay import Relay
-from gateway.remembered import Remembered
 from gateway.rollover import Rollover
 from gateway.serving import Server, configured, listen
-from gateway.sessions import Sessions
+from gateway.sessions.cache import Remembered
+from gateway.sessions.cancellation import Waiting
+from gateway.sessions.closing import Closer
+from gateway.sessions.liveness import Suspects
+from gateway.sessions.opening import Openings
+from gateway.sessions.service import Sessions
+from gateway.sessions.worker_queries import Inquiries
 from gateway.settings import Settings, parse_keys
-from gateway.silence import Suspects
 from gateway.task_records import TaskRecords
 from gateway.task_tables import TaskTables
 from gateway.tasks.registry import read_splits

@@ -33,7 +33,7 @@ SEARCHED_AT_ONCE: Final = 256
 
 
 class WorkerQueries(Protocol):
-    """Asks workers for the tasks that they have: `gateway.inquiries.Inquiries`."""
+    """Asks workers for the tasks that they have: `gateway.sessions.worker_queries.Inquiries`."""
 
     async def registered(self, environment: Environment) -> Registered:
         """The tasks that they know by id."""

@@ -72,10 +72,10 @@ from gateway.fronts.asgi import (
 )
 from gateway.fronts.errors import LOSSES, WorkerDied, retry_after, why_ended, why_not_opened
 from gateway.handles import Offer
-from gateway.inquiries import Inquiries
 from gateway.observe.metrics import Metrics
 from gateway.offers import Offers
-from gateway.sessions import Sessions
+from gateway.sessions.service import Sessions
+from gateway.sessions.worker_queries import Inquiries
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ _UNSAID = Areal()
 
 
 class WorkerQueries(Protocol):
-    """Asks workers about themselves: `gateway.inquiries.Inquiries`."""
+    """Asks workers about themselves: `gateway.sessions.worker_queries.Inquiries`."""
 
     async def about(self, environment: Environment) -> Mapping[str, Any]:
         """What they tell of themselves."""

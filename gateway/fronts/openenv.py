@@ -37,9 +37,9 @@ from gateway.fronts.openenv_relayed import Relayed
 from gateway.fronts.openenv_socket import Sockets
 from gateway.fronts.openenv_tasks import TaskChooser
 from gateway.fronts.ors_bodies import Unprocessable
-from gateway.inquiries import Inquiries
 from gateway.offers import Offers
-from gateway.sessions import Sessions
+from gateway.sessions.service import Sessions
+from gateway.sessions.worker_queries import Inquiries
 
 logger = logging.getLogger(__name__)
 

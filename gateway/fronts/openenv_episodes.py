@@ -46,9 +46,9 @@ from gateway.fronts.openenv_replies import (
 )
 from gateway.fronts.openenv_tasks import Chosen, TaskChooser
 from gateway.fronts.seeds import seeded
-from gateway.inquiries import Inquiries
 from gateway.offers import Offers
-from gateway.sessions import Sessions
+from gateway.sessions.service import Sessions
+from gateway.sessions.worker_queries import Inquiries
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from gateway.core.model import Environment, Owner, Wire
 from gateway.fronts.asgi import dump
 from gateway.fronts.openenv_episodes import Episodes, empty_state, patient
 from gateway.fronts.openenv_frames import Code, Json, Refused, ResetWish, frame
-from gateway.inquiries import Inquiries
-from gateway.sessions import Sessions
+from gateway.sessions.service import Sessions
+from gateway.sessions.worker_queries import Inquiries
 
 _STATUS: Final = {Code.INVALID_JSON: 400, Code.UNKNOWN_TYPE: 400, Code.VALIDATION_ERROR: 422, Code.SESSION_ERROR: 409}
 """Over HTTP; what an image fails at is 500, as there."""

@@ -28,8 +28,8 @@ from gateway.core.model import Environment, Registered, Ticket, Wire
 from gateway.environment_files import RESET_KEYS
 from gateway.fronts.openenv_frames import Json, ResetWish, invalid
 from gateway.handles import Offer
-from gateway.inquiries import BeingReplaced
 from gateway.offers import Offers, WorkerQueries
+from gateway.sessions.worker_queries import BeingReplaced
 from gateway.task_fields import TaskFields, value_at
 from gateway.tasks.schema import parse
 

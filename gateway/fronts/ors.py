@@ -1,7 +1,7 @@
 """The ORS front: owns the host's root, as the SDKs drop path prefixes.
 
 Calls pass through as bytes. Everything else is answered here: discovery from the task registry, sessions through
-`gateway.sessions`.
+`gateway.sessions.service`.
 
 Differences from the reference servers, on purpose:
 * Once a byte of a call went to a worker no status >= 500 is answered: both SDKs repeat those, and the tool would run
@@ -40,7 +40,6 @@ from gateway.core.errors import (
 from gateway.core.model import Environment, Owner, SessionId, Setup
 from gateway.core.ports import Exchange
 from gateway.environment_files import OPERATIONS, ROOT_ROUTES
-from gateway.exchanges import BusyExchange
 from gateway.fronts import sse
 from gateway.fronts.asgi import (
     Attended,
@@ -67,9 +66,10 @@ from gateway.fronts.ors_bodies import (
 )
 from gateway.fronts.ors_pending import Pending, PendingCreates
 from gateway.fronts.ors_tasks import OrsTasks
-from gateway.inquiries import Inquiries
 from gateway.offers import Offers
-from gateway.sessions import Sessions
+from gateway.sessions.responses import BusyExchange
+from gateway.sessions.service import Sessions
+from gateway.sessions.worker_queries import Inquiries
 
 logger = logging.getLogger(__name__)
 

@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from typing import Final
 
 from gateway.catalog import Catalog
-from gateway.closing import Closer
 from gateway.core.errors import GatewayError, StoreUnavailable
 from gateway.core.model import Note, Session, Wire, WorkerId
 from gateway.core.ports import Store, Upstream
 from gateway.pool.background import LoopTasks
+from gateway.sessions.closing import Closer
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,6 @@ from dataclasses import replace
 from typing import Final
 
 from gateway.catalog import Catalog
-from gateway.closing import Closer
 from gateway.core.errors import GatewayError
 from gateway.core.model import (
     CloseReason,
@@ -37,7 +36,8 @@ from gateway.core.model import (
     WorkerState,
 )
 from gateway.core.ports import Backend, Store, Upstream
-from gateway.remembered import Remembered
+from gateway.sessions.cache import Remembered
+from gateway.sessions.closing import Closer
 
 logger = logging.getLogger(__name__)
 

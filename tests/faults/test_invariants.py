@@ -245,6 +245,6 @@ def test_an_invented_reward_is_found(status: int, body: str) -> None:
 
 
 def test_a_bug_in_the_log_is_found() -> None:
-    no_bugs("12:00 info gateway.sessions call_broken worker=a error=the worker is gone\n")
+    no_bugs("12:00 info gateway.sessions.service call_broken worker=a error=the worker is gone\n")
     with pytest.raises(AssertionError, match="tick_failed"):
         no_bugs("12:00 error gateway.pool.loop tick_failed\n")

@@ -14,7 +14,6 @@ from enum import Enum
 from typing import Any, Final, cast
 
 from gateway.catalog import Catalog
-from gateway.closing import Closer
 from gateway.core.errors import GatewayError, StoreUnavailable
 from gateway.core.model import (
     CloseReason,
@@ -31,13 +30,14 @@ from gateway.core.model import (
     WorkerId,
 )
 from gateway.core.ports import Store, Upstream
-from gateway.ends import Waiting
-from gateway.inquiries import Inquiries
 from gateway.observe.metrics import Metrics
-from gateway.openings import Openings
 from gateway.patience import STORE_PATIENCE_S
-from gateway.remembered import Remembered
-from gateway.sessions import Sessions
+from gateway.sessions.cache import Remembered
+from gateway.sessions.cancellation import Waiting
+from gateway.sessions.closing import Closer
+from gateway.sessions.opening import Openings
+from gateway.sessions.service import Sessions
+from gateway.sessions.worker_queries import Inquiries
 from gateway.stores.memory import MemoryStore
 from tests.deadlines import scaled
 from tests.fakes.eventually import WITHIN_S, eventually

@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway import openings
 from gateway.core.errors import UpstreamGone
 from gateway.core.model import Environment, Protocol, ResetMapping, Server, Session, Setup, Wire, Worker
+from gateway.sessions.service import opening as openings
 from tests.fakes.eventually import until
 from tests.fakes.upstreams import CounterImage
 from tests.service.foreign_world import TEST, TRAIN, foreign, image

@@ -18,7 +18,7 @@ from tests.service.wire import call, create, delete, under_way
 @pytest.fixture(autouse=True)
 def _no_notes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who writes notes learns of an end by that, too: a second later."""
-    monkeypatch.setattr("gateway.remembered.TICK_S", 3600.0)
+    monkeypatch.setattr("gateway.sessions.cache.TICK_S", 3600.0)
 
 
 @asynccontextmanager

@@ -226,7 +226,7 @@ class GatewayMachine(RuleBasedStateMachine):
 def quick_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loops that look fifty times a second: what is decided is the same, and a walk of 30 rules takes a second."""
     monkeypatch.setattr("gateway.pool.loop.TICK_S", 0.02)
-    monkeypatch.setattr("gateway.remembered.TICK_S", 0.1)
+    monkeypatch.setattr("gateway.sessions.cache.TICK_S", 0.1)
     monkeypatch.setattr("gateway.pool.recovery.GRACE_S", 0.3)
     monkeypatch.setattr("gateway.pool.starts.backoff_s", lambda failures: 0.02)
 

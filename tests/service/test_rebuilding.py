@@ -44,7 +44,7 @@ _numbers = itertools.count(1)
 def quick_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loops that look often, and wait for each other as much shorter."""
     monkeypatch.setattr("gateway.pool.loop.TICK_S", 0.05)
-    monkeypatch.setattr("gateway.remembered.TICK_S", 0.1)
+    monkeypatch.setattr("gateway.sessions.cache.TICK_S", 0.1)
     monkeypatch.setattr("gateway.pool.recovery.GRACE_S", 0.5)
     monkeypatch.setattr("gateway.pool.recovery.ASK_S", 1.0)
 

@@ -25,9 +25,9 @@ from gateway.core.model import (
     WorkerState,
 )
 from gateway.core.outcomes import EpisodeOutcome
-from gateway.observe.faults import log_faults
 from gateway.observe.metrics import Metrics
 from gateway.observe.outcomes import CALLS, CLAIMS, STARTS, answer_outcome, call_outcome, start_outcome
+from gateway.sessions.fault_log import log_faults
 
 MATH = EnvironmentName("math")
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from gateway.closing import Closer
 from gateway.core.errors import InvalidRequest, TaskInvalid, TaskRateLimited, UnknownSplit, UnknownTask
 from gateway.core.model import (
     Environment,
@@ -25,13 +24,14 @@ from gateway.core.model import (
     Worker,
     WorkerId,
 )
-from gateway.ends import Waiting
 from gateway.handles import LISTED_MAX
-from gateway.inquiries import FRESH_S, Inquiries
 from gateway.observe.metrics import Metrics
 from gateway.offers import Offers
+from gateway.sessions.cancellation import Waiting
+from gateway.sessions.closing import Closer
+from gateway.sessions.task_pages import PAGE, TaskPages
+from gateway.sessions.worker_queries import FRESH_S, Inquiries
 from gateway.stores.memory import MemoryStore
-from gateway.task_pages import PAGE, TaskPages
 from gateway.task_places import SEARCHED_S, TaskPlaces
 from gateway.tasks.registry import TaskRegistry
 from tests.fakes.clock import Clock

@@ -12,7 +12,7 @@ import pytest
 from gateway.core.errors import StoreUnavailable
 from gateway.core.model import Environment, EnvironmentName, Note, Owner, Session, SessionId, SessionState, WorkerId
 from gateway.core.ports import Store
-from gateway.remembered import Entry, Remembered
+from gateway.sessions.cache import Entry, Remembered
 from tests.fakes.eventually import until
 
 KIND = Environment(name=EnvironmentName("math"), image="one", directory=Path("/"), command=("python3",))

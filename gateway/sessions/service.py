@@ -16,7 +16,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 from gateway.catalog import Catalog
-from gateway.closing import Closer
 from gateway.core.errors import (
     SessionClosed,
     SessionNotFound,
@@ -44,16 +43,17 @@ from gateway.core.model import (
     session_id,
 )
 from gateway.core.ports import Exchange, Headers, Store, Upstream
-from gateway.ends import BrokenOff, Until
-from gateway.exchanges import BusyExchange, ReadExchange
-from gateway.observe.faults import log_faults
 from gateway.observe.metrics import Metrics
 from gateway.observe.outcomes import answer_outcome, call_outcome
-from gateway.openings import Openings
 from gateway.patience import STORE_PATIENCE_S, patiently
-from gateway.remembered import TICK_S, Entry, Remembered
-from gateway.turns import Turns
-from gateway.verdicts import Moved, Verdicts
+from gateway.sessions.cache import TICK_S, Entry, Remembered
+from gateway.sessions.cancellation import BrokenOff, Until
+from gateway.sessions.closing import Closer
+from gateway.sessions.fault_log import log_faults
+from gateway.sessions.opening import Openings
+from gateway.sessions.responses import BusyExchange, ReadExchange
+from gateway.sessions.turns import Turns
+from gateway.sessions.verdicts import Moved, Verdicts
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,6 @@ from functools import partial
 from typing import Final, Protocol
 
 from gateway.catalog import Catalog
-from gateway.closing import Closer, Missed
 from gateway.core.errors import (
     AuthorFault,
     EnvironmentUnavailable,
@@ -49,12 +48,13 @@ from gateway.core.model import (
     session_id,
 )
 from gateway.core.ports import Store, Upstream
-from gateway.ends import Waiting
-from gateway.observe.faults import log_faults
 from gateway.observe.metrics import Metrics
 from gateway.patience import STORE_PATIENCE_S, STORE_PAUSE_S, patiently
-from gateway.remembered import Remembered
-from gateway.silence import Watch, WorkerSilent
+from gateway.sessions.cache import Remembered
+from gateway.sessions.cancellation import Waiting
+from gateway.sessions.closing import Closer, Missed
+from gateway.sessions.fault_log import log_faults
+from gateway.sessions.liveness import Watch, WorkerSilent
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class _Wish:
 
 
 class Openings:
-    """Opens sessions for `gateway.sessions.Sessions`."""
+    """Opens sessions for `gateway.sessions.service.Sessions`."""
 
     def __init__(
         self,

@@ -6,12 +6,12 @@ import contextlib
 import logging
 from typing import Final
 
-from gateway.closing import Closer
 from gateway.core.errors import ReplicaLeft, SessionClosed, SessionNotFound, StoreUnavailable, UpstreamGone
 from gateway.core.model import CloseReason, SessionState
 from gateway.core.ports import Store
-from gateway.ends import Ended
-from gateway.remembered import Entry, Remembered
+from gateway.sessions.cache import Entry, Remembered
+from gateway.sessions.cancellation import Ended
+from gateway.sessions.closing import Closer
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class Moved(Exception):
 
 
 class Verdicts:
-    """Finds them, for `gateway.sessions.Sessions`."""
+    """Finds them, for `gateway.sessions.service.Sessions`."""
 
     def __init__(self, *, store: Store, remembered: Remembered, closer: Closer) -> None:
         self._store = store

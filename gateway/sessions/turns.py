@@ -14,8 +14,8 @@ from gateway.core.errors import AuthorFault, StoreUnavailable
 from gateway.core.faults import Fault, FaultKind
 from gateway.core.model import StepResult
 from gateway.core.ports import Store
-from gateway.observe.faults import log_faults
-from gateway.remembered import Entry
+from gateway.sessions.cache import Entry
+from gateway.sessions.fault_log import log_faults
 
 logger = logging.getLogger(__name__)
 

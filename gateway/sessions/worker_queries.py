@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeVar
 
-from gateway.closing import CLEANUP_S, Closer
 from gateway.core.errors import (
     EnvironmentUnavailable,
     UpstreamGone,
@@ -35,8 +34,9 @@ from gateway.core.model import (
     session_id,
 )
 from gateway.core.ports import Store, Upstream
-from gateway.ends import Waiting
-from gateway.task_pages import PAGE, TaskPages
+from gateway.sessions.cancellation import Waiting
+from gateway.sessions.closing import CLEANUP_S, Closer
+from gateway.sessions.task_pages import PAGE, TaskPages
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from gateway.core.errors import StoreUnavailable
 from gateway.core.faults import Fault
 from gateway.core.model import Environment, Note, Session, SessionEnded, SessionId
 from gateway.core.ports import Store
-from gateway.ends import Watcher
+from gateway.sessions.cancellation import Watcher
 
 logger = logging.getLogger(__name__)
 

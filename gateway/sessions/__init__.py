@@ -1,0 +1,1 @@
+"""Sessions: opening, calls, closing, and what this replica remembers of them."""

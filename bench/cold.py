@@ -27,8 +27,8 @@ from bench.report import Goal, Report, Table, number
 from bench.stats import latencies, ratio
 from bench.targets import ENVIRONMENTS, GATEWAY, Servers
 from gateway.backends.container import LABEL_INSTANCE, container_body
+from gateway.catalog.toml import read_environment
 from gateway.core.model import Worker, WorkerId
-from gateway.environment_files import read_environment
 
 ENGINE = "unix:///var/run/docker.sock"
 BASE_IMAGE = "env-gateway/base:latest"

@@ -23,6 +23,8 @@ from gateway.backends.routed import RoutedBackend
 from gateway.backends.static import StaticBackend
 from gateway.backends.swarm.dialing import NodeDialer
 from gateway.backends.swarm.nodes import NodeState
+from gateway.catalog.reload import Rollover
+from gateway.catalog.task_modules import CustomTaskFolders, offering
 from gateway.core.errors import ConfigError, StoreUnavailable
 from gateway.core.leader_lease import LEASE_S, LeaderLease
 from gateway.core.lifecycle import Lifecycle
@@ -31,7 +33,6 @@ from gateway.core.nodes import NodeId
 from gateway.core.plan import Demands
 from gateway.core.ports import Backend, Upstream
 from gateway.curricula import Curricula
-from gateway.custom_tasks import CustomTaskFolders, offering
 from gateway.fronts.areal import ArealFront
 from gateway.fronts.door import Door
 from gateway.fronts.openenv import OpenEnvFront
@@ -66,7 +67,6 @@ from gateway.pool.starts import Starts
 from gateway.pool.stops import WorkerEnds
 from gateway.reading import Content, read_all
 from gateway.relay import Relay
-from gateway.rollover import Rollover
 from gateway.serving import Server, configured, listen
 from gateway.sessions.cache import Remembered
 from gateway.sessions.cancellation import Waiting

@@ -17,10 +17,10 @@ from rich.table import Table
 
 from gateway import __version__, cli_cluster, cli_tasks
 from gateway.app import Gateway, serve
-from gateway.catalog import describe, load_catalog
+from gateway.catalog.catalog import describe, load_catalog
+from gateway.catalog.cli import env_app
 from gateway.cli_client import LOCALHOST, Key, Url, ask, counted, print_table
 from gateway.cli_curricula import curricula_app
-from gateway.cli_env import env_app
 from gateway.core.errors import ConfigError, GatewayError
 from gateway.core.model import Environment, SplitType
 from gateway.observe import logs

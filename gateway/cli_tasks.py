@@ -10,7 +10,7 @@ import httpx
 import typer
 from rich.table import Table
 
-from gateway.catalog import load_catalog
+from gateway.catalog.catalog import load_catalog
 from gateway.cli_client import ASK_S, EXIT_REFUSED, LOCALHOST, Key, Url, ask, counted, print_table
 from gateway.core.errors import ConfigError, TaskInvalid
 from gateway.settings import load

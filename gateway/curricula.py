@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from gateway.catalog import Catalog
+from gateway.catalog.catalog import Catalog
 from gateway.core.capacity import Expected
 from gateway.core.curricula import PREFIX, Curriculum
 from gateway.core.curriculum_ports import CurriculumStore, Drawn, Turn

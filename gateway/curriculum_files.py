@@ -19,6 +19,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from gateway.catalog.toml import line_of
 from gateway.core.curricula import RECENT, Component, Curriculum, Sampler, SamplerKind, Stage
 from gateway.core.curriculum_ports import MAX_DEFINITION_BYTES, MAX_DEFINITIONS, MAX_HANDLES
 from gateway.core.errors import ConfigError, InvalidRequest, UnknownEnvironment
@@ -26,7 +27,6 @@ from gateway.core.model import EnvironmentName
 from gateway.core.sampling_tables import TaskRow, TaskTable, has_any
 from gateway.core.sampling_weights import LEAST_WIDTH
 from gateway.core.stages import is_in
-from gateway.environment_files import line_of
 
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 """Of a curriculum: it becomes part of a split's name and of keys."""

@@ -11,7 +11,7 @@ from gateway.backends.process import ProcessBackend
 from gateway.backends.swarm.backend import SwarmBackend
 from gateway.backends.swarm.hosts import parse_hosts
 from gateway.backends.swarm.nodes import Nodes
-from gateway.catalog import Catalog
+from gateway.catalog.catalog import Catalog
 from gateway.cluster_tls import NODE_NAME, client_context
 from gateway.core.call_ports import CallStore
 from gateway.core.curriculum_ports import CurriculumStore

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Final
 
 from gateway import curriculum_files
-from gateway.catalog import Catalog, load_catalog, why_not_runnable
+from gateway.catalog.catalog import Catalog, load_catalog, why_not_runnable
+from gateway.catalog.inspect.external import detect_url, environment_of
+from gateway.catalog.inspect.toml_writer import check_name
 from gateway.core.curricula import Curriculum
 from gateway.core.errors import ConfigError, UnknownEnvironment
 from gateway.core.model import Environment, EnvironmentName
 from gateway.core.sampling_tables import TaskTable
-from gateway.inspecting.static import detect_url, environment_of
-from gateway.inspecting.write import check_name
 from gateway.settings import Settings
 from gateway.task_tables import read_table
 from gateway.tasks.registry import TaskRegistry, load_tasks

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
-from gateway.catalog import Catalog
+from gateway.catalog.catalog import Catalog
 from gateway.core.errors import UnknownSplit
 from gateway.core.model import Environment, EnvironmentName
 from gateway.core.sampling_tables import TaskRow, TaskTable, tabulate

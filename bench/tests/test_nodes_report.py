@@ -25,7 +25,7 @@ from bench.report import Goal, Report
 from bench.results import results, show, write
 from bench.run import Part, by_default
 from bench.targets import BENCH
-from gateway.catalog import load_catalog
+from gateway.catalog.catalog import load_catalog
 from gateway.core.model import EnvironmentName
 from gateway.settings import unknown_variables
 

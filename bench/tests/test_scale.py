@@ -21,7 +21,7 @@ from bench.scale import Idle
 from bench.steps import Stepped, read_stream, read_text
 from bench.store_trips import Trips
 from bench.targets import servers
-from gateway.catalog import load_catalog
+from gateway.catalog.catalog import load_catalog
 from gateway.core.model import EnvironmentName
 
 

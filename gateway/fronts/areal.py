@@ -22,7 +22,7 @@ from typing import Final
 import anyio
 from starlette.types import Receive, Scope, Send
 
-from gateway.catalog import Catalog
+from gateway.catalog.catalog import Catalog
 from gateway.core.errors import (
     AuthorFault,
     GatewayError,

@@ -20,7 +20,7 @@ from urllib.parse import parse_qs
 
 from starlette.types import Receive, Scope, Send
 
-from gateway.catalog import Catalog
+from gateway.catalog.catalog import Catalog
 from gateway.core.errors import GatewayError
 from gateway.core.lifecycle import Lifecycle
 from gateway.core.model import Environment, Owner

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from gateway.catalog import Catalog
+from gateway.catalog.catalog import Catalog
 from gateway.core.model import Environment, Owner
 from gateway.fronts.openenv_episodes import Episodes, empty_state
 from gateway.fronts.openenv_errors import NO_EPISODE

@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gateway.catalog import Catalog
+from gateway.catalog.catalog import Catalog
+from gateway.catalog.toml import RESET_KEYS
 from gateway.core.curricula import PREFIX
 from gateway.core.errors import (
     EnvironmentUnavailable,
@@ -25,7 +26,6 @@ from gateway.core.errors import (
     unknown_split,
 )
 from gateway.core.model import Environment, Registered, Ticket, Wire
-from gateway.environment_files import RESET_KEYS
 from gateway.fronts.openenv_frames import Json, ResetWish, invalid
 from gateway.handles import Offer
 from gateway.offers import Offers, WorkerQueries

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from gateway.catalog import Catalog
+from gateway.catalog.catalog import Catalog
 from gateway.core.errors import GatewayError, InvalidRequest, StoreUnavailable
 from gateway.core.lifecycle import Lifecycle
 from gateway.core.model import WorkerState

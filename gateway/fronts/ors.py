@@ -25,7 +25,8 @@ from urllib.parse import quote
 from starlette.types import Receive, Scope, Send
 
 from gateway import __version__
-from gateway.catalog import Catalog
+from gateway.catalog.catalog import Catalog
+from gateway.catalog.toml import OPERATIONS, ROOT_ROUTES
 from gateway.core.errors import (
     GatewayError,
     InvalidRequest,
@@ -39,7 +40,6 @@ from gateway.core.errors import (
 )
 from gateway.core.model import Environment, Owner, SessionId, Setup
 from gateway.core.ports import Exchange
-from gateway.environment_files import OPERATIONS, ROOT_ROUTES
 from gateway.fronts import sse
 from gateway.fronts.asgi import (
     Attended,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.catalog import Catalog
+from gateway.catalog.catalog import Catalog
 from gateway.core.errors import InvalidRequest, UnknownTask
 from gateway.core.model import Environment, Setup, Wire
 from gateway.fronts.asgi import dump

@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, replace
 
-from gateway.catalog import Catalog
+from gateway.catalog.catalog import Catalog
 from gateway.core.errors import BackendError, GatewayError, StoreUnavailable
 from gateway.core.model import EnvironmentName, Found, Wire, Worker, WorkerId, WorkerState
 from gateway.core.ports import Backend, Store, Upstream

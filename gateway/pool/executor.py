@@ -7,7 +7,8 @@ import secrets
 from collections.abc import Container, Mapping
 from typing import Final
 
-from gateway.catalog import Catalog
+from gateway.catalog.catalog import Catalog
+from gateway.catalog.reload import Rollover
 from gateway.core.model import Environment, EnvironmentLoad, EnvironmentName, Worker, WorkerId, WorkerState
 from gateway.core.plan import Plan
 from gateway.core.ports import Backend, Store
@@ -16,7 +17,6 @@ from gateway.pool.pausing import Pausing
 from gateway.pool.recovery import static_worker
 from gateway.pool.starts import Starts
 from gateway.pool.stops import WorkerEnds
-from gateway.rollover import Rollover
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Final
 
-from gateway.catalog import Catalog
+from gateway.catalog.catalog import Catalog
 from gateway.core.errors import GatewayError, StoreUnavailable
 from gateway.core.model import Note, Session, Wire, WorkerId
 from gateway.core.ports import Store, Upstream

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Protocol
 
-from gateway.catalog import Catalog
+from gateway.catalog.catalog import Catalog
 from gateway.core.capacity import Expected, Wish, shared
 from gateway.core.model import Environment, EnvironmentLoad, EnvironmentName
 from gateway.core.plan import Demands, Plan, plan

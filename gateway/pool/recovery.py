@@ -21,7 +21,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from gateway.catalog import Catalog
+from gateway.catalog.catalog import Catalog
 from gateway.core.errors import GatewayError
 from gateway.core.model import (
     CloseReason,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Final
 
-from gateway.catalog import Catalog
+from gateway.catalog.catalog import Catalog
 from gateway.core.errors import GatewayError, StoreUnavailable, UpstreamGone, UpstreamTimeout
 from gateway.core.model import (
     Environment,

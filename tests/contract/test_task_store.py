@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import gateway.stores.redis_tasks as module
-from gateway.catalog import Catalog
+from gateway.catalog.catalog import Catalog
 from gateway.core.errors import InvalidRequest, StoreUnavailable, TaskExists
 from gateway.core.model import Environment, EnvironmentName
 from gateway.core.task_ports import MAX_AT_ONCE, MAX_TASK_BYTES, StoredTask, TaskChanges, TaskStore

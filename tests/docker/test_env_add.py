@@ -16,13 +16,13 @@ import docker
 import pytest
 
 from gateway.backends.docker import DockerBackend
+from gateway.catalog.inspect import trial
+from gateway.catalog.inspect.findings import Capacity, Told
+from gateway.catalog.inspect.image import Looking
+from gateway.catalog.inspect.trial import Outcome, Trials, Wish
+from gateway.catalog.toml import read_environment
 from gateway.core.errors import ConfigError
 from gateway.core.model import Loosened, Protocol, Server
-from gateway.environment_files import read_environment
-from gateway.inspecting import trial
-from gateway.inspecting.engine import Looking
-from gateway.inspecting.findings import Capacity, Told
-from gateway.inspecting.trial import Outcome, Trials, Wish
 from tests.contract.backend_world import ENGINE_URL, labelled
 from tests.deadlines import scaled
 from tests.fakes.eventually import until

@@ -17,8 +17,8 @@ import pytest
 from envserver.sandbox import hostbox
 
 from gateway.backends.container import container_body
+from gateway.catalog.toml import read_environment
 from gateway.core.model import Worker, WorkerId
-from gateway.environment_files import read_environment
 from tests.contract.backend_world import door, healthy, remove_labelled
 from tests.deadlines import scaled
 from tests.fakes.eventually import eventually

@@ -16,8 +16,8 @@ import docker
 import httpx
 
 from gateway.backends.container import container_body
+from gateway.catalog.toml import read_environment
 from gateway.core.model import Worker, WorkerId
-from gateway.environment_files import read_environment
 from tests.contract.backend_world import remove_labelled
 from tests.deadlines import scaled
 from tests.envs.workers import Session

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from gateway.backends.container import container_body
+from gateway.catalog.toml import read_environment
 from gateway.core.model import Worker, WorkerId
-from gateway.environment_files import read_environment
 from gateway.node.policy import refusal
 from gateway.node.rules import Rules
 from scripts.browser_problems import MINIWOB, SPLITS

@@ -17,7 +17,7 @@ import httpx
 import uvicorn
 
 from gateway.app import Gateway
-from gateway.catalog import Catalog
+from gateway.catalog.catalog import Catalog
 from gateway.core.curricula import Curriculum
 from gateway.core.curriculum_ports import CurriculumStore
 from gateway.core.model import (

@@ -16,7 +16,7 @@ import pytest
 from starlette.applications import Starlette
 from typer.testing import CliRunner
 
-from gateway.catalog import Catalog
+from gateway.catalog.catalog import Catalog
 from gateway.cli import app as commands
 from gateway.core.model import Environment, EnvironmentName, Isolation, Owner, Setup
 from gateway.core.task_ports import MAX_TASK_BYTES

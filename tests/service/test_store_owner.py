@@ -11,7 +11,7 @@ import pytest
 
 from gateway import app
 from gateway.app import Gateway
-from gateway.catalog import Catalog
+from gateway.catalog.catalog import Catalog
 from gateway.core.errors import ConfigError
 from gateway.reading import Content
 from gateway.settings import Settings

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from gateway.catalog import Catalog, describe, load_catalog
+from gateway.catalog.catalog import Catalog, describe, load_catalog
+from gateway.catalog.toml import OPERATIONS, OUR_ROUTES, RESERVED, ROOT_ROUTES, line_of, read_environment
 from gateway.core.errors import ConfigError, UnknownEnvironment
 from gateway.core.model import (
     ALL_GPUS,
@@ -32,7 +33,6 @@ from gateway.core.model import (
     Timeouts,
     Volume,
 )
-from gateway.environment_files import OPERATIONS, OUR_ROUTES, RESERVED, ROOT_ROUTES, line_of, read_environment
 
 GOOD = 'name = "math"\nimage = "env-math"\n'
 SANDBOX = GOOD + 'isolation = "sandbox"\n'

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.catalog import Catalog
+from gateway.catalog.catalog import Catalog
 from gateway.core.curricula import Component, Curriculum, Outcome, Sampler, SamplerKind
 from gateway.core.curriculum_ports import Drawn, Turn
 from gateway.core.errors import InvalidRequest, StoreUnavailable, UnknownTask

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.catalog import load_catalog
+from gateway.catalog.catalog import load_catalog
 from gateway.core.curricula import Component, Curriculum, Sampler, SamplerKind
 from gateway.core.model import EnvironmentName
 from gateway.curriculum_files import to_document

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway import custom_tasks
 from gateway.backends.folders import remove_tree
-from gateway.catalog import Catalog
+from gateway.catalog import task_modules as custom_tasks
+from gateway.catalog.catalog import Catalog
+from gateway.catalog.task_modules import CustomTaskFolders, FolderRefused, offering, read_folder
 from gateway.core.model import CustomTasks, Environment, EnvironmentName
-from gateway.custom_tasks import CustomTaskFolders, FolderRefused, offering, read_folder
 from tests.fakes.eventually import until
 from tests.fakes.user import ordinary_user
 

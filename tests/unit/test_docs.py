@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import typer.main
 
+from gateway.catalog.toml import OPERATIONS, RESERVED, ROOT_ROUTES
 from gateway.cli import app
 from gateway.core.errors import GatewayError
-from gateway.environment_files import OPERATIONS, RESERVED, ROOT_ROUTES
 from gateway.observe.metrics import Metrics
 from gateway.settings import PREFIX, Settings
 from tests.pages import PAGES, PROJECT, Block, blocks

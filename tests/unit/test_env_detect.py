@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from gateway.catalog.inspect.detect import NotRecognised, detect
+from gateway.catalog.inspect.findings import Capacity, FoundSplit, Told
+from gateway.catalog.inspect.image import Image, Use, listening_port, use_of
+from gateway.catalog.inspect.probe import Answer, Socket, Unanswered, one_line, until_up
+from gateway.catalog.inspect.schema import fields, text_field
+from gateway.catalog.inspect.trial import ladder, last_line
 from gateway.core.errors import ConfigError
 from gateway.core.model import ActionType, Loosened, ObservationType, Protocol, SplitType
-from gateway.inspecting.detect import NotRecognised, detect
-from gateway.inspecting.engine import Image, Use, listening_port, use_of
-from gateway.inspecting.findings import Capacity, FoundSplit, Told
-from gateway.inspecting.probe import Answer, Socket, Unanswered, one_line, until_up
-from gateway.inspecting.schema import fields, text_field
-from gateway.inspecting.trial import ladder, last_line
 
 ORS_PATHS = ("/list_environments", "/create", "/delete", "/ping", "/{env_name}/tools")
 OPENENV_PATHS = ("/health", "/metadata", "/schema", "/reset", "/step", "/state")

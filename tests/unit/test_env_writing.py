@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli_env import default_name
+from gateway.catalog.cli import default_name
+from gateway.catalog.inspect.external import environment_of
+from gateway.catalog.inspect.findings import Capacity, Findings, FoundSplit, Told
+from gateway.catalog.inspect.toml_writer import Ran, check_name, check_place, file_text, memory_mib, put
+from gateway.catalog.toml import RESERVED, STATIC_IMAGE, read_environment
 from gateway.core.errors import ConfigError
 from gateway.core.model import (
     ActionMapping,
@@ -23,10 +27,6 @@ from gateway.core.model import (
     SplitType,
     Wire,
 )
-from gateway.environment_files import RESERVED, STATIC_IMAGE, read_environment
-from gateway.inspecting.findings import Capacity, Findings, FoundSplit, Told
-from gateway.inspecting.static import environment_of
-from gateway.inspecting.write import Ran, check_name, check_place, file_text, memory_mib, put
 
 URL = "http://10.0.0.7:8000/env"
 MIB = 2**20

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.catalog import Catalog
+from gateway.catalog.catalog import Catalog
 from gateway.core.errors import EnvironmentUnavailable, GatewayError, PoolExhausted, UnknownTask, WrongEnvironment
 from gateway.core.model import Environment, OpenEnv, Registered, Split, TaskSpec
 from gateway.fronts import openenv_tasks

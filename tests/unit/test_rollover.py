@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from gateway import environment_looks
-from gateway.catalog import Catalog, load_catalog
+from gateway.catalog import scan as environment_looks
+from gateway.catalog.catalog import Catalog, load_catalog
+from gateway.catalog.reload import RETRY_MAX_S, Rollover, retry_s
+from gateway.catalog.scan import look_at
 from gateway.core.errors import BackendError, ConfigError, StartFailed
 from gateway.core.model import CustomTasks, Environment, EnvironmentName, Server
-from gateway.environment_looks import look_at
-from gateway.rollover import RETRY_MAX_S, Rollover, retry_s
 from tests.fakes.eventually import until
 
 MATH = 'name = "math"\nimage = "env-math"\n'
@@ -99,7 +99,7 @@ class World:
 
 @pytest.fixture
 async def world(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> AsyncIterator[World]:
-    caplog.set_level(logging.INFO, "gateway.rollover")
+    caplog.set_level(logging.INFO, "gateway.catalog.reload")
     made = World(tmp_path)
     yield made
     await made.rollover.aclose()

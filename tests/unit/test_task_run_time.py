@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gateway.catalog import Catalog
+from gateway.catalog.catalog import Catalog
 from gateway.core.errors import (
     InvalidRequest,
     StoreUnavailable,

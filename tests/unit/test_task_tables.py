@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.catalog import Catalog
+from gateway.catalog.catalog import Catalog
 from gateway.core.errors import PoolExhausted, UnknownSplit
 from gateway.core.model import Environment, EnvironmentName, Protocol, Server
 from gateway.core.sampling_tables import TaskRow

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gateway.catalog.inspect import areal, openenv, ors
+from gateway.catalog.inspect.findings import Findings
+from gateway.catalog.inspect.probe import Answer, Server, Unanswered
 from gateway.core.errors import ConfigError
-from gateway.inspecting import areal, openenv, ors
-from gateway.inspecting.findings import Findings
-from gateway.inspecting.probe import Answer, Server, Unanswered
 
 API_PATHS = ("/api", "")
 """Where an AReaL task server has its routes: the written API says ``/api``, some serve without."""

@@ -16,13 +16,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from gateway import BUNDLED
-from gateway.catalog import Catalog, describe, load_catalog
+from gateway.catalog.catalog import Catalog, describe, load_catalog
+from gateway.catalog.inspect.external import detect_url
+from gateway.catalog.inspect.findings import Findings, Told
+from gateway.catalog.inspect.toml_writer import NAME, Ran, check_name, check_place, file_text, memory_mib, put
 from gateway.cli_client import print_table
 from gateway.core.errors import ConfigError
 from gateway.core.model import Environment, EnvironmentName, Server
-from gateway.inspecting.findings import Findings, Told
-from gateway.inspecting.static import detect_url
-from gateway.inspecting.write import NAME, Ran, check_name, check_place, file_text, memory_mib, put
 from gateway.settings import OWN_CATALOG, Settings, load
 
 env_app = typer.Typer(no_args_is_help=True, help="Add environments, and show those that are there.")
@@ -140,8 +140,8 @@ async def _of_image(
     settings: Settings, image: str, port: int, environment: str, variables: Mapping[str, str], timeout_s: float
 ) -> tuple[Findings, Ran]:
     # Needed here only: the Docker SDK, and every adapter.
-    from gateway.inspecting.engine import Looking
-    from gateway.inspecting.trial import Trials, Wish
+    from gateway.catalog.inspect.image import Looking
+    from gateway.catalog.inspect.trial import Trials, Wish
     from gateway.parts import make_backend
 
     # Of an instance of its own: a gateway that runs on this engine would take the container for an orphan of its own.

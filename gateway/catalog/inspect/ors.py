@@ -6,11 +6,11 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
+from gateway.catalog.inspect.findings import Capacity, Findings, FoundSplit, Told
+from gateway.catalog.inspect.probe import Answer, Server, Unanswered
+from gateway.catalog.inspect.schema import text_field
 from gateway.core.errors import ConfigError
 from gateway.core.model import Protocol, SplitType
-from gateway.inspecting.findings import Capacity, Findings, FoundSplit, Told
-from gateway.inspecting.probe import Answer, Server, Unanswered
-from gateway.inspecting.schema import text_field
 
 PATHS = frozenset(["/list_environments", "/create", "/delete", "/ping"])
 SLOTS = 16

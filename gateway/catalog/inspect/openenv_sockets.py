@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.inspecting.findings import Capacity, Told
-from gateway.inspecting.probe import Server, Socket, Unanswered, one_line
+from gateway.catalog.inspect.findings import Capacity, Told
+from gateway.catalog.inspect.probe import Server, Socket, Unanswered, one_line
 
 MOST = 64
 """Sockets of trial: each may be a browser."""

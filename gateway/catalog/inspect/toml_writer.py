@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import wrap
 
+from gateway.catalog.inspect.external import first_split, reset_keys, upstream_name
+from gateway.catalog.inspect.findings import Findings, FoundSplit, Told
+from gateway.catalog.inspect.probe import one_line
+from gateway.catalog.toml import RESERVED, read_environment
 from gateway.core.errors import ConfigError
 from gateway.core.model import Environment, Limits, Loosened, Protocol, Timeouts
-from gateway.environment_files import RESERVED, read_environment
-from gateway.inspecting.findings import Findings, FoundSplit, Told
-from gateway.inspecting.probe import one_line
-from gateway.inspecting.static import first_split, reset_keys, upstream_name
 
 MIB = 2**20
 FILE = "environment.toml"

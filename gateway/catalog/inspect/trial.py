@@ -15,13 +15,13 @@ from pathlib import Path
 
 import anyio
 
+from gateway.catalog.inspect.detect import NotRecognised, detect
+from gateway.catalog.inspect.findings import Findings
+from gateway.catalog.inspect.image import Image, Looking, Use
+from gateway.catalog.inspect.probe import Probe, Unanswered, one_line, probing, until_up
 from gateway.core.errors import ConfigError, StartFailed
 from gateway.core.model import Environment, EnvironmentName, Limits, Loosened, Server, Worker, WorkerId
 from gateway.core.ports import Backend
-from gateway.inspecting.detect import NotRecognised, detect
-from gateway.inspecting.engine import Image, Looking, Use
-from gateway.inspecting.findings import Findings
-from gateway.inspecting.probe import Probe, Unanswered, one_line, probing, until_up
 
 USUAL_PORTS = (8000, 8080, 5000)
 """Of OpenEnv images, of ORS servers, and of AReaL's examples."""

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from gateway.catalog.toml import read_environment
 from gateway.core.errors import ConfigError
 from gateway.core.model import Environment
-from gateway.environment_files import read_environment
 
 Stamp = tuple[int, int, int, int]
 """Of a file: what differs if it was written to or replaced; mtime alone is kept by ``cp -p``."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gateway.catalog.inspect import ors
+from gateway.catalog.inspect.findings import Findings
+from gateway.catalog.inspect.openenv_sockets import try_sockets
+from gateway.catalog.inspect.probe import Server, one_line
+from gateway.catalog.inspect.schema import fields, text_field
 from gateway.core.errors import ConfigError
 from gateway.core.model import Protocol
-from gateway.inspecting import ors
-from gateway.inspecting.findings import Findings
-from gateway.inspecting.openenv_sockets import try_sockets
-from gateway.inspecting.probe import Server, one_line
-from gateway.inspecting.schema import fields, text_field
 
 METHOD_NOT_FOUND = -32601
 

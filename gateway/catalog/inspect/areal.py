@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, TypeVar
 
+from gateway.catalog.inspect.findings import Capacity, Findings, FoundSplit, Told
+from gateway.catalog.inspect.probe import Server, Unanswered, one_line
 from gateway.core.model import ActionType, ObservationType, Protocol, SplitType
-from gateway.inspecting.findings import Capacity, Findings, FoundSplit, Told
-from gateway.inspecting.probe import Server, Unanswered, one_line
 
 Word = TypeVar("Word", bound=StrEnum)
 

@@ -18,10 +18,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gateway.catalog import Catalog, why_not_runnable
+from gateway.catalog.catalog import Catalog, why_not_runnable
+from gateway.catalog.scan import Look, Stamp, look_at, paths_of
 from gateway.core.errors import ConfigError, GatewayError
 from gateway.core.model import Environment, EnvironmentName
-from gateway.environment_looks import Look, Stamp, look_at, paths_of
 
 logger = logging.getLogger(__name__)
 

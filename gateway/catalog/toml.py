@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
+from gateway.catalog.schema import EnvironmentFile, LimitsTable, SplitTable
 from gateway.core.curricula import PREFIX
 from gateway.core.errors import ConfigError
 from gateway.core.model import (
@@ -36,7 +37,6 @@ from gateway.core.model import (
     Timeouts,
     Volume,
 )
-from gateway.environment_tables import EnvironmentFile, LimitsTable, SplitTable
 
 MIB = 2**20
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from gateway.catalog.inspect.detect import detect
+from gateway.catalog.inspect.findings import Findings
+from gateway.catalog.inspect.probe import Unanswered, probing, until_up
+from gateway.catalog.toml import STATIC_IMAGE
 from gateway.core.errors import ConfigError
 from gateway.core.model import (
     ActionMapping,
@@ -19,10 +23,6 @@ from gateway.core.model import (
     ResetMapping,
     Server,
 )
-from gateway.environment_files import STATIC_IMAGE
-from gateway.inspecting.detect import detect
-from gateway.inspecting.findings import Findings
-from gateway.inspecting.probe import Unanswered, probing, until_up
 
 PLACES = ("split", "index")
 """Reset arguments of OpenEnv's Task API."""

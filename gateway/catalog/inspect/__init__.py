@@ -1,0 +1,1 @@
+"""Finds out what an image or a server is: its protocol, tools, tasks and limits."""

@@ -32,7 +32,6 @@ from gateway.core.model import CloseReason, Environment, Owner, Setup, Wire
 from gateway.core.nodes import NodeId
 from gateway.core.plan import Demands
 from gateway.core.ports import Backend, Upstream
-from gateway.curricula import Curricula
 from gateway.fronts.areal import ArealFront
 from gateway.fronts.door import Door
 from gateway.fronts.openenv import OpenEnvFront
@@ -43,7 +42,6 @@ from gateway.fronts.ops_tasks import TaskRoutes
 from gateway.fronts.ors import OrsFront
 from gateway.fronts.peers import PeersFront
 from gateway.observe.metrics import Metrics
-from gateway.offers import Offers
 from gateway.parts import (
     Stores,
     hold_containers,
@@ -76,12 +74,14 @@ from gateway.sessions.opening import Openings
 from gateway.sessions.service import Sessions
 from gateway.sessions.worker_queries import Inquiries
 from gateway.settings import Settings, parse_keys
-from gateway.task_records import TaskRecords
-from gateway.task_tables import TaskTables
+from gateway.tasks.curricula.service import Curricula
+from gateway.tasks.curricula.stats import TaskRecords
+from gateway.tasks.curricula.task_tables import TaskTables
+from gateway.tasks.file_watch import TaskFileWatch
+from gateway.tasks.lookup import Offers
 from gateway.tasks.registry import read_splits
-from gateway.tasks.run_time import RunTimeTasks
+from gateway.tasks.runtime import RunTimeTasks
 from gateway.tasks.signing import read_trusted
-from gateway.tasks.watch import TaskFileWatch
 from gateway.upstreams.areal.upstream import ArealUpstream
 from gateway.upstreams.calling.recorder import Recorder
 from gateway.upstreams.openenv.upstream import OpenEnvUpstream

@@ -15,17 +15,18 @@ import typer
 import uvloop
 from rich.table import Table
 
-from gateway import __version__, cli_cluster, cli_tasks
+from gateway import __version__, cli_cluster
 from gateway.app import Gateway, serve
 from gateway.catalog.catalog import describe, load_catalog
 from gateway.catalog.cli import env_app
 from gateway.cli_client import LOCALHOST, Key, Url, ask, counted, print_table
-from gateway.cli_curricula import curricula_app
 from gateway.core.errors import ConfigError, GatewayError
 from gateway.core.model import Environment, SplitType
 from gateway.observe import logs
 from gateway.reading import Content, read_all, read_files
 from gateway.settings import Settings, load
+from gateway.tasks import cli as cli_tasks
+from gateway.tasks.curricula.cli import curricula_app
 from gateway.tasks.importing import agentbench, humaneval, mbpp
 from gateway.tasks.importing.batch import gather
 from gateway.tasks.importing.entries import Entry

@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from gateway import curriculum_files
 from gateway.catalog.catalog import Catalog, load_catalog, why_not_runnable
 from gateway.catalog.inspect.external import detect_url, environment_of
 from gateway.catalog.inspect.toml_writer import check_name
 from gateway.core.curricula import Curriculum
 from gateway.core.errors import ConfigError, UnknownEnvironment
 from gateway.core.model import Environment, EnvironmentName
-from gateway.core.sampling_tables import TaskTable
 from gateway.settings import Settings
-from gateway.task_tables import read_table
+from gateway.tasks.curricula import definitions as curriculum_files
+from gateway.tasks.curricula.tables import TaskTable
+from gateway.tasks.curricula.task_tables import read_table
 from gateway.tasks.registry import TaskRegistry, load_tasks
 
 logger = logging.getLogger(__name__)

@@ -71,11 +71,11 @@ from gateway.fronts.asgi import (
     respond_json,
 )
 from gateway.fronts.errors import LOSSES, WorkerDied, retry_after, why_ended, why_not_opened
-from gateway.handles import Offer
 from gateway.observe.metrics import Metrics
-from gateway.offers import Offers
 from gateway.sessions.service import Sessions
 from gateway.sessions.worker_queries import Inquiries
+from gateway.tasks.curricula.indices import Offer
+from gateway.tasks.lookup import Offers
 
 logger = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gateway.core.errors import UnknownSplit, UnknownTask
 from gateway.core.model import Environment
-from gateway.handles import Offer, is_index
-from gateway.offers import Offers
+from gateway.tasks.curricula.indices import Offer, is_index
+from gateway.tasks.lookup import Offers
 
 
 async def find_sample(offers: Offers, environment: Environment, sample: str) -> Offer:

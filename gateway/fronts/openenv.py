@@ -37,9 +37,9 @@ from gateway.fronts.openenv_relayed import Relayed
 from gateway.fronts.openenv_socket import Sockets
 from gateway.fronts.openenv_tasks import TaskChooser
 from gateway.fronts.ors_bodies import Unprocessable
-from gateway.offers import Offers
 from gateway.sessions.service import Sessions
 from gateway.sessions.worker_queries import Inquiries
+from gateway.tasks.lookup import Offers
 
 logger = logging.getLogger(__name__)
 

@@ -46,9 +46,9 @@ from gateway.fronts.openenv_replies import (
 )
 from gateway.fronts.openenv_tasks import Chosen, TaskChooser
 from gateway.fronts.seeds import seeded
-from gateway.offers import Offers
 from gateway.sessions.service import Sessions
 from gateway.sessions.worker_queries import Inquiries
+from gateway.tasks.lookup import Offers
 
 logger = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from gateway.fronts.openenv_mcp import Mcp
 from gateway.fronts.openenv_relayed import Relayed, observed
 from gateway.fronts.openenv_schema import metadata, openapi, schemas
 from gateway.fronts.ors_bodies import OfRange, OfSplit, OfTask, validate
-from gateway.offers import Offers
+from gateway.tasks.lookup import Offers
 
 MAX_ID_CHARS: Final = 255
 

@@ -27,10 +27,10 @@ from gateway.core.errors import (
 )
 from gateway.core.model import Environment, Registered, Ticket, Wire
 from gateway.fronts.openenv_frames import Json, ResetWish, invalid
-from gateway.handles import Offer
-from gateway.offers import Offers, WorkerQueries
 from gateway.sessions.worker_queries import BeingReplaced
-from gateway.task_fields import TaskFields, value_at
+from gateway.tasks.curricula.indices import Offer
+from gateway.tasks.fields import TaskFields, value_at
+from gateway.tasks.lookup import Offers, WorkerQueries
 from gateway.tasks.schema import parse
 
 NAME_MAX: Final = 200

@@ -17,14 +17,14 @@ from gateway.core.curricula import PREFIX, Curriculum, Outcome, TaskRecord
 from gateway.core.curriculum_ports import MAX_OUTCOMES
 from gateway.core.errors import InvalidRequest, UnknownEnvironment
 from gateway.core.model import EnvironmentName
-from gateway.core.sampling import Place
-from gateway.core.stages import Standing
-from gateway.curricula import Curricula, scope_of
-from gateway.curriculum_files import to_document
 from gateway.fronts.asgi import MAX_GROUP_SIZE, POLICY_MAX_CHARS, BodyTooLarge, drop_body, read_body
 from gateway.fronts.ops_answers import answering, as_json, operator_of, queried
-from gateway.task_records import TaskRecords
-from gateway.tasks.run_time import RunTimeTasks
+from gateway.tasks.curricula.definitions import to_document
+from gateway.tasks.curricula.sampling import Place
+from gateway.tasks.curricula.service import Curricula, scope_of
+from gateway.tasks.curricula.stages import Standing
+from gateway.tasks.curricula.stats import TaskRecords
+from gateway.tasks.runtime import RunTimeTasks
 
 logger = logging.getLogger(__name__)
 

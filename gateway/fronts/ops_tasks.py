@@ -20,7 +20,7 @@ from gateway.fronts.asgi import Attended, BodyTooLarge, HungUp, drop_body, dump,
 from gateway.fronts.ops_answers import answering, as_json, flagged, operator_of, queried
 from gateway.tasks.documents import listed, read_json, read_json_lines, read_yaml
 from gateway.tasks.registry import TaskEntry
-from gateway.tasks.run_time import Checked, RunTimeTasks
+from gateway.tasks.runtime import Checked, RunTimeTasks
 from gateway.tasks.schema import NAME_PATTERN
 from gateway.tasks.signing import NotSigned, TrustedKeys, is_bundle
 

@@ -66,10 +66,10 @@ from gateway.fronts.ors_bodies import (
 )
 from gateway.fronts.ors_pending import Pending, PendingCreates
 from gateway.fronts.ors_tasks import OrsTasks
-from gateway.offers import Offers
 from gateway.sessions.responses import BusyExchange
 from gateway.sessions.service import Sessions
 from gateway.sessions.worker_queries import Inquiries
+from gateway.tasks.lookup import Offers
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from gateway.fronts.asgi import dump
 from gateway.fronts.ors_bodies import CreateSession, OfRange, OfSplit, OfTask, validate, without_platform_keys
 from gateway.fronts.ors_pending import Pending
 from gateway.fronts.seeds import seeded
-from gateway.handles import Offer
-from gateway.offers import Offers
+from gateway.tasks.curricula.indices import Offer
+from gateway.tasks.lookup import Offers
 
 
 class OrsTasks:

@@ -18,7 +18,7 @@ from gateway.pool.starts import Starts
 
 
 class Forecast(Protocol):
-    """Expects openings: `gateway.curricula.Curricula`."""
+    """Expects openings: `gateway.tasks.curricula.service.Curricula`."""
 
     def expected(self) -> Mapping[EnvironmentName, Expected]:
         """Return the openings that are expected, by the environment that their sessions will run in."""

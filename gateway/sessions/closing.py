@@ -49,7 +49,7 @@ Missed = Callable[[], None]
 
 
 class EpisodeRecords(Protocol):
-    """Keeps what came of the episodes on each task: `gateway.task_records.TaskRecords`."""
+    """Keeps what came of the episodes on each task: `gateway.tasks.curricula.stats.TaskRecords`."""
 
     def note(self, session: Session, environment: Environment, summary: Summary, reward: float) -> None:
         """Note how an episode went whose *reward* the agent earned. Returns at once."""

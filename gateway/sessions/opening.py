@@ -68,7 +68,7 @@ FULL_PAUSE_S: Final = 0.5
 
 
 class DrawnTickets(Protocol):
-    """Takes back the places in groups of drawn tasks: `gateway.curricula.Curricula`."""
+    """Takes back the places in groups of drawn tasks: `gateway.tasks.curricula.service.Curricula`."""
 
     def unused(self, ticket: Ticket | None) -> None:
         """Give back the place of *ticket*: nothing was opened with it. Returns at once."""

@@ -25,7 +25,7 @@ from gateway.core.errors import (
 from gateway.core.model import Environment, EnvironmentName, Split, SplitType
 from gateway.core.task_ports import StoredTask, TaskStore
 from gateway.tasks.files import read_split
-from gateway.tasks.views import ORDER, Added, SplitView, indexed, merged, rank, read
+from gateway.tasks.split_view import ORDER, Added, SplitView, indexed, merged, rank, read
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from gateway.stores.memory_tasks import MemoryTaskStore
 from gateway.stores.redis_link import scripts
 from gateway.stores.redis_tasks import RedisTaskStore
 from gateway.tasks.registry import TaskRegistry
-from gateway.tasks.run_time import RunTimeTasks
+from gateway.tasks.runtime import RunTimeTasks
 from tests.contract.store_worlds import CODING, MATH, MemoryWorld, RedisServer, RedisWorld, World, needs_redis_server
 from tests.deadlines import scaled
 from tests.fakes.clock import Clock

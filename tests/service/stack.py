@@ -45,7 +45,7 @@ from gateway.stores.memory_calls import MemoryCallStore
 from gateway.stores.memory_curricula import MemoryCurriculumStore
 from gateway.stores.memory_tasks import MemoryTaskStore
 from gateway.tasks.registry import TaskRegistry
-from gateway.tasks.run_time import RunTimeTasks
+from gateway.tasks.runtime import RunTimeTasks
 from tests.deadlines import scaled
 from tests.fakes.eventually import eventually
 from tests.fakes.workers import FakeBackend

@@ -23,7 +23,7 @@ from gateway.core.task_ports import MAX_TASK_BYTES
 from gateway.fronts.ops_tasks import MAX_PROBED, TaskRoutes
 from gateway.stores.memory_tasks import MemoryTaskStore
 from gateway.tasks.registry import TaskRegistry
-from gateway.tasks.run_time import RunTimeTasks
+from gateway.tasks.runtime import RunTimeTasks
 from gateway.tasks.signing import make_keys, read_private, read_trusted, sign
 from tests.fakes.eventually import until
 from tests.service.stack import Replica, Stack, environment, stack, tasks

@@ -9,9 +9,9 @@ from typing import Self
 
 from gateway.core.curricula import Component, Curriculum, Outcome, Sampler, SamplerKind, Stage, TaskRecord
 from gateway.core.model import EnvironmentName
-from gateway.core.sampling import prepare
-from gateway.core.sampling_tables import Tables, TaskRow, tabulate
-from gateway.core.stages import Standing, advance, standings
+from gateway.tasks.curricula.sampling import prepare
+from gateway.tasks.curricula.stages import Standing, advance, standings
+from gateway.tasks.curricula.tables import Tables, TaskRow, tabulate
 
 MATH, GAME = EnvironmentName("math"), EnvironmentName("game")
 EASY, MIDDLE, HARD = Stage(name="easy", max_difficulty=1), Stage(name="middle", tags=("mid",)), Stage(name="hard")

@@ -15,15 +15,15 @@ from gateway.core.curricula import Component, Curriculum, Outcome, Sampler, Samp
 from gateway.core.curriculum_ports import Drawn, Turn
 from gateway.core.errors import InvalidRequest, StoreUnavailable, UnknownTask
 from gateway.core.model import Environment, EnvironmentName, Registered, Split, TaskSpec
-from gateway.core.sampling import Place
-from gateway.curricula import JOINS, MAX_SAMPLE, Curricula, Handed, scope_of, scopes
-from gateway.handles import Offer
-from gateway.offers import Offers
 from gateway.stores.memory_tasks import MemoryTaskStore
-from gateway.task_records import TaskRecords
-from gateway.task_tables import TaskTables
+from gateway.tasks.curricula.indices import Offer
+from gateway.tasks.curricula.sampling import Place
+from gateway.tasks.curricula.service import JOINS, MAX_SAMPLE, Curricula, Handed, scope_of, scopes
+from gateway.tasks.curricula.stats import TaskRecords
+from gateway.tasks.curricula.task_tables import TaskTables
+from gateway.tasks.lookup import Offers
 from gateway.tasks.registry import TaskRegistry
-from gateway.tasks.run_time import RunTimeTasks
+from gateway.tasks.runtime import RunTimeTasks
 from tests.fakes.eventually import eventually, until
 from tests.service.stack import environment
 from tests.unit.curriculum_parts import GAME, MATH, Store, add, registry_of, remove

@@ -10,8 +10,8 @@ import pytest
 
 from gateway.core.errors import ConfigError, InvalidRequest, UnknownEnvironment
 from gateway.core.model import EnvironmentName
-from gateway.core.sampling_tables import TaskRow, TaskTable, tabulate
-from gateway.curriculum_files import from_document, read_curricula
+from gateway.tasks.curricula.definitions import from_document, read_curricula
+from gateway.tasks.curricula.tables import TaskRow, TaskTable, tabulate
 
 MATH, GAME = EnvironmentName("math"), EnvironmentName("game")
 COMPONENTS = '[[components]]\nenvironment = "math"\n'

@@ -15,7 +15,7 @@ from gateway.core.curricula import Component, Curriculum, Sampler, SamplerKind, 
 from gateway.core.curriculum_ports import MAX_DEFINITION_BYTES
 from gateway.core.errors import ConfigError, InvalidRequest
 from gateway.core.model import EnvironmentName
-from gateway.curriculum_files import from_document, read_curricula, to_document
+from gateway.tasks.curricula.definitions import from_document, read_curricula, to_document
 
 MATH, GAME = EnvironmentName("math"), EnvironmentName("game")
 WHOLE = """

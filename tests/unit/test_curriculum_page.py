@@ -13,9 +13,9 @@ import pytest
 from gateway.catalog.catalog import load_catalog
 from gateway.core.curricula import Component, Curriculum, Sampler, SamplerKind
 from gateway.core.model import EnvironmentName
-from gateway.curriculum_files import to_document
 from gateway.reading import read_curricula
 from gateway.settings import Settings
+from gateway.tasks.curricula.definitions import to_document
 from gateway.tasks.registry import load_tasks
 from tests.pages import PROJECT, Block, blocks
 

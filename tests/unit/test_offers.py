@@ -24,15 +24,15 @@ from gateway.core.model import (
     Worker,
     WorkerId,
 )
-from gateway.handles import LISTED_MAX
 from gateway.observe.metrics import Metrics
-from gateway.offers import Offers
 from gateway.sessions.cancellation import Waiting
 from gateway.sessions.closing import Closer
 from gateway.sessions.task_pages import PAGE, TaskPages
 from gateway.sessions.worker_queries import FRESH_S, Inquiries
 from gateway.stores.memory import MemoryStore
-from gateway.task_places import SEARCHED_S, TaskPlaces
+from gateway.tasks.curricula.indices import LISTED_MAX
+from gateway.tasks.lookup import Offers
+from gateway.tasks.places import SEARCHED_S, TaskPlaces
 from gateway.tasks.registry import TaskRegistry
 from tests.fakes.clock import Clock
 from tests.fakes.upstreams import CounterImage

@@ -14,11 +14,11 @@ from gateway.core.model import Environment, OpenEnv, Registered, Split, TaskSpec
 from gateway.fronts import openenv_tasks
 from gateway.fronts.openenv_frames import Code, Refused, ResetWish
 from gateway.fronts.openenv_tasks import Chosen, TaskChooser
-from gateway.offers import Offers
 from gateway.sessions.worker_queries import BeingReplaced
 from gateway.stores.memory_tasks import MemoryTaskStore
+from gateway.tasks.lookup import Offers
 from gateway.tasks.registry import TaskRegistry
-from gateway.tasks.run_time import RunTimeTasks
+from gateway.tasks.runtime import RunTimeTasks
 from tests.service.stack import environment, run_time, tasks
 
 MATH = environment()

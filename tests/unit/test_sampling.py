@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from gateway.core.curricula import Component, Curriculum, Outcome, Sampler, SamplerKind, Stage, TaskRecord
 from gateway.core.errors import InvalidRequest
 from gateway.core.model import EnvironmentName
-from gateway.core.sampling import Place, prepare, turn
-from gateway.core.sampling_tables import Records, Tables, TaskRow, TaskTable, count_tasks, tabulate
+from gateway.tasks.curricula.sampling import Place, prepare, turn
+from gateway.tasks.curricula.tables import Records, Tables, TaskRow, TaskTable, count_tasks, tabulate
 from tests.deadlines import scaled
 
 MATH, GAME, NONE = EnvironmentName("math"), EnvironmentName("game"), EnvironmentName("none")

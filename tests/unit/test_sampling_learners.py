@@ -18,9 +18,9 @@ import pytest
 
 from gateway.core.curricula import Component, Curriculum, Outcome, Sampler, SamplerKind, Stage, TaskRecord
 from gateway.core.model import EnvironmentName
-from gateway.core.sampling import prepare
-from gateway.core.sampling_tables import TaskRow, tabulate
-from gateway.core.stages import advance
+from gateway.tasks.curricula.sampling import prepare
+from gateway.tasks.curricula.stages import advance
+from gateway.tasks.curricula.tables import TaskRow, tabulate
 
 MATH = EnvironmentName("math")
 TASKS, LEVELS = 48, 12

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from gateway.core.curricula import RECENT, Component, Curriculum, Sampler, SamplerKind, Stage, TaskRecord
 from gateway.core.curriculum_ports import MAX_STATE_BYTES
 from gateway.core.errors import InvalidRequest
-from gateway.core.sampling import prepare
-from gateway.core.sampling_tables import Tables, TaskRow, tabulate
-from gateway.core.stages import MARKED, Standing, advance, standings
+from gateway.tasks.curricula.sampling import prepare
+from gateway.tasks.curricula.stages import MARKED, Standing, advance, standings
+from gateway.tasks.curricula.tables import Tables, TaskRow, tabulate
 from tests.unit.staged_world import EASY, GAME, HARD, MATH, MIN, WINDOW, World, staged
 
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from gateway.core.curricula import Component, Curriculum, Stage, TaskRecord
 from gateway.core.curriculum_ports import MAX_STATE_BYTES
-from gateway.core.sampling import prepare
-from gateway.core.sampling_tables import TaskRow, tabulate
-from gateway.core.stages import Standing, advance, standings
+from gateway.tasks.curricula.sampling import prepare
+from gateway.tasks.curricula.stages import Standing, advance, standings
+from gateway.tasks.curricula.tables import TaskRow, tabulate
 from tests.unit.staged_world import EASY, HARD, MATH, MIN, World, staged
 
 ODD, EVEN = Component(environment=MATH, tags=("odd",), weight=3), Component(environment=MATH, tags=("even",))

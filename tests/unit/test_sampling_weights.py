@@ -10,8 +10,8 @@ import pytest
 
 from gateway.core.curricula import Sampler, SamplerKind, TaskRecord
 from gateway.core.model import EnvironmentName
-from gateway.core.sampling_tables import TaskRow
-from gateway.core.sampling_weights import GRAINS, learning_progress, sums_of, target_success
+from gateway.tasks.curricula.sampling_weights import GRAINS, learning_progress, sums_of, target_success
+from gateway.tasks.curricula.tables import TaskRow
 
 TARGET, PROGRESS = SamplerKind.TARGET_SUCCESS, SamplerKind.LEARNING_PROGRESS
 HUGE = sys.float_info.max

@@ -25,7 +25,7 @@ from gateway.core.model import (
 )
 from gateway.stores.memory_curricula import MemoryCurriculumStore
 from gateway.stores.memory_tasks import MemoryTaskStore
-from gateway.task_records import MAX_WAITING, TaskRecords
+from gateway.tasks.curricula.stats import MAX_WAITING, TaskRecords
 from tests.fakes.eventually import eventually, until
 from tests.service.stack import environment
 from tests.unit.curriculum_parts import MATH, Store, add, registry_of, remove

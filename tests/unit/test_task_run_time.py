@@ -26,7 +26,7 @@ from gateway.core.model import Environment, EnvironmentName, Isolation, Split, S
 from gateway.core.task_ports import StoredTask, TaskChanges
 from gateway.stores.memory_tasks import MemoryTaskStore
 from gateway.tasks.registry import TaskRegistry, load_tasks
-from gateway.tasks.run_time import Registered, RunTimeTasks
+from gateway.tasks.runtime import Registered, RunTimeTasks
 from tests.fakes.clock import Clock
 from tests.fakes.eventually import until
 

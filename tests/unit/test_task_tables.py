@@ -11,9 +11,9 @@ import pytest
 from gateway.catalog.catalog import Catalog
 from gateway.core.errors import PoolExhausted, UnknownSplit
 from gateway.core.model import Environment, EnvironmentName, Protocol, Server
-from gateway.core.sampling_tables import TaskRow
 from gateway.stores.memory_tasks import MemoryTaskStore
-from gateway.task_tables import AT_ONCE, TaskTables
+from gateway.tasks.curricula.tables import TaskRow
+from gateway.tasks.curricula.task_tables import AT_ONCE, TaskTables
 from gateway.tasks.registry import TaskRegistry
 from tests.service.stack import environment
 from tests.unit.curriculum_parts import MATH, add, registry_of, remove

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from gateway.core.curricula import Sampler, SamplerKind, TaskRecord
-from gateway.core.sampling_tables import TaskRow
+from gateway.tasks.curricula.tables import TaskRow
 
 LEAST_WIDTH = 0.001
 """Of ``target_success``; narrower ones are taken for this one."""

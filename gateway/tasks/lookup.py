@@ -22,10 +22,10 @@ from gateway.core import model
 from gateway.core.curricula import PREFIX
 from gateway.core.errors import UnknownTask, unknown_index, unknown_split
 from gateway.core.model import Environment, EnvironmentName, Registered, Setup, Split, SplitType, TaskSpec, Wire
-from gateway.curricula import Curricula
-from gateway.handles import Handles, Offer, is_index, places_of, spec_of
-from gateway.task_places import Place, TaskPlaces
-from gateway.tasks.run_time import RunTimeTasks
+from gateway.tasks.curricula.indices import Handles, Offer, is_index, places_of, spec_of
+from gateway.tasks.curricula.service import Curricula
+from gateway.tasks.places import Place, TaskPlaces
+from gateway.tasks.runtime import RunTimeTasks
 
 T = TypeVar("T")
 

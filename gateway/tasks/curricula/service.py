@@ -29,13 +29,13 @@ from gateway.core.curriculum_ports import CurriculumStore, Drawn, Turn
 from gateway.core.errors import GatewayError, InvalidRequest, StoreUnavailable, UnknownEnvironment, UnknownTask
 from gateway.core.model import EnvironmentName, Ticket
 from gateway.core.plan import WINDOW_S
-from gateway.core.sampling import Place, Prepared
-from gateway.core.sampling_tables import TaskTable, count_tasks
-from gateway.core.stages import Standing
-from gateway.curriculum_files import from_document, splits_named
-from gateway.task_records import TaskRecords
-from gateway.task_tables import TaskTables
-from gateway.weighings import Weighings
+from gateway.tasks.curricula.definitions import from_document, splits_named
+from gateway.tasks.curricula.sampling import Place, Prepared
+from gateway.tasks.curricula.stages import Standing
+from gateway.tasks.curricula.stats import TaskRecords
+from gateway.tasks.curricula.tables import TaskTable, count_tasks
+from gateway.tasks.curricula.task_tables import TaskTables
+from gateway.tasks.curricula.weights import Weighings
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 from gateway.catalog.catalog import Catalog
 from gateway.core.errors import UnknownSplit
 from gateway.core.model import Environment, EnvironmentName
-from gateway.core.sampling_tables import TaskRow, TaskTable, tabulate
+from gateway.tasks.curricula.tables import TaskRow, TaskTable, tabulate
 from gateway.tasks.registry import TaskRegistry
 
 AT_ONCE: Final = 2_000

@@ -24,9 +24,9 @@ from gateway.core.curricula import RECENT, Component, Curriculum, Sampler, Sampl
 from gateway.core.curriculum_ports import MAX_DEFINITION_BYTES, MAX_DEFINITIONS, MAX_HANDLES
 from gateway.core.errors import ConfigError, InvalidRequest, UnknownEnvironment
 from gateway.core.model import EnvironmentName
-from gateway.core.sampling_tables import TaskRow, TaskTable, has_any
-from gateway.core.sampling_weights import LEAST_WIDTH
-from gateway.core.stages import is_in
+from gateway.tasks.curricula.sampling_weights import LEAST_WIDTH
+from gateway.tasks.curricula.stages import is_in
+from gateway.tasks.curricula.tables import TaskRow, TaskTable, has_any
 
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 """Of a curriculum: it becomes part of a split's name and of keys."""

@@ -17,11 +17,11 @@ from typing import Any, Final
 from gateway.core.curricula import Curriculum, SamplerKind
 from gateway.core.curriculum_ports import CurriculumStore
 from gateway.core.errors import StoreUnavailable
-from gateway.core.sampling import Prepared, prepare
-from gateway.core.sampling_tables import Tables
-from gateway.core.stages import Standing, advance, standings
-from gateway.task_records import TaskRecords
-from gateway.task_tables import TaskTables
+from gateway.tasks.curricula.sampling import Prepared, prepare
+from gateway.tasks.curricula.stages import Standing, advance, standings
+from gateway.tasks.curricula.stats import TaskRecords
+from gateway.tasks.curricula.tables import Tables
+from gateway.tasks.curricula.task_tables import TaskTables
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class Weighed:
 
 
 class Weighings:
-    """Weighs the tasks of scopes, for `gateway.curricula.Curricula`."""
+    """Weighs the tasks of scopes, for `gateway.tasks.curricula.service.Curricula`."""
 
     def __init__(self, *, store: CurriculumStore, records: TaskRecords, tables: TaskTables) -> None:
         self._store = store

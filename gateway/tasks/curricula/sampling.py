@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 from gateway.core.curricula import Component, Curriculum, SamplerKind
 from gateway.core.model import EnvironmentName
-from gateway.core.sampling_tables import Part, Records, Tables, TaskRow, count_rows, parts_of
-from gateway.core.sampling_weights import sums_of
-from gateway.core.stages import check_stages, is_in, positions_of, rows_of
+from gateway.tasks.curricula.sampling_weights import sums_of
+from gateway.tasks.curricula.stages import check_stages, is_in, positions_of, rows_of
+from gateway.tasks.curricula.tables import Part, Records, Tables, TaskRow, count_rows, parts_of
 
 CHANCES = 64
 """Bits of each number that chance decides by."""

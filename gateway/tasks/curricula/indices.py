@@ -14,7 +14,7 @@ from typing import Any, Final
 from gateway.core.curricula import PREFIX, Curriculum
 from gateway.core.errors import InvalidRequest, StoreUnavailable, UnknownTask, unknown_index, unknown_split
 from gateway.core.model import Environment, TaskSpec, Ticket
-from gateway.curricula import Curricula
+from gateway.tasks.curricula.service import Curricula
 
 LISTED_MAX: Final = 100_000
 """Tasks of an image's own, or handles, in one answer; who wants more asks for ranges."""

@@ -16,7 +16,7 @@ from gateway.core.errors import ConfigError
 from gateway.core.model import Environment, EnvironmentName
 from gateway.tasks.files import read_split
 from gateway.tasks.registry import TaskRegistry
-from gateway.tasks.views import SplitView, indexed
+from gateway.tasks.split_view import SplitView, indexed
 
 logger = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from zlib import crc32
 from gateway.core.curricula import Curriculum, SamplerKind, Stage, TaskRecord
 from gateway.core.errors import InvalidRequest
 from gateway.core.model import EnvironmentName
-from gateway.core.sampling_tables import Part, Records, Tables, TaskRow, has_any, parts_of
+from gateway.tasks.curricula.tables import Part, Records, Tables, TaskRow, has_any, parts_of
 
 MARKED = 2_000
 """In all tracks together, so that a state stays well below what a store takes of one, with some 20 bytes for each."""

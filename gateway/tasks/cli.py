@@ -18,7 +18,7 @@ from gateway.stores.memory_tasks import MemoryTaskStore
 from gateway.tasks.documents import listed, read_file
 from gateway.tasks.importing.writing import print_lines, write_lines
 from gateway.tasks.registry import TaskRegistry
-from gateway.tasks.run_time import RunTimeTasks
+from gateway.tasks.runtime import RunTimeTasks
 from gateway.tasks.schema import json_schema, parse
 from gateway.tasks.signing import BadSignature, NotSigned, is_bundle, make_keys, read_private, read_trusted, sign
 from gateway.tasks.templates import template

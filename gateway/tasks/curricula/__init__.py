@@ -1,0 +1,1 @@
+"""Curricula: definitions, weights, statistics of tasks, and draws."""

@@ -32,15 +32,15 @@ from gateway.core.model import CloseReason, Environment, Owner, Setup, Wire
 from gateway.core.nodes import NodeId
 from gateway.core.plan import Demands
 from gateway.core.ports import Backend, Upstream
-from gateway.fronts.areal import ArealFront
-from gateway.fronts.door import Door
-from gateway.fronts.openenv import OpenEnvFront
-from gateway.fronts.ops import OpsFront
-from gateway.fronts.ops_curricula import CurriculumRoutes
-from gateway.fronts.ops_nodes import NodeRoutes
-from gateway.fronts.ops_tasks import TaskRoutes
-from gateway.fronts.ors import OrsFront
-from gateway.fronts.peers import PeersFront
+from gateway.frontends.admin.app import OpsFront
+from gateway.frontends.admin.curricula import CurriculumRoutes
+from gateway.frontends.admin.nodes import NodeRoutes
+from gateway.frontends.admin.tasks import TaskRoutes
+from gateway.frontends.areal.app import ArealFront
+from gateway.frontends.auth import Door
+from gateway.frontends.openenv.app import OpenEnvFront
+from gateway.frontends.ors.app import OrsFront
+from gateway.frontends.replicas import PeersFront
 from gateway.observe.metrics import Metrics
 from gateway.parts import (
     Stores,

@@ -1,6 +1,6 @@
 """One replica asks another: for a session whose state is a connection that the other one holds.
 
-``POST {peer}/peers/v1/{operation}`` over HTTP/1.1; what answers it is ``gateway.fronts.peers``. Requests and answers
+``POST {peer}/peers/v1/{operation}`` over HTTP/1.1; ``gateway.frontends.replicas`` answers. Requests and answers
 bear an HMAC by a key that is made of the gateway's secret, so a stranger that got a replica's address is not believed,
 and neither is a trainer. There is no nonce: whoever reads along could repeat a request for `SKEW_S` seconds, so
 replicas speak in a network of their own, or over TLS.

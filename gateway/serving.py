@@ -96,7 +96,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._body_timer: asyncio.TimerHandle | None = None
         self.is_lost = False
         self.on_lost: Callable[[], None] | None = None
-        """Called when the client goes; see `gateway.fronts.asgi.Attended`."""
+        """Called when the client goes; see `gateway.frontends.asgi.Attended`."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         """Give a new connection its time to say something."""

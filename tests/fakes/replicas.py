@@ -11,7 +11,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from gateway.core.model import EnvironmentName, Owner, Session, SessionId, SessionState, WorkerId
-from gateway.fronts.peers import PeersFront
+from gateway.frontends.replicas import PeersFront
 from gateway.peers import HttpPeers
 from gateway.serving import BoundedHttp, Server, listen
 from tests.deadlines import scaled

@@ -20,7 +20,7 @@ from gateway.catalog.catalog import Catalog
 from gateway.cli import app as commands
 from gateway.core.model import Environment, EnvironmentName, Isolation, Owner, Setup
 from gateway.core.task_ports import MAX_TASK_BYTES
-from gateway.fronts.ops_tasks import MAX_PROBED, TaskRoutes
+from gateway.frontends.admin.tasks import MAX_PROBED, TaskRoutes
 from gateway.stores.memory_tasks import MemoryTaskStore
 from gateway.tasks.registry import TaskRegistry
 from gateway.tasks.runtime import RunTimeTasks
@@ -165,12 +165,14 @@ async def test_an_environment_s_other_name_leads_to_its_tasks(here: World) -> No
 
 
 async def test_who_added_and_removed_what_is_logged(here: World, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "gateway.fronts.ops_tasks")
+    caplog.set_level("INFO", "gateway.frontends.admin.tasks")
 
     await here.post({"tasks": [task(f"t-{number}") for number in range(12)]})
     await here.client.delete(f"{ROUTE}/math/t-3")
 
-    added, removed = (record.getMessage() for record in caplog.records if record.name == "gateway.fronts.ops_tasks")
+    added, removed = (
+        record.getMessage() for record in caplog.records if record.name == "gateway.frontends.admin.tasks"
+    )
     assert added.startswith("tasks_added tasks=math/t-0,math/t-1,")
     assert added.endswith("math/t-9+2 by= signed_by=")
     assert removed == "task_removed environment=math id=t-3 by="

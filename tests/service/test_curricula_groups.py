@@ -13,7 +13,7 @@ import pytest
 
 from gateway.core.curricula import Component, Curriculum, Sampler, SamplerKind
 from gateway.core.model import Environment, EnvironmentLoad, EnvironmentName, Group, Protocol, Setup
-from gateway.fronts.seeds import seeded
+from gateway.frontends.seeds import seeded
 from gateway.stores.memory_curricula import MemoryCurriculumStore
 from tests.deadlines import scaled
 from tests.fakes.eventually import eventually

@@ -66,7 +66,7 @@ async def test_a_replica_without_its_store_is_ready_and_says_what_it_lacks(monke
         switch.is_off = True
         refused = await client.get("/readyz")
         switch.is_off = False
-        monkeypatch.setattr("gateway.fronts.ops.STORE_S", 0.01)
+        monkeypatch.setattr("gateway.frontends.admin.app.STORE_S", 0.01)
         monkeypatch.setattr(built.store, "ping", asyncio.Event().wait)
         silent = [await client.get("/readyz") for _ in range(2)]
 

@@ -9,8 +9,8 @@ import pytest
 
 from gateway.core.errors import InvalidRequest
 from gateway.core.model import Action
-from gateway.fronts.areal_bodies import read_action, read_episode_id, read_object, read_start
-from gateway.fronts.seeds import seed_of
+from gateway.frontends.areal.requests import read_action, read_episode_id, read_object, read_start
+from gateway.frontends.seeds import seed_of
 
 
 @pytest.mark.parametrize("body", [b"{}", b' {"a": 1, "b": null}\n', '{"é": "😀"}'.encode()])

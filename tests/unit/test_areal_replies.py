@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.core.model import Action, Areal, Block, ImageBlock, ObservationType, StepResult, TextBlock
-from gateway.fronts.areal_replies import first_observation, observation, start_reply, step_reply
+from gateway.frontends.areal.replies import first_observation, observation, start_reply, step_reply
 
 SHOWN = Areal(max_turns=3)
 TEXT = Action(text="ls")

@@ -9,8 +9,8 @@ import pytest
 
 from gateway.core.errors import UnknownTask
 from gateway.core.model import Areal, Environment, EnvironmentName, Registered, Split, TaskSpec
-from gateway.fronts.areal_samples import find_sample
-from gateway.fronts.seeds import seed_of
+from gateway.frontends.areal.samples import find_sample
+from gateway.frontends.seeds import seed_of
 from gateway.tasks.lookup import Offers
 from gateway.tasks.registry import TaskRegistry
 from tests.service.stack import run_time

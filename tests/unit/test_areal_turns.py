@@ -8,7 +8,7 @@ import pytest
 
 from gateway.core.errors import InvalidRequest
 from gateway.core.model import Owner
-from gateway.fronts.areal_turns import AT_ONCE_MAX, Turns
+from gateway.frontends.areal.step_lock import AT_ONCE_MAX, Turns
 
 ALICE, BOB = Owner("alice"), Owner("bob")
 LONG_S = 60.0

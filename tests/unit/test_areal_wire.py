@@ -22,7 +22,7 @@ from gateway.core.model import (
     StepResult,
     TextBlock,
 )
-from gateway.fronts.areal_replies import first_observation
+from gateway.frontends.areal.replies import first_observation
 from gateway.upstreams.areal.observations import read_messages, read_observation, read_prompt
 from gateway.upstreams.areal.wire import Begun, Told, read_step, written
 

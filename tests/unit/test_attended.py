@@ -9,7 +9,17 @@ from collections.abc import Callable
 import pytest
 from starlette.types import Message, Scope
 
-from gateway.fronts.asgi import Attended, BodyTooLarge, HungUp, dump, header, headers, read_body, respond, respond_json
+from gateway.frontends.asgi import (
+    Attended,
+    BodyTooLarge,
+    HungUp,
+    dump,
+    header,
+    headers,
+    read_body,
+    respond,
+    respond_json,
+)
 from tests.deadlines import scaled
 
 LEFT: Message = {"type": "http.disconnect"}

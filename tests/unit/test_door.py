@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway.fronts.door import OPEN_PATHS, OPERATOR_SEGMENTS, Door
+from gateway.frontends.auth import OPEN_PATHS, OPERATOR_SEGMENTS, Door
 
 ALICE, BOB, OLGA = "alice-key-1234", "bobs-key-1234", "olgas-key-1234"
 TRAINERS = {"alice": ALICE, "bob": BOB}

@@ -10,7 +10,7 @@ import pytest
 from gateway.core import errors
 from gateway.core.errors import GatewayError
 from gateway.core.model import CloseReason
-from gateway.fronts.errors import (
+from gateway.frontends.errors import (
     AREAL_STATUS,
     LOSSES,
     ORS_STATUS,

@@ -10,8 +10,8 @@ import pytest
 
 from gateway.core.errors import SessionClosed, TaskInvalid, UnknownTask, UpstreamTimeout
 from gateway.core.model import Block, ImageBlock, StepResult, TextBlock
-from gateway.fronts.openenv_errors import refusal
-from gateway.fronts.openenv_frames import (
+from gateway.frontends.openenv.errors import refusal
+from gateway.frontends.openenv.frames import (
     Code,
     Json,
     Refused,
@@ -23,7 +23,7 @@ from gateway.fronts.openenv_frames import (
     read_frame,
     validated,
 )
-from gateway.fronts.openenv_replies import (
+from gateway.frontends.openenv.replies import (
     first_observation,
     mcp_tools,
     read_tools,

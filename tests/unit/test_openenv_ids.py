@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.core.model import EnvironmentName, Owner
-from gateway.fronts.openenv_ids import Attachments, SessionIds
+from gateway.frontends.openenv.session_ids import Attachments, SessionIds
 
 LAB, MATH = Owner("lab"), EnvironmentName("math")
 

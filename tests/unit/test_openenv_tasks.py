@@ -11,9 +11,9 @@ import pytest
 from gateway.catalog.catalog import Catalog
 from gateway.core.errors import EnvironmentUnavailable, GatewayError, PoolExhausted, UnknownTask, WrongEnvironment
 from gateway.core.model import Environment, OpenEnv, Registered, Split, TaskSpec
-from gateway.fronts import openenv_tasks
-from gateway.fronts.openenv_frames import Code, Refused, ResetWish
-from gateway.fronts.openenv_tasks import Chosen, TaskChooser
+from gateway.frontends.openenv import tasks as openenv_tasks
+from gateway.frontends.openenv.frames import Code, Refused, ResetWish
+from gateway.frontends.openenv.tasks import Chosen, TaskChooser
 from gateway.sessions.worker_queries import BeingReplaced
 from gateway.stores.memory_tasks import MemoryTaskStore
 from gateway.tasks.lookup import Offers

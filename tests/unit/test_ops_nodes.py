@@ -12,7 +12,7 @@ from starlette.applications import Starlette
 
 from gateway.cluster_tls import make_certificates
 from gateway.core.errors import BackendError, ConfigError
-from gateway.fronts.ops_nodes import NodeRoutes
+from gateway.frontends.admin.nodes import NodeRoutes
 from gateway.parts import make_nodes
 from gateway.settings import Settings
 

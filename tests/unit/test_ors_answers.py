@@ -8,8 +8,8 @@ import pytest
 
 from gateway.core import errors
 from gateway.core.errors import UpstreamError
-from gateway.fronts.errors import ORS_STATUS, WorkerDied, status_of
-from gateway.fronts.ors_answers import ONCE, Answer, as_order
+from gateway.frontends.errors import ORS_STATUS, WorkerDied, status_of
+from gateway.frontends.ors.replies import ONCE, Answer, as_order
 
 FAILURES: list[tuple[UpstreamError, int, str]] = [
     (errors.UpstreamGone("it broke", sent=True), 410, "worker_lost"),

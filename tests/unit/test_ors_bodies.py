@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from gateway.core.errors import InvalidRequest
-from gateway.fronts.asgi import dump
-from gateway.fronts.ors_bodies import (
+from gateway.frontends.asgi import dump
+from gateway.frontends.ors.bodies import (
     CreateSession,
     OfRange,
     OfSplit,

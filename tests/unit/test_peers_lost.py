@@ -20,7 +20,7 @@ from gateway.core.errors import (
     UpstreamGone,
     UpstreamTimeout,
 )
-from gateway.fronts.asgi import respond
+from gateway.frontends.asgi import respond
 from gateway.peers import SKEW_S, HttpPeers
 from tests.fakes.eventually import until
 from tests.fakes.raw_http import Connection, RawServer
@@ -170,7 +170,7 @@ async def test_the_answer_to_another_request_is_not_taken_for_this_one_s(peers: 
 
 HOLDER = """
 import asyncio, sys, uvicorn
-from gateway.fronts.peers import PeersFront
+from gateway.frontends.replicas import PeersFront
 from gateway.serving import BoundedHttp, Server, listen
 
 async def serve(operation, session_id, lease, message, within_s):

@@ -12,7 +12,7 @@ import uvloop
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.core.errors import ConfigError
-from gateway.fronts.asgi import respond
+from gateway.frontends.asgi import respond
 from gateway.serving import BoundedHttp, Server, listen
 from tests.deadlines import scaled
 

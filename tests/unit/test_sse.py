@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.fronts import sse
+from gateway.frontends.ors import sse
 
 
 @pytest.mark.parametrize(

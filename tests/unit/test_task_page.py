@@ -11,7 +11,7 @@ import typer.main
 
 from gateway.cli import app
 from gateway.core.task_ports import MAX_AT_ONCE, MAX_TASK_BYTES, MAX_TASKS, MAX_TOTAL_BYTES
-from gateway.fronts.ops_tasks import MAX_LISTED, MAX_PROBED, TaskRoutes
+from gateway.frontends.admin.tasks import MAX_LISTED, MAX_PROBED, TaskRoutes
 from gateway.tasks.registry import TaskRegistry
 from gateway.tasks.schema import GenericTask, parse
 from gateway.tasks.signing import FORMAT

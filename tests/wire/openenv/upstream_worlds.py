@@ -37,7 +37,7 @@ from gateway.core.model import (
     WorkerId,
     session_id,
 )
-from gateway.fronts.peers import PeersFront
+from gateway.frontends.replicas import PeersFront
 from gateway.peers import HttpPeers
 from gateway.relay import Relay
 from gateway.upstreams.openenv.upstream import OpenEnvUpstream

@@ -1,0 +1,1 @@
+"""What trainers and operators talk to: one frontend for each protocol."""

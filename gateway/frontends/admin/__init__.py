@@ -1,0 +1,1 @@
+"""The operators' API: health, metrics, and ``/admin/v1``."""

@@ -1,0 +1,306 @@
+"""Routes for curricula and task records: ``/admin/v1/curriculum…`` and ``/admin/v1/records``."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Annotated, Any, Final, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gateway.core.curricula import PREFIX, Curriculum, Outcome, TaskRecord
+from gateway.core.curriculum_ports import MAX_OUTCOMES
+from gateway.core.errors import InvalidRequest, UnknownEnvironment
+from gateway.core.model import EnvironmentName
+from gateway.frontends.admin.replies import answering, as_json, operator_of, queried
+from gateway.frontends.asgi import MAX_GROUP_SIZE, POLICY_MAX_CHARS, BodyTooLarge, drop_body, read_body
+from gateway.tasks.curricula.definitions import to_document
+from gateway.tasks.curricula.sampling import Place
+from gateway.tasks.curricula.service import Curricula, scope_of
+from gateway.tasks.curricula.stages import Standing
+from gateway.tasks.curricula.stats import TaskRecords
+from gateway.tasks.runtime import RunTimeTasks
+
+logger = logging.getLogger(__name__)
+
+MAX_BODY_BYTES: Final = 8 * 2**20
+SHOWN: Final = 20
+"""Tasks that the state of a curriculum shows, those that are drawn most often."""
+MAX_SHOWN: Final = 1_000
+T = TypeVar("T", bound=BaseModel)
+
+_Policy = Annotated[str, Field(max_length=POLICY_MAX_CHARS)]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class _Sample(_Body):
+    count: int = Field(default=1, ge=1)
+    group_size: int | None = Field(default=None, ge=1, le=MAX_GROUP_SIZE)
+    """Episodes that the trainer opens of each draw; None: the curriculum's."""
+    environment: str | None = None
+    policy: _Policy | None = None
+
+
+class _Told(_Body):
+    """An outcome that a trainer tells."""
+
+    environment: str
+    task: str | None = Field(default=None, min_length=1, max_length=1024)
+    split: str | None = None
+    index: int | None = Field(default=None, ge=0)
+    reward: float
+    finished: bool = True
+    steps: int = Field(default=1, ge=1)
+    seconds: float = Field(default=0.0, ge=0)
+    policy: _Policy | None = None
+    key: str = Field(default="", max_length=200)
+    """The same one twice counts once."""
+
+
+class _Feedback(_Body):
+    policy: _Policy | None = None
+    outcomes: list[_Told] = Field(default=[], max_length=MAX_OUTCOMES)
+
+
+class CurriculumRoutes:
+    """Handlers of the routes; `routes` is what the operators' front mounts."""
+
+    def __init__(self, *, curricula: Curricula, records: TaskRecords, tasks: RunTimeTasks) -> None:
+        self._curricula = curricula
+        self._records = records
+        self._tasks = tasks
+
+    def routes(self) -> list[Route]:
+        """The routes, for an application below the door."""
+        one = "/admin/v1/curriculum/{name}"
+        return [
+            Route("/admin/v1/curriculum", answering(self._list), methods=["GET"]),
+            Route(one, answering(self._state), methods=["GET"]),
+            Route(one, answering(self._define), methods=["PUT"]),
+            Route(one, answering(self._undefine), methods=["DELETE"]),
+            Route(f"{one}/sample", answering(self._sample), methods=["POST"]),
+            Route(f"{one}/feedback", answering(self._feedback), methods=["POST"]),
+            Route(f"{one}/reset", answering(self._reset), methods=["POST"]),
+            Route("/admin/v1/records", answering(self._export), methods=["GET"]),
+            Route("/admin/v1/records", answering(self._clear), methods=["DELETE"]),
+        ]
+
+    async def _list(self, request: Request) -> Response:
+        queried(request)
+        await self._curricula.refresh()
+        rows = [
+            {
+                "name": known.name,
+                "split": PREFIX + known.name,
+                "sampler": known.sampler.kind.value,
+                "environments": list(dict.fromkeys(one.environment for one in known.components)),
+                "source": "file" if self._curricula.is_in_file(known.name) else "api",
+            }
+            for known in self._curricula.all()
+        ]
+        return as_json({"curricula": rows})
+
+    async def _state(self, request: Request) -> Response:
+        query = queried(request, "environment", "tasks")
+        await self._curricula.refresh()
+        known = self._curricula.named(request.path_params["name"])
+        scope = scope_of(known, _component(query["environment"], known)) if "environment" in query else known
+        prepared = await self._curricula.prepared(scope)
+        records = {name: await self._records.of(name) for name in {one.environment for one in known.components}}
+        standings = [_standing(standing, scope) for standing in await self._curricula.standings(scope)]
+        standing = standings[0] if standings and not known.sampler.per_component else None
+        return as_json(
+            {
+                "name": known.name,
+                "source": "file" if self._curricula.is_in_file(known.name) else "api",
+                "definition": to_document(known),
+                "policy": await self._curricula.policy(known.name),
+                "stage": standing["stage"] if standing is not None else None,
+                "standing": standing,
+                "standings": standings,
+                "tasks": prepared.tasks,
+                "handles": await self._curricula.count(scope),
+                "shares": dict(prepared.shares()),
+                "heaviest": [
+                    {**_place(place), "share": share, "record": _record(records[place.environment].get(place.task))}
+                    for place, share in prepared.heaviest(_number(query, "tasks", SHOWN, MAX_SHOWN))
+                ],
+            }
+        )
+
+    async def _define(self, request: Request) -> Response:
+        queried(request)
+        document = _object(await _read(request))
+        curriculum = await self._curricula.define(request.path_params["name"], document)
+        logger.info("curriculum_defined name=%s by=%s", curriculum.name, operator_of(request))
+        return as_json({"name": curriculum.name, "split": PREFIX + curriculum.name, "definition": document})
+
+    async def _undefine(self, request: Request) -> Response:
+        await self._curricula.refresh()
+        await self._curricula.undefine(request.path_params["name"])
+        logger.info("curriculum_removed name=%s by=%s", request.path_params["name"], operator_of(request))
+        return Response(status_code=204)
+
+    async def _sample(self, request: Request) -> Response:
+        wish = _validated(_Sample, await _read(request))
+        await self._curricula.refresh()
+        known = self._curricula.named(request.path_params["name"])
+        environment = _component(wish.environment, known) if wish.environment is not None else None
+        of = known.name if environment is None else scope_of(known, environment).name
+        draws = await self._curricula.sample(known.name, wish.count, environment=environment, policy=wish.policy)
+        return as_json(
+            {
+                "group_size": wish.group_size or known.group_size,
+                "policy": await self._curricula.policy(known.name),
+                "draws": [{"number": number, "group": f"{of}/{number}", **_place(place)} for number, place in draws],
+            }
+        )
+
+    async def _feedback(self, request: Request) -> Response:
+        wish = _validated(_Feedback, await _read(request))
+        await self._curricula.refresh()
+        name = request.path_params["name"]
+        known = self._curricula.named(name)
+        await self._tasks.refresh()
+        keys = await self._keys(wish.outcomes, known)
+        if wish.policy is not None:
+            await self._curricula.tag(name, wish.policy)
+        for key, told in zip(keys, wish.outcomes, strict=True):
+            self._records.add(
+                Outcome(
+                    environment=EnvironmentName(told.environment),
+                    task=key,
+                    reward=told.reward,
+                    finished=told.finished,
+                    steps=told.steps,
+                    seconds=told.seconds,
+                    policy=told.policy if told.policy is not None else wish.policy or "",
+                    lease=f"told:{name}:{told.key}" if told.key else "",
+                )
+            )
+        await self._records.write()
+        return as_json({"noted": len(wish.outcomes)})
+
+    async def _keys(self, outcomes: Sequence[_Told], known: Curriculum) -> list[str]:
+        """What each outcome is kept under. Raises ``InvalidRequest``: with every one of a task that there is not."""
+        keys, problems = [], []
+        for number, told in enumerate(outcomes):
+            environment = _component(told.environment, known, where=f"outcomes[{number}].environment")
+            if (told.task is None) == (told.split is None or told.index is None):
+                raise InvalidRequest(f"outcomes[{number}]: either task or split and index say which task it was")
+            task = told.task or f"{told.split}/{told.index}"
+            key = await self._curricula.record_key(environment, task)
+            if key is None:
+                problems.append(f"outcomes[{number}]: {environment} has no task {task[:200]!r}")
+            keys.append(key or "")
+        if problems:
+            raise InvalidRequest("; ".join(problems[:SHOWN]) + "; no outcome was noted")
+        return keys
+
+    async def _reset(self, request: Request) -> Response:
+        await self._curricula.refresh()
+        await self._curricula.reset(request.path_params["name"])
+        logger.info("curriculum_reset name=%s by=%s", request.path_params["name"], operator_of(request))
+        return Response(status_code=204)
+
+    async def _export(self, request: Request) -> Response:
+        environment = self._environment(queried(request, "environment"))
+        await self._records.write()
+        records = await self._records.of(environment)
+        lines = [json.dumps(_record(records[task]), separators=(",", ":")) + "\n" for task in sorted(records)]
+        return Response("".join(lines), media_type="application/jsonl")
+
+    async def _clear(self, request: Request) -> Response:
+        query = queried(request, "environment", "task")
+        environment = self._environment(query)
+        removed = await self._records.forget(environment, query.get("task", ""))
+        logger.info("records_cleared environment=%s number=%d by=%s", environment, removed, operator_of(request))
+        return as_json({"removed": removed})
+
+    def _environment(self, query: Mapping[str, str]) -> EnvironmentName:
+        name = query.get("environment")
+        if name is None:
+            raise InvalidRequest("environment: the name of an environment is wanted, whose tasks' records are meant")
+        if not self._curricula.is_offered(name):
+            raise UnknownEnvironment(f"environment: no environment {name[:64]!r} is on offer")
+        return EnvironmentName(name)
+
+
+async def _read(request: Request) -> bytes:
+    try:
+        return await read_body(request.scope, request.receive, MAX_BODY_BYTES)
+    except BodyTooLarge:
+        await drop_body(request.receive)
+        raise
+
+
+def _object(body: bytes) -> Mapping[str, Any]:
+    try:
+        value = json.loads(body or b"{}")
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"the body is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise InvalidRequest("the body: a JSON object is wanted")
+    return value
+
+
+def _validated(model: type[T], body: bytes) -> T:
+    try:
+        return model.model_validate(_object(body))
+    except ValidationError as error:
+        told = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'body'}: {one['msg']}" for one in error.errors()[:10])
+        raise InvalidRequest(told) from None
+
+
+def _component(name: str, known: Curriculum, *, where: str = "environment") -> EnvironmentName:
+    environments = {one.environment for one in known.components}
+    if name not in environments:
+        raise InvalidRequest(f"{where}: {name[:64]!r} is none of {', '.join(sorted(environments))}")
+    return EnvironmentName(name)
+
+
+def _number(query: Mapping[str, str], name: str, usual: int, most: int) -> int:
+    text = query.get(name)
+    if text is None:
+        return usual
+    if not (text.isascii() and text.isdigit() and len(text) <= 6 and int(text) <= most):
+        raise InvalidRequest(f"{name}: a number from 0 to {most} is wanted")
+    return int(text)
+
+
+def _standing(standing: Standing, scope: Curriculum) -> dict[str, Any]:
+    component = None
+    if standing.component is not None:
+        one = scope.components[standing.component]
+        component = {"environment": one.environment, "split": one.split, "tags": list(one.tags)}
+    return {**asdict(standing), "component": component}
+
+
+def _place(place: Place) -> dict[str, Any]:
+    return {"environment": place.environment, "split": place.split, "index": place.index, "task": place.task}
+
+
+def _record(record: TaskRecord | None) -> dict[str, Any] | None:
+    if record is None:
+        return None
+    return {
+        "environment": record.environment,
+        "task": record.task,
+        "attempts": record.attempts,
+        "finished": record.finished,
+        "mean": record.mean,
+        "deviation": record.deviation,
+        "steps": record.steps,
+        "seconds": record.seconds,
+        "seen_at": record.seen_at,
+        "policy": record.policy or None,
+        "recent": list(record.recent),
+    }

@@ -1,0 +1,247 @@
+"""Operators' routes for tasks at run time: add, look at, remove, and try them; ``/admin/v1/tasks…``."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import anyio
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gateway.core.errors import GatewayError, InvalidRequest
+from gateway.core.model import EnvironmentName
+from gateway.core.task_ports import MAX_AT_ONCE, MAX_TASK_BYTES, Probe
+from gateway.frontends.admin.replies import answering, as_json, flagged, operator_of, queried
+from gateway.frontends.asgi import Attended, BodyTooLarge, HungUp, drop_body, dump, read_body
+from gateway.tasks.documents import listed, read_json, read_json_lines, read_yaml
+from gateway.tasks.registry import TaskEntry
+from gateway.tasks.runtime import Checked, RunTimeTasks
+from gateway.tasks.schema import NAME_PATTERN
+from gateway.tasks.signing import NotSigned, TrustedKeys, is_bundle
+
+MAX_LISTED = 1_000
+MAX_PROBED = 100
+"""Tasks that one request has tried: each takes a slot of its environment, and the request waits for all."""
+PROBES_AT_ONCE = 4
+PROBE_S = 120.0
+"""The longest trial of one task, the wait for a slot included."""
+PROBES_S = 600.0
+"""The longest trial of a request's tasks; those that are left were not tried."""
+YAML_TYPES = frozenset(("application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml"))
+LINES_TYPES = frozenset(("application/jsonl", "application/x-ndjson", "application/x-jsonlines"))
+
+LOGGED = 10
+"""Tasks of one upload that are logged by name."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Upload:
+    """What a request brought: tasks that fit the schema, and who signed them."""
+
+    tasks: Sequence[Checked]
+    signed_by: str
+
+
+class TaskRoutes:
+    """Handlers of the routes; `routes` is what the operators' front mounts."""
+
+    def __init__(
+        self,
+        *,
+        tasks: RunTimeTasks,
+        max_body_bytes: int,
+        trusted: TrustedKeys | None = None,
+        signatures: Literal["optional", "required"] = "optional",
+        probe: Probe | None = None,
+    ) -> None:
+        """Wire the handlers.
+
+        Args:
+            tasks: the registry and its store.
+            max_body_bytes: of an upload; beyond it 413.
+            trusted: the keys whose signatures count.
+            signatures: whether tasks are only taken in bundles that one of these keys signed.
+            probe: opens an episode of a task and ends it; without it nothing can be tried.
+        """
+        self._tasks = tasks
+        self._max_body_bytes = max_body_bytes
+        self._trusted = trusted or TrustedKeys({})
+        self._signatures = signatures
+        self._probe = probe
+
+    def routes(self) -> list[Route]:
+        """The routes, for an application below the door."""
+        one = "/admin/v1/tasks/{environment}/{id:path}"
+        return [
+            Route("/admin/v1/tasks", answering(self._list), methods=["GET"]),
+            Route("/admin/v1/tasks", answering(self._add), methods=["POST"]),
+            Route("/admin/v1/tasks/validate", answering(self._validate), methods=["POST"]),
+            Route(one, answering(self._get), methods=["GET"]),
+            Route(one, answering(self._remove), methods=["DELETE"]),
+        ]
+
+    async def _list(self, request: Request) -> Response:
+        query = queried(request, "environment", "tag", "split", "after", "limit")
+        await self._tasks.refresh()
+        environment = query.get("environment")
+        entries, after = self._tasks.registry.listing(
+            environment=self._named(environment) if environment else None,
+            tag=query.get("tag") or None,
+            split=query.get("split") or None,
+            after=query.get("after", ""),
+            limit=_limit(query.get("limit")),
+        )
+        return as_json({"tasks": [_row(entry) for entry in entries], "next": after or None})
+
+    async def _get(self, request: Request) -> Response:
+        environment, id = self._named(request.path_params["environment"]), request.path_params["id"]
+        entry = await self._tasks.sure(lambda: self._tasks.registry.entry(environment, id))
+        return as_json({**_row(entry), "task": entry.task})
+
+    async def _add(self, request: Request) -> Response:
+        query = queried(request, "environment", "split", "replace", "validate")
+        split, replace = query.get("split", ""), flagged(query, "replace")
+        if split and not re.fullmatch(NAME_PATTERN, split):
+            raise InvalidRequest("split: letters, digits, dots, dashes and underscores are taken")
+        upload = await self._upload(request, environment=query.get("environment", ""))
+        if flagged(query, "validate"):
+            refusals = [result for result in await self._tried(request, upload) if not result["ok"]]
+            if refusals:
+                return as_json({"detail": "tasks cannot be played", "code": "task_refused", "results": refusals}, 400)
+        registered = await self._tasks.register(upload.tasks, split=split, replace=replace, signed_by=upload.signed_by)
+        rows = [
+            {"environment": r.environment, "id": r.id, "split": r.split, "index": r.index, "replaced": not r.is_new}
+            for r in registered
+        ]
+        logger.info(
+            "tasks_added tasks=%s by=%s signed_by=%s", _named_tasks(rows), operator_of(request), upload.signed_by
+        )
+        status = 201 if any(r.is_new for r in registered) else 200
+        return as_json({"tasks": rows, "signed_by": upload.signed_by or None}, status)
+
+    async def _validate(self, request: Request) -> Response:
+        query = queried(request, "environment")
+        upload = await self._upload(request, environment=query.get("environment", ""))
+        return as_json({"results": await self._tried(request, upload)})
+
+    async def _remove(self, request: Request) -> Response:
+        environment, id = self._named(request.path_params["environment"]), request.path_params["id"]
+        await self._tasks.unregister(environment, id)
+        logger.info("task_removed environment=%s id=%s by=%s", environment, id, operator_of(request))
+        return Response(status_code=204)
+
+    def _named(self, environment: str) -> EnvironmentName:
+        """The environment of this name, or of this other name."""
+        return self._tasks.registry.environment_of(environment) or EnvironmentName(environment)
+
+    async def _upload(self, request: Request, *, environment: str) -> _Upload:
+        try:
+            body = await read_body(request.scope, request.receive, self._max_body_bytes)
+        except BodyTooLarge:
+            await drop_body(request.receive)
+            raise
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        # Some 0.1 ms a task: thousands of them would keep this replica's trainers waiting.
+        return await anyio.to_thread.run_sync(self._read, body, kind, environment)
+
+    def _read(self, body: bytes, kind: str, environment: str) -> _Upload:
+        if kind in LINES_TYPES:
+            documents, signed_by = read_json_lines(body, where="line"), ""
+        else:
+            document = read_yaml(body) if kind in YAML_TYPES else read_json(body)
+            if is_bundle(document):
+                tasks, signed_by = self._vouched(document)
+                documents = [(f"tasks[{number}]", task) for number, task in enumerate(tasks)]
+            else:
+                documents, signed_by = listed(document), ""
+        if not signed_by and self._signatures == "required":
+            raise NotSigned("tasks are taken only in bundles that a trusted key signed")
+        if not documents:
+            raise InvalidRequest("there is no task")
+        if len(documents) > MAX_AT_ONCE:
+            raise InvalidRequest(f"{len(documents)} tasks at once; at most {MAX_AT_ONCE} are taken")
+        if len(body) > MAX_TASK_BYTES and any(len(dump(task)) > MAX_TASK_BYTES for _, task in documents):
+            raise BodyTooLarge
+        return _Upload(self._tasks.check(documents, environment=environment), signed_by)
+
+    def _vouched(self, bundle: Mapping[str, Any]) -> tuple[list[Any], str]:
+        """A bundle's tasks and who signed them; where signatures are optional an unknown key vouches for nothing."""
+        try:
+            return self._trusted.verify(bundle)
+        except NotSigned:
+            if self._signatures == "required":
+                raise
+            return list(bundle["tasks"]), ""
+
+    async def _tried(self, request: Request, upload: _Upload) -> list[dict[str, Any]]:
+        """Open an episode of each task and end it; what became of each, in their order."""
+        if self._probe is None:
+            raise InvalidRequest("this gateway cannot try tasks")
+        if len(upload.tasks) > MAX_PROBED:
+            raise InvalidRequest(f"{len(upload.tasks)} tasks to try at once; at most {MAX_PROBED} are")
+        told: dict[int, dict[str, Any]] = {}
+        room = anyio.CapacityLimiter(PROBES_AT_ONCE)
+
+        async def try_one(number: int, one: Checked, probe: Probe) -> None:
+            async with room:
+                told[number] = await _outcome(one, probe)
+
+        async with Attended(request.scope, request.receive) as operator:
+            with anyio.move_on_after(PROBES_S):
+                async with anyio.create_task_group() as group:
+                    for number, one in enumerate(upload.tasks):
+                        group.start_soon(try_one, number, one, self._probe)
+        if operator.left:
+            raise HungUp
+        late = {"ok": False, "code": "not_tried", "detail": f"not tried within {PROBES_S:g} s"}
+        return [
+            {"environment": one.environment.name, "id": one.id, **told.get(number, late)}
+            for number, one in enumerate(upload.tasks)
+        ]
+
+
+async def _outcome(one: Checked, probe: Probe) -> dict[str, Any]:
+    try:
+        with anyio.fail_after(PROBE_S):
+            await probe(one.environment, one.task.to_dict())
+    except GatewayError as error:
+        return {"ok": False, "code": error.code, "detail": error.detail}
+    except TimeoutError:
+        return {"ok": False, "code": "not_tried", "detail": f"no first prompt within {PROBE_S:g} s"}
+    return {"ok": True}
+
+
+def _named_tasks(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Tasks for the log: the first few by name, the others by their number."""
+    names = ",".join(f"{row['environment']}/{row['id']}" for row in rows[:LOGGED])
+    return names if len(rows) <= LOGGED else f"{names}+{len(rows) - LOGGED}"
+
+
+def _limit(value: str | None) -> int:
+    if value is None:
+        return 100
+    if not re.fullmatch(r"[0-9]{1,6}", value) or not 1 <= int(value) <= MAX_LISTED:
+        raise InvalidRequest(f"limit: a number from 1 to {MAX_LISTED} is wanted")
+    return int(value)
+
+
+def _row(entry: TaskEntry) -> dict[str, Any]:
+    task = entry.task
+    return {
+        "environment": entry.environment,
+        "id": task.get("id"),
+        "split": entry.split,
+        "index": entry.index,
+        "name": task.get("name"),
+        "tags": task.get("tags") or [],
+        "version": task.get("version"),
+        "source": "run time" if entry.is_stored else "file",
+        "signed_by": entry.signed_by or None,
+    }

@@ -1,0 +1,1 @@
+"""AReaL's task server API."""

@@ -1,0 +1,401 @@
+"""The AReaL front: the Task Server API at ``/areal/{environment}/api/…``, and ``/api/…`` for the default environment.
+
+An episode is a session whose name is the episode's id; its turns are counted by its worker, or else in the store. The
+clients open a connection for each request, accept 200 only, and never try again: an error costs them the trajectory,
+often with the whole group. So a start rather waits than is refused, and what the environment refuses is an observation.
+
+Differences from the written API:
+* 503 with ``"status": "capacity"`` where nothing was begun for lack of room; 401 at the door where keys are asked for.
+* A step longer than the environment's ``step_s`` ends its episode: nobody can know any more what it did.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+import anyio
+from starlette.types import Receive, Scope, Send
+
+from gateway.catalog.catalog import Catalog
+from gateway.core.errors import (
+    AuthorFault,
+    GatewayError,
+    InvalidRequest,
+    SessionClosed,
+    SessionError,
+    SessionFailed,
+    SessionNotFound,
+    StoreUnavailable,
+    UnknownTask,
+    UpstreamError,
+)
+from gateway.core.faults import FaultKind
+from gateway.core.lifecycle import Lifecycle
+from gateway.core.model import (
+    EPISODE_FINISHED,
+    ActionType,
+    Areal,
+    Block,
+    CloseReason,
+    Environment,
+    EnvironmentName,
+    ObservationType,
+    Owner,
+    Setup,
+    StepResult,
+    Wire,
+    WorkerState,
+)
+from gateway.core.ports import Store
+from gateway.frontends.areal.errors import error_reply
+from gateway.frontends.areal.presentation import shown_of
+from gateway.frontends.areal.replies import Json, is_conversation, start_reply, step_reply
+from gateway.frontends.areal.requests import Object, Start, read_action, read_episode_id, read_object, read_start
+from gateway.frontends.areal.samples import find_sample, split_of
+from gateway.frontends.areal.step_lock import Turns
+from gateway.frontends.asgi import (
+    Attended,
+    BodyTooLarge,
+    HungUp,
+    drop_body,
+    group_of,
+    header,
+    policy_tag,
+    read_body,
+    respond_json,
+)
+from gateway.frontends.errors import LOSSES, WorkerDied, retry_after, why_ended, why_not_opened
+from gateway.observe.metrics import Metrics
+from gateway.sessions.service import Sessions
+from gateway.sessions.worker_queries import Inquiries
+from gateway.tasks.curricula.indices import Offer
+from gateway.tasks.lookup import Offers
+
+logger = logging.getLogger(__name__)
+
+TEARDOWN_WAIT_S: Final = 2.0
+"""The last reply waits this long for the teardown, so that the slot is free for the next start; the rest goes on."""
+CLEANUP_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """One request: who asks what of which environment."""
+
+    scope: Scope
+    receive: Receive
+    owner: Owner
+    environment: Environment
+    body: Object
+
+
+class _Refusal(Exception):
+    """Ends a request that means nothing here."""
+
+    def __init__(self, status: int, error: str, detail: str) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.error = error
+        self.detail = detail
+
+
+class ArealFront:
+    """The Task Server API as an ASGI application."""
+
+    def __init__(
+        self,
+        *,
+        sessions: Sessions,
+        queries: Inquiries,
+        offers: Offers,
+        store: Store,
+        catalog: Catalog,
+        metrics: Metrics,
+        lifecycle: Lifecycle,
+        max_body_bytes: int,
+    ) -> None:
+        self._sessions = sessions
+        self._queries = queries
+        self._offers = offers
+        self._store = store
+        self._catalog = catalog
+        self._metrics = metrics
+        self._lifecycle = lifecycle
+        self._max_body_bytes = max_body_bytes
+        self._turns = Turns()
+        self._shown: dict[EnvironmentName, Areal] = {}
+        """As it was told last."""
+        self._routes: dict[tuple[str, ...], tuple[str, Callable[[_Asked], Awaitable[Json]]]] = {
+            ("task", "info"): ("GET", self._info),
+            ("health",): ("GET", self._health),
+            ("episode", "start"): ("POST", self._start),
+            ("episode", "step"): ("POST", self._step),
+            ("episode", "cancel"): ("POST", self._cancel),
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, whatever happens in the API's own form."""
+        named: dict[str, str] = {}
+        try:
+            await respond_json(send, 200, await self._answer(scope, receive, named))
+        except HungUp:
+            pass
+        except _Refusal as refusal:
+            await respond_json(send, refusal.status, {"error": refusal.error, "detail": refusal.detail})
+        except BodyTooLarge:
+            await drop_body(receive)
+            detail = f"the body exceeds {self._max_body_bytes} bytes"
+            await respond_json(send, 413, {"error": "body too large", "detail": detail}, [(b"connection", b"close")])
+        except GatewayError as error:
+            status, body = error_reply(error, named)
+            if status >= 500:
+                logger.warning("areal_failed path=%s status=%d error=%s", scope["path"], status, error.detail)
+            await respond_json(send, status, body, retry_after(error))
+        except Exception:  # protects the client: it gets a JSON body, and every other episode goes on
+            logger.exception("areal_broken path=%s", scope["path"])
+            body = {"error": "internal error", **named, "detail": "a fault of the gateway", "status": "internal"}
+            await respond_json(send, 500, body)
+
+    async def _answer(self, scope: Scope, receive: Receive, named: dict[str, str]) -> Json:
+        """Find the route and run it; *named* takes the episode that the request names, for error bodies."""
+        environment, rest = self._place(scope["path"])
+        if rest not in self._routes:
+            raise _Refusal(404, "no such route", f"there are {', '.join('/'.join(route) for route in self._routes)}")
+        method, handler = self._routes[rest]
+        if scope["method"] != method:
+            raise _Refusal(405, "method not allowed", f"{'/'.join(rest)} takes {method}")
+        body: Object = {}
+        if method == "POST":
+            body = read_object(await read_body(scope, receive, self._max_body_bytes))
+            if isinstance(episode := body.get("episode_id"), str):
+                named["episode_id"] = episode
+        return await handler(_Asked(scope, receive, scope["gateway.owner"], environment, body))
+
+    def _place(self, path: str) -> tuple[Environment, tuple[str, ...]]:
+        # Empty segments do not count: clients of this API follow no redirect, not even for a slash at the end.
+        match [segment for segment in path.split("/") if segment]:
+            case ["areal", name, "api", *rest]:
+                environment = self._catalog.offered(name)
+                if environment is None:
+                    raise _Refusal(404, "unknown environment", self._catalog.unknown(name).detail)
+                return environment, tuple(rest)
+            case ["api", *rest]:
+                return self._catalog.default, tuple(rest)
+            case _:
+                raise _Refusal(404, "no such route", "episodes are at /areal/{environment}/api/… and /api/…")
+
+    # -- the task and the server ----------------------------------------------------------------------------------
+
+    async def _info(self, asked: _Asked) -> Json:
+        environment = asked.environment
+        async with Attended(asked.scope, asked.receive):  # an image is asked what it is, and how many tasks it has
+            shown, count = await shown_of(self._queries, environment), await self._count(environment)
+            return self._described(environment, shown, count)
+        raise HungUp
+
+    def _described(self, environment: Environment, shown: Areal, count: int) -> Json:
+        is_text = shown.observation_type in (ObservationType.TEXT, ObservationType.MESSAGES)
+        return {
+            "name": shown.name or environment.name,
+            "num_samples": count,
+            "max_episode_length": shown.max_turns,
+            "observation_type": "text" if is_text else shown.observation_type.value,
+            "action_type": ActionType(shown.action_type).value,
+            "description": shown.description or environment.description or environment.name,
+        }
+
+    async def _count(self, environment: Environment) -> int:
+        await self._offers.refresh()
+        return await self._offers.count(environment, await split_of(self._offers, environment))
+
+    async def _health(self, asked: _Asked) -> Json:
+        if self._lifecycle.is_draining:
+            raise _Refusal(503, "draining", "this replica takes no new episodes: it is about to stop")
+        load = (await self._store.load()).get(asked.environment.name)
+        workers = load.workers if load is not None else ()
+        tally = self._metrics.tally(asked.environment.name)
+        return {
+            "status": "healthy",
+            "active_episodes": sum(entry.used for entry in workers),
+            "task_name": asked.environment.areal.name or asked.environment.name,
+            "starting": sum(entry.worker.state is WorkerState.STARTING for entry in workers),
+            "queued": load.waiting if load is not None else 0,
+            "boxes": len(workers),
+            "expired": tally.expired,
+            "leaked": tally.leaked,
+        }
+
+    # -- an episode -----------------------------------------------------------------------------------------------
+
+    async def _start(self, asked: _Asked) -> Json:
+        wish = read_start(asked.body)
+        episode = str(uuid.uuid4())
+        async with Attended(asked.scope, asked.receive) as trainer:
+            loop = asyncio.get_running_loop()
+            deadline = loop.time() + asked.environment.areal.start_s
+            environment = _patient(asked.environment)
+            offer = await self._offers.drawn(environment, await self._sample(environment, wish.sample))
+            with self._offers.handles.held(offer.ticket):
+                setup = _setup(asked.environment, wish, offer, asked.scope)
+                await self._offers.admit(asked.environment, setup)
+                shown = await shown_of(self._queries, asked.environment)
+                blocks = await self._opened(asked, episode, offer, setup, deadline)
+                if trainer.left:
+                    await self._undo(asked.owner, episode, CloseReason.OPEN_FAILED)
+                    raise HungUp
+            if asked.environment.wire is Wire.AREAL and is_conversation(blocks):  # its ``task/info`` has no word for it
+                shown = replace(shown, observation_type=ObservationType.MESSAGES)
+            return start_reply(shown, episode, blocks, sample=wish.as_sent, task=offer.spec)
+        raise HungUp
+
+    async def _sample(self, environment: Environment, sample: str) -> Offer:
+        """The task of a sample; of ids that the gateway does not hold, the environment's workers are asked."""
+        try:
+            return await find_sample(self._offers, environment, sample)
+        except UnknownTask:
+            if environment.wire is not Wire.OWN or sample.isdecimal():
+                raise
+            if sample not in (await self._queries.registered(environment)).tasks:
+                raise
+            return Offer(spec={"id": sample})
+
+    async def _opened(self, asked: _Asked, episode: str, offer: Offer, setup: Setup, deadline: float) -> list[Block]:
+        """Open the session and wait for its prompt; nothing is left of it when that fails, or the trainer leaves."""
+        loop = asyncio.get_running_loop()
+        try:
+            await self._sessions.open(
+                owner=asked.owner,
+                name=episode,
+                environment=asked.environment,
+                setup=setup,
+                fingerprint=episode,
+                task=offer.place,
+                within_s=max(0.0, deadline - loop.time()),
+            )
+        except InvalidRequest as error:
+            if offer.is_images and not offer.split:  # only the image knows which samples it has
+                raise UnknownTask(error.detail) from error
+            # Otherwise the task is ours, so the fault is too.
+            raise UpstreamError(f"the environment refuses this sample: {error.detail}") from error
+        except SessionError as error:
+            raise _lost_at_start(error) from error
+        try:
+            return await self._sessions.prompt(asked.owner, episode, within_s=max(0.0, deadline - loop.time()))
+        except BaseException as error:  # a cancellation too: the trainer hung up
+            await self._undo(asked.owner, episode, why_not_opened(error))
+            if isinstance(error, SessionError):
+                raise _lost_at_start(error) from error
+            raise
+
+    async def _undo(self, owner: Owner, episode: str, reason: CloseReason) -> None:
+        # Unshielded, an anyio scope that was cancelled would cancel each await of the cleanup again.
+        with anyio.move_on_after(CLEANUP_S, shield=True), contextlib.suppress(StoreUnavailable):
+            await self._sessions.end(owner, episode, reason, wait_s=TEARDOWN_WAIT_S)
+
+    async def _step(self, asked: _Asked) -> Json:
+        episode, action = read_episode_id(asked.body), read_action(asked.body)
+        owner, shown = asked.owner, await self._shown_in_step(asked.environment)
+        key = header(asked.scope, b"idempotency-key") or ""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + shown.step_s
+        async with self._turns.one(owner, episode, within_s=shown.step_s):
+            await self._check(asked, episode)
+            played = None
+            async with Attended(asked.scope, asked.receive):
+                try:
+                    left_s = max(0.0, deadline - loop.time())
+                    played = await self._sessions.play(owner, episode, action, within_s=left_s, key=key)
+                    _refuse_fault_at_the_end(shown, *played)
+                except UpstreamError as error:
+                    await self._lose(owner, episode, why_ended(error))
+                    raise
+                except SessionClosed as error:
+                    if error.reason not in LOSSES:
+                        raise
+                    message = "the worker died during this step; the episode is lost"
+                    raise WorkerDied(message, reason=error.reason) from error
+            if played is None:
+                raise HungUp
+            result, turn = played
+            if result.reason == EPISODE_FINISHED:  # by a step whose reply, or whose end here, was lost
+                await self._sessions.end(owner, episode, CloseReason.DELETED, wait_s=TEARDOWN_WAIT_S)
+                raise SessionNotFound(episode)
+            reply = step_reply(shown, episode, action, result, turn)
+            if reply["done"]:
+                await self._sessions.end(owner, episode, CloseReason.DELETED, wait_s=TEARDOWN_WAIT_S)
+            return reply
+
+    async def _shown_in_step(self, environment: Environment) -> Areal:
+        """How the environment is shown; a server that does not tell just now costs nobody an episode."""
+        with contextlib.suppress(GatewayError):
+            self._shown[environment.name] = await shown_of(self._queries, environment)
+        return self._shown.get(environment.name, environment.areal)
+
+    async def _lose(self, owner: Owner, episode: str, reason: CloseReason) -> None:
+        """End an episode that broke, or of which nobody knows what was done in it; its trainer hears so from now on."""
+        with contextlib.suppress(StoreUnavailable):
+            await self._sessions.end(owner, episode, reason, wait_s=0)
+
+    async def _cancel(self, asked: _Asked) -> Json:
+        episode = read_episode_id(asked.body)
+        await self._check(asked, episode)
+        if not await self._sessions.end(asked.owner, episode, CloseReason.CANCELLED, wait_s=TEARDOWN_WAIT_S):
+            raise SessionNotFound(episode)
+        return {"status": "cancelled", "episode_id": episode}
+
+    async def _check(self, asked: _Asked, episode: str) -> None:
+        """
+        Raises:
+            SessionNotFound, SessionClosed: there is no such episode of this environment.
+        """
+        _, environment = await self._sessions.find(asked.owner, episode)
+        if environment.name != asked.environment.name:
+            raise SessionNotFound(episode)
+
+
+def _refuse_fault_at_the_end(shown: Areal, result: StepResult, turn: int) -> None:
+    """Refuse to end an episode with 0 whose last turn failed by no doing of the agent's.
+
+    Raises:
+        AuthorFault, SessionFailed: it did.
+    """
+    if not result.is_fault or turn < shown.max_turns:
+        return
+    is_lost = any(fault.kind is FaultKind.INFRASTRUCTURE for fault in result.faults)
+    failed = SessionFailed if is_lost else AuthorFault
+    raise failed(f"the last turn failed in the environment, so the episode has no reward: {result.error}")
+
+
+def _lost_at_start(error: SessionError) -> WorkerDied:
+    reason = error.reason if isinstance(error, SessionClosed) else ""
+    message = f"the worker was lost while the episode began: {error.detail}"
+    return WorkerDied(message, reason=reason if reason in LOSSES else CloseReason.WORKER_LOST.value)
+
+
+def _setup(environment: Environment, wish: Start, offer: Offer, scope: Scope) -> Setup:
+    seed: int | None = wish.seed
+    if offer.is_images and "seed" in offer.spec and "seed" not in wish.config:
+        seed = None  # the task is told apart by its own
+    return Setup(
+        spec=offer.spec,
+        seed=seed,
+        config=dict(wish.config) or None,
+        split=offer.worker_split,
+        index=offer.worker_index,
+        of_split=offer.split,
+        policy=policy_tag(scope) or offer.policy,
+        group=group_of(scope),
+        ticket=offer.ticket,
+    )
+
+
+def _patient(environment: Environment) -> Environment:
+    """The environment for questions: who asks a worker waits no longer for one than its client does for the start."""
+    open_s = min(environment.timeouts.open_s, environment.areal.start_s)
+    return replace(environment, timeouts=replace(environment.timeouts, open_s=open_s))

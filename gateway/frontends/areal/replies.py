@@ -1,0 +1,190 @@
+"""What AReaL's clients are answered: observations, and the replies of start and step.
+
+Differences between ORS' words and the API's:
+* A reward of null is 0.0; the end of an episode in which a foreign server gave no other is refused before (`turns`).
+  Rewards of single steps are passed on as they come; the client adds them up.
+* ``success`` is the result's metadata ``success`` where that is a boolean, else whether the last reward is at least 1:
+  partial credit is no success.
+* What a tool refused, or failed at, is an observation: an HTTP error would cost the client its whole trajectory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from gateway.core.model import Action, Areal, Block, ImageBlock, ObservationType, StepResult, TextBlock
+from gateway.frontends.areal.texts import without_control
+
+Json = dict[str, Any]
+
+LIMIT_REACHED: Final = "task limit reached"
+COMPLETED: Final = "completed"
+NO_OUTPUT: Final = "(no output)"
+"""An observation is never empty: two assistant's turns would follow each other."""
+_HINTS: Final = {
+    "not_found": "Use one of the tools that this environment has, with its arguments.",
+    "name_collision": "Use another tool of this environment.",
+    "tool_failed": "The action failed. Try another one.",
+}
+"""How to go on, where the refusal does not say it; bad input is explained by whoever refused it."""
+
+
+def text_of(blocks: Sequence[Block]) -> str:
+    """The blocks as one text, an image as a line that stands for it."""
+    parts = [block.text if isinstance(block, TextBlock) else f"[image: {block.mime_type}]" for block in blocks]
+    return without_control("\n".join(parts))
+
+
+def first_observation(shown: Areal, blocks: Sequence[Block]) -> Json:
+    """The prompt in the form that the environment is configured for."""
+    if shown.observation_type is ObservationType.MESSAGES:
+        return {"type": "messages", "content": _messages(blocks)}
+    return _observation(shown, blocks, _structured(blocks))
+
+
+def is_conversation(blocks: Sequence[Block]) -> bool:
+    """Whether *blocks* are messages, each headed by who says it."""
+    return any(_role(block) is not None for block in blocks)
+
+
+def observation(shown: Areal, result: StepResult) -> Json:
+    """What the agent sees after a step that did not end its episode; never null."""
+    if result.error is None:
+        return _observation(shown, result.blocks, result.data)
+    hint = _HINTS.get(result.reason, "")
+    return _text("\n".join(filter(None, (without_control(result.error), hint))))
+
+
+def start_reply(
+    shown: Areal, episode: str, blocks: Sequence[Block], *, sample: str | int, task: Mapping[str, Any]
+) -> Json:
+    """The reply of ``episode/start``."""
+    info = {
+        "max_turns": _most_turns(shown, blocks, task),
+        "turn": 0,
+        "sample_id": sample,
+        "task_description": _description(task, blocks) or str(sample),
+    }
+    seen = first_observation(shown, blocks)
+    return {"episode_id": episode, "observation": seen, "info": info, "reward": 0.0, "done": False}
+
+
+def step_reply(shown: Areal, episode: str, action: Action, result: StepResult, turn: int) -> Json:
+    """The reply to turn number *turn*: continuing, final, or final because it was the last one."""
+    if result.finished:
+        return _final(episode, turn, _reward(result), _outcome(action, result))
+    if turn >= shown.max_turns:
+        return _final(episode, turn, 0.0, {"success": False, "answer": "", "status": LIMIT_REACHED})
+    metadata = result.metadata or {}
+    info = {"turn": turn, "parsed_action": parsed_action(action, result)}
+    info |= {name: metadata[name] for name in ("answer", "status") if isinstance(metadata.get(name), str)}
+    return {
+        "episode_id": episode,
+        "observation": observation(shown, result),
+        "reward": _reward(result),
+        "done": False,
+        "info": info,
+    }
+
+
+def parsed_action(action: Action, result: StepResult) -> Json:
+    """How the environment read the action; where it does not say, as far as the gateway can tell."""
+    given = (result.metadata or {}).get("parsed_action")
+    if isinstance(given, dict):
+        return given
+    if action.text is not None and result.reason in ("input_validation", "not_found"):
+        return {"thought": None, "action": None, "content": None}
+    content = action.text
+    if content is None:
+        content = json.dumps(action.arguments if action.name is not None else action.fields, ensure_ascii=False)
+    return {"thought": None, "action": action.name, "content": content}
+
+
+def _final(episode: str, turn: int, reward: float, outcome: Json) -> Json:
+    return {
+        "episode_id": episode,
+        "observation": None,
+        "reward": reward,
+        "done": True,
+        "info": {"turn": turn, "num_turns": turn, **outcome},
+    }
+
+
+def _outcome(action: Action, result: StepResult) -> Json:
+    metadata = result.metadata or {}
+    success, status = metadata.get("success"), metadata.get("status")
+    return {
+        "success": success if isinstance(success, bool) else _reward(result) >= 1.0,
+        "answer": _answer(action, metadata),
+        "status": status if isinstance(status, str) else COMPLETED,
+    }
+
+
+def _answer(action: Action, metadata: Mapping[str, Any]) -> str:
+    """What was submitted: as the environment says, else the tool's ``answer``, else the text that ended the episode."""
+    candidates = (metadata.get("answer"), (action.fields or action.arguments).get("answer"), action.text)
+    return next((answer for answer in candidates if isinstance(answer, str)), "")
+
+
+def _reward(result: StepResult) -> float:
+    return 0.0 if result.reward is None else result.reward
+
+
+def _observation(shown: Areal, blocks: Sequence[Block], data: Any) -> Json:
+    if shown.observation_type is ObservationType.JSON:
+        return {"type": "json", "content": {"text": text_of(blocks)} if data is None else data}
+    images = [block for block in blocks if isinstance(block, ImageBlock)]
+    if shown.observation_type is ObservationType.IMAGE and images:
+        texts = [block for block in blocks if isinstance(block, TextBlock)]
+        last = images[-1]
+        return {"type": "image", "content": last.data, "mime_type": last.mime_type, "text": text_of(texts)}
+    return _text(text_of(blocks))
+
+
+def _text(content: str) -> Json:
+    return {"type": "text", "content": content if content.strip() else NO_OUTPUT}
+
+
+def _messages(blocks: Sequence[Block]) -> list[Json]:
+    """The prompt as a conversation: a block whose detail names a role heads what that role said."""
+    messages: list[tuple[str, list[Block]]] = []
+    for block in blocks:
+        role = _role(block)
+        if role is not None:
+            messages.append((role, []))
+            continue
+        if not messages:
+            messages.append(("user", []))
+        messages[-1][1].append(block)
+    return [{"role": role, "content": text_of(said) or NO_OUTPUT} for role, said in messages or [("user", [])]]
+
+
+def _role(block: Block) -> str | None:
+    """The role of the message that *block* heads; None if it heads none."""
+    role = (block.detail or {}).get("role")
+    is_head = isinstance(block, TextBlock) and role in ("system", "user", "assistant") and block.text == f"[{role}]"
+    return str(role) if is_head else None
+
+
+def _structured(blocks: Sequence[Block]) -> Any:
+    """The structured observation that stands beside the prompt; None without one."""
+    return next(
+        (block.detail["observation"] for block in blocks if block.detail and "observation" in block.detail), None
+    )
+
+
+def _most_turns(shown: Areal, blocks: Sequence[Block], task: Mapping[str, Any]) -> int:
+    """After how many turns the episode ends: the environment's own limit, where it or the task tells a lower one."""
+    sources = (_structured(blocks), task.get("config"))
+    told = [source.get("max_turns") for source in sources if isinstance(source, Mapping)]
+    return min([shown.max_turns, *(turns for turns in told if type(turns) is int and turns > 0)])
+
+
+def _description(task: Mapping[str, Any], blocks: Sequence[Block]) -> str:
+    """The bare problem: the task's instruction, else the first text of the prompt."""
+    instruction = task.get("instruction")
+    texts = [block.text for block in blocks if isinstance(block, TextBlock)]
+    found = next((text for text in (instruction, *texts) if isinstance(text, str) and text.strip()), "")
+    return without_control(found)

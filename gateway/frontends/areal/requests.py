@@ -1,0 +1,118 @@
+"""Bodies of AReaL requests: read, and refused with what is wrong. Unknown fields are ignored, as the API wants it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from gateway.core.errors import InvalidRequest
+from gateway.core.model import Action
+from gateway.frontends.areal.texts import without_end_tokens
+from gateway.frontends.seeds import seed_of
+
+Object = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """What ``episode/start`` asks for."""
+
+    sample: str
+    """The sample's id as text: 17 and "17" are one sample."""
+    as_sent: str | int
+    seed: int
+    config: Object
+
+
+def read_object(body: bytes) -> Object:
+    """Read a body that has to be a JSON object.
+
+    Raises:
+        InvalidRequest: it is empty, broken, or something else.
+    """
+    if not body.strip():
+        raise InvalidRequest("the body is empty; a JSON object is wanted")
+    try:
+        value = json.loads(body, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"the body is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"the body is a JSON {_kind(value)}; an object is wanted")
+    return value
+
+
+def read_start(body: Object) -> Start:
+    """Read ``episode/start``.
+
+    Raises:
+        InvalidRequest: a field is missing or of another type; as the others here.
+    """
+    sent = body.get("sample_id")
+    if isinstance(sent, bool) or not isinstance(sent, (str, int)):
+        raise InvalidRequest(f"sample_id: a string or an integer is wanted, not {_kind(sent)}")
+    config = body.get("config")
+    if config is None:
+        config = {}
+    if not isinstance(config, dict):
+        raise InvalidRequest(f"config: an object is wanted, not {_kind(config)}")
+    seed = config.get("seed")
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+        raise InvalidRequest(f"config.seed: an integer is wanted, not {_kind(seed)}")
+    sample = str(sent)
+    return Start(sample=sample, as_sent=sent, seed=seed_of(sample) if seed is None else seed, config=config)
+
+
+def read_episode_id(body: Object) -> str:
+    """Read the episode that ``episode/step`` and ``episode/cancel`` name."""
+    name = body.get("episode_id")
+    if not isinstance(name, str) or not name:
+        raise InvalidRequest(f"episode_id: a non-empty string is wanted, not {_kind(name)}")
+    return name
+
+
+def read_action(body: Object) -> Action:
+    """Read what the agent does; special tokens at the end of a text are no part of it."""
+    action = body.get("action")
+    if not isinstance(action, dict):
+        raise InvalidRequest(f"action: an object is wanted, not {_kind(action)}")
+    kind, content = action.get("type"), action.get("content")
+    if kind == "text":
+        if not isinstance(content, str):
+            raise InvalidRequest(f"action.content: a string is wanted, not {_kind(content)}")
+        return Action(text=without_end_tokens(content))
+    if kind == "structured":
+        if not isinstance(content, dict):
+            raise InvalidRequest(f"action.content: an object is wanted, not {_kind(content)}")
+        return _structured(content)
+    raise InvalidRequest(f"action.type: 'text' or 'structured' is wanted, not {str(kind)[:64]!r}")
+
+
+def _structured(content: dict[str, Any]) -> Action:
+    if content.keys() <= {"name", "arguments"} and isinstance(content.get("name"), str):
+        arguments = content.get("arguments", {})
+        if isinstance(arguments, dict):
+            return Action(name=content["name"], arguments=arguments)
+    return Action(fields=content)
+
+
+def _kind(value: object) -> str:
+    """What JSON calls *value*; None also stands for an absent field."""
+    match value:
+        case None:
+            return "nothing"
+        case bool():
+            return "boolean"
+        case str():
+            return "string" if value else "empty string"
+        case int() | float():
+            return "number"
+        case list():
+            return "array"
+        case _:
+            return "object"
+
+
+def _refuse_constant(word: str) -> NoReturn:
+    raise ValueError(f"{word} is not JSON")

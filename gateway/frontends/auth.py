@@ -1,0 +1,100 @@
+"""Keys at the door: who may come in, and for what.
+
+A key comes as ``Authorization: Bearer``, as ``X-API-Key``, or in the path as ``/k/{key}/…`` for clients that cannot
+send headers. It is taken off here: nothing behind the door, no log and no worker, ever sees one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gateway.core.model import Owner
+from gateway.frontends.asgi import denial, respond_json
+
+OPEN_PATHS = frozenset(("/healthz", "/readyz", "/health"))
+"""Answered without a key, as ``/openenv/{environment}/health`` is: they tell nothing but that the gateway lives."""
+OPERATOR_SEGMENTS = frozenset(("admin", "metrics", "dashboard"))
+"""First path segments that need an operator's key."""
+AREAL_PATHS = ("/areal/", "/api/")
+_KEY_HEADERS = frozenset((b"authorization", b"x-api-key"))
+
+
+class Door:
+    """Lets requests with the right key through to *inside*, with ``scope["gateway.owner"]`` set."""
+
+    def __init__(self, inside: ASGIApp, *, trainers: Mapping[str, str], operators: Mapping[str, str]) -> None:
+        """*trainers* and *operators* map names to keys; without any key at all every door is open."""
+        self._inside = inside
+        self._trainers = _digests(trainers)
+        self._operators = _digests(operators)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Check the key and pass the request on without it, or answer 401 or 403."""
+        if scope["type"] not in ("http", "websocket"):
+            await self._inside(scope, receive, send)
+            return
+        key, scope = _take_key(scope)
+        if not self._trainers and not self._operators:
+            scope["gateway.owner"] = Owner("")
+        elif not _is_open(scope["path"]):
+            segment = scope["path"].lstrip("/").partition("/")[0].lower()
+            keys = self._operators if segment in OPERATOR_SEGMENTS else self._trainers
+            owner = _match(keys, key) if keys or segment in OPERATOR_SEGMENTS else Owner("")
+            if owner is None:
+                await _refuse(scope, send, key)
+                return
+            scope["gateway.owner"] = owner
+        await self._inside(scope, receive, send)
+
+
+def _is_open(path: str) -> bool:
+    """Whether no key is asked for: replicas sign; OpenEnv's clients look at an environment's health without headers."""
+    if path in OPEN_PATHS or path.startswith("/peers/v1/"):
+        return True
+    return path.startswith("/openenv/") and path.endswith("/health") and path.count("/") == 3
+
+
+def _digests(keys: Mapping[str, str]) -> list[tuple[Owner, bytes]]:
+    return [(Owner(name), hashlib.sha256(key.encode()).digest()) for name, key in keys.items()]
+
+
+def _take_key(scope: Scope) -> tuple[str, Scope]:
+    """Return the key, ``""`` if there is none, and the scope without it."""
+    keys = [value for name, value in scope["headers"] if name in _KEY_HEADERS and value]
+    inner = {**scope, "headers": [pair for pair in scope["headers"] if pair[0] not in _KEY_HEADERS]}
+    key = keys[0].decode("latin-1") if keys else ""
+    if key[:7].lower() == "bearer ":
+        key = key[7:].strip()
+    path: str = scope["path"]
+    if path.startswith("/k/"):
+        key, slash, rest = path[3:].partition("/")
+        inner["path"] = slash + rest or "/"
+        inner["gateway.keyed"] = True
+        raw: bytes = scope.get("raw_path") or path.encode()
+        inner["raw_path"] = b"/" + raw[3:].partition(b"/")[2]
+    return key, inner
+
+
+def _match(keys: list[tuple[Owner, bytes]], key: str) -> Owner | None:
+    # Every key is compared, and digests of one length: neither which key nor how much of it is told by the time.
+    digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+    found = None
+    for owner, known in keys:
+        if hmac.compare_digest(known, digest):
+            found = owner
+    return found
+
+
+async def _refuse(scope: Scope, send: Send, key: str) -> None:
+    detail = "this key is not known here" if key else "a key is needed: Authorization: Bearer, X-API-Key, or /k/{key}/…"
+    challenge = (b"www-authenticate", b"Bearer")
+    body = {"detail": detail}
+    if scope["path"].startswith(AREAL_PATHS):
+        body = {"error": "unauthorized", **body}  # that protocol's own form
+    if scope["type"] == "websocket":
+        send = denial(send)
+    await respond_json(send, 401, body, [challenge])

@@ -1,0 +1,154 @@
+"""The OpenEnv front: each environment as an OpenEnv server at ``/openenv/{environment}``.
+
+Clients speak over the WebSocket ``/ws``, where a connection is an attachment: each reset on it ends one session and
+opens the next. ``/mcp`` has the tools over JSON-RPC, HTTP the rest.
+
+Differences from a stock server:
+* Nothing is opened at connect; the first reset takes a slot, waiting for one in turn. Where it finds none in time it
+  is told ``CAPACITY_REACHED`` as there.
+* A step before the first reset, or after the episode was lost, is one ``SESSION_ERROR``, and the socket stays.
+* ``reset`` understands ``task``: an id, or a task as an object.
+* Where an image of somebody else's speaks OpenEnv itself, its own frames go through; see `openenv_relayed`.
+* No web interface; no harness.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from urllib.parse import parse_qs
+
+from starlette.types import Receive, Scope, Send
+
+from gateway.catalog.catalog import Catalog
+from gateway.core.errors import GatewayError
+from gateway.core.lifecycle import Lifecycle
+from gateway.core.model import Environment, Owner
+from gateway.core.ports import Store
+from gateway.frontends.asgi import BodyTooLarge, HungUp, denial, drop_body, respond_json
+from gateway.frontends.errors import marks, retry_after, status_of
+from gateway.frontends.openenv.client_socket import Left, Peer
+from gateway.frontends.openenv.episodes import Episodes
+from gateway.frontends.openenv.frames import Refused
+from gateway.frontends.openenv.http import HttpRefusal, HttpRoutes
+from gateway.frontends.openenv.mcp import Mcp
+from gateway.frontends.openenv.passthrough import Relayed
+from gateway.frontends.openenv.session_ids import Attachments, SessionIds
+from gateway.frontends.openenv.tasks import TaskChooser
+from gateway.frontends.openenv.websocket import Sockets
+from gateway.frontends.ors.bodies import Unprocessable
+from gateway.sessions.service import Sessions
+from gateway.sessions.worker_queries import Inquiries
+from gateway.tasks.lookup import Offers
+
+logger = logging.getLogger(__name__)
+
+
+class OpenEnvFront:
+    """OpenEnv's protocol as an ASGI application for ``http`` and ``websocket``."""
+
+    def __init__(
+        self,
+        *,
+        sessions: Sessions,
+        queries: Inquiries,
+        offers: Offers,
+        store: Store,
+        catalog: Catalog,
+        lifecycle: Lifecycle,
+        secret: bytes,
+        max_body_bytes: int,
+    ) -> None:
+        """Wire the front.
+
+        Args:
+            secret: What session ids are proved with: the same at all replicas.
+            max_body_bytes: Of HTTP requests; frames are bounded by the server.
+        """
+        self._catalog = catalog
+        self._max_body_bytes = max_body_bytes
+        ids, attachments = SessionIds(secret), Attachments()
+        chooser = TaskChooser(offers=offers, queries=queries, catalog=catalog)
+        episodes = Episodes(
+            sessions=sessions, queries=queries, offers=offers, store=store, chooser=chooser, lifecycle=lifecycle
+        )
+        relayed = Relayed(sessions=sessions, queries=queries, episodes=episodes)
+        mcp = Mcp(episodes=episodes, relayed=relayed, ids=ids, attachments=attachments)
+        self._sockets = Sockets(
+            episodes=episodes,
+            relayed=relayed,
+            mcp=mcp,
+            ids=ids,
+            attachments=attachments,
+            catalog=catalog,
+        )
+        self._http = HttpRoutes(
+            episodes=episodes, relayed=relayed, mcp=mcp, ids=ids, offers=offers, max_body_bytes=max_body_bytes
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one socket, or answer one request."""
+        if scope["type"] == "websocket":
+            await self._socket(scope, receive, send)
+        else:
+            await self._request(scope, receive, send)
+
+    async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        environment, rest = self._place(scope["path"])
+        await receive()  # the wish to connect
+        if environment is None or rest not in (("ws",), ("mcp",)):
+            detail = "Not Found: sockets are at /openenv/{environment}/ws and /openenv/{environment}/mcp"
+            if environment is None:
+                detail = self._unknown(scope["path"])
+            logger.info("openenv_not_found path=%r detail=%r", scope["path"][:200], detail)
+            await respond_json(denial(send), 404, {"detail": detail})
+            return
+        peer = Peer(receive, send)
+        owner: Owner = scope["gateway.owner"]
+        with contextlib.suppress(Left):
+            await peer.accept()
+            if rest == ("mcp",):
+                await self._sockets.rpc(peer, owner, environment)
+            else:
+                wanted = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("session_id")
+                await self._sockets.gym(peer, owner, environment, wanted[-1] if wanted else None)
+
+    async def _request(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            environment, rest = self._place(scope["path"])
+            if environment is None:
+                raise HttpRefusal(404, self._unknown(scope["path"]))
+            await self._http.answer(scope, receive, send, environment, rest)
+        except HungUp:
+            pass
+        except HttpRefusal as refusal:
+            await respond_json(send, refusal.status, {"detail": refusal.detail}, refusal.extra)
+        except Unprocessable as error:
+            await respond_json(send, 422, {"detail": list(error.entries)})
+        except Refused as refused:
+            detail = list(refused.entries) or refused.message
+            body = {"detail": detail, "code": refused.code.value, **refused.marks}
+            again = refused.marks.get("retry_after_s")
+            extra = [] if again is None else [(b"retry-after", str(again).encode())]
+            await respond_json(send, refused.status, body, extra)
+        except BodyTooLarge:
+            await drop_body(receive)
+            detail = f"the body exceeds {self._max_body_bytes} bytes"
+            await respond_json(send, 413, {"detail": detail}, [(b"connection", b"close")])
+        except GatewayError as error:
+            await respond_json(send, status_of(error), {"detail": error.detail, **marks(error)}, retry_after(error))
+        except Exception:  # protects the client: it gets a JSON body, and every other episode goes on
+            logger.exception("openenv_broken path=%s", scope["path"])
+            await respond_json(send, 500, {"detail": "a fault of the gateway"})
+
+    def _unknown(self, path: str) -> str:
+        """Say why there is no environment at *path*."""
+        return self._catalog.unknown(path.lstrip("/").removeprefix("openenv").strip("/").partition("/")[0]).detail
+
+    def _place(self, path: str) -> tuple[Environment | None, tuple[str, ...]]:
+        # Empty segments do not count: a base URL may end in a slash.
+        match [segment for segment in path.split("/") if segment]:
+            case ["openenv", name, *rest]:
+                return self._catalog.offered(name), tuple(rest)
+            case _:
+                return None, ()

@@ -1,0 +1,306 @@
+"""Episodes of OpenEnv's clients: reset, step, state and tool calls, whatever they came over.
+
+An episode is a session; its name is the attachment's, and outlives its episodes. All errors leave here as `Refused`.
+
+Differences from a stock server:
+* An environment is not there before its first reset: a step then is refused, and never answered by one that nobody
+  reset. After an episode was lost it is the same.
+* A step has a deadline (``step_s``); one that is late ends its episode, as nobody can know any more what it did.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from typing import Final, TypeVar
+
+import anyio
+
+from gateway.core.errors import (
+    GatewayError,
+    SessionClosed,
+    SessionNotFound,
+    StoreUnavailable,
+    UpstreamError,
+    UpstreamTimeout,
+)
+from gateway.core.lifecycle import Lifecycle
+from gateway.core.model import Action, Block, CloseReason, Environment, EnvironmentName, Owner, Setup, StepResult, Wire
+from gateway.core.ports import Store
+from gateway.frontends.errors import why_ended, why_not_opened
+from gateway.frontends.openenv.errors import NO_EPISODE, marks, refusal
+from gateway.frontends.openenv.frames import Code, Json, ListTools, Refused, ResetWish, ToolCall, validated
+from gateway.frontends.openenv.replies import (
+    RESERVED,
+    first_observation,
+    listed,
+    read_tools,
+    step_reply,
+    tool_reply,
+    unknown_tool,
+)
+from gateway.frontends.openenv.tasks import Chosen, TaskChooser
+from gateway.frontends.seeds import seeded
+from gateway.sessions.service import Sessions
+from gateway.sessions.worker_queries import Inquiries
+from gateway.tasks.lookup import Offers
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+CLEANUP_S: Final = 30.0
+TEARDOWN_WAIT_S: Final = 2.0
+"""An end that somebody waits for waits this long for the teardown; the rest of it goes on."""
+
+
+class Episodes:
+    """Opens, serves and ends episodes."""
+
+    def __init__(
+        self,
+        *,
+        sessions: Sessions,
+        queries: Inquiries,
+        offers: Offers,
+        store: Store,
+        chooser: TaskChooser,
+        lifecycle: Lifecycle,
+    ) -> None:
+        self._sessions = sessions
+        self._queries = queries
+        self._offers = offers
+        self._store = store
+        self._chooser = chooser
+        self._lifecycle = lifecycle
+        self._tools: dict[EnvironmentName, tuple[bytes, list[Json]]] = {}
+        """The last listing of each environment, and what it was read as."""
+
+    async def reset(self, owner: Owner, name: str, environment: Environment, wish: ResetWish) -> Json:
+        """Begin an episode in the place of the one that is open under *name*, if any; answers its first observation.
+
+        Raises:
+            Refused: what is wrong with the wish leaves the open episode as it was; any other failure leaves none.
+        """
+
+        async def first(within_s: float) -> list[Block]:
+            return await self._sessions.prompt(owner, name, within_s=within_s)
+
+        chosen, blocks = await self.begin(owner, name, environment, wish, first)
+        return first_observation(blocks, chosen.told)
+
+    async def begin(
+        self,
+        owner: Owner,
+        name: str,
+        environment: Environment,
+        wish: ResetWish,
+        first: Callable[[float], Awaitable[T]],
+    ) -> tuple[Chosen, T]:
+        """Begin an episode; answers its task and what *first*, which is told its seconds, has found of it.
+
+        Raises as `reset`.
+        """
+        if self._lifecycle.is_closing:
+            message = "this replica takes no new episodes: it is about to stop"
+            raise Refused(Code.SESSION_ERROR, message, status=503)
+        deadline = asyncio.get_running_loop().time() + environment.openenv.reset_s
+        async with self.refusing(environment, closes=False):
+            chosen = await self._chooser.choose(patient(environment), wish)
+        with self._chooser.held(chosen):
+            setup = self._setup(environment, wish, chosen)
+            async with self.refusing(environment, closes=False):
+                await self._offers.admit(environment, setup)
+            return chosen, await self._begun(owner, name, environment, wish, chosen, setup, first, deadline)
+
+    async def _begun(
+        self,
+        owner: Owner,
+        name: str,
+        environment: Environment,
+        wish: ResetWish,
+        chosen: Chosen,
+        setup: Setup,
+        first: Callable[[float], Awaitable[T]],
+        deadline: float,
+    ) -> T:
+        async with self.refusing(environment):
+            await self._sessions.reset(
+                owner=owner,
+                name=name,
+                environment=environment,
+                setup=setup,
+                fingerprint=uuid.uuid4().hex,
+                task=chosen.place,
+                episode=wish.episode_id if wish.episode_id is not None else str(uuid.uuid4()),
+                within_s=_left(deadline),
+            )
+            try:
+                return await first(_left(deadline))
+            except UpstreamError as error:
+                await self._lose(owner, name, why_not_opened(error))
+                raise
+
+    def _setup(self, environment: Environment, wish: ResetWish, chosen: Chosen) -> Setup:
+        config = self._chooser.config(environment, wish)
+        if self._chooser.passes_place(environment, wish):
+            place = {"split": wish.split, "index": wish.index}
+            config = {**config, **{key: value for key, value in place.items() if value is not None}}
+        setup = Setup(
+            spec=chosen.spec,
+            seed=wish.seed,
+            config=config or None,
+            split=chosen.split or "" if chosen.is_images else "",
+            index=chosen.index if chosen.is_images else None,
+            episode=wish.episode_id or "",
+            of_split=chosen.split or "",
+            policy=chosen.policy,
+            ticket=chosen.ticket,
+        )
+        return seeded(environment, setup)
+
+    async def step(self, owner: Owner, name: str, environment: Environment, data: Json) -> Json:
+        """Act; answers what is observed.
+
+        Raises:
+            Refused: the action is refused or failed, and the episode goes on; or the episode is over.
+        """
+        kind = data.get("type")
+        if kind == "call_tool":
+            call = validated(ToolCall, data)
+            result = await self.call_tool(owner, name, environment, call.tool_name, call.arguments)
+            return tool_reply(call.tool_name, result)
+        if kind == "list_tools":
+            validated(ListTools, data)
+            return listed(await self.tools(environment))
+        if data.get("metadata") == {}:  # of the clients' base class for actions, and no field of this one
+            data = {key: value for key, value in data.items() if key != "metadata"}
+        return step_reply(await self._act(owner, name, environment, Action(fields=data)), data)
+
+    async def call_tool(
+        self, owner: Owner, name: str, environment: Environment, tool: str, arguments: Json
+    ) -> StepResult:
+        """Call a tool by its name; what runs the episode is none, whatever an environment calls its tools."""
+        if tool in RESERVED:
+            return unknown_tool(tool)
+        return await self._act(owner, name, environment, Action(name=tool, arguments=arguments))
+
+    async def state(self, owner: Owner, name: str, environment: Environment) -> Json:
+        """The state of the episode; an empty one where none was ever begun."""
+        async with self.refusing(environment):
+            try:
+                session, _ = await self._sessions.find(owner, name)
+                steps = await self._sessions.steps(owner, name, within_s=environment.openenv.step_s)
+                shown = await self._sessions.client_state(owner, name, within_s=environment.openenv.step_s)
+            except SessionNotFound:
+                return empty_state()
+            return {**shown, "episode_id": session.episode, "step_count": steps, "task_id": session.task or None}
+
+    async def tools(self, environment: Environment) -> list[Json]:
+        """The tools that an agent may call: name, description and input schema of each."""
+        async with self.refusing(environment, closes=False):
+            listing = await self._queries.tools(patient(environment))
+            known = self._tools.get(environment.name)
+            if known is None or known[0] is not listing:
+                try:
+                    known = self._tools[environment.name] = listing, read_tools(json.loads(listing))
+                except (ValueError, TypeError, KeyError, AttributeError) as error:
+                    raise UpstreamError(f"the worker's list of tools can't be read: {error}") from error
+            return known[1]
+
+    async def default_tool(self, environment: Environment) -> str | None:
+        """The tool that an action without a tool's name is an input of; None where none is named."""
+        if environment.wire is not Wire.OWN:
+            return environment.actions.default_tool or None
+        async with self.refusing(environment, closes=False):
+            about = await self._queries.about(patient(environment))
+        return about.get("default_tool")
+
+    async def has(self, owner: Owner, name: str, environment: Environment) -> bool:
+        """Whether an episode is open under *name*. Raises ``Refused`` if nobody can tell."""
+        async with self.refusing(environment, closes=False):
+            try:
+                await self._sessions.find(owner, name)
+            except (SessionNotFound, SessionClosed):
+                return False
+            return True
+
+    async def knows(self, owner: Owner, name: str, environment: Environment) -> bool:
+        """Whether there is an episode under *name*, or was one that we ended. Raises ``Refused`` if nobody can tell."""
+        async with self.refusing(environment, closes=False):
+            with contextlib.suppress(SessionClosed):
+                try:
+                    await self._sessions.find(owner, name)
+                except SessionNotFound:
+                    return False
+        return True
+
+    async def end(self, owner: Owner, name: str) -> bool:
+        """End the episode, if there is one; once begun it goes through, whatever becomes of who asked for it."""
+        # Unshielded, an anyio scope that was cancelled would cancel each await of the cleanup again.
+        with anyio.move_on_after(CLEANUP_S, shield=True):
+            try:
+                return await self._sessions.end(owner, name, CloseReason.DELETED, wait_s=TEARDOWN_WAIT_S)
+            except StoreUnavailable:
+                logger.warning("episode_not_ended name=%s", name)  # it expires
+        return False
+
+    async def _act(self, owner: Owner, name: str, environment: Environment, action: Action) -> StepResult:
+        try:
+            return await self._sessions.act(owner, name, action, within_s=environment.openenv.step_s)
+        except GatewayError as error:
+            raise await self.failed(owner, name, environment, error) from error
+
+    async def failed(self, owner: Owner, name: str, environment: Environment, error: GatewayError) -> Refused:
+        """What a client is told whose request in an episode ended with *error*; the episode ends where it broke."""
+        if isinstance(error, UpstreamTimeout):
+            await self._lose(owner, name, CloseReason.TIMEOUT)
+            step_s = environment.openenv.step_s
+            message = f"the step exceeded its deadline of {step_s:g} s: the episode has ended; send reset to go on"
+            return Refused(Code.EXECUTION_ERROR, message, status=504, **marks(error))
+        if isinstance(error, UpstreamError):
+            logger.warning("openenv_failed environment=%s error=%s", environment.name, error.detail)
+            await self._lose(owner, name, why_ended(error))
+            refused = await refusal(error, environment, self._store)
+            message = f"the episode has ended: {refused.message}; send reset to begin another one"
+            return Refused(Code.SESSION_ERROR, message, status=refused.status, **marks(error))
+        if isinstance(error, SessionNotFound):
+            return Refused(Code.SESSION_ERROR, NO_EPISODE, status=404)
+        return await refusal(error, environment, self._store)
+
+    async def _lose(self, owner: Owner, name: str, reason: CloseReason) -> None:
+        """End an episode that broke, or of which nobody knows what was done in it; its trainer hears so from now on."""
+        with contextlib.suppress(StoreUnavailable):
+            await self._sessions.end(owner, name, reason, wait_s=0)
+
+    @contextlib.asynccontextmanager
+    async def refusing(self, environment: Environment, *, closes: bool = True) -> AsyncIterator[None]:
+        """Raise ``Refused`` for whatever fails inside; with *closes* False the socket stays open in any case."""
+        try:
+            yield
+        except GatewayError as error:
+            refused = await refusal(error, environment, self._store)
+            refused.closes = refused.closes and closes
+            if refused.status >= 500:
+                logger.warning("openenv_failed environment=%s error=%s", environment.name, error.detail)
+            raise refused from error
+
+
+def empty_state() -> Json:
+    """The state before the first reset."""
+    return {"episode_id": None, "step_count": 0}
+
+
+def _left(deadline: float) -> float:
+    return max(0.0, deadline - asyncio.get_running_loop().time())
+
+
+def patient(environment: Environment) -> Environment:
+    """The environment for questions: who asks first waits for a slot, and no longer than its client for an answer."""
+    open_s = min(environment.timeouts.open_s, environment.openenv.reset_s)
+    return replace(environment, timeouts=replace(environment.timeouts, open_s=open_s))

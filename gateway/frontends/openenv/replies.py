@@ -1,0 +1,174 @@
+"""What OpenEnv's clients get to see of prompts and results: observations, tool results, tool lists.
+
+Differences from ORS' words: blocks become one ``text`` and ``images``; a structured observation's keys stand beside
+them. A tool that failed is an observation where a tool was called by its name, and an error where a plain action was
+stepped: stock clients raise there, and the episode goes on.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from gateway.core.model import Block, ImageBlock, StepResult, TextBlock
+from gateway.frontends.openenv.frames import Code, Json, Refused, invalid, observed
+
+RESERVED: Final = frozenset(("reset", "step", "state", "close"))
+"""Words of those who run the episode: no tool that an agent can call bears one of them."""
+EPISODE_FINISHED: Final = "episode_finished"
+_ERROR_TYPES: Final = {
+    "not_found": "tool_not_found",
+    "name_collision": "tool_not_found",
+    "input_validation": "invalid_args",
+}
+"""Of a tool that was not run; any other failure is one of its execution."""
+_FAULTS: Final = "Tool input validation error: "
+_FAULTS_MAX_CHARS: Final = 16_384
+_OUTSIDE: Final = frozenset(("reward", "done"))
+"""They stand beside an observation, never in it."""
+
+
+def first_observation(blocks: Sequence[Block], told: Mapping[str, Any]) -> Json:
+    """The prompt as an observation; *told* is what the gateway tells of the task."""
+    details = (block.detail["observation"] for block in blocks if block.detail and "observation" in block.detail)
+    return observed(_observation(blocks, next(details, None), told))
+
+
+def step_reply(result: StepResult, action: Mapping[str, Any]) -> Json:
+    """The outcome of a plain *action*.
+
+    Raises:
+        Refused: the environment refused it, or failed at it; the episode goes on as it was.
+    """
+    if result.error is not None:
+        raise _refusal(result, action)
+    observation = _observation(result.blocks, result.data, result.metadata or {})
+    return observed(observation, reward=result.reward, done=result.finished)
+
+
+def tool_reply(tool: str, result: StepResult) -> Json:
+    """The outcome of a tool that was called by its name.
+
+    Raises:
+        Refused: the episode is over.
+    """
+    if result.reason == EPISODE_FINISHED:
+        raise _refusal(result, {})
+    observation: Json = {"metadata": dict(result.metadata or {}), "tool_name": tool, "result": None, "error": None}
+    if result.error is None:
+        observation["result"] = tool_result(result)
+    else:
+        kind = _ERROR_TYPES.get(result.reason, "execution_error")
+        observation["error"] = {"error_type": kind, "message": result.error}
+    return observed(observation, reward=result.reward, done=result.finished)
+
+
+def unknown_tool(tool: str) -> StepResult:
+    """The outcome of calling a tool that there is not."""
+    return StepResult(error=f"Unknown tool: {tool!r}", reason="not_found")
+
+
+def tool_result(result: StepResult) -> Json:
+    """A tool's result as MCP writes it; never its reward."""
+    text = text_of(result.blocks)
+    return {
+        "content": [_content(block) for block in result.blocks],
+        "structured_content": result.data if isinstance(result.data, dict) else {"result": text},
+        "meta": None,
+        "data": text if result.data is None else result.data,
+        "is_error": False,
+    }
+
+
+def listed(tools: Sequence[Json]) -> Json:
+    """The answer to the action that asks for the tools."""
+    shown = [{key: tool[key] for key in ("name", "description", "input_schema")} for tool in tools]
+    return observed({"metadata": {}, "tools": shown})
+
+
+def mcp_tools(tools: Sequence[Json]) -> Json:
+    """The tools as MCP lists them."""
+    return {
+        "tools": [
+            {
+                "name": tool["name"],
+                "title": None,
+                "description": tool["description"],
+                "inputSchema": tool["input_schema"],
+                "outputSchema": None,
+                "icons": None,
+                "annotations": None,
+                "meta": None,
+                "execution": None,
+            }
+            for tool in tools
+        ]
+    }
+
+
+def read_tools(listing: Mapping[str, Any]) -> list[Json]:
+    """The tools of ORS' ``ListToolsOutput`` that an agent may call, each with a schema."""
+    return [
+        {
+            "name": str(tool["name"]),
+            "description": str(tool.get("description") or ""),
+            "input_schema": tool.get("input_schema") or {"type": "object", "properties": {}},
+        }
+        for tool in listing.get("tools", ())
+        if tool["name"] not in RESERVED
+    ]
+
+
+def text_of(blocks: Sequence[Block]) -> str:
+    """The text among the blocks."""
+    return "\n".join([block.text for block in blocks if isinstance(block, TextBlock)])
+
+
+def _observation(blocks: Sequence[Block], data: Any, metadata: Mapping[str, Any]) -> Json:
+    observation: Json = {"text": text_of(blocks)}
+    images = [block for block in blocks if isinstance(block, ImageBlock)]
+    if images:
+        observation["images"] = [{"data": image.data, "mime_type": image.mime_type} for image in images]
+    own: Any = None
+    if isinstance(data, dict):
+        observation.update((key, value) for key, value in data.items() if key not in _OUTSIDE)
+        own = observation.get("metadata")
+    elif data is not None:
+        observation["data"] = data
+    observation["metadata"] = {**own, **metadata} if isinstance(own, dict) else dict(metadata)
+    return observation
+
+
+def _content(block: Block) -> Json:
+    if isinstance(block, TextBlock):
+        return {"type": "text", "text": block.text, "annotations": None, "meta": None}
+    return {"type": "image", "data": block.data, "mimeType": block.mime_type, "annotations": None, "meta": None}
+
+
+def _refusal(result: StepResult, action: Mapping[str, Any]) -> Refused:
+    message = result.error or "the action failed"
+    if result.reason != "input_validation":
+        return Refused(Code.EXECUTION_ERROR, message, status=500)
+    entries = _faults(message, action) or [{"type": "value_error", "loc": ["data"], "msg": message, "input": action}]
+    told = "; ".join(f"{'.'.join(map(str, entry['loc']))}: {entry['msg']}" for entry in entries)
+    return invalid(entries, f"Invalid action: {message if entries[0]['loc'] == ['data'] else told}")
+
+
+def _faults(message: str, action: Mapping[str, Any]) -> list[Json]:
+    """The faults that ORS' words for them list, which are pydantic's entries as Python writes them; else none."""
+    if not message.startswith(_FAULTS) or len(message) > _FAULTS_MAX_CHARS:
+        return []
+    try:
+        listed = ast.literal_eval(message.removeprefix(_FAULTS))
+        return [
+            {
+                "type": str(entry["type"]),
+                "loc": [step if isinstance(step, int) else str(step) for step in entry["loc"]],
+                "msg": str(entry["msg"]),
+                "input": action.get(entry["loc"][0], action) if entry["loc"] else action,
+            }
+            for entry in listed
+        ]
+    except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError):
+        return []

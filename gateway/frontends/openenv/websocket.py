@@ -1,0 +1,173 @@
+"""OpenEnv's WebSocket: an attachment, on which episodes follow each other.
+
+The socket outlives its episodes, whatever becomes of them: a stock client whose socket is closed opens another one
+unasked, and would act in an environment that nobody reset. So it is told of a loss in the reply to its next request,
+and nothing is ever said to it unasked.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from gateway.catalog.catalog import Catalog
+from gateway.core.model import Environment, Owner
+from gateway.frontends.openenv.client_socket import Left, Peer
+from gateway.frontends.openenv.episodes import Episodes, empty_state
+from gateway.frontends.openenv.errors import NO_EPISODE
+from gateway.frontends.openenv.frames import Code, Json, Refused, ResetWish, error_frame, frame, read_frame, validated
+from gateway.frontends.openenv.mcp import RPC_BROKEN, Mcp
+from gateway.frontends.openenv.passthrough import Relayed
+from gateway.frontends.openenv.session_ids import Attachment, Attachments, SessionIds
+
+logger = logging.getLogger(__name__)
+
+_BROKEN: Final = Refused(Code.EXECUTION_ERROR, "a fault of the gateway", status=500)
+
+
+class Sockets:
+    """Serves ``/ws`` and the WebSocket form of ``/mcp``."""
+
+    def __init__(
+        self,
+        *,
+        episodes: Episodes,
+        relayed: Relayed,
+        mcp: Mcp,
+        ids: SessionIds,
+        attachments: Attachments,
+        catalog: Catalog,
+    ) -> None:
+        """*catalog* gives the present configuration of an environment: sockets outlive a change of it."""
+        self._episodes = episodes
+        self._relayed = relayed
+        self._mcp = mcp
+        self._ids = ids
+        self._attachments = attachments
+        self._catalog = catalog
+
+    async def gym(self, peer: Peer, owner: Owner, environment: Environment, wanted: str | None) -> None:
+        """Serve ``/ws`` until one side closes; *wanted* is the session to attach to, None makes one for this socket."""
+        id = wanted if wanted is not None else self._ids.new(owner, environment.name)
+        is_old = wanted is not None
+        at = Attachment(owner=owner, environment=environment, id=id, outlives=is_old, has_begun=is_old)
+        try:
+            self._attach(at)
+        except Refused as refused:
+            await self._end_with(peer, refused)
+            return
+        try:
+            await self._serve(peer, at, self._answer, error_frame(_BROKEN))
+        finally:
+            await self._detach(at)
+
+    async def rpc(self, peer: Peer, owner: Owner, environment: Environment) -> None:
+        """Serve ``/mcp``: JSON-RPC in every frame, with an episode of its own that begins with its first tool call."""
+        id = self._ids.new(owner, environment.name)
+        at = Attachment(owner=owner, environment=environment, id=id, begins=True)
+        self._attach(at)
+        try:
+            await self._serve(peer, at, self._answer_rpc, RPC_BROKEN)
+        finally:
+            await self._detach(at)
+
+    def _attach(self, at: Attachment) -> None:
+        if not self._ids.holds(at.id, at.owner, at.environment.name):
+            raise Refused(Code.SESSION_ERROR, f"Unknown session_id: {at.id[:200]}", status=404, closes=True)
+        if not self._attachments.add(at.owner, at.id):
+            message = f"Session {at.id} already has an attached WebSocket"
+            raise Refused(Code.SESSION_ERROR, message, status=409, closes=True)
+
+    async def _detach(self, at: Attachment) -> None:
+        is_over = self._attachments.remove(at.owner, at.id)
+        if is_over or (at.has_begun and not at.outlives):
+            await self._episodes.end(at.owner, at.id)
+
+    async def _serve(
+        self, peer: Peer, at: Attachment, answer: Callable[[Attachment, str | None], Awaitable[str | None]], broken: str
+    ) -> None:
+        try:
+            while True:
+                text = await peer.next()
+                at.environment = self._catalog.named(at.environment.name)
+                try:
+                    reply = await peer.attended(answer(at, text))
+                except Refused as refused:
+                    if refused.closes:
+                        await self._end_with(peer, refused)
+                        return
+                    reply = error_frame(refused)
+                except Left:
+                    return
+                except Exception:  # protects the client, which waits for one reply to each request
+                    logger.exception("openenv_broken environment=%s", at.environment.name)
+                    reply = broken
+                if reply is None:
+                    await peer.close()
+                    return
+                await peer.say(reply)
+        except Left:
+            return
+
+    async def _end_with(self, peer: Peer, refused: Refused) -> None:
+        try:
+            await peer.say(error_frame(refused))
+            await peer.close()
+        except Left:
+            return
+
+    async def _answer(self, at: Attachment, text: str | None) -> str | None:
+        """The reply to one frame; None to the one that closes."""
+        kind, data = read_frame(text)
+        if self._relayed.serves(at.environment):
+            return await self._answer_relayed(at, kind, data, (text or "").encode())
+        if kind == "step":
+            return frame("observation", await self._step(at, data))
+        if kind == "reset":
+            wish = validated(ResetWish, data, "data")
+            at.has_begun = True  # before it is one: what it leaves half-made ends with the socket
+            return frame("observation", await self._episodes.reset(at.owner, at.id, at.environment, wish))
+        if kind == "state":
+            state = await self._episodes.state(at.owner, at.id, at.environment) if at.has_begun else empty_state()
+            return frame("state", state)
+        if kind == "mcp":
+            return frame("mcp", await self._mcp.answer_object(at.owner, at.environment, data, own=at))
+        return None
+
+    async def _answer_relayed(self, at: Attachment, kind: str, data: Json, message: bytes) -> str | None:
+        """The reply to one frame where the image speaks the protocol itself."""
+        if kind == "close":
+            return None
+        if kind == "reset":
+            wish = validated(ResetWish, data, "data")
+            at.has_begun = True  # before it is one: what it leaves half-made ends with the socket
+            return (await self._relayed.reset(at.owner, at.id, at.environment, wish)).decode()
+        if kind == "mcp" and not await self._is_for_image(at, data):
+            return frame("mcp", await self._mcp.answer_object(at.owner, at.environment, data, own=at))
+        if kind == "state":
+            if not at.has_begun:
+                return frame("state", empty_state())
+            return (await self._relayed.state(at.owner, at.id, at.environment, message)).decode()
+        if not at.has_begun:
+            if kind == "step" and data.get("type") == "list_tools":
+                return frame("observation", await self._step(at, data))
+            raise Refused(Code.SESSION_ERROR, NO_EPISODE, status=409)
+        return (await self._relayed.pass_on(at.owner, at.id, at.environment, message)).decode()
+
+    async def _is_for_image(self, at: Attachment, data: Json) -> bool:
+        """Whether a JSON-RPC request is one for the image; its sessions are the gateway's, and so are their ids."""
+        if data.get("method") not in ("tools/list", "tools/call") or not at.has_begun:
+            return False
+        params = data.get("params")
+        if isinstance(params, dict) and "session_id" in params:
+            return False
+        return await self._episodes.has(at.owner, at.id, at.environment)
+
+    async def _step(self, at: Attachment, data: Json) -> Json:
+        if not at.has_begun and data.get("type") != "list_tools":
+            raise Refused(Code.SESSION_ERROR, NO_EPISODE, status=409)
+        return await self._episodes.step(at.owner, at.id, at.environment, data)
+
+    async def _answer_rpc(self, at: Attachment, text: str | None) -> str:
+        return await self._mcp.answer_text(at.owner, at.environment, text, own=at)

@@ -1,0 +1,474 @@
+"""The ORS front: owns the host's root, as the SDKs drop path prefixes.
+
+Calls pass through as bytes. Everything else is answered here: discovery from the task registry, sessions through
+`gateway.sessions.service`.
+
+Differences from the reference servers, on purpose:
+* Once a byte of a call went to a worker no status >= 500 is answered: both SDKs repeat those, and the tool would run
+  twice. It is 410 before the headers, an ``error`` event after them.
+* Bare paths are served directly instead of by a 308.
+* A path that names another environment than the session's is 409 (setting ``strict_paths``).
+* A create by split and index without a name, with several environments, is bound by its first request's path
+  (setting ``lazy_binding``): one SDK never names the environment there, and would be served by the wrong one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import uuid
+from typing import Final
+from urllib.parse import quote
+
+from starlette.types import Receive, Scope, Send
+
+from gateway import __version__
+from gateway.catalog.catalog import Catalog
+from gateway.catalog.toml import OPERATIONS, ROOT_ROUTES
+from gateway.core.errors import (
+    GatewayError,
+    InvalidRequest,
+    SessionClosed,
+    SessionExists,
+    SessionNotFound,
+    UnknownEnvironment,
+    UnknownTask,
+    UpstreamError,
+    UpstreamTimeout,
+)
+from gateway.core.model import Environment, Owner, SessionId, Setup
+from gateway.core.ports import Exchange
+from gateway.frontends.asgi import (
+    Attended,
+    BodyTooLarge,
+    HungUp,
+    drop_body,
+    group_of,
+    header,
+    headers,
+    policy_tag,
+    read_body,
+    respond,
+    respond_json,
+)
+from gateway.frontends.errors import ORS_STATUS, marks, retry_after, status_of, told
+from gateway.frontends.ors import sse
+from gateway.frontends.ors.bodies import (
+    CreateSession,
+    Unprocessable,
+    is_json,
+    parse_json,
+    read_secrets,
+    validate,
+)
+from gateway.frontends.ors.late_binding import Pending, PendingCreates
+from gateway.frontends.ors.replies import ONCE, Answer, as_order
+from gateway.frontends.ors.tasks import OrsTasks
+from gateway.sessions.responses import BusyExchange
+from gateway.sessions.service import Sessions
+from gateway.sessions.worker_queries import Inquiries
+from gateway.tasks.lookup import Offers
+
+logger = logging.getLogger(__name__)
+
+MAX_ANSWER_BYTES: Final = 64 * 2**20
+"""Of a prompt or a tool list; calls are streamed and not bounded here."""
+STARTING_PAUSE_S: Final = 0.5
+
+_POSTS = frozenset(("tasks", "num_tasks", "task", "task_range", "call", "score_group"))
+_ROOT_POSTS = frozenset(("create", "delete", "create_session", "delete_session", "ping"))
+_ABSENT = frozenset(("docs", "redoc", "openapi.json"))
+_NO_SESSION = "Active environment not found"
+
+
+class OrsFront:
+    """The ORS protocol as an ASGI application."""
+
+    def __init__(
+        self,
+        *,
+        sessions: Sessions,
+        queries: Inquiries,
+        offers: Offers,
+        catalog: Catalog,
+        max_body_bytes: int,
+        lazy_binding: bool = True,
+        strict_paths: bool = True,
+        strip_platform_keys: bool = True,
+    ) -> None:
+        self._sessions = sessions
+        self._queries = queries
+        self._offers = offers
+        self._catalog = catalog
+        self._tasks = OrsTasks(offers, catalog=catalog, strip_platform_keys=strip_platform_keys)
+        self._max_body_bytes = max_body_bytes
+        self._strict_paths = strict_paths
+        self._pending = PendingCreates() if lazy_binding and len(catalog) > 1 else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; every error becomes the protocol's own body."""
+        try:
+            await self._dispatch(scope, receive, send)
+        except Answer as answer:
+            if answer.status == 404 and answer.body["detail"] != _NO_SESSION:
+                logger.info("ors_not_found detail=%r", answer.body["detail"])
+            await respond_json(send, answer.status, answer.body, answer.extra)
+        except Unprocessable as error:
+            await respond_json(send, 422, {"detail": list(error.entries)})
+        except BodyTooLarge:
+            await drop_body(receive)
+            limit = self._max_body_bytes
+            await respond_json(send, 413, {"detail": f"the body exceeds {limit} bytes"}, [(b"connection", b"close")])
+        except HungUp:
+            pass
+        except GatewayError as error:
+            if isinstance(error, UnknownEnvironment | UnknownTask):
+                logger.info("ors_not_found detail=%r", error.detail)
+            # What is wrong with a request is told in the reference servers' exact form.
+            body = {"detail": told(error), **({} if isinstance(error, InvalidRequest) else marks(error))}
+            await respond_json(send, status_of(error, ORS_STATUS), body, retry_after(error))
+
+    # -- routes ---------------------------------------------------------------------------------------------------
+
+    async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path: str = scope["path"].lstrip("/")
+        if path.endswith("/"):
+            raise Answer(307, "Temporary Redirect", [(b"location", _without_slash(scope))])
+        first, _, rest = path.partition("/")
+        name, environment = first.lower(), self._catalog.offered(first)
+        if name in ROOT_ROUTES and not rest:
+            await self._root(name, scope, receive, send)
+        elif environment is not None and rest in OPERATIONS:
+            await self._operation(first, environment, rest, scope, receive, send)
+        elif name in OPERATIONS and not rest:
+            await self._operation("", self._meant(scope), name, scope, receive, send)
+        elif environment is None and rest in OPERATIONS:
+            raise Answer(404, f"Not Found: {self._catalog.unknown(first).detail}")
+        else:
+            raise Answer(404, f"Not Found: there is no route {scope['path'][:200]!r}")
+
+    async def _root(self, name: str, scope: Scope, receive: Receive, send: Send) -> None:
+        if name in _ABSENT:
+            raise Answer(404, "Not Found")
+        _require(scope, "POST" if name in _ROOT_POSTS else "GET")
+        if name == "health":
+            await respond_json(send, 200, {"status": "ok"})
+        elif name == "version":
+            await respond_json(send, 200, {"version": __version__, "build_sha": None})
+        elif name == "list_environments":
+            await respond_json(send, 200, [environment.name for environment in self._catalog])
+        elif name == "create_session":
+            await self._create_session(scope, receive, send)
+        elif name == "create":
+            await self._create(scope, receive, send)
+        elif name == "ping":
+            await self._ping(scope, send)
+        elif name == "delete":
+            await self._delete(scope, send)
+        else:  # delete_session: keeps no state, so there is nothing to delete
+            await respond_json(send, 200, {"sid": _sid(scope)})
+
+    async def _operation(
+        self, segment: str, environment: Environment, name: str, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        _require(scope, "POST" if name in _POSTS else "GET")
+        if name in ("call", "prompt", "task_tools", "messages", "score_group"):
+            await self._in_session(segment, name, scope, receive, send)
+        elif name == "tools":
+            async with Attended(scope, receive):
+                await respond(send, 200, await self._queries.tools(environment))
+        elif name == "splits":
+            await self._offers.refresh()
+            async with Attended(scope, receive):
+                splits = await self._offers.splits(environment)
+                await respond_json(send, 200, [{"name": split.name, "type": split.type.value} for split in splits])
+        else:
+            body = await read_body(scope, receive, self._max_body_bytes)
+            env_name, content_type = segment or environment.name, header(scope, b"content-type")
+            if name != "task":  # a listing shows what is new; one task that is not known is looked for
+                await self._offers.refresh()
+            async with Attended(scope, receive):
+                try:
+                    answer = await self._tasks.discover(name, environment, env_name, body, content_type)
+                except UnknownTask as error:
+                    logger.info("ors_not_found detail=%r", error.detail)
+                    raise Answer(400, error.detail) from None
+                await respond(send, 200, answer)
+
+    def _meant(self, scope: Scope) -> Environment:
+        """The environment that a request means which names none: by ``X-Deployment``, else the default one."""
+        deployment = header(scope, b"x-deployment") or ""
+        return self._catalog.offered(deployment.rstrip("/").rpartition("/")[2].strip()) or self._catalog.default
+
+    # -- sessions -------------------------------------------------------------------------------------------------
+
+    async def _create_session(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await read_body(scope, receive, self._max_body_bytes)
+        wish = parse_json(body) if body and is_json(header(scope, b"content-type")) else None
+        if isinstance(wish, dict) and wish.get("env"):
+            # Variables of a container need a container for this session alone; to drop them silently would be worse.
+            raise Answer(400, "env_overrides are not supported here: pass secrets or task configuration instead")
+        name = str(uuid.uuid4())
+        accept = header(scope, b"accept") or ""
+        if "application/json" in accept and "text/event-stream" not in accept:
+            await respond_json(send, 200, {"sid": name})
+            return
+        answer = sse.event("task_id", name) + sse.event("end", "")
+        await send({"type": "http.response.start", "status": 200, "headers": list(sse.HEADERS)})
+        await send({"type": "http.response.body", "body": answer})
+
+    async def _create(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await read_body(scope, receive, self._max_body_bytes)
+        sid = _sid_after_json(scope, body)
+        wish = validate(CreateSession, body, header(scope, b"content-type"))
+        owner: Owner = scope["gateway.owner"]
+        try:
+            pending = await self._offers.sure(lambda: self._wished(wish, scope, owner, sid))
+            if pending.environment is None:
+                if self._pending is not None and not self._pending.add(owner, sid, pending):
+                    raise SessionExists(sid)
+                await respond_json(send, 200, {"sid": sid})
+                return
+            if self._pending is not None and self._pending.get(owner, sid) is not None:
+                raise SessionExists(sid)
+            setup, task = await self._resolved(pending, pending.environment, scope, receive)
+        except (UnknownEnvironment, UnknownTask, InvalidRequest, Answer):
+            if await self._is_active(owner, sid):
+                raise Answer(400, "Session already exists") from None
+            raise
+        except SessionExists:
+            raise Answer(400, "Session already exists") from None
+        async with Attended(scope, receive) as trainer:
+            with self._offers.handles.held(setup.ticket):
+                await self._offers.admit(pending.environment, setup)
+                try:
+                    await self._sessions.open(
+                        owner=owner,
+                        name=sid,
+                        environment=pending.environment,
+                        setup=setup,
+                        fingerprint=pending.fingerprint,
+                        task=task,
+                    )
+                except SessionExists:
+                    raise Answer(400, "Session already exists") from None
+                if trainer.left:
+                    await self._sessions.close(owner, sid)
+                    raise HungUp
+            await respond_json(send, 200, {"sid": sid})
+
+    def _wished(self, wish: CreateSession, scope: Scope, owner: Owner, sid: str) -> Pending:
+        """Work out what a create asks for; its environment is None if its first request is to tell.
+
+        Raises:
+            UnknownEnvironment, UnknownTask, InvalidRequest
+        """
+        environment: Environment | None
+        if wish.env_name is not None:
+            environment = self._catalog.wanted(wish.env_name)
+        else:
+            environment = self._meant(scope)
+            by_reference = wish.task_spec is None
+            if self._pending is not None and by_reference and header(scope, b"x-deployment") is None:
+                environment = None
+        secrets = read_secrets(header(scope, b"x-secrets"), wish.secrets)
+        pending = Pending(
+            environment=environment,
+            wish=wish,
+            secrets=secrets,
+            fingerprint=_fingerprint(wish, secrets),
+            policy=policy_tag(scope),
+            group=group_of(scope),
+        )
+        if environment is None:
+            self._tasks.refuse_nowhere(wish)
+        return pending
+
+    async def _resolved(
+        self, pending: Pending, environment: Environment, scope: Scope, receive: Receive
+    ) -> tuple[Setup, str]:
+        """The task of a create; where its image is asked for it, no longer than the trainer waits."""
+        if not self._offers.asks(environment):
+            return await self._tasks.setup(pending, environment)
+        found = None
+        async with Attended(scope, receive):
+            found = await self._tasks.setup(pending, environment)
+        if found is None:
+            raise HungUp
+        return found
+
+    async def _is_active(self, owner: Owner, sid: str) -> bool:
+        if self._pending is not None and self._pending.get(owner, sid) is not None:
+            return True
+        try:
+            await self._sessions.find(owner, sid)
+        except (SessionNotFound, SessionClosed):
+            return False
+        return True
+
+    async def _ping(self, scope: Scope, send: Send) -> None:
+        sid, owner = _sid(scope), scope["gateway.owner"]
+        if self._pending is None or self._pending.get(owner, sid) is None:
+            try:
+                await self._sessions.touch(owner, sid)
+            except (SessionNotFound, SessionClosed):
+                raise Answer(404, _NO_SESSION) from None
+        await respond_json(send, 200, {"status": "ok"})
+
+    async def _delete(self, scope: Scope, send: Send) -> None:
+        sid, owner = _sid(scope), scope["gateway.owner"]
+        if self._pending is None or self._pending.pop(owner, sid) is None:
+            await self._sessions.close(owner, sid)
+        await respond_json(send, 200, {"sid": sid})
+
+    async def _bind(self, owner: Owner, sid: str, environment: Environment) -> None:
+        """Open a session whose create named no environment, now that its first request does."""
+        pending = self._pending.get(owner, sid) if self._pending is not None else None
+        if pending is None or self._pending is None:
+            return
+        async with pending.lock:
+            if self._pending.get(owner, sid) is not pending:
+                return  # another request has bound it meanwhile
+            setup, task = await self._tasks.setup(pending, environment)
+            with self._offers.handles.held(setup.ticket):
+                await self._offers.admit(environment, setup)
+                await self._sessions.open(
+                    owner=owner,
+                    name=sid,
+                    environment=environment,
+                    setup=setup,
+                    fingerprint=pending.fingerprint,
+                    task=task,
+                )
+            self._pending.pop(owner, sid)
+
+    # -- operations in a session ----------------------------------------------------------------------------------
+
+    async def _in_session(self, segment: str, name: str, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await read_body(scope, receive, self._max_body_bytes) if name in ONCE else b""
+        sid = _sid_after_json(scope, body)
+        owner: Owner = scope["gateway.owner"]
+        async with Attended(scope, receive):
+            try:
+                if self._pending is not None:
+                    await self._bind(owner, sid, self._catalog.offered(segment) or self._meant(scope))
+                session, environment = await self._sessions.find(owner, sid)
+                if segment and self._strict_paths and environment.name != segment.lower():
+                    asked = f"the session is one of environment {environment.name!r}, not of {segment!r}"
+                    raise Answer(409, asked)
+                await self._pass_on(session.id, environment, name, scope, body, send)
+            except SessionNotFound:
+                _refuse_malformed(scope, body)
+                raise Answer(404, _NO_SESSION) from None
+
+    async def _pass_on(
+        self, id: SessionId, environment: Environment, name: str, scope: Scope, body: bytes, send: Send
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + environment.timeouts.call_s
+        while True:
+            try:
+                exchange = await self._sessions.forward(id, name, body=body, headers=scope["headers"])
+            except UpstreamError as error:
+                raise as_order(error, name) from error
+            try:
+                if _is_starting(exchange) and loop.time() < deadline:
+                    # Its setup runs, and nothing else did: not every SDK waits for that by itself.
+                    await asyncio.sleep(STARTING_PAUSE_S)
+                    continue
+                await self._copy(exchange, name, send, deadline)
+                return
+            finally:
+                await exchange.aclose()
+
+    async def _copy(self, exchange: BusyExchange, name: str, send: Send, deadline: float) -> None:
+        kind = next((value for key, value in exchange.headers if key == b"content-type"), b"")
+        if not kind.startswith(b"text/event-stream"):
+            await self._copy_whole(exchange, name, send)
+            return
+        await send({"type": "http.response.start", "status": exchange.status, "headers": list(exchange.headers)})
+        try:
+            async with asyncio.timeout_at(deadline):
+                async for chunk in exchange.chunks():
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        except (GatewayError, TimeoutError) as error:
+            if isinstance(error, TimeoutError):
+                exchange.overran()
+            late = UpstreamTimeout("the call took longer than its environment allows")
+            text = told(error if isinstance(error, GatewayError) else late)
+            logger.warning("call_broken operation=%s error=%s", name, text)
+            # The blank line ends an event that broke off in its middle.
+            await send(
+                {"type": "http.response.body", "body": b"\r\n\r\n" + sse.event("error", text), "more_body": True}
+            )
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _copy_whole(self, exchange: Exchange, name: str, send: Send) -> None:
+        try:
+            body = await exchange.read(MAX_ANSWER_BYTES)
+        except UpstreamError as error:
+            raise as_order(error, name) from error
+        may_have_run = name in ONCE and exchange.status >= 500 and not _is_starting(exchange)
+        status = 410 if may_have_run else exchange.status
+        passed = [pair for pair in exchange.headers if pair[0] in (b"content-type", b"retry-after", b"x-backend-state")]
+        await respond(send, status, body, passed)
+
+
+def _is_starting(exchange: Exchange) -> bool:
+    return exchange.status == 503 and (b"x-backend-state", b"starting") in list(exchange.headers)
+
+
+def _require(scope: Scope, method: str) -> None:
+    if scope["method"] != method:
+        raise Answer(405, "Method Not Allowed", [(b"allow", method.encode())])
+
+
+def _sid(scope: Scope) -> str:
+    values = {value.strip() for value in headers(scope, b"x-session-id")}
+    if len(values) > 1:
+        raise Answer(400, "X-Session-ID header is given twice")
+    sid = values.pop() if values else ""
+    if not sid:
+        raise Answer(400, "X-Session-ID header is required")
+    if len(sid) > MAX_SID_CHARS:
+        raise Answer(400, f"X-Session-ID is longer than {MAX_SID_CHARS} characters")
+    return sid
+
+
+MAX_SID_CHARS: Final = 1024
+"""Far beyond any SDK's (36); it is kept in the store."""
+
+
+def _sid_after_json(scope: Scope, body: bytes) -> str:
+    """The session's id; a malformed body is told first, as the reference servers do."""
+    try:
+        return _sid(scope)
+    except Answer:
+        _refuse_malformed(scope, body)
+        raise
+
+
+def _refuse_malformed(scope: Scope, body: bytes) -> None:
+    if body and is_json(header(scope, b"content-type")):
+        parse_json(body)
+
+
+def _fingerprint(wish: CreateSession, secrets: dict[str, str]) -> str:
+    text = json.dumps([wish.model_dump(exclude={"secrets"}), sorted(secrets.items())], sort_keys=True)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _without_slash(scope: Scope) -> bytes:
+    """The address without its slash: absolute, as the reference servers say it.
+
+    Relative below a key in the path, and behind a proxy, which alone knows what the client calls it.
+    """
+    query = b"?" + scope["query_string"] if scope.get("query_string") else b""
+    if scope.get("gateway.keyed") or header(scope, b"x-forwarded-proto") is not None:
+        last = scope["path"].rstrip("/").rpartition("/")[2]
+        return b"../" + quote(last).encode() + query
+    host = header(scope, b"host") or "localhost"
+    path: bytes = (scope.get("raw_path") or scope["path"].encode()).rstrip(b"/")
+    return f"{scope.get('scheme', 'http')}://{host}".encode("latin-1") + path + query

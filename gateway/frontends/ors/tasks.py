@@ -1,0 +1,110 @@
+"""Tasks in ORS' words: discovery, and what a create's task source means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway.catalog.catalog import Catalog
+from gateway.core.errors import InvalidRequest, UnknownTask
+from gateway.core.model import Environment, Setup, Wire
+from gateway.frontends.asgi import dump
+from gateway.frontends.ors.bodies import CreateSession, OfRange, OfSplit, OfTask, validate, without_platform_keys
+from gateway.frontends.ors.late_binding import Pending
+from gateway.frontends.seeds import seeded
+from gateway.tasks.curricula.indices import Offer
+from gateway.tasks.lookup import Offers
+
+
+class OrsTasks:
+    """Answers questions about tasks, and finds the one of a create."""
+
+    def __init__(self, offers: Offers, *, catalog: Catalog, strip_platform_keys: bool) -> None:
+        self._offers = offers
+        self._catalog = catalog
+        self._strip_platform_keys = strip_platform_keys
+
+    async def discover(
+        self, name: str, environment: Environment, env_name: str, body: bytes, content_type: str | None
+    ) -> bytes:
+        """Answer a question about tasks. Raises ``UnknownTask``."""
+        tail = b',"env_name":' + dump(env_name) + b"}"
+        if name == "num_tasks":
+            count = await self._offers.count(environment, validate(OfSplit, body, content_type).split)
+            return dump({"num_tasks": count})
+        if name == "task":
+            one = validate(OfTask, body, content_type)
+            return b'{"task":' + await self._offers.raw(environment, one.split, one.index) + tail
+        if name == "tasks":
+            tasks = await self._offers.range(environment, validate(OfSplit, body, content_type).split, None, None)
+        else:
+            some = validate(OfRange, body, content_type)
+            tasks = await self._offers.range(environment, some.split, some.start, some.stop)
+        return b'{"tasks":[' + b",".join(tasks) + b"]" + tail
+
+    def refuse_nowhere(self, wish: CreateSession) -> None:
+        """Refuse a split or index that no environment has, as far as that is known without asking their workers."""
+        refusal: UnknownTask | None = None
+        for environment in self._catalog:
+            error = self._offers.why_not(environment, wish.split or "", wish.index or 0)
+            if error is None:
+                return
+            # "Invalid index" says more than "Invalid split": some environment has the split.
+            refusal = error if refusal is None or type(error) is UnknownTask else refusal
+        if refusal is not None:
+            raise refusal
+
+    async def setup(self, pending: Pending, environment: Environment) -> tuple[Setup, str]:
+        """Resolve the task; returns what the worker needs and the task's name for people.
+
+        Whoever gets a ticket in it gives that back, unless a session is opened with it.
+
+        Raises:
+            UnknownTask: no such split, or index in it.
+            InvalidRequest: a toolset is asked for, which only standard ORS servers have.
+        """
+        wish = pending.wish
+        if wish.toolset_name is not None and environment.wire is not Wire.ORS:
+            raise InvalidRequest(f"unknown toolset {wish.toolset_name!r}; valid options are []")
+        if wish.task_spec is not None:
+            offer = await self._given(wish.task_spec, environment)
+            task = str(wish.task_spec.get("id", ""))[:200]
+        else:
+            assert wish.split is not None
+            assert wish.index is not None
+            offer = await self._offers.at(environment, wish.split, wish.index)
+            task = f"{wish.split}/{wish.index}"
+        if offer.handle is not None:
+            offer = await self._offers.drawn(environment, offer)
+            task = offer.place
+        # The fingerprint covers all secrets as they came; what is left out is the environment's matter.
+        is_kept = environment.platform_keys or not self._strip_platform_keys
+        secrets = pending.secrets if is_kept else without_platform_keys(pending.secrets)
+        setup = Setup(
+            spec=offer.spec,
+            seed=wish.seed,
+            config=wish.config,
+            secrets=secrets,
+            split=offer.worker_split,
+            index=offer.worker_index,
+            toolset=wish.toolset_name or "",
+            of_split=offer.split,
+            policy=pending.policy or offer.policy,
+            group=pending.group,
+            ticket=offer.ticket,
+        )
+        return seeded(environment, setup), task
+
+    async def _given(self, spec: dict[str, Any], environment: Environment) -> Offer:
+        """The task that a spec is: itself, or the one of its id where it says no more, if there is one."""
+        name = spec.get("id")
+        if spec.keys() != {"id"} or not isinstance(name, str):
+            return await self._offers.recognised(environment, spec)
+        try:
+            return await self._offers.get(environment, name)
+        except UnknownTask:
+            if environment.wire in (Wire.OWN, Wire.ORS):
+                return Offer(spec=spec)  # the environment may know it by itself, or its tasks may be no more than that
+            offer = await self._offers.images_own(environment, name) or await self._offers.recognised(environment, spec)
+            if not offer.is_images:
+                raise
+            return offer

@@ -1,0 +1,121 @@
+"""What other replicas ask of this one: ``POST /peers/v1/{operation}``; they ask it by ``gateway.peers``.
+
+The signature is the key: the door lets these paths through, and what is not signed by a replica of this gateway is
+answered as any unknown route. A request is served to its end although its asker left: a step that began is not stopped
+halfway. The deadline that it brought along bounds it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from starlette.types import Receive, Scope, Send
+
+from gateway.core.errors import GatewayError, InvalidRequest, UpstreamError, UpstreamTimeout
+from gateway.frontends.asgi import BodyTooLarge, HungUp, drop_body, dump, read_body, respond, respond_json
+from gateway.frontends.errors import status_of
+from gateway.peers import BODY_MAX_BYTES, SKEW_S, Ask, Seal, digest, is_same, proof_header, told
+
+logger = logging.getLogger(__name__)
+
+_BYTES = (b"content-type", b"application/octet-stream")
+_JSON = (b"content-type", b"application/json")
+
+
+class Serve(Protocol):
+    """Who does what is asked."""
+
+    def __call__(
+        self, operation: str, session_id: str, lease: str, message: bytes, within_s: float, /
+    ) -> Awaitable[bytes]:
+        """Do *operation* for a session that this replica holds.
+
+        Raises:
+            SessionNotFound: it holds none of that id and lease; nothing ran.
+            GatewayError: what failed; the asker raises the same.
+        """
+        ...
+
+
+class PeersFront:
+    """The ASGI app behind ``/peers/v1/``."""
+
+    def __init__(
+        self,
+        secret: bytes,
+        serve: Serve,
+        *,
+        max_body_bytes: int = BODY_MAX_BYTES,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """*secret* is the gateway's, which all replicas share; *clock* tells seconds since 1970."""
+        self._seal = Seal(secret)
+        self._serve = serve
+        self._max_body_bytes = max_body_bytes
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request of another replica."""
+        asked = self._asked(scope)
+        if asked is None:
+            await _unknown(send)
+            return
+        ask, proof = asked
+        status, body = 200, b""
+        try:
+            message = await read_body(scope, receive, self._max_body_bytes)
+            if not is_same(ask.digest, digest(message)):
+                await _unknown(send)
+                return
+            body = await self._served(ask, message)
+        except HungUp:
+            return
+        except BodyTooLarge:
+            await drop_body(receive)
+            refusal = InvalidRequest(f"the message exceeds {self._max_body_bytes} bytes")
+            status, body = status_of(refusal), dump(told(refusal))
+        except GatewayError as error:
+            status, body = status_of(error), dump(told(error))
+        kind = _BYTES if status == 200 else _JSON
+        await respond(send, status, body, (kind, proof_header(self._seal.of_answer(proof, status, body))))
+
+    def _asked(self, scope: Scope) -> tuple[Ask, str] | None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            return None
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        asked = self._seal.asked(scope["path"], headers)
+        if asked is None:
+            return None
+        apart_s = abs(self._clock() - asked[0].at)
+        if apart_s > SKEW_S:
+            logger.warning("peer_refused operation=%s clocks_apart_s=%.0f", asked[0].operation, apart_s)
+            return None
+        return asked
+
+    async def _served(self, ask: Ask, message: bytes) -> bytes:
+        """Do what is asked, within its time.
+
+        Raises:
+            GatewayError: it failed, whatever happened.
+        """
+        try:
+            async with asyncio.timeout(ask.within_s) as limit:
+                answer = await self._serve(ask.operation, ask.session, ask.lease, message, ask.within_s)
+        except GatewayError:
+            raise
+        except Exception as error:  # the asker must get an answer, and no trace
+            if isinstance(error, TimeoutError) and limit.expired():
+                raise UpstreamTimeout(f"the replica that holds the session had {ask.within_s:g} s") from error
+            logger.exception("peer_failed operation=%s session=%s", ask.operation, ask.session)
+            raise UpstreamError("the replica that holds the session failed; its log tells why") from error
+        if len(answer) > self._max_body_bytes:
+            raise UpstreamError(f"the answer exceeds {self._max_body_bytes} bytes")
+        return answer
+
+
+async def _unknown(send: Send) -> None:
+    await respond_json(send, 404, {"detail": "Not Found"})

@@ -1,1 +1,0 @@
-"""Protocols towards trainers and people."""

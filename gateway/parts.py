@@ -21,16 +21,16 @@ from gateway.core.ports import Backend, Store
 from gateway.core.task_ports import TaskStore
 from gateway.settings import Settings, inherited_environ
 from gateway.shared_files import Taken, hold
-from gateway.stores.memory import MemoryStore
-from gateway.stores.memory_calls import MemoryCallStore
-from gateway.stores.memory_curricula import MemoryCurriculumStore
-from gateway.stores.memory_tasks import MemoryTaskStore
-from gateway.stores.redis import RedisStore
-from gateway.stores.redis_calls import RedisCallStore
-from gateway.stores.redis_curricula import RedisCurriculumStore
-from gateway.stores.redis_places import place_of
-from gateway.stores.redis_sentinel import SCHEMES, is_sentinel, read_url
-from gateway.stores.redis_tasks import RedisTaskStore
+from gateway.stores.memory.calls import MemoryCallStore
+from gateway.stores.memory.curricula import MemoryCurriculumStore
+from gateway.stores.memory.sessions import MemoryStore
+from gateway.stores.memory.tasks import MemoryTaskStore
+from gateway.stores.redis.calls import RedisCallStore
+from gateway.stores.redis.curricula import RedisCurriculumStore
+from gateway.stores.redis.places import place_of
+from gateway.stores.redis.sentinel import SCHEMES, is_sentinel, read_url
+from gateway.stores.redis.sessions import RedisStore
+from gateway.stores.redis.tasks import RedisTaskStore
 
 
 def check_store(store: str) -> None:

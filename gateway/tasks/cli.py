@@ -14,7 +14,7 @@ from gateway.catalog.catalog import load_catalog
 from gateway.core.errors import ConfigError, TaskInvalid
 from gateway.frontends.admin.client import ASK_S, EXIT_REFUSED, LOCALHOST, Key, Url, ask, counted, print_table
 from gateway.settings import load
-from gateway.stores.memory_tasks import MemoryTaskStore
+from gateway.stores.memory.tasks import MemoryTaskStore
 from gateway.tasks.documents import listed, read_file
 from gateway.tasks.importing.writing import print_lines, write_lines
 from gateway.tasks.registry import TaskRegistry

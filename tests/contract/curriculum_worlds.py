@@ -9,8 +9,8 @@ from typing import Any
 from gateway.core.curricula import Outcome, TaskRecord
 from gateway.core.curriculum_ports import CurriculumStore, Drawn, Turn
 from gateway.core.model import EnvironmentName
-from gateway.stores.memory_curricula import MemoryCurriculumStore
-from gateway.stores.redis_curricula import RedisCurriculumStore
+from gateway.stores.memory.curricula import MemoryCurriculumStore
+from gateway.stores.redis.curricula import RedisCurriculumStore
 from tests.contract.store_worlds import MATH, MemoryWorld, RedisWorld, World
 
 Make = Callable[..., CurriculumStore]

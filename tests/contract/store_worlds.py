@@ -32,8 +32,8 @@ from gateway.core.model import (
     WorkerState,
 )
 from gateway.core.ports import Store
-from gateway.stores.memory import MemoryStore
-from gateway.stores.redis import RedisStore
+from gateway.stores.memory.sessions import MemoryStore
+from gateway.stores.redis.sessions import RedisStore
 from tests.fakes.clock import Clock
 
 MATH = EnvironmentName("math")

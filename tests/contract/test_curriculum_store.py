@@ -19,7 +19,7 @@ from gateway.core.curriculum_ports import (
     RecordPage,
 )
 from gateway.core.errors import InvalidRequest
-from gateway.stores.memory_curricula import MemoryCurriculumStore
+from gateway.stores.memory.curricula import MemoryCurriculumStore
 from tests.contract.curriculum_worlds import Make, Reader, drawn, joined, known, open_store, outcome
 from tests.contract.store_worlds import CODING, MATH, MemoryWorld, World
 

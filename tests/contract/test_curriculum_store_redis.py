@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-import gateway.stores.redis_curricula as module
+import gateway.stores.redis.curricula as module
 from gateway.core.curricula import RECENT
 from gateway.core.curriculum_ports import CurriculumStore, Drawn, Turn
 from gateway.core.errors import StoreUnavailable
-from gateway.stores.redis_curricula import RedisCurriculumStore
-from gateway.stores.redis_link import scripts
+from gateway.stores.redis.client import scripts
+from gateway.stores.redis.curricula import RedisCurriculumStore
 from tests.contract.curriculum_worlds import GROUP_S, Reader, drawn, joined, known, open_store, outcome
 from tests.contract.store_worlds import CODING, MATH, RedisServer, RedisWorld, needs_redis_server
 from tests.fakes.eventually import eventually

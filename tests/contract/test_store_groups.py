@@ -11,7 +11,7 @@ import pytest
 from gateway.core.errors import EnvironmentUnavailable, PoolExhausted
 from gateway.core.model import CloseReason, EnvironmentLoad, Opening, Owner, Session
 from gateway.core.ports import Store
-from gateway.stores.admission import LAST_CALL_S
+from gateway.stores.retry_after import LAST_CALL_S
 from tests.contract.store_worlds import (
     CODING,
     MATH,

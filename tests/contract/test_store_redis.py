@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-import gateway.stores.redis as module
+import gateway.stores.redis.sessions as module
 from gateway.core.errors import GatewayError, SessionExists, SessionNotFound, StoreUnavailable
 from gateway.core.model import (
     CapacityWanted,
@@ -23,7 +23,7 @@ from gateway.core.model import (
     SessionId,
     WorkerId,
 )
-from gateway.stores.redis import RedisStore
+from gateway.stores.redis.sessions import RedisStore
 from tests.contract.store_worlds import (
     CODING,
     MATH,
@@ -210,7 +210,7 @@ async def test_gateways_of_different_prefixes_do_not_see_each_other(redis_server
 REPLICA = """
 import asyncio, sys
 from gateway.core.model import EnvironmentName, Opening, Owner, SessionId
-from gateway.stores.redis import RedisStore
+from gateway.stores.redis.sessions.sessions import RedisStore
 
 async def main():
     store = RedisStore(url=sys.argv[1], prefix=sys.argv[2], replica="doomed")

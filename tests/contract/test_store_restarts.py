@@ -30,7 +30,7 @@ from gateway.core.model import (
     WorkerId,
 )
 from gateway.core.ports import Store
-from gateway.stores.redis import RedisStore
+from gateway.stores.redis.sessions import RedisStore
 from tests.contract.store_worlds import (
     CODING,
     RedisServer,

@@ -13,8 +13,8 @@ from redis.exceptions import RedisError
 
 from gateway.core.errors import StoreUnavailable
 from gateway.core.model import Lead, SessionState
-from gateway.stores.redis import RedisStore
-from gateway.stores.redis_sentinel import Master
+from gateway.stores.redis.sentinel import Master
+from gateway.stores.redis.sessions import RedisStore
 from tests.contract.store_worlds import add_ready, end, needs_redis_server, opened, opening, queued, waiting
 from tests.deadlines import scaled
 from tests.fakes.eventually import eventually

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-import gateway.stores.redis_tasks as module
+import gateway.stores.redis.tasks as module
 from gateway.catalog.catalog import Catalog
 from gateway.core.errors import InvalidRequest, StoreUnavailable, TaskExists
 from gateway.core.model import Environment, EnvironmentName
 from gateway.core.task_ports import MAX_AT_ONCE, MAX_TASK_BYTES, StoredTask, TaskChanges, TaskStore
-from gateway.stores.memory_tasks import MemoryTaskStore
-from gateway.stores.redis_link import scripts
-from gateway.stores.redis_tasks import RedisTaskStore
+from gateway.stores.memory.tasks import MemoryTaskStore
+from gateway.stores.redis.client import scripts
+from gateway.stores.redis.tasks import RedisTaskStore
 from gateway.tasks.registry import TaskRegistry
 from gateway.tasks.runtime import RunTimeTasks
 from tests.contract.store_worlds import CODING, MATH, MemoryWorld, RedisServer, RedisWorld, World, needs_redis_server

@@ -13,7 +13,7 @@ import pytest
 
 from gateway.core.model import EnvironmentName, Owner, Session, SessionState, Worker, WorkerId, WorkerState, session_id
 from gateway.pool.audit import EVERY_S, PATIENCE_S
-from gateway.stores.redis import RedisStore
+from gateway.stores.redis.sessions import RedisStore
 from tests.contract.backend_world import new_id
 from tests.deadlines import scaled
 from tests.fakes.eventually import WITHIN_S, eventually, until

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import redis
 
-from gateway.stores.redis_link import scripts
+from gateway.stores.redis.client import scripts
 from tests.deadlines import scaled
 from tests.fakes.eventually import until
 from tests.faults.invariants import nothing_left

@@ -38,7 +38,7 @@ from gateway.sessions.closing import Closer
 from gateway.sessions.opening import Openings
 from gateway.sessions.service import Sessions
 from gateway.sessions.worker_queries import Inquiries
-from gateway.stores.memory import MemoryStore
+from gateway.stores.memory.sessions import MemoryStore
 from tests.deadlines import scaled
 from tests.fakes.eventually import WITHIN_S, eventually
 from tests.service.stack import OWNER, environment

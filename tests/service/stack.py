@@ -40,10 +40,10 @@ from gateway.parts import Stores
 from gateway.reading import Content
 from gateway.serving import BoundedSocket
 from gateway.settings import Settings
-from gateway.stores.memory import MemoryStore
-from gateway.stores.memory_calls import MemoryCallStore
-from gateway.stores.memory_curricula import MemoryCurriculumStore
-from gateway.stores.memory_tasks import MemoryTaskStore
+from gateway.stores.memory.calls import MemoryCallStore
+from gateway.stores.memory.curricula import MemoryCurriculumStore
+from gateway.stores.memory.sessions import MemoryStore
+from gateway.stores.memory.tasks import MemoryTaskStore
 from gateway.tasks.registry import TaskRegistry
 from gateway.tasks.runtime import RunTimeTasks
 from tests.deadlines import scaled

@@ -21,7 +21,7 @@ from gateway.cli import app as commands
 from gateway.core.model import Environment, EnvironmentName, Isolation, Owner, Setup
 from gateway.core.task_ports import MAX_TASK_BYTES
 from gateway.frontends.admin.tasks import MAX_PROBED, TaskRoutes
-from gateway.stores.memory_tasks import MemoryTaskStore
+from gateway.stores.memory.tasks import MemoryTaskStore
 from gateway.tasks.registry import TaskRegistry
 from gateway.tasks.runtime import RunTimeTasks
 from gateway.tasks.signing import make_keys, read_private, read_trusted, sign

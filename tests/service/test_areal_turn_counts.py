@@ -26,7 +26,7 @@ from gateway.core.errors import SessionNotFound, StoreUnavailable
 from gateway.core.leader_lease import LeaderLease
 from gateway.core.model import Areal, Environment, Found, SessionId, Worker, WorkerId, session_id
 from gateway.core.ports import Store
-from gateway.stores.memory import MemoryStore
+from gateway.stores.memory.sessions import MemoryStore
 from tests.contract.store_worlds import RedisWorld
 from tests.deadlines import scaled
 from tests.fakes.clock import Clock

@@ -13,7 +13,7 @@ import httpx
 
 from gateway.core.curricula import Component, Curriculum, Sampler, SamplerKind, Stage
 from gateway.core.model import Areal, EnvironmentName, WorkerState
-from gateway.stores.memory_curricula import MemoryCurriculumStore
+from gateway.stores.memory.curricula import MemoryCurriculumStore
 from tests.fakes.eventually import eventually
 from tests.service.openenv_world import world
 from tests.service.stack import Stack, environment, running, stack, tasks

@@ -14,7 +14,7 @@ import pytest
 from gateway.core.curricula import Component, Curriculum, Sampler, SamplerKind
 from gateway.core.model import Environment, EnvironmentLoad, EnvironmentName, Group, Protocol, Setup
 from gateway.frontends.seeds import seeded
-from gateway.stores.memory_curricula import MemoryCurriculumStore
+from gateway.stores.memory.curricula import MemoryCurriculumStore
 from tests.deadlines import scaled
 from tests.fakes.eventually import eventually
 from tests.service.foreign_world import image

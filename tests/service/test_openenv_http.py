@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from gateway.core.errors import StoreUnavailable
-from gateway.stores.memory_tasks import MemoryTaskStore
+from gateway.stores.memory.tasks import MemoryTaskStore
 from tests.fakes.eventually import until
 from tests.service.openenv_world import Json, World, world
 from tests.service.stack import environment, tasks

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.core.task_ports import StoredTask
-from gateway.stores.memory_tasks import MemoryTaskStore
+from gateway.stores.memory.tasks import MemoryTaskStore
 from tests.service.openenv_world import Json, code, message, world
 from tests.service.stack import environment, tasks
 

@@ -11,7 +11,7 @@ import pytest
 
 from gateway.core.leader_lease import LEASE_S
 from gateway.core.model import CloseReason, EnvironmentLoad, EnvironmentName, Worker, WorkerId, WorkerState, session_id
-from gateway.stores.memory import MemoryStore
+from gateway.stores.memory.sessions import MemoryStore
 from tests.fakes.clock import Clock
 from tests.fakes.eventually import eventually, until
 from tests.fakes.workers import FakeBackend, Start

@@ -13,7 +13,7 @@ import httpx
 from gateway.core.errors import BackendError
 from gateway.core.leader_lease import LeaderLease
 from gateway.core.model import EnvironmentLoad, EnvironmentName, Found, WorkerId, WorkerState, session_id
-from gateway.stores.memory import MemoryStore
+from gateway.stores.memory.sessions import MemoryStore
 from tests.deadlines import scaled
 from tests.fakes.clock import Clock
 from tests.fakes.eventually import eventually, until

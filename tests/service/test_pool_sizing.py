@@ -24,7 +24,7 @@ from gateway.core.model import (
     session_id,
 )
 from gateway.pool.starts import BREAKS, STARTS_AT_ONCE
-from gateway.stores.memory import MemoryStore
+from gateway.stores.memory.sessions import MemoryStore
 from tests.fakes.clock import Clock
 from tests.fakes.eventually import eventually, until
 from tests.fakes.workers import FakeBackend, Start

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from gateway.core.model import Worker, WorkerId
-from gateway.stores.memory import MemoryStore
+from gateway.stores.memory.sessions import MemoryStore
 from tests.deadlines import scaled
 from tests.fakes.eventually import eventually, until
 from tests.service.stack import Replica, Stack, environment, stack

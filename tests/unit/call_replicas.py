@@ -9,7 +9,7 @@ from dataclasses import replace
 from gateway.core.call_ports import CallChange, CallRecord, CallState, Tally
 from gateway.core.errors import StoreUnavailable
 from gateway.core.model import EnvironmentName, Owner, Session, SessionId, SessionState, WorkerId
-from gateway.stores.memory_calls import MemoryCallStore
+from gateway.stores.memory.calls import MemoryCallStore
 
 SESSION = Session(
     id=SessionId("s"),

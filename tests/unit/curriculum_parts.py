@@ -13,8 +13,8 @@ from gateway.core.curriculum_ports import Drawn, RecordPage, Turn
 from gateway.core.errors import StoreUnavailable
 from gateway.core.model import EnvironmentName
 from gateway.core.task_ports import StoredTask
-from gateway.stores.memory_curricula import MemoryCurriculumStore
-from gateway.stores.memory_tasks import MemoryTaskStore
+from gateway.stores.memory.curricula import MemoryCurriculumStore
+from gateway.stores.memory.tasks import MemoryTaskStore
 from gateway.tasks.registry import TaskRegistry
 
 MATH = EnvironmentName("math")

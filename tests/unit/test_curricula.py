@@ -15,7 +15,7 @@ from gateway.core.curricula import Component, Curriculum, Outcome, Sampler, Samp
 from gateway.core.curriculum_ports import Drawn, Turn
 from gateway.core.errors import InvalidRequest, StoreUnavailable, UnknownTask
 from gateway.core.model import Environment, EnvironmentName, Registered, Split, TaskSpec
-from gateway.stores.memory_tasks import MemoryTaskStore
+from gateway.stores.memory.tasks import MemoryTaskStore
 from gateway.tasks.curricula.indices import Offer
 from gateway.tasks.curricula.sampling import Place
 from gateway.tasks.curricula.service import JOINS, MAX_SAMPLE, Curricula, Handed, scope_of, scopes

@@ -29,7 +29,7 @@ from gateway.sessions.cancellation import Waiting
 from gateway.sessions.closing import Closer
 from gateway.sessions.task_pages import PAGE, TaskPages
 from gateway.sessions.worker_queries import FRESH_S, Inquiries
-from gateway.stores.memory import MemoryStore
+from gateway.stores.memory.sessions import MemoryStore
 from gateway.tasks.curricula.indices import LISTED_MAX
 from gateway.tasks.lookup import Offers
 from gateway.tasks.places import SEARCHED_S, TaskPlaces

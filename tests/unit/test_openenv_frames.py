@@ -31,7 +31,7 @@ from gateway.frontends.openenv.replies import (
     tool_reply,
     tool_result,
 )
-from gateway.stores.memory import MemoryStore
+from gateway.stores.memory.sessions import MemoryStore
 from tests.service.stack import environment
 
 IMAGE = ImageBlock("aGk=", "image/png")

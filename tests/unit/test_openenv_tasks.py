@@ -15,7 +15,7 @@ from gateway.frontends.openenv import tasks as openenv_tasks
 from gateway.frontends.openenv.frames import Code, Refused, ResetWish
 from gateway.frontends.openenv.tasks import Chosen, TaskChooser
 from gateway.sessions.worker_queries import BeingReplaced
-from gateway.stores.memory_tasks import MemoryTaskStore
+from gateway.stores.memory.tasks import MemoryTaskStore
 from gateway.tasks.lookup import Offers
 from gateway.tasks.registry import TaskRegistry
 from gateway.tasks.runtime import RunTimeTasks

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.core.errors import ConfigError
 from gateway.parts import check_store
-from gateway.stores.redis_sentinel import SentinelUrl, is_sentinel, read_url
+from gateway.stores.redis.sentinel import SentinelUrl, is_sentinel, read_url
 
 
 @pytest.mark.parametrize(

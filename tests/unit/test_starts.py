@@ -11,7 +11,7 @@ from gateway.core.plan import Demands
 from gateway.observe.metrics import Metrics
 from gateway.pool.starts import TRIALS_ALONE, Starts
 from gateway.relay import Relay
-from gateway.stores.memory import MemoryStore
+from gateway.stores.memory.sessions import MemoryStore
 from gateway.upstreams.ors.own import OrsUpstream
 from tests.contract.store_worlds import MATH, opening, queued
 from tests.fakes.workers import FakeBackend, Start

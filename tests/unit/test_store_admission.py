@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-import gateway.stores.admission as module
-from gateway.stores.admission import (
+import gateway.stores.retry_after as module
+from gateway.stores.retry_after import (
     GROUP_KEPT_S,
     LAST_CALL_S,
     MESSAGE_BYTES,

@@ -6,7 +6,7 @@ import asyncio
 import gc
 
 from gateway.core.model import Notice, SessionEnded, SessionId
-from gateway.stores.notices import Following, Notices
+from gateway.stores.notifications import Following, Notices
 
 
 def ended(n: int) -> SessionEnded:

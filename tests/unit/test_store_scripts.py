@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-import gateway.stores.redis as store
-from gateway.stores.redis_link import SHARED, scripts
+import gateway.stores.redis.sessions as store
+from gateway.stores.redis.client import SHARED, scripts
 
 LUA = Path(store.__file__).parent / "lua"
 OPERATIONS = sorted(path.stem for path in LUA.glob("*.lua"))

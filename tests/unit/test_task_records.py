@@ -23,8 +23,8 @@ from gateway.core.model import (
     Summary,
     WorkerId,
 )
-from gateway.stores.memory_curricula import MemoryCurriculumStore
-from gateway.stores.memory_tasks import MemoryTaskStore
+from gateway.stores.memory.curricula import MemoryCurriculumStore
+from gateway.stores.memory.tasks import MemoryTaskStore
 from gateway.tasks.curricula.stats import MAX_WAITING, TaskRecords
 from tests.fakes.eventually import eventually, until
 from tests.service.stack import environment

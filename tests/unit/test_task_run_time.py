@@ -24,7 +24,7 @@ from gateway.core.errors import (
 )
 from gateway.core.model import Environment, EnvironmentName, Isolation, Split, SplitType
 from gateway.core.task_ports import StoredTask, TaskChanges
-from gateway.stores.memory_tasks import MemoryTaskStore
+from gateway.stores.memory.tasks import MemoryTaskStore
 from gateway.tasks.registry import TaskRegistry, load_tasks
 from gateway.tasks.runtime import Registered, RunTimeTasks
 from tests.fakes.clock import Clock

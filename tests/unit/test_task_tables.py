@@ -11,7 +11,7 @@ import pytest
 from gateway.catalog.catalog import Catalog
 from gateway.core.errors import PoolExhausted, UnknownSplit
 from gateway.core.model import Environment, EnvironmentName, Protocol, Server
-from gateway.stores.memory_tasks import MemoryTaskStore
+from gateway.stores.memory.tasks import MemoryTaskStore
 from gateway.tasks.curricula.tables import TaskRow
 from gateway.tasks.curricula.task_tables import AT_ONCE, TaskTables
 from gateway.tasks.registry import TaskRegistry

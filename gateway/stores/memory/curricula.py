@@ -29,8 +29,8 @@ from gateway.core.curriculum_ports import (
 )
 from gateway.core.errors import InvalidRequest
 from gateway.core.model import EnvironmentName
-from gateway.stores.deadlines import Deadlines
-from gateway.stores.memory_handles import Draws
+from gateway.stores.memory.curriculum_groups import Draws
+from gateway.stores.memory.expiry_heap import Deadlines
 
 PAGE_RECORDS = 2_000
 """Changes in one page, at most."""

@@ -26,7 +26,7 @@ from typing import Any
 from gateway.core.errors import InvalidRequest
 from gateway.core.model import EnvironmentName
 from gateway.core.task_ports import MAX_SPLITS, MAX_TASKS, MAX_TOTAL_BYTES, StoredTask, TaskChanges
-from gateway.stores.memory_tasks import (
+from gateway.stores.memory.tasks import (
     GONE_KEPT,
     check_batch,
     exists,
@@ -34,8 +34,8 @@ from gateway.stores.memory_tasks import (
     full_of_splits,
     full_of_tasks,
 )
-from gateway.stores.redis_link import Link
-from gateway.stores.redis_records import text
+from gateway.stores.redis.client import Link
+from gateway.stores.redis.records import text
 
 CHANGES = 500
 CHANGES_BYTES = 4 * 2**20

@@ -25,8 +25,8 @@ from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from gateway.core.errors import NotLeading, StoreUnavailable
-from gateway.stores.redis_records import packed, text
-from gateway.stores.redis_sentinel import Master, is_sentinel
+from gateway.stores.redis.records import packed, text
+from gateway.stores.redis.sentinel import Master, is_sentinel
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ def scripts(family: str = "") -> dict[str, Script]:
     Each with what it shares with others before it: the files in ``lua/shared``, or of a family the first of them, and
     the family's own prelude.
     """
-    lua = resources.files("gateway.stores") / "lua"
+    lua = resources.files("gateway.stores.redis") / "lua"
     texts = {
         entry.name.removesuffix(".lua"): entry.read_bytes()
         for entry in (lua / family if family else lua).iterdir()

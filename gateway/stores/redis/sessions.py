@@ -104,11 +104,9 @@ from gateway.core.model import (
     Worker,
     WorkerId,
 )
-from gateway.stores.admission import bounded, retry_after
-from gateway.stores.notices import Following, Notices
-from gateway.stores.redis_link import DRAIN_S, Link, Listener, cancelled, happened
-from gateway.stores.redis_rebuilding import AT_ONCE, Rebuilding
-from gateway.stores.redis_records import (
+from gateway.stores.notifications import Following, Notices
+from gateway.stores.redis.client import DRAIN_S, Link, Listener, cancelled, happened
+from gateway.stores.redis.records import (
     as_loads,
     as_session,
     as_sessions,
@@ -119,6 +117,8 @@ from gateway.stores.redis_records import (
     texts,
     worker_values,
 )
+from gateway.stores.redis.recovery import AT_ONCE, Rebuilding
+from gateway.stores.retry_after import bounded, retry_after
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from redis.asyncio.connection import parse_url
 
-from gateway.stores.redis_sentinel import is_sentinel, read_url
+from gateway.stores.redis.sentinel import is_sentinel, read_url
 
 
 def place_of(url: str) -> str:

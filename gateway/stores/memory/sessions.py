@@ -32,10 +32,10 @@ from gateway.core.model import (
     WorkerId,
     WorkerState,
 )
-from gateway.stores.admission import bounded
-from gateway.stores.memory_rebuilding import Rebuilding
-from gateway.stores.memory_records import Turns
-from gateway.stores.notices import Following
+from gateway.stores.memory.records import Turns
+from gateway.stores.memory.recovery import Rebuilding
+from gateway.stores.notifications import Following
+from gateway.stores.retry_after import bounded
 
 
 class MemoryStore(Rebuilding):

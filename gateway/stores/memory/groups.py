@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from gateway.core.model import EnvironmentName, Opening, SessionId, WorkerId
-from gateway.stores.admission import GROUP_KEPT_S, LAST_CALL_S
-from gateway.stores.deadlines import Deadlines
-from gateway.stores.memory_queues import Ticket
+from gateway.stores.memory.expiry_heap import Deadlines
+from gateway.stores.memory.queue import Ticket
+from gateway.stores.retry_after import GROUP_KEPT_S, LAST_CALL_S
 
 
 @dataclass(slots=True)

@@ -46,9 +46,9 @@ from gateway.core.call_ports import (
 from gateway.core.errors import StoreUnavailable
 from gateway.core.faults import FaultKind
 from gateway.core.model import SessionId
-from gateway.stores.memory_calls import other_digest
-from gateway.stores.redis_link import Link, Listener, happened
-from gateway.stores.redis_records import packed, text
+from gateway.stores.memory.calls import other_digest
+from gateway.stores.redis.client import Link, Listener, happened
+from gateway.stores.redis.records import packed, text
 
 SIGN_S = 5.0
 """How long a replica counts as alive that says nothing."""

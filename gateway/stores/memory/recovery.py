@@ -19,8 +19,8 @@ from gateway.core.model import (
     WorkerId,
     WorkerState,
 )
-from gateway.stores.memory_records import Held
-from gateway.stores.memory_slots import Slots
+from gateway.stores.memory.records import Held
+from gateway.stores.memory.slots import Slots
 
 NOTES_S = 10.0
 """How long sessions live at least after a loss of data: replicas write their notes again in the meantime."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gateway.core.curriculum_ports import Drawn, Turn
-from gateway.stores.deadlines import Deadlines
+from gateway.stores.memory.expiry_heap import Deadlines
 
 _Member = tuple[int, str]
 """A handle, and the opening that has a place in one of its groups."""

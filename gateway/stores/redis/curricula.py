@@ -52,7 +52,7 @@ from gateway.core.curriculum_ports import (
 )
 from gateway.core.errors import StoreUnavailable
 from gateway.core.model import EnvironmentName
-from gateway.stores.memory_curricula import (
+from gateway.stores.memory.curricula import (
     GONE_KEPT,
     PAGE_RECORDS,
     check_count,
@@ -64,8 +64,8 @@ from gateway.stores.memory_curricula import (
     check_state,
     full_of_definitions,
 )
-from gateway.stores.redis_link import Link
-from gateway.stores.redis_records import packed, text
+from gateway.stores.redis.client import Link
+from gateway.stores.redis.records import packed, text
 
 PAGE_BYTES = 2**20
 """The most in one page, but for its last record: some milliseconds of Redis' time."""

@@ -23,7 +23,7 @@ from gateway.core.task_ports import (
     StoredTask,
     TaskChanges,
 )
-from gateway.stores.deadlines import Deadlines
+from gateway.stores.memory.expiry_heap import Deadlines
 
 _Name = tuple[EnvironmentName, str]
 

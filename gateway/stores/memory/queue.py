@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from gateway.core.errors import GatewayError
 from gateway.core.model import EnvironmentName, Opening, Owner, Session, SessionId
-from gateway.stores.admission import PACE_KEPT_S, mean, retry_after
-from gateway.stores.deadlines import SLACK, Deadlines
+from gateway.stores.memory.expiry_heap import SLACK, Deadlines
+from gateway.stores.retry_after import PACE_KEPT_S, mean, retry_after
 
 
 @dataclass(slots=True, eq=False)

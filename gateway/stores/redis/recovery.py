@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gateway.core.model import Session, SessionId, Worker
-from gateway.stores.redis_records import session_values, text, worker_values
+from gateway.stores.redis.records import session_values, text, worker_values
 
 AT_ONCE = 500
 """Notes, sessions or waiting claims in one script: some milliseconds of Redis' time."""

@@ -31,12 +31,12 @@ from gateway.core.model import (
     WorkerLoad,
     WorkerState,
 )
-from gateway.stores.deadlines import Deadlines
-from gateway.stores.memory_groups import Groups
-from gateway.stores.memory_leading import Leadership
-from gateway.stores.memory_queues import Admission, Ticket
-from gateway.stores.memory_records import Closed, Held, Turns
-from gateway.stores.notices import Notices
+from gateway.stores.memory.expiry_heap import Deadlines
+from gateway.stores.memory.groups import Groups
+from gateway.stores.memory.leadership import Leadership
+from gateway.stores.memory.queue import Admission, Ticket
+from gateway.stores.memory.records import Closed, Held, Turns
+from gateway.stores.notifications import Notices
 
 
 class Slots:

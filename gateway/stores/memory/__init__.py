@@ -1,0 +1,1 @@
+"""The stores of a gateway without Redis: everything is in this process."""

@@ -1,0 +1,1 @@
+"""The stores in Redis, which replicas share."""

@@ -26,7 +26,7 @@ from bench.processes import StartError
 from bench.report import Goal, Report, Table, number
 from bench.stats import latencies, ratio
 from bench.targets import ENVIRONMENTS, GATEWAY, Servers
-from gateway.backends.container import LABEL_INSTANCE, container_body
+from gateway.backends.docker.container import LABEL_INSTANCE, container_body
 from gateway.catalog.toml import read_environment
 from gateway.core.model import Worker, WorkerId
 

@@ -20,7 +20,7 @@ from requests import RequestException
 from bench.boxes import Taken
 from bench.episodes import WrongAnswer
 from bench.processes import StartError
-from gateway.backends.container import LABEL_ENVIRONMENT, LABEL_INSTANCE
+from gateway.backends.docker.container import LABEL_ENVIRONMENT, LABEL_INSTANCE
 
 LABEL = "env-gateway.bench"
 """Of containers that no gateway made: one would remove what bears its own label and is not its own."""

@@ -25,7 +25,7 @@ from docker.errors import ImageNotFound
 from bench.catalogs import STEPS_FOLDER
 from bench.containers import ENGINE_S
 from bench.processes import STOP_S, StartError
-from gateway.backends.container import LABEL_ENVIRONMENT, LABEL_INSTANCE
+from gateway.backends.docker.container import LABEL_ENVIRONMENT, LABEL_INSTANCE
 from gateway.cluster_tls import CA_FILE, NODE_FILES
 
 LOCKS = Path("/var/lib/swarm-lab")

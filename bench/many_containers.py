@@ -31,7 +31,7 @@ from bench.report import Goal, Report, Table, number
 from bench.stats import latencies, ratio
 from bench.steps import OrsStepper
 from bench.targets import GATEWAY, Servers
-from gateway.backends.container import LABEL_INSTANCE
+from gateway.backends.docker.container import LABEL_INSTANCE
 
 ALONE = "alone"
 THREADS = 8

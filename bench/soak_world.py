@@ -20,7 +20,7 @@ from bench.peers import free_port
 from bench.processes import ServerProcess, StartError
 from bench.redis_server import RedisServer
 from bench.targets import GATEWAY, Servers
-from gateway.backends.container import LABEL_INSTANCE
+from gateway.backends.docker.container import LABEL_INSTANCE
 
 ALONE = "alone"
 """The environment whose sessions each have a container of their own."""

@@ -19,8 +19,8 @@ from typing import Any
 import anyio
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway.backends.external import StaticBackend
 from gateway.backends.routed import RoutedBackend
-from gateway.backends.static import StaticBackend
 from gateway.backends.swarm.dialing import NodeDialer
 from gateway.backends.swarm.nodes import NodeState
 from gateway.catalog.reload import Rollover

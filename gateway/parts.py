@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from gateway.backends.docker import DockerBackend
+from gateway.backends.docker.backend import DockerBackend
 from gateway.backends.folders import Folders
 from gateway.backends.process import ProcessBackend
 from gateway.backends.swarm.backend import SwarmBackend

@@ -18,7 +18,7 @@ from bench.nodes import Plan, run
 from bench.nodes_report import NODES, PARTS
 from bench.processes import StartError
 from bench.targets import servers
-from gateway.backends.container import LABEL_INSTANCE
+from gateway.backends.docker.container import LABEL_INSTANCE
 from tests.contract.backend_world import ENGINE_URL
 from tests.docker.swarm_lab import Lab, expect_namespaces, left_of, own_lab
 from tests.fakes.eventually import eventually

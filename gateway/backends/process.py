@@ -34,12 +34,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from gateway.backends import ports
-from gateway.backends.container import NOFILE, custom_tasks, is_sandboxed, most_files, variables
-from gateway.backends.deaths import Deaths
+from gateway.backends import port_alloc as ports
+from gateway.backends.broadcast import Deaths
+from gateway.backends.docker.container import NOFILE, custom_tasks, is_sandboxed, most_files, variables
 from gateway.backends.folders import SOCKET_NAME, Claims, SocketFolders
-from gateway.backends.launches import Launches, Wanted
-from gateway.backends.tail import Tail
+from gateway.backends.launch import Launches, Wanted
+from gateway.backends.log_tail import Tail
 from gateway.core.errors import BackendError, StartFailed
 from gateway.core.leader_lease import LeaderLease
 from gateway.core.model import CloseReason, Death, Environment, EnvironmentName, Found, Worker, WorkerId

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Collection
 
-from gateway.backends.static import StaticBackend
+from gateway.backends.external import StaticBackend
 from gateway.core.errors import BackendError
 from gateway.core.leader_lease import LeaderLease
 from gateway.core.model import Death, Environment, Found, Worker, WorkerId

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from http import HTTPStatus
 
-from gateway.backends.container import LABEL_INSTANCE
+from gateway.backends.docker.container import LABEL_INSTANCE
 from gateway.node.jsonbody import Malformed, parse
 from gateway.node.routes import Refused
 

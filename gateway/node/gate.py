@@ -20,7 +20,7 @@ from urllib.parse import quote
 import httpx
 from starlette.types import Receive, Scope, Send
 
-from gateway.backends.container import LABEL_ENVIRONMENT, LABEL_INSTANCE, LABEL_ROLE, LABEL_WORKER, Role
+from gateway.backends.docker.container import LABEL_ENVIRONMENT, LABEL_INSTANCE, LABEL_ROLE, LABEL_WORKER, Role
 from gateway.backends.folders import SocketFolders
 from gateway.core.errors import BackendError, ConfigError
 from gateway.core.model import WorkerId

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gateway.backends.machine import GPU_DEVICE, GPU_RUNTIME
+from gateway.backends.docker.capacity_check import GPU_DEVICE, GPU_RUNTIME
 
 FIELDS: Final = (
     "ServerVersion",

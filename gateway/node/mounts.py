@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.backends.container import CUSTOM_TASKS_TARGET, LABEL_WORKER, SOCKET_TARGET, volume_mounts
+from gateway.backends.docker.container import CUSTOM_TASKS_TARGET, LABEL_WORKER, SOCKET_TARGET, volume_mounts
 from gateway.core.model import Environment
 from gateway.node.rules import Rules
 

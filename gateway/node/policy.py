@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gateway.backends.container import (
+from gateway.backends.docker.container import (
     LABEL_DIGEST,
     LABEL_ENVIRONMENT,
     LABEL_INSTANCE,
@@ -28,9 +28,9 @@ from gateway.backends.container import (
     shared_memory_bytes,
     user,
 )
+from gateway.backends.docker.seccomp import sandbox_profile
+from gateway.backends.docker.third_party import FORWARDER_ENTRYPOINT, forwarder_command, forwarder_environment
 from gateway.backends.folders import is_safe_id
-from gateway.backends.foreign import FORWARDER_ENTRYPOINT, forwarder_command, forwarder_environment
-from gateway.backends.seccomp import sandbox_profile
 from gateway.core.model import Environment
 from gateway.node.mounts import mount_refusal
 from gateway.node.rules import Rules

@@ -22,7 +22,7 @@ from urllib.parse import quote
 
 import httpx
 
-from gateway.backends.container import LABEL_ENVIRONMENT, LABEL_ROLE, LABEL_WORKER, Role
+from gateway.backends.docker.container import LABEL_ENVIRONMENT, LABEL_ROLE, LABEL_WORKER, Role
 from gateway.core.errors import BackendError
 from gateway.core.model import EnvironmentName, WorkerId
 from gateway.core.nodes import NodeId, NodeReport

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from gateway.backends.foreign import FORWARDER_IMAGE
-from gateway.backends.machine import with_splits
+from gateway.backends.docker.capacity_check import with_splits
+from gateway.backends.docker.third_party import FORWARDER_IMAGE
 from gateway.core.model import Environment
 
 TOLERABLE_CAPABILITIES = frozenset(

@@ -16,7 +16,7 @@ from urllib.parse import quote
 import httpx
 from starlette.types import Receive
 
-from gateway.backends.images import is_from_registry
+from gateway.backends.docker.images import is_from_registry
 from gateway.core.errors import BackendError
 from gateway.node.answers import Answer, passed_on
 from gateway.node.archives import Archive, BadArchive, checked, tagged

@@ -13,9 +13,9 @@ from pathlib import Path
 import docker
 import pytest
 
+from gateway.backends.external import StaticBackend
 from gateway.backends.process import ProcessBackend
 from gateway.backends.routed import RoutedBackend
-from gateway.backends.static import StaticBackend
 from gateway.core.model import Server, WorkerId
 from gateway.node import Gate, Rules, serving_gate
 from tests.contract.backend_foreign_world import (

@@ -13,7 +13,7 @@ from typing import Any
 
 import docker
 
-from gateway.backends.docker import DockerBackend
+from gateway.backends.docker.backend import DockerBackend
 from gateway.core.addresses import parse_address
 from gateway.core.errors import UpstreamGone
 from gateway.core.model import Environment, EnvironmentName, Limits, Server, WorkerId

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.backends.docker import DockerBackend
+from gateway.backends.docker.backend import DockerBackend
 from gateway.backends.folders import Folders
 from gateway.backends.swarm.backend import SwarmBackend
 from gateway.backends.swarm.dialing import NodeDialer

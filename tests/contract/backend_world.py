@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import docker
 import httpx
 
-from gateway.backends.docker import DockerBackend
+from gateway.backends.docker.backend import DockerBackend
 from gateway.core.addresses import parse_address
 from gateway.core.model import CustomTasks, Environment, EnvironmentName, Limits, Worker, WorkerId
 from gateway.core.ports import Backend

@@ -12,7 +12,7 @@ from pathlib import Path
 import docker
 import pytest
 
-from gateway.backends.docker import DockerBackend
+from gateway.backends.docker.backend import DockerBackend
 from gateway.core.errors import BackendError, StartFailed
 from gateway.core.model import CloseReason, WorkerId
 from tests.contract.backend_engine import OwnEngine, own_engine

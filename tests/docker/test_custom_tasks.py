@@ -17,8 +17,8 @@ import docker
 import httpx
 import pytest
 
-from gateway.backends.container import container_body, container_name
-from gateway.backends.docker import DockerBackend
+from gateway.backends.docker.backend import DockerBackend
+from gateway.backends.docker.container import container_body, container_name
 from gateway.core.model import CustomTasks, Environment, EnvironmentName, Loosened
 from gateway.node import Gate, Rules, serving_gate
 from gateway.node.run import mountpoint

@@ -15,7 +15,7 @@ from pathlib import Path
 import docker
 import pytest
 
-from gateway.backends.docker import DockerBackend
+from gateway.backends.docker.backend import DockerBackend
 from gateway.catalog.inspect import trial
 from gateway.catalog.inspect.findings import Capacity, Told
 from gateway.catalog.inspect.image import Looking

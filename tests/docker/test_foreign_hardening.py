@@ -15,8 +15,8 @@ import docker
 import httpx
 import pytest
 
-from gateway.backends.docker import DockerBackend
-from gateway.backends.foreign import forwarder_body, server_body
+from gateway.backends.docker.backend import DockerBackend
+from gateway.backends.docker.third_party import forwarder_body, server_body
 from gateway.core.errors import BackendError, StartFailed
 from gateway.core.model import Environment, EnvironmentName, Loosened, Server, Volume, WorkerId
 from gateway.node import Gate, Rules, serving_gate

@@ -22,8 +22,8 @@ import docker
 import httpx
 import pytest
 
-from gateway.backends.container import container_body, container_name
-from gateway.backends.docker import DockerBackend
+from gateway.backends.docker.backend import DockerBackend
+from gateway.backends.docker.container import container_body, container_name
 from gateway.core.errors import BackendError, ConfigError, StartFailed
 from gateway.core.model import Environment, WorkerId
 from gateway.node import Gate, Rules, serving_gate

@@ -16,7 +16,7 @@ import httpx
 import pytest
 from envserver.sandbox import hostbox
 
-from gateway.backends.container import container_body
+from gateway.backends.docker.container import container_body
 from gateway.catalog.toml import read_environment
 from gateway.core.model import Worker, WorkerId
 from tests.contract.backend_world import door, healthy, remove_labelled

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.backends.container import LABEL_INSTANCE, LABEL_OWNER
+from gateway.backends.docker.container import LABEL_INSTANCE, LABEL_OWNER
 from gateway.settings import PREFIX, Settings, load, parse_keys
 from tests.deadlines import scaled
 from tests.docker.swarm_lab import PROJECT_DIR

@@ -15,7 +15,7 @@ from typing import Any
 import docker
 import httpx
 
-from gateway.backends.container import container_body
+from gateway.backends.docker.container import container_body
 from gateway.catalog.toml import read_environment
 from gateway.core.model import Worker, WorkerId
 from tests.contract.backend_world import remove_labelled

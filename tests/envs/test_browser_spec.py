@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.backends.container import container_body
+from gateway.backends.docker.container import container_body
 from gateway.catalog.toml import read_environment
 from gateway.core.model import Worker, WorkerId
 from gateway.node.policy import refusal

@@ -15,7 +15,7 @@ from tests.deadlines import scaled
 
 IMAGE = "env-gateway/base:latest"
 ENVSERVER = Path(__file__).parents[2] / "env_images" / "base"
-PROFILE = (ENVSERVER.parents[1] / "gateway" / "backends" / "sandbox-seccomp.json").read_text()
+PROFILE = (ENVSERVER.parents[1] / "gateway" / "backends" / "docker" / "sandbox-seccomp.json").read_text()
 """The profile that ships with the image: it allows what is needed, and refuses the rest."""
 _RIGHTS = "+setuid,+setgid"
 

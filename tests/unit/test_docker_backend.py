@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from gateway.backends.docker import DockerBackend
-from gateway.backends.images import is_from_registry
-from gateway.backends.seccomp import sandbox_profile
+from gateway.backends.docker.backend import DockerBackend
+from gateway.backends.docker.images import is_from_registry
+from gateway.backends.docker.seccomp import sandbox_profile
 from gateway.core.errors import BackendError, StartFailed
 from gateway.core.model import (
     CustomTasks,

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from gateway.backends import calls
-from gateway.backends.container import owned_filter
-from gateway.backends.docker import DockerBackend
-from gateway.backends.endings import LOOK_THREADS, Endings
-from gateway.backends.engine import Engine, EngineError, connect, translated
-from gateway.backends.events import DieEvents, Ended
-from gateway.backends.launches import Launches, Wanted
+from gateway.backends.docker import calls
+from gateway.backends.docker.backend import DockerBackend
+from gateway.backends.docker.container import owned_filter
+from gateway.backends.docker.deaths import LOOK_THREADS, Endings
+from gateway.backends.docker.engine import Engine, EngineError, connect, translated
+from gateway.backends.docker.events import DieEvents, Ended
+from gateway.backends.launch import Launches, Wanted
 from gateway.core.errors import BackendError, NotLeading, StartFailed
 from gateway.core.leader_lease import LeaderLease
 from gateway.core.model import CloseReason, Environment, EnvironmentName, Lead, Server, Worker, WorkerId
@@ -521,7 +521,7 @@ async def test_an_undo_that_fails_again_and_again_is_told_once(caplog: pytest.Lo
 async def test_many_starts_that_an_engine_does_not_let_undo_are_told_once(
     backend: DockerBackend, engine: FakeEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("DEBUG", logger="gateway.backends.launches")
+    caplog.set_level("DEBUG", logger="gateway.backends.launch")
     for _ in range(10):
         engine.refuse("POST create", 503, "the engine is away")
     for _ in range(1000):  # more than all tries of all undos

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gateway.backends.docker import DockerBackend
+from gateway.backends.docker.backend import DockerBackend
 from gateway.core.errors import BackendError, StartFailed
 from gateway.core.model import (
     Environment,

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from gateway.backends.docker import PULL_THREADS, DockerBackend
-from gateway.backends.machine import shortcomings
+from gateway.backends.docker.backend import PULL_THREADS, DockerBackend
+from gateway.backends.docker.capacity_check import shortcomings
 from gateway.core.errors import BackendError, StartFailed
 from gateway.core.model import ALL_GPUS, Environment, EnvironmentName, Limits, Server, Worker, WorkerId
 from tests.deadlines import scaled

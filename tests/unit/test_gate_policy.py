@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.backends.container import container_body
-from gateway.backends.seccomp import sandbox_profile
+from gateway.backends.docker.container import container_body
+from gateway.backends.docker.seccomp import sandbox_profile
 from gateway.core.model import (
     CustomTasks,
     Environment,

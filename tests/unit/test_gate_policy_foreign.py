@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gateway.backends.container import container_body
-from gateway.backends.foreign import forwarder_body, server_body
+from gateway.backends.docker.container import container_body
+from gateway.backends.docker.third_party import forwarder_body, server_body
 from gateway.core.model import Environment, EnvironmentName, Limits, Loosened, Server, Volume, Worker, WorkerId
 from gateway.node.policy import refusal, rewritten, shared_with
 from gateway.node.rules import Rules

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gateway.backends.container import container_body
-from gateway.backends.foreign import forwarder_body, server_body
+from gateway.backends.docker.container import container_body
+from gateway.backends.docker.third_party import forwarder_body, server_body
 from gateway.core.model import ALL_GPUS, Environment, EnvironmentName, Limits, Server, Worker, WorkerId
 from gateway.node.info import shown_info
 from gateway.node.policy import refusal, rewritten

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.backends.container import LABEL_ENVIRONMENT, LABEL_INSTANCE, LABEL_ROLE, LABEL_WORKER
+from gateway.backends.docker.container import LABEL_ENVIRONMENT, LABEL_INSTANCE, LABEL_ROLE, LABEL_WORKER
 from gateway.cluster_tls import client_context, server_context
 from gateway.core.errors import BackendError, ConfigError
 from gateway.core.model import Environment, EnvironmentName

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from gateway.backends.log_tail import KEPT_BYTES, Tail
 from gateway.backends.process import ProcessBackend
-from gateway.backends.tail import KEPT_BYTES, Tail
 from gateway.core.errors import BackendError, StartFailed
 from gateway.core.model import Environment, EnvironmentName, Isolation, SandboxLimits, Worker, WorkerId
 from tests.deadlines import scaled

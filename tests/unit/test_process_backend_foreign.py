@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.backends.ports import free_port, is_program, with_port
+from gateway.backends.port_alloc import free_port, is_program, with_port
 from gateway.backends.process import ProcessBackend
 from gateway.core.errors import StartFailed
 from gateway.core.model import Environment, EnvironmentName, Server, Worker, WorkerId

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.backends.docker import DockerBackend
+from gateway.backends.docker.backend import DockerBackend
+from gateway.backends.external import StaticBackend, is_static
 from gateway.backends.process import ProcessBackend
 from gateway.backends.routed import RoutedBackend
-from gateway.backends.static import StaticBackend, is_static
 from gateway.core.errors import BackendError, StartFailed
 from gateway.core.model import (
     Environment,

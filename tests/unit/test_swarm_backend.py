@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.backends.deaths import Deaths
+from gateway.backends.broadcast import Deaths
 from gateway.backends.folders import Folders
 from gateway.backends.swarm.backend import SwarmBackend
 from gateway.backends.swarm.nodes import NodeState

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.backends.swarm.gates import Gates
+from gateway.backends.swarm.gate_sockets import Gates
 from gateway.backends.swarm.hosts import parse_hosts
 from gateway.backends.swarm.nodes import Nodes, NodeState, NodeView
 from gateway.backends.swarm.reports import read_report

@@ -12,14 +12,14 @@ from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iter
 from pathlib import Path
 from typing import Any, Final
 
-from gateway.backends.deaths import Deaths
+from gateway.backends.broadcast import Deaths
+from gateway.backends.docker.third_party import FORWARDER_IMAGE
+from gateway.backends.external import StoredLoads, stored_workers
 from gateway.backends.folders import Folders, RemoteFolders
-from gateway.backends.foreign import FORWARDER_IMAGE
-from gateway.backends.static import StoredLoads, stored_workers
-from gateway.backends.swarm.gates import Gates
+from gateway.backends.swarm.gate_sockets import Gates
+from gateway.backends.swarm.image_sync import Spreading
 from gateway.backends.swarm.nodes import Nodes, NodeState, NodeView
-from gateway.backends.swarm.placing import Placing
-from gateway.backends.swarm.spreading import Spreading
+from gateway.backends.swarm.placement import Placing
 from gateway.core.addresses import Kind, parse_address
 from gateway.core.errors import BackendError, GatewayError, StartFailed
 from gateway.core.leader_lease import LeaderLease

@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 
 from gateway.backends.swarm.hosts import Endpoint
 from gateway.backends.swarm.nodes import Nodes
-from gateway.backends.swarm.splice import Pipe
+from gateway.backends.swarm.pipe import Pipe
 from gateway.core.addresses import Address
 from gateway.core.nodes import NodeId
 from gateway.core.ports import P

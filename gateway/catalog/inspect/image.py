@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 from docker import APIClient
 from docker.errors import APIError
 
-from gateway.backends.container import LABEL_ROLE, LABEL_WORKER, Role
-from gateway.backends.engine import Engine
-from gateway.backends.images import is_from_registry, pull
-from gateway.backends.launches import Wanted
+from gateway.backends.docker.container import LABEL_ROLE, LABEL_WORKER, Role
+from gateway.backends.docker.engine import Engine
+from gateway.backends.docker.images import is_from_registry, pull
+from gateway.backends.launch import Wanted
 from gateway.core.errors import ConfigError
 from gateway.core.model import WorkerId
 

@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.backends.foreign import FORWARDER_LIMITS
-from gateway.backends.machine import with_splits
+from gateway.backends.docker.capacity_check import with_splits
+from gateway.backends.docker.third_party import FORWARDER_LIMITS
 from gateway.backends.swarm.nodes import Nodes
 from gateway.core.errors import BackendError
 from gateway.core.model import Environment, EnvironmentName, WorkerId

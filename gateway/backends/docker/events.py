@@ -22,9 +22,9 @@ from typing import Any
 from docker import APIClient
 from docker.types import CancellableStream
 
-from gateway.backends import calls
-from gateway.backends.container import LABEL_WORKER
-from gateway.backends.engine import LOOK_S, EngineError, connect, open_stream, translated
+from gateway.backends.docker import calls
+from gateway.backends.docker.container import LABEL_WORKER
+from gateway.backends.docker.engine import LOOK_S, EngineError, connect, open_stream, translated
 from gateway.core.model import WorkerId
 
 logger = logging.getLogger(__name__)

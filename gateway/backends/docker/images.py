@@ -9,9 +9,9 @@ from functools import partial
 
 from docker import APIClient, auth
 
-from gateway.backends import calls
-from gateway.backends.engine import LOOK_S, TIMEOUT_S, Engine, EngineError, open_stream
-from gateway.backends.launches import Wanted
+from gateway.backends.docker import calls
+from gateway.backends.docker.engine import LOOK_S, TIMEOUT_S, Engine, EngineError, open_stream
+from gateway.backends.launch import Wanted
 from gateway.core.errors import StartFailed
 from gateway.core.model import Environment
 

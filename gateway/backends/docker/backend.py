@@ -26,8 +26,9 @@ from typing import Any
 
 from docker import APIClient
 
-from gateway.backends import calls
-from gateway.backends.container import (
+from gateway.backends.docker import calls
+from gateway.backends.docker.capacity_check import shortcomings, with_splits
+from gateway.backends.docker.container import (
     LABEL_DIGEST,
     LABEL_ENVIRONMENT,
     LABEL_ROLE,
@@ -37,14 +38,13 @@ from gateway.backends.container import (
     container_name,
     owned_filter,
 )
-from gateway.backends.endings import REASON_S, Endings
-from gateway.backends.engine import LOOK_S, TIMEOUT_S, Engine, EngineError
+from gateway.backends.docker.deaths import REASON_S, Endings
+from gateway.backends.docker.engine import LOOK_S, TIMEOUT_S, Engine, EngineError
+from gateway.backends.docker.images import Images
+from gateway.backends.docker.mounts import Sources
+from gateway.backends.docker.third_party import FORWARDER_IMAGE, forwarder_body, forwarder_name, server_body
 from gateway.backends.folders import SOCKET_NAME, Folders, SocketFolders
-from gateway.backends.foreign import FORWARDER_IMAGE, forwarder_body, forwarder_name, server_body
-from gateway.backends.images import Images
-from gateway.backends.launches import Launches, Wanted, raise_first
-from gateway.backends.machine import shortcomings, with_splits
-from gateway.backends.sources import Sources
+from gateway.backends.launch import Launches, Wanted, raise_first
 from gateway.core.addresses import FOREIGN_SOCKET
 from gateway.core.errors import BackendError, StartFailed
 from gateway.core.leader_lease import LeaderLease

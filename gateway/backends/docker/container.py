@@ -10,8 +10,8 @@ import re
 from enum import StrEnum
 from typing import Any, Final
 
+from gateway.backends.docker.seccomp import sandbox_profile
 from gateway.backends.folders import SOCKET_NAME
-from gateway.backends.seccomp import sandbox_profile
 from gateway.core.model import CustomTasks, Environment, Isolation, Limits, Loosened, SandboxLimits, Worker, WorkerId
 
 MIB: Final = 2**20

@@ -14,5 +14,5 @@ from importlib.resources import files
 @cache
 def sandbox_profile() -> str:
     """Give the profile's text as the engine's API takes it: JSON on one line, ASCII only."""
-    text = files("gateway.backends").joinpath("sandbox-seccomp.json").read_text(encoding="utf-8")
+    text = files("gateway.backends.docker").joinpath("sandbox-seccomp.json").read_text(encoding="utf-8")
     return json.dumps(json.loads(text), separators=(",", ":"))

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from docker import APIClient
 
-from gateway.backends import calls
-from gateway.backends.container import custom_tasks
-from gateway.backends.engine import Engine, EngineError
+from gateway.backends.docker import calls
+from gateway.backends.docker.container import custom_tasks
+from gateway.backends.docker.engine import Engine, EngineError
 from gateway.backends.folders import Folders
 from gateway.core.errors import StartFailed
 from gateway.core.model import Environment, WorkerId

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from typing import Protocol
 
-from gateway.backends.deaths import Deaths
+from gateway.backends.broadcast import Deaths
 from gateway.core.addresses import Kind, parse_address
 from gateway.core.errors import StartFailed
 from gateway.core.leader_lease import LeaderLease

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
-from gateway.backends.container import (
+from gateway.backends.docker.container import (
     LABEL_ROLE,
     MIB,
     SOCKET_TARGET,

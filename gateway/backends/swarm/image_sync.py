@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Coroutine
 from typing import Any, Final
 from urllib.parse import quote
 
-from gateway.backends.images import is_from_registry
+from gateway.backends.docker.images import is_from_registry
 from gateway.backends.swarm.nodes import Nodes
 from gateway.core.errors import BackendError, StartFailed
 from gateway.core.nodes import NodeId, NodeReport

@@ -12,10 +12,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from gateway.backends import calls
-from gateway.backends.deaths import Deaths
-from gateway.backends.engine import Engine, EngineError
-from gateway.backends.events import DieEvents, Ended
+from gateway.backends.broadcast import Deaths
+from gateway.backends.docker import calls
+from gateway.backends.docker.engine import Engine, EngineError
+from gateway.backends.docker.events import DieEvents, Ended
 from gateway.core.model import CloseReason, Death, WorkerId
 
 LOOK_THREADS: Final = 8

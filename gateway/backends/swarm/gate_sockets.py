@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from gateway.backends.folders import PATH_MAX_BYTES
 from gateway.backends.swarm.nodes import Nodes
-from gateway.backends.swarm.splice import Pipe
+from gateway.backends.swarm.pipe import Pipe
 from gateway.core.errors import BackendError
 from gateway.core.nodes import NodeId
 

@@ -1,0 +1,1 @@
+"""Workers as containers of one Docker engine."""

@@ -51,7 +51,6 @@ from gateway.parts import (
     make_swarm,
 )
 from gateway.patience import STORE_PATIENCE_S
-from gateway.peers import HttpPeers, default_peer_url
 from gateway.pool.audit import Audit
 from gateway.pool.background import LoopTasks
 from gateway.pool.executor import PlanExecutor
@@ -64,7 +63,6 @@ from gateway.pool.recovery import Rebuilding
 from gateway.pool.starts import Starts
 from gateway.pool.stops import WorkerEnds
 from gateway.reading import Content, read_all
-from gateway.relay import Relay
 from gateway.serving import Server, configured, listen
 from gateway.sessions.cache import Remembered
 from gateway.sessions.cancellation import Waiting
@@ -83,10 +81,12 @@ from gateway.tasks.registry import read_splits
 from gateway.tasks.runtime import RunTimeTasks
 from gateway.tasks.signing import read_trusted
 from gateway.upstreams.areal.upstream import ArealUpstream
-from gateway.upstreams.calling.recorder import Recorder
+from gateway.upstreams.idempotency.recorder import Recorder
 from gateway.upstreams.openenv.upstream import OpenEnvUpstream
 from gateway.upstreams.ors.own import OrsUpstream
-from gateway.upstreams.ors.stock import StockOrsUpstream
+from gateway.upstreams.ors.third_party import StockOrsUpstream
+from gateway.upstreams.replica_client import HttpPeers, default_peer_url
+from gateway.upstreams.transport import Relay
 
 logger = logging.getLogger(__name__)
 

@@ -144,7 +144,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._in_head = True
         self._head_bytes = 0
         super().on_message_begin()
-        self.scope["gateway.connection"] = self  # type: ignore[typeddict-unknown-key]  # servers may add keys
+        self.scope["gateway.upstreams.http1"] = self  # type: ignore[typeddict-unknown-key]  # servers may add keys
 
     def on_headers_complete(self) -> None:
         """A head ends."""

@@ -45,7 +45,7 @@ from bench.targets import servers
 from gateway.core.errors import UpstreamGone, UpstreamTimeout
 from gateway.core.model import WorkerId
 from gateway.core.ports import Request, Transport
-from gateway.relay import Relay
+from gateway.upstreams.transport import Relay
 from tests.fakes.raw_http import Connection, RawServer
 
 # -- what the rounds say ------------------------------------------------------------------------------------------

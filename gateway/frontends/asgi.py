@@ -159,7 +159,7 @@ def _finite(value: object) -> object:
 
 
 class Connection(Protocol):
-    """A client's connection, as the server shows it in ``scope["gateway.connection"]``."""
+    """A client's connection, as the server shows it in ``scope["gateway.upstreams.http1"]``."""
 
     is_lost: bool
     on_lost: Callable[[], None] | None
@@ -175,7 +175,7 @@ class Attended:
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         """Watch the connection of *scope*; where the server does not show it, by *receive* in a task."""
-        self._connection: Connection | None = scope.get("gateway.connection")
+        self._connection: Connection | None = scope.get("gateway.upstreams.http1")
         self._receive = receive
         self._watcher: asyncio.Future[Any] | None = None
         self._task: asyncio.Task[Any] | None = None

@@ -1,4 +1,4 @@
-"""What other replicas ask of this one: ``POST /peers/v1/{operation}``; they ask it by ``gateway.peers``.
+"""What other replicas ask of this one: ``POST /peers/v1/{operation}``; they ask it by ``gateway.upstreams.replica_client``.
 
 The signature is the key: the door lets these paths through, and what is not signed by a replica of this gateway is
 answered as any unknown route. A request is served to its end although its asker left: a step that began is not stopped
@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.core.errors import GatewayError, InvalidRequest, UpstreamError, UpstreamTimeout
 from gateway.frontends.asgi import BodyTooLarge, HungUp, drop_body, dump, read_body, respond, respond_json
 from gateway.frontends.errors import status_of
-from gateway.peers import BODY_MAX_BYTES, SKEW_S, Ask, Seal, digest, is_same, proof_header, told
+from gateway.upstreams.replica_client import BODY_MAX_BYTES, SKEW_S, Ask, Seal, digest, is_same, proof_header, told
 
 logger = logging.getLogger(__name__)
 

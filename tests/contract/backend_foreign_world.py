@@ -18,7 +18,7 @@ from gateway.core.addresses import parse_address
 from gateway.core.errors import UpstreamGone
 from gateway.core.model import Environment, EnvironmentName, Limits, Server, WorkerId
 from gateway.core.ports import Backend, Request
-from gateway.relay import Relay
+from gateway.upstreams.transport import Relay
 from tests.contract.backend_swarm_world import DIALERS
 from tests.contract.backend_world import (
     BASE_IMAGES,

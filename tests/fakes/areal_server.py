@@ -23,9 +23,9 @@ from gateway.core.model import (
     Worker,
     WorkerId,
 )
-from gateway.relay import Relay
 from gateway.upstreams.areal.upstream import ArealUpstream
-from gateway.upstreams.calling.recorder import Recorder
+from gateway.upstreams.idempotency.recorder import Recorder
+from gateway.upstreams.transport import Relay
 from tests.fakes.raw_http import Connection, RawServer, Request
 
 GUESS = Environment(

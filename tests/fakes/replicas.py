@@ -12,8 +12,8 @@ from starlette.types import ASGIApp
 
 from gateway.core.model import EnvironmentName, Owner, Session, SessionId, SessionState, WorkerId
 from gateway.frontends.replicas import PeersFront
-from gateway.peers import HttpPeers
 from gateway.serving import BoundedHttp, Server, listen
+from gateway.upstreams.replica_client import HttpPeers
 from tests.deadlines import scaled
 
 SECRET = b"the gateway's own"

@@ -30,7 +30,7 @@ from gateway.core.model import (
     WorkerId,
     WorkerSession,
 )
-from gateway.upstreams.calling.translated import Translated
+from gateway.upstreams.ors_facade import Translated
 
 
 @dataclass(slots=True)

@@ -32,7 +32,7 @@ from gateway.core.model import (
     SplitType,
     Timeouts,
 )
-from gateway.upstreams.calling.recorder import Recorder
+from gateway.upstreams.idempotency.recorder import Recorder
 from tests.fakes.areal_server import (
     BEGUN,
     CANCEL,

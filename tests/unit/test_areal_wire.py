@@ -23,8 +23,8 @@ from gateway.core.model import (
     TextBlock,
 )
 from gateway.frontends.areal.replies import first_observation
+from gateway.upstreams.areal.codec import Begun, Told, read_step, written
 from gateway.upstreams.areal.observations import read_messages, read_observation, read_prompt
-from gateway.upstreams.areal.wire import Begun, Told, read_step, written
 
 GUESS = Environment(name=EnvironmentName("guess"), image="one", directory=Path("/"), command=())
 TEXT = Told(b"/api", {"name": "guess", "action_type": "text"})

@@ -33,8 +33,8 @@ from gateway.core.model import (
     Worker,
     WorkerId,
 )
-from gateway.relay import Relay
 from gateway.upstreams.ors.own import OrsUpstream
+from gateway.upstreams.transport import Relay
 from tests.fakes.raw_http import Connection, RawServer, Request
 
 MATH = Environment(

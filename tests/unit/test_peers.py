@@ -17,7 +17,7 @@ from gateway.core.errors import (
     UpstreamGone,
     UpstreamTimeout,
 )
-from gateway.peers import HttpPeers, default_peer_url, read_error, told
+from gateway.upstreams.replica_client import HttpPeers, default_peer_url, read_error, told
 from tests.fakes.replicas import SECRET, SESSION, WITHIN_S, Holder, ask, failing, replica
 
 

@@ -21,7 +21,7 @@ from gateway.core.errors import (
     UpstreamTimeout,
 )
 from gateway.frontends.asgi import respond
-from gateway.peers import SKEW_S, HttpPeers
+from gateway.upstreams.replica_client import SKEW_S, HttpPeers
 from tests.fakes.eventually import until
 from tests.fakes.raw_http import Connection, RawServer
 from tests.fakes.replicas import SECRET, WITHIN_S, Holder, ask, failing, replica, served
@@ -302,7 +302,7 @@ async def test_with_too_many_requests_under_way_nothing_is_sent_and_nobody_is_th
 ) -> None:
     """Else a session would be taken from a holder that lives."""
     for name, value in (("CLIENTS", 2), ("CONNECTIONS_MAX", 1), ("CONNECT_S", 0.1)):
-        monkeypatch.setattr(f"gateway.peers.{name}", value)
+        monkeypatch.setattr(f"gateway.upstreams.replica_client.{name}", value)
     peers = HttpPeers("", SECRET)
     may_end = asyncio.Event()
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from gateway import connection as connection_module
-from gateway import relay as module
-from gateway.connection import HIGH_WATER_BYTES, MAX_HEAD_BYTES
 from gateway.core.errors import ReplicaLeft, UpstreamError, UpstreamGone, UpstreamTimeout
 from gateway.core.model import WorkerId
 from gateway.core.ports import Request
-from gateway.relay import Relay, RelayExchange
+from gateway.upstreams import http1 as connection_module
+from gateway.upstreams import transport as module
+from gateway.upstreams.http1 import HIGH_WATER_BYTES, MAX_HEAD_BYTES
+from gateway.upstreams.transport import Relay, RelayExchange
 from tests.fakes.eventually import until
 from tests.fakes.raw_http import Connection, RawServer, Script
 

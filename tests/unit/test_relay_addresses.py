@@ -17,12 +17,12 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from gateway import relay as module
 from gateway.core.addresses import Address, Kind, parse_address
 from gateway.core.errors import UpstreamGone
 from gateway.core.model import WorkerId
 from gateway.core.ports import Request
-from gateway.relay import Relay
+from gateway.upstreams import transport as module
+from gateway.upstreams.transport import Relay
 from tests.fakes.eventually import until
 from tests.fakes.raw_http import Connection, RawServer
 

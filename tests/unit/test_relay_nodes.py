@@ -14,14 +14,14 @@ import websockets
 
 from gateway.backends.swarm.dialing import NodeDialer
 from gateway.backends.swarm.nodes import Nodes, NodeState
-from gateway.connection import Connection as WorkerConnection
 from gateway.core.addresses import Address, Kind, node_address, parse_address
 from gateway.core.errors import UpstreamGone
 from gateway.core.model import WorkerId
 from gateway.core.nodes import NodeId
 from gateway.core.ports import Request
-from gateway.relay import Relay
-from gateway.upstreams.openenv.socket import NotListening, Sockets
+from gateway.upstreams.http1 import Connection as WorkerConnection
+from gateway.upstreams.openenv.websocket import NotListening, Sockets
+from gateway.upstreams.transport import Relay
 from tests.fakes.certificates import Files, cluster
 from tests.fakes.eventually import until
 from tests.fakes.nodes import FakeNode, knowing

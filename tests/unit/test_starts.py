@@ -10,9 +10,9 @@ from gateway.core.model import EnvironmentLoad, Lead, Wire, Worker, WorkerId
 from gateway.core.plan import Demands
 from gateway.observe.metrics import Metrics
 from gateway.pool.starts import TRIALS_ALONE, Starts
-from gateway.relay import Relay
 from gateway.stores.memory.sessions import MemoryStore
 from gateway.upstreams.ors.own import OrsUpstream
+from gateway.upstreams.transport import Relay
 from tests.contract.store_worlds import MATH, opening, queued
 from tests.fakes.workers import FakeBackend, Start
 from tests.service.stack import environment, stack

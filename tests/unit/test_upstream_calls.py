@@ -19,8 +19,8 @@ from gateway.core.errors import (
     UpstreamTimeout,
 )
 from gateway.core.model import EnvironmentName, Owner, Session, SessionId, SessionState, WorkerId
-from gateway.upstreams.calling.call import Call
-from gateway.upstreams.calling.calls import KEPT_S, KEYED_S, QUIET_S, Calls
+from gateway.upstreams.idempotency.call import Call
+from gateway.upstreams.idempotency.calls import KEPT_S, KEYED_S, QUIET_S, Calls
 from tests.fakes.eventually import until
 
 SESSION = Session(

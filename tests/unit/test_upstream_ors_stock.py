@@ -39,9 +39,9 @@ from gateway.core.model import (
     Worker,
     WorkerId,
 )
-from gateway.relay import Relay
-from gateway.upstreams.calling import sse
-from gateway.upstreams.ors.stock import StockOrsUpstream
+from gateway.upstreams import sse
+from gateway.upstreams.ors.third_party import StockOrsUpstream
+from gateway.upstreams.transport import Relay
 from tests.fakes.eventually import until
 from tests.fakes.raw_http import Connection, RawServer, Request
 

@@ -21,12 +21,12 @@ from gateway.core.errors import (
     UpstreamTimeout,
 )
 from gateway.core.model import ImageBlock, StepResult, TextBlock
-from gateway.upstreams.calling import sse
-from gateway.upstreams.calling.call import Call
-from gateway.upstreams.calling.calls import Calls
-from gateway.upstreams.calling.outcomes import EVENTS, RESULTS, Codec
-from gateway.upstreams.calling.recorder import Recorder
-from gateway.upstreams.calling.records import NOTED_BYTES, Records
+from gateway.upstreams import sse
+from gateway.upstreams.idempotency.call import Call
+from gateway.upstreams.idempotency.calls import Calls
+from gateway.upstreams.idempotency.codec import EVENTS, RESULTS, Codec
+from gateway.upstreams.idempotency.recorder import Recorder
+from gateway.upstreams.idempotency.records import NOTED_BYTES, Records
 from tests.deadlines import scaled
 from tests.fakes.eventually import eventually, until
 from tests.unit.call_replicas import SESSION, Shared, View

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.core.errors import InvalidRequest
 from gateway.core.model import Action, ActionMapping, Environment, EnvironmentName
-from gateway.upstreams.calling.spelling import Tool, Unreadable, text_argument, tool_call
+from gateway.upstreams.action_mapping import Tool, Unreadable, text_argument, tool_call
 
 STRING = {"type": "string"}
 NUMBER = {"type": "integer"}

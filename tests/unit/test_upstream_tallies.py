@@ -23,9 +23,9 @@ from gateway.core.model import (
     Worker,
 )
 from gateway.core.outcomes import EpisodeOutcome, outcome_of, reward_of
-from gateway.upstreams.calling import tallies as module
-from gateway.upstreams.calling.recorder import Recorder
-from gateway.upstreams.calling.translated import Translated
+from gateway.upstreams import session_stats as module
+from gateway.upstreams.idempotency.recorder import Recorder
+from gateway.upstreams.ors_facade import Translated
 from tests.fakes.eventually import until
 from tests.unit.call_replicas import SESSION, Shared, View
 

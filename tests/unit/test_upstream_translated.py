@@ -40,9 +40,9 @@ from gateway.core.model import (
     WorkerId,
 )
 from gateway.core.ports import Exchange
-from gateway.upstreams.calling import sse
-from gateway.upstreams.calling.spelling import Unreadable
-from gateway.upstreams.calling.translated import Translated
+from gateway.upstreams import sse
+from gateway.upstreams.action_mapping import Unreadable
+from gateway.upstreams.ors_facade import Translated
 from tests.fakes.eventually import until
 from tests.wire.raw import MAX_LINE_BYTES, Event, Outcome, parse
 

@@ -28,7 +28,7 @@ from gateway.core.model import (
     Worker,
     WorkerId,
 )
-from gateway.upstreams.ors.stock import StockOrsUpstream
+from gateway.upstreams.ors.third_party import StockOrsUpstream
 from tests.wire.raw import Outcome, parse
 
 

@@ -32,8 +32,8 @@ from gateway.core.model import (
     Worker,
     WorkerId,
 )
-from gateway.relay import Relay
 from gateway.upstreams.areal.upstream import ArealUpstream
+from gateway.upstreams.transport import Relay
 from tests.fakes.eventually import eventually
 from tests.wire.areal_client import ArealClient, Failed
 from tests.wire.processes import ServerProcess

@@ -31,8 +31,8 @@ from gateway.core.model import (
     TextBlock,
     Timeouts,
 )
-from gateway.relay import Relay
-from gateway.upstreams.ors.stock import StockOrsUpstream
+from gateway.upstreams.ors.third_party import StockOrsUpstream
+from gateway.upstreams.transport import Relay
 from tests.fakes.eventually import eventually
 from tests.wire.cutting import Relay as Cutting
 from tests.wire.cutting import relay as cutting

@@ -49,12 +49,13 @@ from gateway.core.model import (
     WorkerSession,
 )
 from gateway.core.ports import Request, Transport
-from gateway.upstreams.areal import observations, wire
-from gateway.upstreams.areal.wire import Begun, Told
-from gateway.upstreams.calling import answers
-from gateway.upstreams.calling.faults import author_fault
-from gateway.upstreams.calling.recorder import Recorder
-from gateway.upstreams.calling.translated import Translated
+from gateway.upstreams import ors_replies as answers
+from gateway.upstreams.areal import codec as wire
+from gateway.upstreams.areal import observations
+from gateway.upstreams.areal.codec import Begun, Told
+from gateway.upstreams.faults import author_fault
+from gateway.upstreams.idempotency.recorder import Recorder
+from gateway.upstreams.ors_facade import Translated
 
 logger = logging.getLogger(__name__)
 

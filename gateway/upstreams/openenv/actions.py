@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from gateway.core.errors import UpstreamError
 from gateway.core.model import Action, Environment, StepResult
-from gateway.upstreams.calling.spelling import Tool, text_argument, tool_call
+from gateway.upstreams.action_mapping import Tool, text_argument, tool_call
+from gateway.upstreams.openenv.frames import INTERNAL, compact, request
 from gateway.upstreams.openenv.http import Http, Place, RpcError
-from gateway.upstreams.openenv.wire import INTERNAL, compact, request
 
 STEP: Final = "step"
 _DESCRIPTION: Final = "Take one action in the environment."

@@ -24,13 +24,8 @@ from gateway.core.errors import (
     WorkerFull,
 )
 from gateway.core.model import Environment, Session, Summary
-from gateway.upstreams.calling.faults import author_fault
-from gateway.upstreams.openenv.codec import Handle
-from gateway.upstreams.openenv.held import Held
-from gateway.upstreams.openenv.http import INITIALISING, REFUSED, UNKNOWN_SESSION, Http, Place, RpcError
-from gateway.upstreams.openenv.lasting import Lasting
-from gateway.upstreams.openenv.socket import Line, NotListening, Sockets
-from gateway.upstreams.openenv.wire import (
+from gateway.upstreams.faults import author_fault
+from gateway.upstreams.openenv.frames import (
     FACTORY,
     FAILED,
     FULL,
@@ -42,6 +37,11 @@ from gateway.upstreams.openenv.wire import (
     parse,
     request,
 )
+from gateway.upstreams.openenv.http import INITIALISING, REFUSED, UNKNOWN_SESSION, Http, Place, RpcError
+from gateway.upstreams.openenv.live_session import Held
+from gateway.upstreams.openenv.replica_codec import Handle
+from gateway.upstreams.openenv.session_lifetime import Lasting
+from gateway.upstreams.openenv.websocket import Line, NotListening, Sockets
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from gateway.core.errors import UpstreamError, UpstreamGone
 from gateway.core.model import WorkerId
 from gateway.core.ports import Request, Transport
-from gateway.upstreams.openenv.wire import compact, parse
+from gateway.upstreams.openenv.frames import compact, parse
 
 ANSWER_S: Final = 20.0
 """For requests that a server answers from memory; an environment that blocks its loop holds them up."""

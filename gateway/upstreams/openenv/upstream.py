@@ -42,11 +42,17 @@ from gateway.core.model import (
     WorkerSession,
 )
 from gateway.core.ports import DialSocket, Exchange, Headers, Peers, Transport
-from gateway.upstreams.calling.faults import faults
-from gateway.upstreams.calling.recorder import Recorder
-from gateway.upstreams.calling.translated import Translated, spelled
+from gateway.upstreams.faults import faults
+from gateway.upstreams.idempotency.recorder import Recorder
 from gateway.upstreams.openenv.actions import Forms, step_frame
-from gateway.upstreams.openenv.codec import (
+from gateway.upstreams.openenv.capabilities import Trials
+from gateway.upstreams.openenv.episodes import Episodes
+from gateway.upstreams.openenv.frames import acts, check_reward, compact, failure_of, kind_of, parse
+from gateway.upstreams.openenv.http import Http, Place
+from gateway.upstreams.openenv.live_session import Held
+from gateway.upstreams.openenv.observations import first_blocks, step_result
+from gateway.upstreams.openenv.ownership import Holding, StoredSessions, remember
+from gateway.upstreams.openenv.replica_codec import (
     Handle,
     read_action,
     read_handle,
@@ -56,17 +62,11 @@ from gateway.upstreams.openenv.codec import (
     write_result,
     write_summary,
 )
-from gateway.upstreams.openenv.episodes import Episodes
-from gateway.upstreams.openenv.held import Held
-from gateway.upstreams.openenv.holding import Holding, StoredSessions, remember
-from gateway.upstreams.openenv.http import Http, Place
-from gateway.upstreams.openenv.kept import Kept
 from gateway.upstreams.openenv.resets import reset_data
-from gateway.upstreams.openenv.results import first_blocks, step_result
-from gateway.upstreams.openenv.socket import Sockets
+from gateway.upstreams.openenv.session_reuse import Kept
 from gateway.upstreams.openenv.tasks import Tasks
-from gateway.upstreams.openenv.trials import Trials
-from gateway.upstreams.openenv.wire import acts, check_reward, compact, failure_of, kind_of, parse
+from gateway.upstreams.openenv.websocket import Sockets
+from gateway.upstreams.ors_facade import Translated, spelled
 
 T = TypeVar("T")
 

@@ -47,9 +47,9 @@ from gateway.core.model import (
     WorkerSession,
 )
 from gateway.core.ports import Exchange, Headers, Request, Transport
-from gateway.upstreams.ors import notes
-from gateway.upstreams.ors.steps import read_blocks, read_result, written
-from gateway.upstreams.ors.words import split_list, task_count, task_list
+from gateway.upstreams.ors import session_record as notes
+from gateway.upstreams.ors.codec import read_blocks, read_result, written
+from gateway.upstreams.ors.dialect_words import split_list, task_count, task_list
 
 SILENCE_S: Final = 30.0
 """Workers write a comment every 10 s into an open stream, so this much silence is a worker that hangs."""

@@ -14,8 +14,8 @@ from typing import Any, Final
 from gateway.core.errors import SessionNotFound, UpstreamError, UpstreamGone, UpstreamTimeout
 from gateway.core.model import Environment, Session
 from gateway.core.ports import Exchange
-from gateway.upstreams.calling import sse
-from gateway.upstreams.ors.link import JSON, MAX_ANSWER_BYTES, STARTING_PAUSE_S, Link, Refused, of, read
+from gateway.upstreams import sse
+from gateway.upstreams.ors.client import JSON, MAX_ANSWER_BYTES, STARTING_PAUSE_S, Link, Refused, of, read
 
 SILENCE_S: Final = 45.0
 """Servers write a comment every 10 s into an open stream, unless a blocking tool holds their only thread."""

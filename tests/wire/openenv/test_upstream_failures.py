@@ -19,7 +19,7 @@ from gateway.core.errors import (
     UpstreamTimeout,
 )
 from gateway.core.model import Action, Session, Setup, Timeouts
-from gateway.upstreams.openenv.socket import QUEUE_MAX
+from gateway.upstreams.openenv.websocket import QUEUE_MAX
 from tests.fakes.eventually import eventually, until
 from tests.wire.cutting import Relay, relay
 from tests.wire.openenv.clients import NEWEST

@@ -38,9 +38,9 @@ from gateway.core.model import (
     session_id,
 )
 from gateway.frontends.replicas import PeersFront
-from gateway.peers import HttpPeers
-from gateway.relay import Relay
 from gateway.upstreams.openenv.upstream import OpenEnvUpstream
+from gateway.upstreams.replica_client import HttpPeers
+from gateway.upstreams.transport import Relay
 from tests.fakes.eventually import eventually_now
 from tests.fakes.replicas import SECRET, served
 from tests.wire.gateways import short_folder

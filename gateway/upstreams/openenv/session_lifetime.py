@@ -14,9 +14,9 @@ from collections import OrderedDict
 from typing import Final
 
 from gateway.core.errors import UpstreamGone
+from gateway.upstreams.openenv.frames import SESSION, STATE, fault_of
 from gateway.upstreams.openenv.http import Http, Place
-from gateway.upstreams.openenv.socket import Sockets
-from gateway.upstreams.openenv.wire import SESSION, STATE, fault_of
+from gateway.upstreams.openenv.websocket import Sockets
 
 KNOWN_MAX: Final = 4096
 ATTEMPTS: Final = 3

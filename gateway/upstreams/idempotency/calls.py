@@ -27,8 +27,8 @@ from gateway.core.errors import (
     UpstreamTimeout,
 )
 from gateway.core.model import Session, SessionId, WorkerId
-from gateway.upstreams.calling.call import Call, never_ran
-from gateway.upstreams.calling.records import Records
+from gateway.upstreams.idempotency.call import Call, never_ran
+from gateway.upstreams.idempotency.records import Records
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from typing import Final
 from gateway.core.errors import UpstreamError
 from gateway.core.model import Environment, Session, SessionId
 from gateway.upstreams.openenv.episodes import SETTLE_S, Episodes
-from gateway.upstreams.openenv.held import Held
+from gateway.upstreams.openenv.live_session import Held
 
 KEPT_S: Final = 60.0
 """One that nobody comes for within this is ended: its successor's slot was never given back in a regular way."""

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from gateway.core.errors import UpstreamError
 from gateway.core.model import TOOL_FAILED, Block, ImageBlock, StepResult, TextBlock
-from gateway.upstreams.openenv.wire import (
+from gateway.upstreams.openenv.frames import (
     FAILED,
     INVALID,
     INVALID_INPUT,

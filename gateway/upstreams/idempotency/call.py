@@ -7,7 +7,7 @@ import uuid
 from typing import Generic, TypeVar
 
 from gateway.core.errors import InvalidRequest, PoolExhausted, SessionNotFound, StoreUnavailable, UpstreamGone
-from gateway.upstreams.calling.weights import weight
+from gateway.upstreams.idempotency.sizeof import weight
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from typing import Final
 from gateway.core.call_ports import Tally
 from gateway.core.faults import FaultKind
 from gateway.core.model import Session, SessionId, StepResult, Summary
-from gateway.upstreams.calling.recorder import Recorder
+from gateway.upstreams.idempotency.recorder import Recorder
 
 SESSIONS_MAX: Final = 50_000
 """Those that were closed in another replica are forgotten last."""

@@ -14,12 +14,12 @@ from typing import Final
 
 import anyio
 
-from gateway.connection import Connection, Place
 from gateway.core.addresses import parse_address
 from gateway.core.errors import ReplicaLeft, UpstreamError, UpstreamGone, UpstreamTimeout
 from gateway.core.faults import FAULTS_HEADER, Fault, read_faults
 from gateway.core.model import WorkerId
 from gateway.core.ports import Dial, Headers, Request
+from gateway.upstreams.http1 import Connection, Place
 
 CONNECT_S: Final = 5.0
 """A local worker accepts within microseconds; one that does not is gone or stopped."""

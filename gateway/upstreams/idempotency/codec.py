@@ -20,7 +20,7 @@ from gateway.core.errors import (
     UpstreamTimeout,
 )
 from gateway.core.model import Block, ImageBlock, StepResult, TextBlock
-from gateway.upstreams.calling import sse
+from gateway.upstreams import sse
 
 T = TypeVar("T")
 

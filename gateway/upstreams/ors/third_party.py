@@ -45,14 +45,29 @@ from gateway.core.model import (
 )
 from gateway.core.outcomes import is_without_reward
 from gateway.core.ports import Exchange, Headers, Transport
-from gateway.upstreams.calling import answers, sse
-from gateway.upstreams.calling.bodies import read_object
-from gateway.upstreams.calling.calls import Calls
-from gateway.upstreams.calling.faults import author_fault
-from gateway.upstreams.calling.outcomes import EVENTS
-from gateway.upstreams.calling.recorder import Recorder
-from gateway.upstreams.calling.spelling import Tool, tool_call
-from gateway.upstreams.calling.translated import (
+from gateway.upstreams import ors_replies as answers
+from gateway.upstreams import sse
+from gateway.upstreams.action_mapping import Tool, tool_call
+from gateway.upstreams.faults import author_fault
+from gateway.upstreams.idempotency.calls import Calls
+from gateway.upstreams.idempotency.codec import EVENTS
+from gateway.upstreams.idempotency.recorder import Recorder
+from gateway.upstreams.ors.client import STARTING_PAUSE_S, Answer, Link, Refused, of, refusal
+from gateway.upstreams.ors.codec import read_blocks, read_result
+from gateway.upstreams.ors.dialect_words import (
+    reason_of,
+    refuse_config,
+    split_list,
+    task_count,
+    task_list,
+    tool_list,
+    wish_of,
+)
+from gateway.upstreams.ors.dialects import Flavours, path
+from gateway.upstreams.ors.keepalive import Pulse
+from gateway.upstreams.ors.streams import outcome
+from gateway.upstreams.ors_bodies import read_object
+from gateway.upstreams.ors_facade import (
     Frames,
     Translated,
     Whole,
@@ -61,20 +76,6 @@ from gateway.upstreams.calling.translated import (
     recorded,
     told,
     worker_of,
-)
-from gateway.upstreams.ors.flavours import Flavours, path
-from gateway.upstreams.ors.link import STARTING_PAUSE_S, Answer, Link, Refused, of, refusal
-from gateway.upstreams.ors.pulse import Pulse
-from gateway.upstreams.ors.steps import read_blocks, read_result
-from gateway.upstreams.ors.streams import outcome
-from gateway.upstreams.ors.words import (
-    reason_of,
-    refuse_config,
-    split_list,
-    task_count,
-    task_list,
-    tool_list,
-    wish_of,
 )
 
 READY_PAUSE_S: Final = 0.1

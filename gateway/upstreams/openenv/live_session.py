@@ -8,9 +8,9 @@ import time
 from gateway.core.errors import SessionNotFound
 from gateway.core.faults import FaultKind
 from gateway.core.model import Environment, Session, Summary
+from gateway.upstreams.openenv.frames import acts, failure_of, kind_of, outcome_of
 from gateway.upstreams.openenv.http import Place
-from gateway.upstreams.openenv.socket import Line
-from gateway.upstreams.openenv.wire import acts, failure_of, kind_of, outcome_of
+from gateway.upstreams.openenv.websocket import Line
 
 
 class Held:

@@ -12,9 +12,9 @@ from typing import Final
 
 from gateway.core.errors import UpstreamError, UpstreamGone, UpstreamTimeout, WorkerFull
 from gateway.core.model import Environment, Worker
+from gateway.upstreams.openenv.frames import FACTORY, FULL, SESSION, STATE, fault_of
 from gateway.upstreams.openenv.http import Http, Place
-from gateway.upstreams.openenv.socket import Line, Sockets
-from gateway.upstreams.openenv.wire import FACTORY, FULL, SESSION, STATE, fault_of
+from gateway.upstreams.openenv.websocket import Line, Sockets
 
 PAUSE_S: Final = 0.05
 TRIALS_MAX: Final = 64

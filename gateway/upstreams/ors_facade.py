@@ -29,16 +29,17 @@ from gateway.core.errors import (
 from gateway.core.faults import Fault
 from gateway.core.model import TOOL_FAILED, Action, Block, Environment, Session, StepResult, Worker
 from gateway.core.ports import Exchange, Headers
-from gateway.upstreams.calling import answers, sse
-from gateway.upstreams.calling.bodies import Unprocessable, read_call
-from gateway.upstreams.calling.call import Call
-from gateway.upstreams.calling.calls import Calls
-from gateway.upstreams.calling.faults import faults
-from gateway.upstreams.calling.outcomes import RESULTS, Codec
-from gateway.upstreams.calling.recorder import Recorder
-from gateway.upstreams.calling.records import Records
-from gateway.upstreams.calling.spelling import Unreadable
-from gateway.upstreams.calling.tallies import Tallies
+from gateway.upstreams import ors_replies as answers
+from gateway.upstreams import sse
+from gateway.upstreams.action_mapping import Unreadable
+from gateway.upstreams.faults import faults
+from gateway.upstreams.idempotency.call import Call
+from gateway.upstreams.idempotency.calls import Calls
+from gateway.upstreams.idempotency.codec import RESULTS, Codec
+from gateway.upstreams.idempotency.recorder import Recorder
+from gateway.upstreams.idempotency.records import Records
+from gateway.upstreams.ors_bodies import Unprocessable, read_call
+from gateway.upstreams.session_stats import Tallies
 
 T = TypeVar("T")
 

@@ -23,10 +23,10 @@ from gateway.core.call_ports import (
 )
 from gateway.core.errors import CallConflict, UpstreamGone, UpstreamTimeout
 from gateway.core.model import Session
-from gateway.upstreams.calling.call import Call, never_ran
-from gateway.upstreams.calling.outcomes import Codec
-from gateway.upstreams.calling.recorder import Recorder
-from gateway.upstreams.calling.weights import weight
+from gateway.upstreams.idempotency.call import Call, never_ran
+from gateway.upstreams.idempotency.codec import Codec
+from gateway.upstreams.idempotency.recorder import Recorder
+from gateway.upstreams.idempotency.sizeof import weight
 
 T = TypeVar("T")
 

@@ -12,9 +12,9 @@ from typing import Final, Protocol, TypeVar
 from gateway.core.errors import SessionNotFound, UpstreamGone
 from gateway.core.model import Environment, Session, SessionId, SessionState, WorkerId
 from gateway.core.ports import Peers
-from gateway.upstreams.openenv.codec import FIRST_MAX_BYTES, Handle, read_handle
 from gateway.upstreams.openenv.episodes import Episodes
-from gateway.upstreams.openenv.held import Held
+from gateway.upstreams.openenv.live_session import Held
+from gateway.upstreams.openenv.replica_codec import FIRST_MAX_BYTES, Handle, read_handle
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from typing import Any, Final, NoReturn
 from gateway.core.errors import InvalidRequest, UpstreamError
 from gateway.core.model import Action, Environment, Setup, StepResult
 from gateway.upstreams.areal.observations import read_observation
-from gateway.upstreams.calling.faults import author_fault
+from gateway.upstreams.faults import author_fault
 
 Json = dict[str, Any]
 

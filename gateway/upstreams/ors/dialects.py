@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from gateway.core.errors import UpstreamError
 from gateway.core.model import Environment, WorkerId
-from gateway.upstreams.ors.link import Link
+from gateway.upstreams.ors.client import Link
 
 KNOWN_MAX: Final = 4096
 """Workers that are remembered."""

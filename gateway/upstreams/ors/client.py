@@ -11,7 +11,7 @@ from typing import Any, Final
 from gateway.core.errors import InvalidRequest, SessionNotFound, UpstreamError
 from gateway.core.model import Session, WorkerId
 from gateway.core.ports import Exchange, Headers, Request, Transport
-from gateway.upstreams.calling.faults import author_fault
+from gateway.upstreams.faults import author_fault
 
 MAX_ANSWER_BYTES: Final = 128 * 2**20
 ANSWER_S: Final = 60.0

@@ -10,7 +10,7 @@ from typing import Any, Final
 from gateway.core.errors import InvalidRequest, UpstreamError
 from gateway.core.model import Setup, Split, SplitType, TaskSpec
 from gateway.core.ports import Headers
-from gateway.upstreams.ors.flavours import Flavour
+from gateway.upstreams.ors.dialects import Flavour
 
 _ADDED: Final = ("terminal_tool", "supports_score_group", "message_block_types")
 """Keys of a tool list that one of the packages leaves out."""

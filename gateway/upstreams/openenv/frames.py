@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn
 
 from gateway.core.errors import UpstreamError
 from gateway.core.model import TOOL_FAILED
-from gateway.upstreams.calling.faults import author_fault
+from gateway.upstreams.faults import author_fault
 
 CLOSE: Final = b'{"type":"close"}'
 STATE: Final = b'{"type":"state"}'

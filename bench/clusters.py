@@ -18,8 +18,8 @@ from bench.nodes_report import GATEWAY, NODES, REDIS, WORKERS, Way, rss_mib
 from bench.processes import ServerProcess, StartError, Usage, usage
 from bench.redis_server import RedisServer, redis_server
 from bench.targets import Servers
-from gateway.cluster_tls import CA_FILE, GATEWAY_FILES, make_certificates
 from gateway.core.addresses import parse_address
+from gateway.node.tls import CA_FILE, GATEWAY_FILES, make_certificates
 
 HERE = "this one"
 PORT = 7443

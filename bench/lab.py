@@ -26,7 +26,7 @@ from bench.catalogs import STEPS_FOLDER
 from bench.containers import ENGINE_S
 from bench.processes import STOP_S, StartError
 from gateway.backends.docker.container import LABEL_ENVIRONMENT, LABEL_INSTANCE
-from gateway.cluster_tls import CA_FILE, NODE_FILES
+from gateway.node.tls import CA_FILE, NODE_FILES
 
 LOCKS = Path("/var/lib/swarm-lab")
 SCRIPT = Path(__file__).parents[1] / "scripts" / "swarm-lab"

@@ -15,13 +15,14 @@ import typer
 import uvloop
 from rich.table import Table
 
-from gateway import __version__, cli_cluster
+from gateway import __version__
 from gateway.app import Gateway, serve
 from gateway.catalog.catalog import describe, load_catalog
 from gateway.catalog.cli import env_app
 from gateway.core.errors import ConfigError, GatewayError
 from gateway.core.model import Environment, SplitType
 from gateway.frontends.admin.client import LOCALHOST, Key, Url, ask, counted, print_table
+from gateway.node import cli as cli_cluster
 from gateway.observe import logs
 from gateway.reading import Content, read_all, read_files
 from gateway.settings import Settings, load

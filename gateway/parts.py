@@ -12,13 +12,13 @@ from gateway.backends.swarm.backend import SwarmBackend
 from gateway.backends.swarm.hosts import parse_hosts
 from gateway.backends.swarm.nodes import Nodes
 from gateway.catalog.catalog import Catalog
-from gateway.cluster_tls import NODE_NAME, client_context
 from gateway.core.call_ports import CallStore
 from gateway.core.curriculum_ports import CurriculumStore
 from gateway.core.errors import ConfigError
 from gateway.core.leader_lease import LeaderLease
 from gateway.core.ports import Backend, Store
 from gateway.core.task_ports import TaskStore
+from gateway.node.tls import NODE_NAME, client_context
 from gateway.settings import Settings, inherited_environ
 from gateway.shared_files import Taken, hold
 from gateway.stores.memory.calls import MemoryCallStore

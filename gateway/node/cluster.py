@@ -18,12 +18,12 @@ import httpx
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.core.errors import BackendError
-from gateway.node.answers import Answer, answer, read_body, refuse_body
 from gateway.node.gate import engine_client
+from gateway.node.image_transfers import Transfers
 from gateway.node.report import Draining, Reporter, shown
+from gateway.node.responses import Answer, answer, read_body, refuse_body
 from gateway.node.routes import Refused
 from gateway.node.rules import Rules
-from gateway.node.transfers import Transfers
 
 logger = logging.getLogger(__name__)
 

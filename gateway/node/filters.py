@@ -8,7 +8,7 @@ from __future__ import annotations
 from http import HTTPStatus
 
 from gateway.backends.docker.container import LABEL_INSTANCE
-from gateway.node.jsonbody import Malformed, parse
+from gateway.node.json_body import Malformed, parse
 from gateway.node.routes import Refused
 
 _LIST_KEYS = frozenset(["label", "name", "id", "status", "health", "exited"])

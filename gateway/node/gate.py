@@ -24,12 +24,12 @@ from gateway.backends.docker.container import LABEL_ENVIRONMENT, LABEL_INSTANCE,
 from gateway.backends.folders import SocketFolders
 from gateway.core.errors import BackendError, ConfigError
 from gateway.core.model import WorkerId
-from gateway.node.answers import Answer, answer, passed_on, read_body, refuse_body
 from gateway.node.filters import own_containers, own_events
 from gateway.node.info import shown_info
-from gateway.node.jsonbody import Malformed, parse
+from gateway.node.json_body import Malformed, parse
 from gateway.node.mounts import mounts_custom_tasks
 from gateway.node.policy import refusal, rewritten, shared_with
+from gateway.node.responses import Answer, answer, passed_on, read_body, refuse_body
 from gateway.node.routes import Kind, Operation, Refused, find
 from gateway.node.rules import Rules
 

@@ -13,13 +13,13 @@ import httpx
 
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.reload import Rollover
-from gateway.cluster_tls import server_context
 from gateway.core.errors import BackendError, ConfigError
 from gateway.node.cluster import Cluster
 from gateway.node.gate import Gate, engine_client
-from gateway.node.relay import Relay
 from gateway.node.rules import Rules
 from gateway.node.serve import ending, serving_cluster, serving_gate
+from gateway.node.tls import server_context
+from gateway.node.tunnel import Relay
 from gateway.settings import Settings
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 from gateway.backends.folders import PATH_MAX_BYTES
 from gateway.core.errors import ConfigError
 from gateway.node.gate import Gate
-from gateway.node.relay import Relay
+from gateway.node.tunnel import Relay
 from gateway.serving import Server, listen
 
 STOP_S = 2

@@ -13,12 +13,12 @@ from gateway.backends.folders import Folders
 from gateway.backends.swarm.backend import SwarmBackend
 from gateway.backends.swarm.dialing import NodeDialer
 from gateway.backends.swarm.nodes import Nodes
-from gateway.cluster_tls import NODE_NAME, client_context, server_context
 from gateway.core.model import Environment
 from gateway.node import Gate, Rules
 from gateway.node.cluster import Cluster
-from gateway.node.relay import Relay as NodeRelay
 from gateway.node.serve import serving_cluster
+from gateway.node.tls import NODE_NAME, client_context, server_context
+from gateway.node.tunnel import Relay as NodeRelay
 from tests.contract.backend_world import ENGINE_URL, SOCKETS_ON_NODES
 from tests.fakes.certificates import cluster
 from tests.fakes.nodes import HOST, free_pair

@@ -17,7 +17,7 @@ from typing import Any
 import docker
 import httpx
 
-from gateway.cluster_tls import make_certificates
+from gateway.node.tls import make_certificates
 from tests.deadlines import scaled
 from tests.docker.swarm_lab import NODES, PROJECT_DIR, Lab
 from tests.docker.swarm_players import ENVIRONMENT

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from gateway.cluster_tls import make_certificates
+from gateway.node.tls import make_certificates
 
 CLIENT, SERVER = ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH
 DAY = datetime.timedelta(days=1)
@@ -21,7 +21,7 @@ DAY = datetime.timedelta(days=1)
 
 @dataclass(frozen=True)
 class Files:
-    """What `gateway.cluster_tls` is given."""
+    """What `gateway.node.tls` is given."""
 
     ca: Path
     cert: Path

@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from gateway.backends.swarm.nodes import Nodes
-from gateway.cluster_tls import NODE_NAME, client_context, server_context
+from gateway.node.tls import NODE_NAME, client_context, server_context
 from tests.fakes.certificates import Files
 from tests.fakes.raw_http import Connection, Request
 

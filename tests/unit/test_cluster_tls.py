@@ -18,8 +18,8 @@ import uvloop
 from typer.testing import CliRunner
 
 from gateway.cli import app
-from gateway.cluster_tls import GATEWAY_NAME, NODE_NAME, client_context, make_certificates, server_context
 from gateway.core.errors import ConfigError
+from gateway.node.tls import GATEWAY_NAME, NODE_NAME, client_context, make_certificates, server_context
 from tests.deadlines import scaled
 from tests.fakes.certificates import CLIENT, DAY, SERVER, Files, cluster, expired_authority, of, signed
 

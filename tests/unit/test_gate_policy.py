@@ -25,7 +25,7 @@ from gateway.core.model import (
     WorkerId,
 )
 from gateway.node.filters import own_containers, own_events
-from gateway.node.jsonbody import Malformed, parse
+from gateway.node.json_body import Malformed, parse
 from gateway.node.mounts import mounts_custom_tasks
 from gateway.node.policy import BODY, HOST_CONFIG, refusal, rewritten
 from gateway.node.routes import Kind, Refused, find

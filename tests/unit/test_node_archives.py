@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.node.archives import MEMBERS_MAX, BadArchive, checked, tagged
+from gateway.node.image_archives import MEMBERS_MAX, BadArchive, checked, tagged
 from tests.fakes.image_tars import ImageTar, loaded
 
 REFERENCE = "env-gateway/fake"

@@ -19,18 +19,18 @@ import httpx
 import pytest
 
 from gateway.backends.docker.container import LABEL_ENVIRONMENT, LABEL_INSTANCE, LABEL_ROLE, LABEL_WORKER
-from gateway.cluster_tls import client_context, server_context
 from gateway.core.errors import BackendError, ConfigError
 from gateway.core.model import Environment, EnvironmentName
 from gateway.core.nodes import NodeReport
-from gateway.node import transfers
+from gateway.node import image_transfers as transfers
 from gateway.node.cluster import Cluster
 from gateway.node.gate import Gate
-from gateway.node.relay import Relay
 from gateway.node.report import available_bytes, built_at
 from gateway.node.rules import Rules
 from gateway.node.run import listen_address, run_node
 from gateway.node.serve import serving_cluster
+from gateway.node.tls import client_context, server_context
+from gateway.node.tunnel import Relay
 from gateway.settings import Settings
 from tests.deadlines import scaled
 from tests.fakes import engine as fakes

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import uvloop
 
-from gateway.cluster_tls import client_context, server_context
-from gateway.node import relay as relays
-from gateway.node.relay import Relay
-from gateway.node.underway import UnderWay
+from gateway.node import tunnel as relays
+from gateway.node.response_tracker import UnderWay
+from gateway.node.tls import client_context, server_context
+from gateway.node.tunnel import Relay
 from gateway.serving import listen
 from tests.deadlines import scaled
 from tests.fakes.certificates import Files, cluster

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gateway.cluster_tls import CA_FILE, GATEWAY_FILES, NODE_FILES, make_certificates
+from gateway.node.tls import CA_FILE, GATEWAY_FILES, NODE_FILES, make_certificates
 
 
 def mount(app: typer.Typer) -> None:

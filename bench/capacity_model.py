@@ -17,7 +17,7 @@ from typing import Final
 
 from bench.capacity_figures import Figures
 from bench.capacity_inputs import Cluster, Workload
-from gateway.core.plan import rest_s
+from gateway.core.scaling import rest_s
 
 FULL: Final = 0.7
 """Of a CPU: planned for, as what waits for a busier one waits for several others."""

@@ -19,19 +19,29 @@ from typing import Any
 import anyio
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway.adapters import (
+    Stores,
+    hold_containers,
+    make_backend,
+    make_nodes,
+    make_stores,
+    make_swarm,
+)
 from gateway.backends.external import StaticBackend
 from gateway.backends.routed import RoutedBackend
 from gateway.backends.swarm.dialing import NodeDialer
 from gateway.backends.swarm.nodes import NodeState
 from gateway.catalog.reload import Rollover
 from gateway.catalog.task_modules import CustomTaskFolders, offering
+from gateway.content import Content, read_all
 from gateway.core.errors import ConfigError, StoreUnavailable
 from gateway.core.leader_lease import LEASE_S, LeaderLease
 from gateway.core.lifecycle import Lifecycle
 from gateway.core.model import CloseReason, Environment, Owner, Setup, Wire
-from gateway.core.nodes import NodeId
-from gateway.core.plan import Demands
+from gateway.core.placement import NodeId
 from gateway.core.ports import Backend, Upstream
+from gateway.core.retry import STORE_PATIENCE_S
+from gateway.core.scaling import Demands
 from gateway.frontends.admin.app import OpsFront
 from gateway.frontends.admin.curricula import CurriculumRoutes
 from gateway.frontends.admin.nodes import NodeRoutes
@@ -42,15 +52,6 @@ from gateway.frontends.openenv.app import OpenEnvFront
 from gateway.frontends.ors.app import OrsFront
 from gateway.frontends.replicas import PeersFront
 from gateway.observe.metrics import Metrics
-from gateway.parts import (
-    Stores,
-    hold_containers,
-    make_backend,
-    make_nodes,
-    make_stores,
-    make_swarm,
-)
-from gateway.patience import STORE_PATIENCE_S
 from gateway.pool.audit import Audit
 from gateway.pool.background import LoopTasks
 from gateway.pool.executor import PlanExecutor
@@ -62,8 +63,7 @@ from gateway.pool.planner import Planner
 from gateway.pool.recovery import Rebuilding
 from gateway.pool.starts import Starts
 from gateway.pool.stops import WorkerEnds
-from gateway.reading import Content, read_all
-from gateway.serving import Server, configured, listen
+from gateway.server import Server, configured, listen
 from gateway.sessions.cache import Remembered
 from gateway.sessions.cancellation import Waiting
 from gateway.sessions.closing import Closer

@@ -19,12 +19,12 @@ from gateway import __version__
 from gateway.app import Gateway, serve
 from gateway.catalog.catalog import describe, load_catalog
 from gateway.catalog.cli import env_app
+from gateway.content import Content, read_all, read_files
 from gateway.core.errors import ConfigError, GatewayError
 from gateway.core.model import Environment, SplitType
 from gateway.frontends.admin.client import LOCALHOST, Key, Url, ask, counted, print_table
 from gateway.node import cli as cli_cluster
 from gateway.observe import logs
-from gateway.reading import Content, read_all, read_files
 from gateway.settings import Settings, load
 from gateway.tasks import cli as cli_tasks
 from gateway.tasks.curricula.cli import curricula_app

@@ -140,9 +140,9 @@ async def _of_image(
     settings: Settings, image: str, port: int, environment: str, variables: Mapping[str, str], timeout_s: float
 ) -> tuple[Findings, Ran]:
     # Needed here only: the Docker SDK, and every adapter.
+    from gateway.adapters import make_backend
     from gateway.catalog.inspect.image import Looking
     from gateway.catalog.inspect.trial import Trials, Wish
-    from gateway.parts import make_backend
 
     # Of an instance of its own: a gateway that runs on this engine would take the container for an orphan of its own.
     own = {"backend": "docker", "instance": f"{settings.instance[:40]}-inspection-{secrets.token_hex(4)}"}

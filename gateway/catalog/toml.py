@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from pydantic import ValidationError
 
 from gateway.catalog.schema import EnvironmentFile, LimitsTable, SplitTable
-from gateway.core.curricula import PREFIX
+from gateway.core.curriculum import PREFIX
 from gateway.core.errors import ConfigError
 from gateway.core.model import (
     ALL_GPUS,

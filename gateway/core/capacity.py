@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from gateway.core.model import EnvironmentLoad, EnvironmentName, PoolPolicy, WorkerId, WorkerLoad, WorkerState
-from gateway.core.plan import Plan
+from gateway.core.scaling import Plan
 
 LEAST_START_S = 1.0
 """How long a start is taken to last at least, where slots are kept free for openings that are foreseen."""

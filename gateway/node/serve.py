@@ -18,7 +18,7 @@ from gateway.backends.folders import PATH_MAX_BYTES
 from gateway.core.errors import ConfigError
 from gateway.node.gate import Gate
 from gateway.node.tunnel import Relay
-from gateway.serving import Server, listen
+from gateway.server import Server, listen
 
 STOP_S = 2
 """How long streams may go on after the end was asked for; uvicorn would wait for ever."""

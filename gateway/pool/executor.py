@@ -10,8 +10,8 @@ from typing import Final
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.reload import Rollover
 from gateway.core.model import Environment, EnvironmentLoad, EnvironmentName, Worker, WorkerId, WorkerState
-from gateway.core.plan import Plan
 from gateway.core.ports import Backend, Store
+from gateway.core.scaling import Plan
 from gateway.pool.background import LoopTasks
 from gateway.pool.pausing import Pausing
 from gateway.pool.recovery import static_worker

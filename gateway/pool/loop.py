@@ -16,8 +16,8 @@ import anyio
 
 from gateway.core.errors import GatewayError, NotLeading, StoreUnavailable
 from gateway.core.model import CapacityWanted, Death, EnvironmentName
-from gateway.core.plan import rest_s
 from gateway.core.ports import Backend, Store
+from gateway.core.scaling import rest_s
 from gateway.observe.metrics import Metrics
 from gateway.pool.background import LoopTasks
 from gateway.pool.executor import PlanExecutor

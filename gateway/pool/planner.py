@@ -12,7 +12,7 @@ from typing import Protocol
 from gateway.catalog.catalog import Catalog
 from gateway.core.capacity import Expected, Wish, shared
 from gateway.core.model import Environment, EnvironmentLoad, EnvironmentName
-from gateway.core.plan import Demands, Plan, plan
+from gateway.core.scaling import Demands, Plan, plan
 from gateway.observe.metrics import Metrics
 from gateway.pool.starts import Starts
 

@@ -33,11 +33,11 @@ from gateway.core.model import (
     WorkerId,
     WorkerState,
 )
-from gateway.core.plan import Demands, backoff_s
 from gateway.core.ports import Backend, Store, Transport, Upstream
+from gateway.core.retry import patiently
+from gateway.core.scaling import Demands, backoff_s
 from gateway.observe.metrics import Metrics
 from gateway.observe.outcomes import start_outcome
-from gateway.patience import patiently
 
 logger = logging.getLogger(__name__)
 

@@ -30,8 +30,8 @@ from gateway.core.faults import Fault, FaultKind
 from gateway.core.model import CloseReason, Environment, Opening, Session, SessionId, SessionState, Summary, Wire
 from gateway.core.outcomes import EpisodeOutcome, is_without_reward, outcome_of, reward_of
 from gateway.core.ports import Store, Upstream
+from gateway.core.retry import STORE_PATIENCE_S, patiently
 from gateway.observe.metrics import Metrics
-from gateway.patience import STORE_PATIENCE_S, patiently
 from gateway.sessions.fault_log import log_faults
 
 logger = logging.getLogger(__name__)

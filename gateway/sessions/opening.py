@@ -48,8 +48,8 @@ from gateway.core.model import (
     session_id,
 )
 from gateway.core.ports import Store, Upstream
+from gateway.core.retry import STORE_PATIENCE_S, STORE_PAUSE_S, patiently
 from gateway.observe.metrics import Metrics
-from gateway.patience import STORE_PATIENCE_S, STORE_PAUSE_S, patiently
 from gateway.sessions.cache import Remembered
 from gateway.sessions.cancellation import Waiting
 from gateway.sessions.closing import Closer, Missed

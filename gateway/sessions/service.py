@@ -43,9 +43,9 @@ from gateway.core.model import (
     session_id,
 )
 from gateway.core.ports import Exchange, Headers, Store, Upstream
+from gateway.core.retry import STORE_PATIENCE_S, patiently
 from gateway.observe.metrics import Metrics
 from gateway.observe.outcomes import answer_outcome, call_outcome
-from gateway.patience import STORE_PATIENCE_S, patiently
 from gateway.sessions.cache import TICK_S, Entry, Remembered
 from gateway.sessions.cancellation import BrokenOff, Until
 from gateway.sessions.closing import Closer

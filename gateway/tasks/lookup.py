@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 from gateway.core import model
-from gateway.core.curricula import PREFIX
+from gateway.core.curriculum import PREFIX
 from gateway.core.errors import UnknownTask, unknown_index, unknown_split
 from gateway.core.model import Environment, EnvironmentName, Registered, Setup, Split, SplitType, TaskSpec, Wire
 from gateway.tasks.curricula.indices import Handles, Offer, is_index, places_of, spec_of

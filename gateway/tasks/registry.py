@@ -23,7 +23,7 @@ from gateway.core.errors import (
     unknown_split,
 )
 from gateway.core.model import Environment, EnvironmentName, Split, SplitType
-from gateway.core.task_ports import StoredTask, TaskStore
+from gateway.core.ports_tmp.tasks import StoredTask, TaskStore
 from gateway.tasks.files import read_split
 from gateway.tasks.split_view import ORDER, Added, SplitView, indexed, merged, rank, read
 

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from gateway.core.errors import StoreUnavailable, TaskExists, TaskInvalid, TaskRateLimited, UnknownTask
 from gateway.core.model import Environment, EnvironmentName
-from gateway.core.task_ports import StoredTask, TaskStore
+from gateway.core.ports_tmp.tasks import StoredTask, TaskStore
 from gateway.tasks.documents import compact
 from gateway.tasks.registry import TaskRegistry
 from gateway.tasks.schema import GenericTask, RateLimit, parse

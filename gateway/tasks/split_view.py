@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.core.model import SplitType
-from gateway.core.task_ports import StoredTask
+from gateway.core.ports_tmp.tasks import StoredTask
 from gateway.tasks.files import names_of
 
 ORDER = {kind.value: position for position, kind in enumerate(SplitType)}

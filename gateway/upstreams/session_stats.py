@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gateway.core.call_ports import Tally
 from gateway.core.faults import FaultKind
 from gateway.core.model import Session, SessionId, StepResult, Summary
+from gateway.core.ports_tmp.calls import Tally
 from gateway.upstreams.idempotency.recorder import Recorder
 
 SESSIONS_MAX: Final = 50_000

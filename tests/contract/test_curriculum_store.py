@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.core.curricula import RECENT, Outcome, TaskRecord
-from gateway.core.curriculum_ports import (
+from gateway.core.curriculum import RECENT, Outcome, TaskRecord
+from gateway.core.errors import InvalidRequest
+from gateway.core.ports_tmp.curricula import (
     MAX_DEFINITION_BYTES,
     MAX_OUTCOMES,
     MAX_STATE_BYTES,
@@ -18,7 +19,6 @@ from gateway.core.curriculum_ports import (
     CurriculumStore,
     RecordPage,
 )
-from gateway.core.errors import InvalidRequest
 from gateway.stores.memory.curricula import MemoryCurriculumStore
 from tests.contract.curriculum_worlds import Make, Reader, drawn, joined, known, open_store, outcome
 from tests.contract.store_worlds import CODING, MATH, MemoryWorld, World

@@ -14,7 +14,7 @@ import gateway.stores.redis.tasks as module
 from gateway.catalog.catalog import Catalog
 from gateway.core.errors import InvalidRequest, StoreUnavailable, TaskExists
 from gateway.core.model import Environment, EnvironmentName
-from gateway.core.task_ports import MAX_AT_ONCE, MAX_TASK_BYTES, StoredTask, TaskChanges, TaskStore
+from gateway.core.ports_tmp.tasks import MAX_AT_ONCE, MAX_TASK_BYTES, StoredTask, TaskChanges, TaskStore
 from gateway.stores.memory.tasks import MemoryTaskStore
 from gateway.stores.redis.client import scripts
 from gateway.stores.redis.tasks import RedisTaskStore

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 
 from gateway.core.model import EnvironmentName, Owner, Session, SessionId, SessionState, WorkerId
 from gateway.frontends.replicas import PeersFront
-from gateway.serving import BoundedHttp, Server, listen
+from gateway.server import BoundedHttp, Server, listen
 from gateway.upstreams.replica_client import HttpPeers
 from tests.deadlines import scaled
 

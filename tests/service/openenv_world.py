@@ -14,7 +14,7 @@ import httpx
 from websockets.asyncio.client import ClientConnection, connect
 
 from gateway.core.model import Environment
-from gateway.serving import Server, configured
+from gateway.server import Server, configured
 from tests.deadlines import scaled
 from tests.service.stack import Replica, Stack, environment, stack
 

@@ -30,8 +30,8 @@ from gateway.core.model import (
     WorkerId,
 )
 from gateway.core.ports import Store, Upstream
+from gateway.core.retry import STORE_PATIENCE_S
 from gateway.observe.metrics import Metrics
-from gateway.patience import STORE_PATIENCE_S
 from gateway.sessions.cache import Remembered
 from gateway.sessions.cancellation import Waiting
 from gateway.sessions.closing import Closer

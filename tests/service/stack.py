@@ -16,10 +16,11 @@ from typing import Any
 import httpx
 import uvicorn
 
+from gateway.adapters import Stores
 from gateway.app import Gateway
 from gateway.catalog.catalog import Catalog
-from gateway.core.curricula import Curriculum
-from gateway.core.curriculum_ports import CurriculumStore
+from gateway.content import Content
+from gateway.core.curriculum import Curriculum
 from gateway.core.model import (
     Areal,
     Environment,
@@ -35,10 +36,9 @@ from gateway.core.model import (
     WorkerState,
 )
 from gateway.core.ports import Store, Upstream
-from gateway.core.task_ports import TaskStore
-from gateway.parts import Stores
-from gateway.reading import Content
-from gateway.serving import BoundedSocket
+from gateway.core.ports_tmp.curricula import CurriculumStore
+from gateway.core.ports_tmp.tasks import TaskStore
+from gateway.server import BoundedSocket
 from gateway.settings import Settings
 from gateway.stores.memory.calls import MemoryCallStore
 from gateway.stores.memory.curricula import MemoryCurriculumStore

@@ -21,7 +21,7 @@ import pytest
 
 from gateway.app import Gateway
 from gateway.backends import process
-from gateway.reading import read_all
+from gateway.content import read_all
 from gateway.settings import Settings
 from tests.deadlines import scaled
 from tests.fakes.eventually import eventually, until

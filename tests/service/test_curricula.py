@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from gateway.core.curricula import Component, Curriculum, Sampler, SamplerKind, Stage
+from gateway.core.curriculum import Component, Curriculum, Sampler, SamplerKind, Stage
 from gateway.core.model import Areal, EnvironmentName, WorkerState
 from gateway.stores.memory.curricula import MemoryCurriculumStore
 from tests.fakes.eventually import eventually

@@ -10,7 +10,7 @@ from typing import Any
 from typer.testing import CliRunner, Result
 
 from gateway.cli import app as commands
-from gateway.core.curricula import Component, Curriculum, Sampler, SamplerKind, Stage
+from gateway.core.curriculum import Component, Curriculum, Sampler, SamplerKind, Stage
 from gateway.core.model import EnvironmentName
 from tests.service.stack import running, tasks
 from tests.service.wire import call, delete, detail

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.core.curricula import Component, Curriculum, Sampler, SamplerKind
+from gateway.core.curriculum import Component, Curriculum, Sampler, SamplerKind
 from gateway.core.model import Environment, EnvironmentLoad, EnvironmentName, Group, Protocol, Setup
 from gateway.frontends.seeds import seeded
 from gateway.stores.memory.curricula import MemoryCurriculumStore

@@ -27,9 +27,9 @@ import uvloop
 from websockets.sync.client import connect
 
 from gateway.app import Gateway
+from gateway.content import read_all
 from gateway.core.ports import Store
-from gateway.reading import read_all
-from gateway.serving import Server, configured, listen
+from gateway.server import Server, configured, listen
 from gateway.settings import Settings
 from tests.deadlines import scaled
 from tests.wire.gateways import short_folder

@@ -12,8 +12,8 @@ import pytest
 from gateway import app
 from gateway.app import Gateway
 from gateway.catalog.catalog import Catalog
+from gateway.content import Content
 from gateway.core.errors import ConfigError
-from gateway.reading import Content
 from gateway.settings import Settings
 from gateway.tasks.registry import TaskRegistry
 from tests.contract.store_worlds import RedisWorld

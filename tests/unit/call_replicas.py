@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from gateway.core.call_ports import CallChange, CallRecord, CallState, Tally
 from gateway.core.errors import StoreUnavailable
 from gateway.core.model import EnvironmentName, Owner, Session, SessionId, SessionState, WorkerId
+from gateway.core.ports_tmp.calls import CallChange, CallRecord, CallState, Tally
 from gateway.stores.memory.calls import MemoryCallStore
 
 SESSION = Session(

@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gateway.core.curricula import Outcome
-from gateway.core.curriculum_ports import Drawn, RecordPage, Turn
+from gateway.core.curriculum import Outcome
 from gateway.core.errors import StoreUnavailable
 from gateway.core.model import EnvironmentName
-from gateway.core.task_ports import StoredTask
+from gateway.core.ports_tmp.curricula import Drawn, RecordPage, Turn
+from gateway.core.ports_tmp.tasks import StoredTask
 from gateway.stores.memory.curricula import MemoryCurriculumStore
 from gateway.stores.memory.tasks import MemoryTaskStore
 from gateway.tasks.registry import TaskRegistry

@@ -14,7 +14,7 @@ from gateway.core.model import (
     WorkerLoad,
     WorkerState,
 )
-from gateway.core.plan import Plan, plan
+from gateway.core.scaling import Plan, plan
 
 A, B, C = EnvironmentName("a"), EnvironmentName("b"), EnvironmentName("c")
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from gateway.catalog.catalog import Catalog
-from gateway.core.curricula import Component, Curriculum, Outcome, Sampler, SamplerKind
-from gateway.core.curriculum_ports import Drawn, Turn
+from gateway.core.curriculum import Component, Curriculum, Outcome, Sampler, SamplerKind
 from gateway.core.errors import InvalidRequest, StoreUnavailable, UnknownTask
 from gateway.core.model import Environment, EnvironmentName, Registered, Split, TaskSpec
+from gateway.core.ports_tmp.curricula import Drawn, Turn
 from gateway.stores.memory.tasks import MemoryTaskStore
 from gateway.tasks.curricula.indices import Offer
 from gateway.tasks.curricula.sampling import Place

@@ -21,7 +21,7 @@ import pytest
 from gateway.backends.docker.container import LABEL_ENVIRONMENT, LABEL_INSTANCE, LABEL_ROLE, LABEL_WORKER
 from gateway.core.errors import BackendError, ConfigError
 from gateway.core.model import Environment, EnvironmentName
-from gateway.core.nodes import NodeReport
+from gateway.core.placement import NodeReport
 from gateway.node import image_transfers as transfers
 from gateway.node.cluster import Cluster
 from gateway.node.gate import Gate

@@ -20,7 +20,7 @@ from gateway.node import tunnel as relays
 from gateway.node.response_tracker import UnderWay
 from gateway.node.tls import client_context, server_context
 from gateway.node.tunnel import Relay
-from gateway.serving import listen
+from gateway.server import listen
 from tests.deadlines import scaled
 from tests.fakes.certificates import Files, cluster
 from tests.fakes.eventually import until

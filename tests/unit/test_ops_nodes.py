@@ -10,10 +10,10 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
+from gateway.adapters import make_nodes
 from gateway.core.errors import BackendError, ConfigError
 from gateway.frontends.admin.nodes import NodeRoutes
 from gateway.node.tls import make_certificates
-from gateway.parts import make_nodes
 from gateway.settings import Settings
 
 

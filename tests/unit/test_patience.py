@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.core.errors import SessionNotFound, StoreUnavailable
-from gateway.patience import patiently
+from gateway.core.retry import patiently
 
 
 class Asked:

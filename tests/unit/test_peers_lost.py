@@ -171,7 +171,7 @@ async def test_the_answer_to_another_request_is_not_taken_for_this_one_s(peers: 
 HOLDER = """
 import asyncio, sys, uvicorn
 from gateway.frontends.replicas import PeersFront
-from gateway.serving import BoundedHttp, Server, listen
+from gateway.server import BoundedHttp, Server, listen
 
 async def serve(operation, session_id, lease, message, within_s):
     if message == b"hang":

@@ -18,7 +18,7 @@ from gateway.core.model import (
     WorkerLoad,
     WorkerState,
 )
-from gateway.core.plan import WINDOW_S, Demand, backoff_s, plan, rest_s
+from gateway.core.scaling import WINDOW_S, Demand, backoff_s, plan, rest_s
 
 NOW, OLD = "wanted", "outdated"
 READY, STARTING, DRAINING = WorkerState.READY, WorkerState.STARTING, WorkerState.DRAINING

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gateway.core.model import EnvironmentName, WorkerId
-from gateway.core.nodes import Need, NodeId, NodeReport
-from gateway.core.plan import place, why_not
+from gateway.core.placement import Need, NodeId, NodeReport
+from gateway.core.scaling import place, why_not
 
 GIB = 2**30
 MATH, OS = EnvironmentName("math"), EnvironmentName("os")

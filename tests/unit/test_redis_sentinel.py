@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.adapters import check_store
 from gateway.core.errors import ConfigError
-from gateway.parts import check_store
 from gateway.stores.redis.sentinel import SentinelUrl, is_sentinel, read_url
 
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.curricula import RECENT, Component, Curriculum, Sampler, SamplerKind, Stage, TaskRecord
-from gateway.core.curriculum_ports import MAX_STATE_BYTES
+from gateway.core.curriculum import RECENT, Component, Curriculum, Sampler, SamplerKind, Stage, TaskRecord
 from gateway.core.errors import InvalidRequest
+from gateway.core.ports_tmp.curricula import MAX_STATE_BYTES
 from gateway.tasks.curricula.sampling import prepare
 from gateway.tasks.curricula.stages import MARKED, Standing, advance, standings
 from gateway.tasks.curricula.tables import Tables, TaskRow, tabulate

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.core.errors import ConfigError
 from gateway.frontends.asgi import respond
-from gateway.serving import BoundedHttp, Server, listen
+from gateway.server import BoundedHttp, Server, listen
 from tests.deadlines import scaled
 
 WAIT_S = scaled(10.0)
@@ -73,7 +73,7 @@ async def test_a_head_of_64_kib_is_served() -> None:
 
 
 async def test_a_head_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.serving.HEAD_S", 0.05)
+    monkeypatch.setattr("gateway.server.HEAD_S", 0.05)
     async with served() as (reader, writer):
         writer.write(b"GET / HTTP/1.1\r\nhost: h\r\n")
 
@@ -85,7 +85,7 @@ async def test_a_head_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyP
 async def test_a_body_of_which_nothing_comes_any_more_is_refused_and_who_waits_for_it_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gateway.serving.BODY_S", 0.1)
+    monkeypatch.setattr("gateway.server.BODY_S", 0.1)
     heard: list[str] = []
     is_over = asyncio.Event()
 
@@ -109,8 +109,8 @@ async def test_a_body_of_which_nothing_comes_any_more_is_refused_and_who_waits_f
 async def test_a_body_that_comes_too_slowly_on_the_whole_is_refused_however_short_its_pauses_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gateway.serving.BODY_LEAST_S", 0.1)
-    monkeypatch.setattr("gateway.serving.BODY_S", scaled(3600.0))
+    monkeypatch.setattr("gateway.server.BODY_LEAST_S", 0.1)
+    monkeypatch.setattr("gateway.server.BODY_S", scaled(3600.0))
     is_over = asyncio.Event()
 
     async def reading(scope: Scope, receive: Receive, send: Send) -> None:
@@ -133,8 +133,8 @@ async def test_a_body_that_comes_too_slowly_on_the_whole_is_refused_however_shor
 
 
 async def test_a_body_has_more_time_the_more_of_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.serving.BODY_LEAST_S", 0.0)
-    monkeypatch.setattr("gateway.serving.BODY_RATE", 0.01)
+    monkeypatch.setattr("gateway.server.BODY_LEAST_S", 0.0)
+    monkeypatch.setattr("gateway.server.BODY_RATE", 0.01)
     has_begun = asyncio.Event()
 
     async def reading(scope: Scope, receive: Receive, send: Send) -> None:
@@ -152,7 +152,7 @@ async def test_a_body_has_more_time_the_more_of_it_came(monkeypatch: pytest.Monk
 
 
 async def test_a_connection_that_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.serving.HEAD_S", 0.05)
+    monkeypatch.setattr("gateway.server.HEAD_S", 0.05)
     async with served() as (reader, _):
         async with asyncio.timeout(WAIT_S):
             assert await reader.read() == b""
@@ -220,7 +220,7 @@ async def test_an_answer_that_had_begun_leaves_its_connection_and_one_that_had_n
 def test_a_client_that_reads_nothing_is_cut_off(
     run: Callable[[Coroutine[object, object, None]], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.serving.STALL_S", 0.1)
+    monkeypatch.setattr("gateway.server.STALL_S", 0.1)
 
     async def cut_off() -> None:
         ended = asyncio.Event()

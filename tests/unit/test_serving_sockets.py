@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from gateway.serving import FRAME_MAX_BYTES, LOST_AFTER_S, BoundedHttp, BoundedSocket, Server, listen
+from gateway.server import FRAME_MAX_BYTES, LOST_AFTER_S, BoundedHttp, BoundedSocket, Server, listen
 from tests.deadlines import scaled
 from tests.fakes.eventually import until
 

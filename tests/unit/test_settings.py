@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from pydantic import SecretStr, ValidationError
 
+from gateway.adapters import hold_containers
 from gateway.core.errors import ConfigError
-from gateway.parts import hold_containers
 from gateway.settings import Settings, inherited_environ, is_loopback, load, parse_keys, unknown_variables
 from tests.deadlines import scaled
 
@@ -449,7 +449,7 @@ def test_replicas_with_one_store_hold_their_containers_beside_each_other(
 
 HOLDS = """
 import sys
-from gateway.parts import hold_containers
+from gateway.adapters import hold_containers
 from gateway.settings import Settings
 with hold_containers(Settings(state_dir=sys.argv[1], backend="docker", store="redis://:pass-word@a")):
     print("held", flush=True)

@@ -7,7 +7,7 @@ import pytest
 from gateway.core.errors import EnvironmentUnavailable, PoolExhausted
 from gateway.core.leader_lease import LeaderLease
 from gateway.core.model import EnvironmentLoad, Lead, Wire, Worker, WorkerId
-from gateway.core.plan import Demands
+from gateway.core.scaling import Demands
 from gateway.observe.metrics import Metrics
 from gateway.pool.starts import TRIALS_ALONE, Starts
 from gateway.stores.memory.sessions import MemoryStore

@@ -33,7 +33,7 @@ from gateway.core.model import (
     WorkerId,
     WorkerLoad,
 )
-from gateway.core.nodes import NodeId
+from gateway.core.placement import NodeId
 from tests.fakes.certificates import Files, cluster
 from tests.fakes.eventually import until
 from tests.fakes.nodes import FakeNode, image_id, knowing

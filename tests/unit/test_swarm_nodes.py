@@ -17,7 +17,7 @@ from gateway.backends.swarm.hosts import parse_hosts
 from gateway.backends.swarm.nodes import Nodes, NodeState, NodeView
 from gateway.backends.swarm.reports import read_report
 from gateway.core.errors import BackendError, ConfigError
-from gateway.core.nodes import NodeId
+from gateway.core.placement import NodeId
 from gateway.node.tls import NODE_NAME, client_context, make_certificates
 from tests.deadlines import scaled
 from tests.fakes.certificates import Files, cluster, of

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.curricula import Outcome
-from gateway.core.curriculum_ports import MAX_OUTCOMES
+from gateway.core.curriculum import Outcome
 from gateway.core.errors import InvalidRequest, StoreUnavailable
 from gateway.core.model import (
     CloseReason,
@@ -23,6 +22,7 @@ from gateway.core.model import (
     Summary,
     WorkerId,
 )
+from gateway.core.ports_tmp.curricula import MAX_OUTCOMES
 from gateway.stores.memory.curricula import MemoryCurriculumStore
 from gateway.stores.memory.tasks import MemoryTaskStore
 from gateway.tasks.curricula.stats import MAX_WAITING, TaskRecords

@@ -23,7 +23,7 @@ from gateway.core.errors import (
     WrongEnvironment,
 )
 from gateway.core.model import Environment, EnvironmentName, Isolation, Split, SplitType
-from gateway.core.task_ports import StoredTask, TaskChanges
+from gateway.core.ports_tmp.tasks import StoredTask, TaskChanges
 from gateway.stores.memory.tasks import MemoryTaskStore
 from gateway.tasks.registry import TaskRegistry, load_tasks
 from gateway.tasks.runtime import Registered, RunTimeTasks

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gateway.core.errors import TaskInvalid
 from gateway.core.model import Isolation
-from gateway.core.task_ports import MAX_TASK_BYTES
+from gateway.core.ports_tmp.tasks import MAX_TASK_BYTES
 from gateway.tasks.cli import schema_text
 from gateway.tasks.documents import MAX_DEPTH, MAX_PROBLEMS, MAX_VALUES
 from gateway.tasks.schema import from_config, parse

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from gateway.core.call_ports import CallState
 from gateway.core.errors import (
     CallConflict,
     GatewayError,
@@ -21,6 +20,7 @@ from gateway.core.errors import (
     UpstreamTimeout,
 )
 from gateway.core.model import ImageBlock, StepResult, TextBlock
+from gateway.core.ports_tmp.calls import CallState
 from gateway.upstreams import sse
 from gateway.upstreams.idempotency.call import Call
 from gateway.upstreams.idempotency.calls import Calls

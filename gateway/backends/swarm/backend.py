@@ -24,7 +24,7 @@ from gateway.core.addresses import Kind, parse_address
 from gateway.core.errors import BackendError, GatewayError, StartFailed
 from gateway.core.leader_lease import LeaderLease
 from gateway.core.model import CloseReason, Death, Environment, Found, Worker, WorkerId
-from gateway.core.nodes import NodeId
+from gateway.core.placement import NodeId
 from gateway.core.ports import Backend
 
 logger = logging.getLogger(__name__)

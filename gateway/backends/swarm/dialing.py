@@ -15,7 +15,7 @@ from gateway.backends.swarm.hosts import Endpoint
 from gateway.backends.swarm.nodes import Nodes
 from gateway.backends.swarm.pipe import Pipe
 from gateway.core.addresses import Address
-from gateway.core.nodes import NodeId
+from gateway.core.placement import NodeId
 from gateway.core.ports import P
 
 CONNECT_S: Final = 5.0

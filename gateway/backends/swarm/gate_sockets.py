@@ -22,7 +22,7 @@ from gateway.backends.folders import PATH_MAX_BYTES
 from gateway.backends.swarm.nodes import Nodes
 from gateway.backends.swarm.pipe import Pipe
 from gateway.core.errors import BackendError
-from gateway.core.nodes import NodeId
+from gateway.core.placement import NodeId
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from urllib.parse import quote
 from gateway.backends.docker.images import is_from_registry
 from gateway.backends.swarm.nodes import Nodes
 from gateway.core.errors import BackendError, StartFailed
-from gateway.core.nodes import NodeId, NodeReport
+from gateway.core.placement import NodeId, NodeReport
 
 logger = logging.getLogger(__name__)
 

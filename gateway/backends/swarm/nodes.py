@@ -24,7 +24,7 @@ import httpx
 from gateway.backends.swarm.hosts import Endpoint, Host
 from gateway.backends.swarm.reports import MAX_REPORT_BYTES, read_report
 from gateway.core.errors import BackendError
-from gateway.core.nodes import NodeId, NodeReport
+from gateway.core.placement import NodeId, NodeReport
 
 logger = logging.getLogger(__name__)
 

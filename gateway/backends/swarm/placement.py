@@ -12,8 +12,8 @@ from gateway.backends.docker.third_party import FORWARDER_LIMITS
 from gateway.backends.swarm.nodes import Nodes
 from gateway.core.errors import BackendError
 from gateway.core.model import Environment, EnvironmentName, WorkerId
-from gateway.core.nodes import Need, NodeId
-from gateway.core.plan import place, why_not
+from gateway.core.placement import Need, NodeId
+from gateway.core.scaling import place, why_not
 
 REPORTED_S: Final = 5.0
 """A worker that was started is in its node's reports after a second or two; until then it counts as one that starts."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from gateway.core.model import EnvironmentName, WorkerId
-from gateway.core.nodes import NodeId, NodeReport
+from gateway.core.placement import NodeId, NodeReport
 
 MAX_REPORT_BYTES: Final = 4 * 2**20
 """Some 100 bytes a worker and 200 an image: far beyond what one machine has."""

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.toml import RESET_KEYS
-from gateway.core.curricula import PREFIX
+from gateway.core.curriculum import PREFIX
 from gateway.core.errors import (
     EnvironmentUnavailable,
     PoolExhausted,

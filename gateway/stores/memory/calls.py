@@ -12,7 +12,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from gateway.core.call_ports import (
+from gateway.core.errors import CallConflict
+from gateway.core.model import SessionId
+from gateway.core.ports_tmp.calls import (
     KEYED_S,
     MARGIN_S,
     SESSION_BYTES,
@@ -24,8 +26,6 @@ from gateway.core.call_ports import (
     Change,
     Tally,
 )
-from gateway.core.errors import CallConflict
-from gateway.core.model import SessionId
 
 _Place = tuple[SessionId, str]
 

@@ -13,8 +13,10 @@ from collections.abc import Callable, Sequence
 from heapq import merge
 from itertools import islice, takewhile
 
-from gateway.core.curricula import Outcome, TaskRecord
-from gateway.core.curriculum_ports import (
+from gateway.core.curriculum import Outcome, TaskRecord
+from gateway.core.errors import InvalidRequest
+from gateway.core.model import EnvironmentName
+from gateway.core.ports_tmp.curricula import (
     MAX_DEFINITION_BYTES,
     MAX_DEFINITIONS,
     MAX_DRAWN_BYTES,
@@ -27,8 +29,6 @@ from gateway.core.curriculum_ports import (
     RecordPage,
     Turn,
 )
-from gateway.core.errors import InvalidRequest
-from gateway.core.model import EnvironmentName
 from gateway.stores.memory.curriculum_groups import Draws
 from gateway.stores.memory.expiry_heap import Deadlines
 

@@ -14,7 +14,7 @@ from dataclasses import replace as changed
 
 from gateway.core.errors import InvalidRequest, TaskExists
 from gateway.core.model import EnvironmentName
-from gateway.core.task_ports import (
+from gateway.core.ports_tmp.tasks import (
     MAX_AT_ONCE,
     MAX_SPLITS,
     MAX_TASK_BYTES,

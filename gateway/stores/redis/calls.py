@@ -31,7 +31,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gateway.core.call_ports import (
+from gateway.core.errors import StoreUnavailable
+from gateway.core.faults import FaultKind
+from gateway.core.model import SessionId
+from gateway.core.ports_tmp.calls import (
     KEYED_S,
     MARGIN_S,
     SESSION_BYTES,
@@ -43,9 +46,6 @@ from gateway.core.call_ports import (
     Change,
     Tally,
 )
-from gateway.core.errors import StoreUnavailable
-from gateway.core.faults import FaultKind
-from gateway.core.model import SessionId
 from gateway.stores.memory.calls import other_digest
 from gateway.stores.redis.client import Link, Listener, happened
 from gateway.stores.redis.records import packed, text

@@ -40,8 +40,10 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.core.curricula import RECENT, Outcome, TaskRecord
-from gateway.core.curriculum_ports import (
+from gateway.core.curriculum import RECENT, Outcome, TaskRecord
+from gateway.core.errors import StoreUnavailable
+from gateway.core.model import EnvironmentName
+from gateway.core.ports_tmp.curricula import (
     MAX_DEFINITIONS,
     MAX_HANDLES,
     MAX_RECORDS,
@@ -50,8 +52,6 @@ from gateway.core.curriculum_ports import (
     RecordPage,
     Turn,
 )
-from gateway.core.errors import StoreUnavailable
-from gateway.core.model import EnvironmentName
 from gateway.stores.memory.curricula import (
     GONE_KEPT,
     PAGE_RECORDS,

@@ -25,7 +25,7 @@ from typing import Any
 
 from gateway.core.errors import InvalidRequest
 from gateway.core.model import EnvironmentName
-from gateway.core.task_ports import MAX_SPLITS, MAX_TASKS, MAX_TOTAL_BYTES, StoredTask, TaskChanges
+from gateway.core.ports_tmp.tasks import MAX_SPLITS, MAX_TASKS, MAX_TOTAL_BYTES, StoredTask, TaskChanges
 from gateway.stores.memory.tasks import (
     GONE_KEPT,
     check_batch,

@@ -20,10 +20,10 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gateway.catalog.toml import line_of
-from gateway.core.curricula import RECENT, Component, Curriculum, Sampler, SamplerKind, Stage
-from gateway.core.curriculum_ports import MAX_DEFINITION_BYTES, MAX_DEFINITIONS, MAX_HANDLES
+from gateway.core.curriculum import RECENT, Component, Curriculum, Sampler, SamplerKind, Stage
 from gateway.core.errors import ConfigError, InvalidRequest, UnknownEnvironment
 from gateway.core.model import EnvironmentName
+from gateway.core.ports_tmp.curricula import MAX_DEFINITION_BYTES, MAX_DEFINITIONS, MAX_HANDLES
 from gateway.tasks.curricula.sampling_weights import LEAST_WIDTH
 from gateway.tasks.curricula.stages import is_in
 from gateway.tasks.curricula.tables import TaskRow, TaskTable, has_any

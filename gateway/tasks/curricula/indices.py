@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from gateway.core.curricula import PREFIX, Curriculum
+from gateway.core.curriculum import PREFIX, Curriculum
 from gateway.core.errors import InvalidRequest, StoreUnavailable, UnknownTask, unknown_index, unknown_split
 from gateway.core.model import Environment, TaskSpec, Ticket
 from gateway.tasks.curricula.service import Curricula

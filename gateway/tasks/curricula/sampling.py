@@ -16,7 +16,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gateway.core.curricula import Component, Curriculum, SamplerKind
+from gateway.core.curriculum import Component, Curriculum, SamplerKind
 from gateway.core.model import EnvironmentName
 from gateway.tasks.curricula.sampling_weights import sums_of
 from gateway.tasks.curricula.stages import check_stages, is_in, positions_of, rows_of

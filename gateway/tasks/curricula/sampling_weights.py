@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from gateway.core.curricula import Sampler, SamplerKind, TaskRecord
+from gateway.core.curriculum import Sampler, SamplerKind, TaskRecord
 from gateway.tasks.curricula.tables import TaskRow
 
 LEAST_WIDTH = 0.001

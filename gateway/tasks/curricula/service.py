@@ -24,11 +24,11 @@ from typing import Any, Final
 
 from gateway.catalog.catalog import Catalog
 from gateway.core.capacity import Expected
-from gateway.core.curricula import PREFIX, Curriculum
-from gateway.core.curriculum_ports import CurriculumStore, Drawn, Turn
+from gateway.core.curriculum import PREFIX, Curriculum
 from gateway.core.errors import GatewayError, InvalidRequest, StoreUnavailable, UnknownEnvironment, UnknownTask
 from gateway.core.model import EnvironmentName, Ticket
-from gateway.core.plan import WINDOW_S
+from gateway.core.ports_tmp.curricula import CurriculumStore, Drawn, Turn
+from gateway.core.scaling import WINDOW_S
 from gateway.tasks.curricula.definitions import from_document, splits_named
 from gateway.tasks.curricula.sampling import Place, Prepared
 from gateway.tasks.curricula.stages import Standing

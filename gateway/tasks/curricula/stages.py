@@ -25,7 +25,7 @@ from itertools import islice
 from typing import Any
 from zlib import crc32
 
-from gateway.core.curricula import Curriculum, SamplerKind, Stage, TaskRecord
+from gateway.core.curriculum import Curriculum, SamplerKind, Stage, TaskRecord
 from gateway.core.errors import InvalidRequest
 from gateway.core.model import EnvironmentName
 from gateway.tasks.curricula.tables import Part, Records, Tables, TaskRow, has_any, parts_of

@@ -13,10 +13,10 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from gateway.core.curricula import Outcome, TaskRecord
-from gateway.core.curriculum_ports import MAX_OUTCOMES, CurriculumStore
+from gateway.core.curriculum import Outcome, TaskRecord
 from gateway.core.errors import InvalidRequest, StoreUnavailable, UnknownTask
 from gateway.core.model import Environment, EnvironmentName, Session, Summary
+from gateway.core.ports_tmp.curricula import MAX_OUTCOMES, CurriculumStore
 from gateway.tasks.registry import TaskRegistry
 
 logger = logging.getLogger(__name__)

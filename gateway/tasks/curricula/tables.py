@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gateway.core.curricula import Component, Curriculum, TaskRecord
+from gateway.core.curriculum import Component, Curriculum, TaskRecord
 from gateway.core.errors import InvalidRequest
 from gateway.core.model import EnvironmentName
 

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gateway.core.curricula import Curriculum, SamplerKind
-from gateway.core.curriculum_ports import CurriculumStore
+from gateway.core.curriculum import Curriculum, SamplerKind
 from gateway.core.errors import StoreUnavailable
+from gateway.core.ports_tmp.curricula import CurriculumStore
 from gateway.tasks.curricula.sampling import Prepared, prepare
 from gateway.tasks.curricula.stages import Standing, advance, standings
 from gateway.tasks.curricula.stats import TaskRecords

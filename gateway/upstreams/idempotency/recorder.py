@@ -20,9 +20,9 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from gateway.core.call_ports import TALLY_S, CallChange, CallRecord, CallState, CallStore, Change, Tally
 from gateway.core.errors import CallConflict, GatewayError, StoreUnavailable
 from gateway.core.model import Session, SessionId
+from gateway.core.ports_tmp.calls import TALLY_S, CallChange, CallRecord, CallState, CallStore, Change, Tally
 
 logger = logging.getLogger(__name__)
 

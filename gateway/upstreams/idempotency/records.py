@@ -11,7 +11,9 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import Final, Generic, TypeVar
 
-from gateway.core.call_ports import (
+from gateway.core.errors import CallConflict, UpstreamGone, UpstreamTimeout
+from gateway.core.model import Session
+from gateway.core.ports_tmp.calls import (
     KEYED_S,
     MARGIN_S,
     OUTCOME_BYTES,
@@ -21,8 +23,6 @@ from gateway.core.call_ports import (
     CallState,
     Change,
 )
-from gateway.core.errors import CallConflict, UpstreamGone, UpstreamTimeout
-from gateway.core.model import Session
 from gateway.upstreams.idempotency.call import Call, never_ran
 from gateway.upstreams.idempotency.codec import Codec
 from gateway.upstreams.idempotency.recorder import Recorder

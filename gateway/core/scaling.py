@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from gateway.core.model import EnvironmentLoad, EnvironmentName, PoolPolicy, WorkerId, WorkerLoad, WorkerState
-from gateway.core.nodes import Need, NodeId, NodeReport
+from gateway.core.placement import Need, NodeId, NodeReport
 
 WINDOW_S = 30.0
 """Over about this long arrivals are averaged: longer than most starts take, shorter than a training step."""

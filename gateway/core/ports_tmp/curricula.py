@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gateway.core.curricula import Outcome, TaskRecord
+from gateway.core.curriculum import Outcome, TaskRecord
 from gateway.core.model import EnvironmentName
 
 MAX_RECORDS = 100_000

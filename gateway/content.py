@@ -12,7 +12,7 @@ from typing import Final
 from gateway.catalog.catalog import Catalog, load_catalog, why_not_runnable
 from gateway.catalog.inspect.external import detect_url, environment_of
 from gateway.catalog.inspect.toml_writer import check_name
-from gateway.core.curricula import Curriculum
+from gateway.core.curriculum import Curriculum
 from gateway.core.errors import ConfigError, UnknownEnvironment
 from gateway.core.model import Environment, EnvironmentName
 from gateway.settings import Settings

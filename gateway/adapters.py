@@ -12,15 +12,15 @@ from gateway.backends.swarm.backend import SwarmBackend
 from gateway.backends.swarm.hosts import parse_hosts
 from gateway.backends.swarm.nodes import Nodes
 from gateway.catalog.catalog import Catalog
-from gateway.core.call_ports import CallStore
-from gateway.core.curriculum_ports import CurriculumStore
 from gateway.core.errors import ConfigError
+from gateway.core.file_lock import Taken, hold
 from gateway.core.leader_lease import LeaderLease
 from gateway.core.ports import Backend, Store
-from gateway.core.task_ports import TaskStore
+from gateway.core.ports_tmp.calls import CallStore
+from gateway.core.ports_tmp.curricula import CurriculumStore
+from gateway.core.ports_tmp.tasks import TaskStore
 from gateway.node.tls import NODE_NAME, client_context
 from gateway.settings import Settings, inherited_environ
-from gateway.shared_files import Taken, hold
 from gateway.stores.memory.calls import MemoryCallStore
 from gateway.stores.memory.curricula import MemoryCurriculumStore
 from gateway.stores.memory.sessions import MemoryStore

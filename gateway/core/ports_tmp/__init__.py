@@ -1,0 +1,1 @@
+"""TODO gateway/core/ports_tmp"""

@@ -28,7 +28,8 @@ from bench.stats import latencies, ratio
 from bench.targets import ENVIRONMENTS, GATEWAY, Servers
 from gateway.backends.docker.container import LABEL_INSTANCE, container_body
 from gateway.catalog.toml import read_environment
-from gateway.core.model import Worker, WorkerId
+from gateway.core.ids import WorkerId
+from gateway.core.worker import Worker
 
 ENGINE = "unix:///var/run/docker.sock"
 BASE_IMAGE = "env-gateway/base:latest"

@@ -15,10 +15,11 @@ from gateway.catalog.catalog import Catalog
 from gateway.core.errors import ConfigError
 from gateway.core.file_lock import Taken, hold
 from gateway.core.leader_lease import LeaderLease
-from gateway.core.ports import Backend, Store
-from gateway.core.ports_tmp.calls import CallStore
-from gateway.core.ports_tmp.curricula import CurriculumStore
-from gateway.core.ports_tmp.tasks import TaskStore
+from gateway.core.ports.backend import Backend
+from gateway.core.ports.calls import CallStore
+from gateway.core.ports.curricula import CurriculumStore
+from gateway.core.ports.store import Store
+from gateway.core.ports.tasks import TaskStore
 from gateway.node.tls import NODE_NAME, client_context
 from gateway.settings import Settings, inherited_environ
 from gateway.stores.memory.calls import MemoryCallStore

@@ -34,14 +34,17 @@ from gateway.backends.swarm.nodes import NodeState
 from gateway.catalog.reload import Rollover
 from gateway.catalog.task_modules import CustomTaskFolders, offering
 from gateway.content import Content, read_all
+from gateway.core.environment import Environment, Wire
 from gateway.core.errors import ConfigError, StoreUnavailable
+from gateway.core.ids import Owner
 from gateway.core.leader_lease import LEASE_S, LeaderLease
 from gateway.core.lifecycle import Lifecycle
-from gateway.core.model import CloseReason, Environment, Owner, Setup, Wire
 from gateway.core.placement import NodeId
-from gateway.core.ports import Backend, Upstream
+from gateway.core.ports.backend import Backend
+from gateway.core.ports.upstream import Upstream
 from gateway.core.retry import STORE_PATIENCE_S
 from gateway.core.scaling import Demands
+from gateway.core.session import CloseReason, Setup
 from gateway.frontends.admin.app import OpsFront
 from gateway.frontends.admin.curricula import CurriculumRoutes
 from gateway.frontends.admin.nodes import NodeRoutes

@@ -20,8 +20,8 @@ from gateway.app import Gateway, serve
 from gateway.catalog.catalog import describe, load_catalog
 from gateway.catalog.cli import env_app
 from gateway.content import Content, read_all, read_files
+from gateway.core.environment import Environment, SplitType
 from gateway.core.errors import ConfigError, GatewayError
-from gateway.core.model import Environment, SplitType
 from gateway.frontends.admin.client import LOCALHOST, Key, Url, ask, counted, print_table
 from gateway.node import cli as cli_cluster
 from gateway.observe import logs

@@ -13,8 +13,9 @@ from gateway.catalog.catalog import Catalog, load_catalog, why_not_runnable
 from gateway.catalog.inspect.external import detect_url, environment_of
 from gateway.catalog.inspect.toml_writer import check_name
 from gateway.core.curriculum import Curriculum
+from gateway.core.environment import Environment
 from gateway.core.errors import ConfigError, UnknownEnvironment
-from gateway.core.model import Environment, EnvironmentName
+from gateway.core.ids import EnvironmentName
 from gateway.settings import Settings
 from gateway.tasks.curricula import definitions as curriculum_files
 from gateway.tasks.curricula.tables import TaskTable

@@ -18,8 +18,8 @@ from gateway.cli import app
 from gateway.core.addresses import Address, parse_address
 from gateway.core.errors import UpstreamError, UpstreamGone, UpstreamTimeout
 from gateway.core.faults import Fault
-from gateway.core.model import WorkerId
-from gateway.core.ports import Headers, Request
+from gateway.core.ids import WorkerId
+from gateway.core.ports.transport import Headers, Request
 
 CONNECT_S = 5.0
 HOP_BY_HOP = frozenset((b"connection", b"keep-alive", b"transfer-encoding", b"content-length"))

@@ -26,7 +26,7 @@ from bench.results import results, show, write
 from bench.run import Part, by_default
 from bench.targets import BENCH
 from gateway.catalog.catalog import load_catalog
-from gateway.core.model import EnvironmentName
+from gateway.core.ids import EnvironmentName
 from gateway.settings import unknown_variables
 
 PLAN = asdict(replace(QUICK, callers=4, exclusive=6))

@@ -43,8 +43,8 @@ from bench.references.httpx_gateway import LIMITS, HttpxTransport
 from bench.report import Goal, Report
 from bench.targets import servers
 from gateway.core.errors import UpstreamGone, UpstreamTimeout
-from gateway.core.model import WorkerId
-from gateway.core.ports import Request, Transport
+from gateway.core.ids import WorkerId
+from gateway.core.ports.transport import Request, Transport
 from gateway.upstreams.transport import Relay
 from tests.fakes.raw_http import Connection, RawServer
 

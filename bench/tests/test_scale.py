@@ -22,7 +22,7 @@ from bench.steps import Stepped, read_stream, read_text
 from bench.store_trips import Trips
 from bench.targets import servers
 from gateway.catalog.catalog import load_catalog
-from gateway.core.model import EnvironmentName
+from gateway.core.ids import EnvironmentName
 
 
 def goal(report: Report, what: str) -> Goal:

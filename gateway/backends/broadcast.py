@@ -9,7 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 
-from gateway.core.model import Death
+from gateway.core.worker import Death
 
 KEPT = 1024
 """Deaths that a slow reader can be behind; an engine ends a few dozen containers a second at most."""

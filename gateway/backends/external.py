@@ -12,9 +12,11 @@ from typing import Protocol
 
 from gateway.backends.broadcast import Deaths
 from gateway.core.addresses import Kind, parse_address
+from gateway.core.environment import Environment
 from gateway.core.errors import StartFailed
+from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.leader_lease import LeaderLease
-from gateway.core.model import Death, Environment, EnvironmentLoad, EnvironmentName, Found, Worker, WorkerId
+from gateway.core.worker import Death, EnvironmentLoad, Found, Worker
 
 
 class StoredLoads(Protocol):

@@ -19,7 +19,7 @@ from typing import Protocol
 
 from gateway.core.addresses import node_address
 from gateway.core.errors import BackendError, StartFailed
-from gateway.core.model import WorkerId
+from gateway.core.ids import WorkerId
 
 SOCKET_NAME = "worker.sock"
 PATH_MAX_BYTES = 107

@@ -40,9 +40,12 @@ from gateway.backends.docker.container import NOFILE, custom_tasks, is_sandboxed
 from gateway.backends.folders import SOCKET_NAME, Claims, SocketFolders
 from gateway.backends.launch import Launches, Wanted
 from gateway.backends.log_tail import Tail
+from gateway.core.environment import Environment
 from gateway.core.errors import BackendError, StartFailed
+from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.leader_lease import LeaderLease
-from gateway.core.model import CloseReason, Death, Environment, EnvironmentName, Found, Worker, WorkerId
+from gateway.core.session import CloseReason
+from gateway.core.worker import Death, Found, Worker
 
 logger = logging.getLogger(__name__)
 

@@ -6,10 +6,12 @@ import logging
 from collections.abc import AsyncIterator, Collection
 
 from gateway.backends.external import StaticBackend
+from gateway.core.environment import Environment
 from gateway.core.errors import BackendError
+from gateway.core.ids import WorkerId
 from gateway.core.leader_lease import LeaderLease
-from gateway.core.model import Death, Environment, Found, Worker, WorkerId
-from gateway.core.ports import Backend
+from gateway.core.ports.backend import Backend
+from gateway.core.worker import Death, Found, Worker
 
 logger = logging.getLogger(__name__)
 

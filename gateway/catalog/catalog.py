@@ -13,8 +13,9 @@ from typing import Any, Final
 
 from gateway import BUNDLED
 from gateway.catalog.toml import MIB, read_environment, variant
+from gateway.core.environment import ALL_GPUS, Environment, Isolation, Limits, PoolPolicy
 from gateway.core.errors import ConfigError, UnknownEnvironment
-from gateway.core.model import ALL_GPUS, Environment, EnvironmentName, Isolation, Limits, PoolPolicy
+from gateway.core.ids import EnvironmentName
 
 REQUIREMENTS: Final = "requirements.txt"
 """In an environment's folder: the Python packages that its server needs, names only, and all that these need."""

@@ -20,8 +20,9 @@ from gateway.catalog.catalog import Catalog, describe, load_catalog
 from gateway.catalog.inspect.external import detect_url
 from gateway.catalog.inspect.findings import Findings, Told
 from gateway.catalog.inspect.toml_writer import NAME, Ran, check_name, check_place, file_text, memory_mib, put
+from gateway.core.environment import Environment, Server
 from gateway.core.errors import ConfigError
-from gateway.core.model import Environment, EnvironmentName, Server
+from gateway.core.ids import EnvironmentName
 from gateway.frontends.admin.client import print_table
 from gateway.settings import OWN_CATALOG, Settings, load
 

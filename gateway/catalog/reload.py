@@ -20,8 +20,9 @@ from pathlib import Path
 
 from gateway.catalog.catalog import Catalog, why_not_runnable
 from gateway.catalog.scan import Look, Stamp, look_at, paths_of
+from gateway.core.environment import Environment
 from gateway.core.errors import ConfigError, GatewayError
-from gateway.core.model import Environment, EnvironmentName
+from gateway.core.ids import EnvironmentName
 
 logger = logging.getLogger(__name__)
 

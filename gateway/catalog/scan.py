@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.catalog.toml import read_environment
+from gateway.core.environment import Environment
 from gateway.core.errors import ConfigError
-from gateway.core.model import Environment
 
 Stamp = tuple[int, int, int, int]
 """Of a file: what differs if it was written to or replaced; mtime alone is kept by ``cp -p``."""

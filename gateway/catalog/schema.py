@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.core.model import ActionType, Isolation, ObservationType, Protocol
+from gateway.core.environment import ActionType, Isolation, ObservationType, Protocol
 
 Gpus = Annotated[int, Field(ge=0, le=1024)]
 GpuId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9:._/-]{0,127}$")]

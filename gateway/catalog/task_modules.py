@@ -21,7 +21,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gateway.catalog.catalog import Catalog
-from gateway.core.model import Environment, EnvironmentName
+from gateway.core.environment import Environment
+from gateway.core.ids import EnvironmentName
 
 logger = logging.getLogger(__name__)
 

@@ -17,14 +17,12 @@ from pydantic import ValidationError
 
 from gateway.catalog.schema import EnvironmentFile, LimitsTable, SplitTable
 from gateway.core.curriculum import PREFIX
-from gateway.core.errors import ConfigError
-from gateway.core.model import (
+from gateway.core.environment import (
     ALL_GPUS,
     ActionMapping,
     Areal,
     CustomTasks,
     Environment,
-    EnvironmentName,
     Isolation,
     Limits,
     Loosened,
@@ -37,6 +35,8 @@ from gateway.core.model import (
     Timeouts,
     Volume,
 )
+from gateway.core.errors import ConfigError
+from gateway.core.ids import EnvironmentName
 
 MIB = 2**20
 

@@ -6,8 +6,10 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from gateway.core.model import EnvironmentLoad, EnvironmentName, PoolPolicy, WorkerId, WorkerLoad, WorkerState
+from gateway.core.environment import PoolPolicy
+from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.scaling import Plan
+from gateway.core.worker import EnvironmentLoad, WorkerLoad, WorkerState
 
 LEAST_START_S = 1.0
 """How long a start is taken to last at least, where slots are kept free for openings that are foreseen."""

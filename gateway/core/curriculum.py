@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from gateway.core.model import EnvironmentName
+from gateway.core.ids import EnvironmentName
 
 PREFIX = "train:"
 """What the split of a curriculum begins with; its name follows."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from gateway.core.errors import NotLeading
-from gateway.core.model import Lead
 
 LEASE_S: Final = 3.0
 """How long a lead lasts unless it is renewed: a leader that died is replaced after this long."""
@@ -62,3 +62,15 @@ class LeaderLease:
         """Raise ``NotLeading`` if the lease has ended, as far as this replica can know without asking the store."""
         if time.monotonic() > self._ends_at:
             raise NotLeading("the lease of this replica on the control loop has ended")
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """What a replica is to the control loop."""
+
+    fence: int
+    """0: another replica leads. Else the number of this lead: each new leader's is higher, and what an old one still
+    wants to change is refused."""
+    is_whole: bool = True
+    """Whether the store holds everything. False after it lost data: nothing may be decided from what it lacks until
+    the leader has rebuilt it."""

@@ -11,8 +11,9 @@ import math
 from enum import StrEnum
 from typing import Final
 
+from gateway.core.episode import Summary
 from gateway.core.faults import FaultKind
-from gateway.core.model import CloseReason, Summary
+from gateway.core.session import CloseReason
 
 
 class EpisodeOutcome(StrEnum):

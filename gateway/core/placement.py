@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NewType
 
-from gateway.core.model import EnvironmentName, WorkerId
+from gateway.core.ids import EnvironmentName, WorkerId
 
 NodeId = NewType("NodeId", str)
 """Stable over restarts of the node's own process: workers' addresses name it (``node:<id>/<worker>/<socket>``)."""

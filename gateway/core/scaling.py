@@ -10,8 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from gateway.core.model import EnvironmentLoad, EnvironmentName, PoolPolicy, WorkerId, WorkerLoad, WorkerState
+from gateway.core.environment import PoolPolicy
+from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.placement import Need, NodeId, NodeReport
+from gateway.core.worker import EnvironmentLoad, WorkerLoad, WorkerState
 
 WINDOW_S = 30.0
 """Over about this long arrivals are averaged: longer than most starts take, shorter than a training step."""

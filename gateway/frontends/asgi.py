@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from starlette.types import Message, Receive, Scope, Send
 
 from gateway.core.errors import InvalidRequest
-from gateway.core.model import Group
+from gateway.core.session import Group
 
 DROP_BYTES = 256 * 2**20
 DROP_S = 10.0

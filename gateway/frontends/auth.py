@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.core.model import Owner
+from gateway.core.ids import Owner
 from gateway.frontends.asgi import denial, respond_json
 
 OPEN_PATHS = frozenset(("/healthz", "/readyz", "/health"))

@@ -14,7 +14,7 @@ import random
 from typing import Final
 
 from gateway.core import errors
-from gateway.core.model import CloseReason
+from gateway.core.session import CloseReason
 
 STATUS: dict[type[errors.GatewayError], int] = {
     errors.GatewayError: 500,

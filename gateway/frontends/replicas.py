@@ -1,4 +1,4 @@
-"""What other replicas ask of this one: ``POST /peers/v1/{operation}``; they ask it by ``gateway.upstreams.replica_client``.
+"""What other replicas ask of this one: ``POST /peers/v1/{operation}``; they ask it by `ReplicaClient`.
 
 The signature is the key: the door lets these paths through, and what is not signed by a replica of this gateway is
 answered as any unknown route. A request is served to its end although its asker left: a step that began is not stopped

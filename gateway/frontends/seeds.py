@@ -6,7 +6,8 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gateway.core.model import Environment, Setup
+from gateway.core.environment import Environment
+from gateway.core.session import Setup
 
 
 def seed_of(name: str) -> int:

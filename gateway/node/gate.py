@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.backends.docker.container import LABEL_ENVIRONMENT, LABEL_INSTANCE, LABEL_ROLE, LABEL_WORKER, Role
 from gateway.backends.folders import SocketFolders
 from gateway.core.errors import BackendError, ConfigError
-from gateway.core.model import WorkerId
+from gateway.core.ids import WorkerId
 from gateway.node.filters import own_containers, own_events
 from gateway.node.info import shown_info
 from gateway.node.json_body import Malformed, parse

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.backends.docker.container import CUSTOM_TASKS_TARGET, LABEL_WORKER, SOCKET_TARGET, volume_mounts
-from gateway.core.model import Environment
+from gateway.core.environment import Environment
 from gateway.node.rules import Rules
 
 _INWARD = frozenset(["", "rprivate", "private", "rslave", "slave"])

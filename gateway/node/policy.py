@@ -31,7 +31,7 @@ from gateway.backends.docker.container import (
 from gateway.backends.docker.seccomp import sandbox_profile
 from gateway.backends.docker.third_party import FORWARDER_ENTRYPOINT, forwarder_command, forwarder_environment
 from gateway.backends.folders import is_safe_id
-from gateway.core.model import Environment
+from gateway.core.environment import Environment
 from gateway.node.mounts import mount_refusal
 from gateway.node.rules import Rules
 

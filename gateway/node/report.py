@@ -24,7 +24,7 @@ import httpx
 
 from gateway.backends.docker.container import LABEL_ENVIRONMENT, LABEL_ROLE, LABEL_WORKER, Role
 from gateway.core.errors import BackendError
-from gateway.core.model import EnvironmentName, WorkerId
+from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.placement import NodeId, NodeReport
 from gateway.node.filters import own_containers
 from gateway.node.rules import Rules

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gateway.backends.docker.capacity_check import with_splits
 from gateway.backends.docker.third_party import FORWARDER_IMAGE
-from gateway.core.model import Environment
+from gateway.core.environment import Environment
 
 TOLERABLE_CAPABILITIES = frozenset(
     ["CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "NET_BIND_SERVICE", "SETFCAP", "SETGID", "SETPCAP", "SETUID"]

@@ -15,7 +15,7 @@ from itertools import accumulate
 from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gateway.core.model import EnvironmentName
+from gateway.core.ids import EnvironmentName
 from gateway.observe.outcomes import CALLS, bounded
 
 

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from gateway.core.model import CloseReason, EnvironmentLoad, EnvironmentName, WorkerState
+from gateway.core.ids import EnvironmentName
 from gateway.core.outcomes import EpisodeOutcome
+from gateway.core.session import CloseReason
+from gateway.core.worker import EnvironmentLoad, WorkerState
 from gateway.observe.calls import Calls
 from gateway.observe.outcomes import CLAIMS, DEATHS, STARTS, bounded
 

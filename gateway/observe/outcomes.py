@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
+from gateway.core.episode import FaultReply, StepResult
 from gateway.core.errors import (
     AuthorFault,
     BackendError,
@@ -18,7 +19,7 @@ from gateway.core.errors import (
     UpstreamTimeout,
 )
 from gateway.core.faults import Fault, FaultKind
-from gateway.core.model import CloseReason, FaultReply, StepResult
+from gateway.core.session import CloseReason
 
 CALLS: Final = (
     "ok",

@@ -14,9 +14,13 @@ from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, replace
 
 from gateway.catalog.catalog import Catalog
+from gateway.core.environment import Wire
 from gateway.core.errors import BackendError, GatewayError, StoreUnavailable
-from gateway.core.model import EnvironmentName, Found, Wire, Worker, WorkerId, WorkerState
-from gateway.core.ports import Backend, Store, Upstream
+from gateway.core.ids import EnvironmentName, WorkerId
+from gateway.core.ports.backend import Backend
+from gateway.core.ports.store import Store
+from gateway.core.ports.upstream import Upstream
+from gateway.core.worker import Found, Worker, WorkerState
 from gateway.observe.metrics import Metrics
 from gateway.pool.stops import WorkerEnds
 

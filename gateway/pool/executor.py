@@ -9,9 +9,12 @@ from typing import Final
 
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.reload import Rollover
-from gateway.core.model import Environment, EnvironmentLoad, EnvironmentName, Worker, WorkerId, WorkerState
-from gateway.core.ports import Backend, Store
+from gateway.core.environment import Environment
+from gateway.core.ids import EnvironmentName, WorkerId
+from gateway.core.ports.backend import Backend
+from gateway.core.ports.store import Store
 from gateway.core.scaling import Plan
+from gateway.core.worker import EnvironmentLoad, Worker, WorkerState
 from gateway.pool.background import LoopTasks
 from gateway.pool.pausing import Pausing
 from gateway.pool.recovery import static_worker

@@ -14,9 +14,12 @@ from collections.abc import Mapping
 from typing import Final
 
 from gateway.catalog.catalog import Catalog
+from gateway.core.environment import Wire
 from gateway.core.errors import GatewayError, StoreUnavailable
-from gateway.core.model import Note, Session, Wire, WorkerId
-from gateway.core.ports import Store, Upstream
+from gateway.core.ids import WorkerId
+from gateway.core.ports.store import Store
+from gateway.core.ports.upstream import Upstream
+from gateway.core.session import Note, Session
 from gateway.pool.background import LoopTasks
 from gateway.sessions.closing import Closer
 

@@ -15,9 +15,12 @@ from typing import Final
 import anyio
 
 from gateway.core.errors import GatewayError, NotLeading, StoreUnavailable
-from gateway.core.model import CapacityWanted, Death, EnvironmentName
-from gateway.core.ports import Backend, Store
+from gateway.core.ids import EnvironmentName
+from gateway.core.ports.backend import Backend
+from gateway.core.ports.store import Store
 from gateway.core.scaling import rest_s
+from gateway.core.session import CapacityWanted
+from gateway.core.worker import Death
 from gateway.observe.metrics import Metrics
 from gateway.pool.background import LoopTasks
 from gateway.pool.executor import PlanExecutor

@@ -8,9 +8,10 @@ import logging
 from typing import Final
 
 from gateway.core.errors import BackendError, GatewayError, StoreUnavailable
+from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.leader_lease import LeaderLease
-from gateway.core.model import EnvironmentName, WorkerId
-from gateway.core.ports import Backend, Store
+from gateway.core.ports.backend import Backend
+from gateway.core.ports.store import Store
 from gateway.pool.background import LoopTasks
 
 logger = logging.getLogger(__name__)

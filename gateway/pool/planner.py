@@ -11,8 +11,10 @@ from typing import Protocol
 
 from gateway.catalog.catalog import Catalog
 from gateway.core.capacity import Expected, Wish, shared
-from gateway.core.model import Environment, EnvironmentLoad, EnvironmentName
+from gateway.core.environment import Environment
+from gateway.core.ids import EnvironmentName
 from gateway.core.scaling import Demands, Plan, plan
+from gateway.core.worker import EnvironmentLoad
 from gateway.observe.metrics import Metrics
 from gateway.pool.starts import Starts
 

@@ -22,20 +22,14 @@ from dataclasses import replace
 from typing import Final
 
 from gateway.catalog.catalog import Catalog
+from gateway.core.environment import Environment, Wire
 from gateway.core.errors import GatewayError
-from gateway.core.model import (
-    CloseReason,
-    Environment,
-    Found,
-    SessionId,
-    SessionState,
-    Wire,
-    Worker,
-    WorkerId,
-    WorkerSession,
-    WorkerState,
-)
-from gateway.core.ports import Backend, Store, Upstream
+from gateway.core.ids import SessionId, WorkerId
+from gateway.core.ports.backend import Backend
+from gateway.core.ports.store import Store
+from gateway.core.ports.upstream import Upstream
+from gateway.core.session import CloseReason, SessionState
+from gateway.core.worker import Found, Worker, WorkerSession, WorkerState
 from gateway.sessions.cache import Remembered
 from gateway.sessions.closing import Closer
 

@@ -20,22 +20,18 @@ from typing import Final
 
 import anyio
 
+from gateway.core.environment import Environment, Wire
 from gateway.core.errors import BackendError, GatewayError, NotLeading, StartFailed, StoreUnavailable, UpstreamError
+from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.leader_lease import LeaderLease
-from gateway.core.model import (
-    CloseReason,
-    Death,
-    Environment,
-    EnvironmentLoad,
-    EnvironmentName,
-    Wire,
-    Worker,
-    WorkerId,
-    WorkerState,
-)
-from gateway.core.ports import Backend, Store, Transport, Upstream
+from gateway.core.ports.backend import Backend
+from gateway.core.ports.store import Store
+from gateway.core.ports.transport import Transport
+from gateway.core.ports.upstream import Upstream
 from gateway.core.retry import patiently
 from gateway.core.scaling import Demands, backoff_s
+from gateway.core.session import CloseReason
+from gateway.core.worker import Death, EnvironmentLoad, Worker, WorkerState
 from gateway.observe.metrics import Metrics
 from gateway.observe.outcomes import start_outcome
 

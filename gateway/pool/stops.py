@@ -11,9 +11,13 @@ import logging
 from typing import Final
 
 from gateway.core.errors import GatewayError
-from gateway.core.model import CloseReason, EnvironmentName, Session, WorkerId, WorkerState
+from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.outcomes import outcome_of
-from gateway.core.ports import Backend, Store, Transport
+from gateway.core.ports.backend import Backend
+from gateway.core.ports.store import Store
+from gateway.core.ports.transport import Transport
+from gateway.core.session import CloseReason, Session
+from gateway.core.worker import WorkerState
 from gateway.observe.metrics import Metrics
 from gateway.pool.background import LoopTasks
 from gateway.pool.starts import LOG_LINES

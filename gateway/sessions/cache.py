@@ -14,10 +14,12 @@ from itertools import islice
 
 import anyio
 
+from gateway.core.environment import Environment
 from gateway.core.errors import StoreUnavailable
 from gateway.core.faults import Fault
-from gateway.core.model import Environment, Note, Session, SessionEnded, SessionId
-from gateway.core.ports import Store
+from gateway.core.ids import SessionId
+from gateway.core.ports.store import Store
+from gateway.core.session import Note, Session, SessionEnded
 from gateway.sessions.cancellation import Watcher
 
 logger = logging.getLogger(__name__)

@@ -18,6 +18,8 @@ from typing import Any, Final, Protocol, TypeVar
 
 import anyio
 
+from gateway.core.environment import Environment, Wire
+from gateway.core.episode import Summary
 from gateway.core.errors import (
     GatewayError,
     SessionClosed,
@@ -27,10 +29,12 @@ from gateway.core.errors import (
     UpstreamTimeout,
 )
 from gateway.core.faults import Fault, FaultKind
-from gateway.core.model import CloseReason, Environment, Opening, Session, SessionId, SessionState, Summary, Wire
+from gateway.core.ids import SessionId
 from gateway.core.outcomes import EpisodeOutcome, is_without_reward, outcome_of, reward_of
-from gateway.core.ports import Store, Upstream
+from gateway.core.ports.store import Store
+from gateway.core.ports.upstream import Upstream
 from gateway.core.retry import STORE_PATIENCE_S, patiently
+from gateway.core.session import CloseReason, Opening, Session, SessionState
 from gateway.observe.metrics import Metrics
 from gateway.sessions.fault_log import log_faults
 

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable
 
 from gateway.core.faults import Fault, FaultKind
-from gateway.core.model import Session
+from gateway.core.session import Session
 
 logger = logging.getLogger(__name__)
 

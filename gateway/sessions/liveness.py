@@ -16,18 +16,13 @@ from types import TracebackType
 from typing import Final
 
 from gateway.catalog.catalog import Catalog
+from gateway.core.environment import Environment, Wire
 from gateway.core.errors import GatewayError, StoreUnavailable, UpstreamGone, UpstreamTimeout
-from gateway.core.model import (
-    Environment,
-    EnvironmentLoad,
-    EnvironmentName,
-    Session,
-    Wire,
-    Worker,
-    WorkerId,
-    WorkerState,
-)
-from gateway.core.ports import Store, Upstream
+from gateway.core.ids import EnvironmentName, WorkerId
+from gateway.core.ports.store import Store
+from gateway.core.ports.upstream import Upstream
+from gateway.core.session import Session
+from gateway.core.worker import EnvironmentLoad, Worker, WorkerState
 from gateway.pool.background import LoopTasks
 
 logger = logging.getLogger(__name__)

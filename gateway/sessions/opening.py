@@ -19,6 +19,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from gateway.catalog.catalog import Catalog
+from gateway.core.environment import Environment, Wire
 from gateway.core.errors import (
     AuthorFault,
     EnvironmentUnavailable,
@@ -33,22 +34,12 @@ from gateway.core.errors import (
     UpstreamTimeout,
     WorkerFull,
 )
-from gateway.core.model import (
-    CloseReason,
-    Environment,
-    Opening,
-    Owner,
-    Session,
-    SessionId,
-    SessionState,
-    Setup,
-    Ticket,
-    Wire,
-    Worker,
-    session_id,
-)
-from gateway.core.ports import Store, Upstream
+from gateway.core.ids import Owner, SessionId, session_id
+from gateway.core.ports.store import Store
+from gateway.core.ports.upstream import Upstream
 from gateway.core.retry import STORE_PATIENCE_S, STORE_PAUSE_S, patiently
+from gateway.core.session import CloseReason, Opening, Session, SessionState, Setup, Ticket
+from gateway.core.worker import Worker
 from gateway.observe.metrics import Metrics
 from gateway.sessions.cache import Remembered
 from gateway.sessions.cancellation import Waiting

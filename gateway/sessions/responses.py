@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from gateway.core.errors import SessionClosed, UpstreamError, UpstreamGone, UpstreamTimeout
 from gateway.core.faults import FAULT_HEADERS, Fault
-from gateway.core.ports import Exchange, Headers
+from gateway.core.ports.transport import Exchange, Headers
 from gateway.observe.outcomes import call_outcome, faults_outcome
 
 

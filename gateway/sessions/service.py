@@ -16,6 +16,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from gateway.catalog.catalog import Catalog
+from gateway.core.environment import Environment, Wire
+from gateway.core.episode import EPISODE_FINISHED, Action, Block, FaultReply, StepResult, Summary
 from gateway.core.errors import (
     SessionClosed,
     SessionNotFound,
@@ -25,25 +27,12 @@ from gateway.core.errors import (
     UpstreamTimeout,
 )
 from gateway.core.faults import Fault
-from gateway.core.model import (
-    EPISODE_FINISHED,
-    Action,
-    Block,
-    CloseReason,
-    Environment,
-    FaultReply,
-    Note,
-    Owner,
-    Session,
-    SessionId,
-    SessionState,
-    StepResult,
-    Summary,
-    Wire,
-    session_id,
-)
-from gateway.core.ports import Exchange, Headers, Store, Upstream
+from gateway.core.ids import Owner, SessionId, session_id
+from gateway.core.ports.store import Store
+from gateway.core.ports.transport import Exchange, Headers
+from gateway.core.ports.upstream import Upstream
 from gateway.core.retry import STORE_PATIENCE_S, patiently
+from gateway.core.session import CloseReason, Note, Session, SessionState
 from gateway.observe.metrics import Metrics
 from gateway.observe.outcomes import answer_outcome, call_outcome
 from gateway.sessions.cache import TICK_S, Entry, Remembered

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from gateway.core.model import TaskSpec
+from gateway.core.environment import TaskSpec
 
 PAGE: Final = 64
 """Tasks in a page: some servers make all tasks anew for each one that they hand out."""

@@ -10,10 +10,10 @@ import logging
 import time
 from typing import Final
 
+from gateway.core.episode import StepResult
 from gateway.core.errors import AuthorFault, StoreUnavailable
 from gateway.core.faults import Fault, FaultKind
-from gateway.core.model import StepResult
-from gateway.core.ports import Store
+from gateway.core.ports.store import Store
 from gateway.sessions.cache import Entry
 from gateway.sessions.fault_log import log_faults
 

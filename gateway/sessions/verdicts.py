@@ -7,8 +7,8 @@ import logging
 from typing import Final
 
 from gateway.core.errors import ReplicaLeft, SessionClosed, SessionNotFound, StoreUnavailable, UpstreamGone
-from gateway.core.model import CloseReason, SessionState
-from gateway.core.ports import Store
+from gateway.core.ports.store import Store
+from gateway.core.session import CloseReason, SessionState
 from gateway.sessions.cache import Entry, Remembered
 from gateway.sessions.cancellation import Ended
 from gateway.sessions.closing import Closer

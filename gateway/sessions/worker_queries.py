@@ -13,27 +13,18 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeVar
 
+from gateway.core.environment import Environment, Split, TaskSpec, Wire
 from gateway.core.errors import (
     EnvironmentUnavailable,
     UpstreamGone,
     UpstreamTimeout,
     unknown_split,
 )
-from gateway.core.model import (
-    CloseReason,
-    Environment,
-    EnvironmentName,
-    Opening,
-    Owner,
-    Registered,
-    Split,
-    TaskSpec,
-    Wire,
-    Worker,
-    WorkerState,
-    session_id,
-)
-from gateway.core.ports import Store, Upstream
+from gateway.core.ids import EnvironmentName, Owner, session_id
+from gateway.core.ports.store import Store
+from gateway.core.ports.upstream import Upstream
+from gateway.core.session import CloseReason, Opening
+from gateway.core.worker import Registered, Worker, WorkerState
 from gateway.sessions.cancellation import Waiting
 from gateway.sessions.closing import CLEANUP_S, Closer
 from gateway.sessions.task_pages import PAGE, TaskPages

@@ -9,7 +9,7 @@ import asyncio
 import weakref
 from collections import deque
 
-from gateway.core.model import Notice
+from gateway.core.session import Notice
 
 KEPT = 10_000
 """Notices that wait for one follower; as many as sessions that end at once when a large machine goes away."""

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gateway.core.model import EnvironmentName
+from gateway.core.ids import EnvironmentName
 from gateway.tasks.registry import TaskRegistry
 
 _Values = tuple[str, ...]

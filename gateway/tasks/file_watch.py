@@ -12,8 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gateway.core.environment import Environment
 from gateway.core.errors import ConfigError
-from gateway.core.model import Environment, EnvironmentName
+from gateway.core.ids import EnvironmentName
 from gateway.tasks.files import read_split
 from gateway.tasks.registry import TaskRegistry
 from gateway.tasks.split_view import SplitView, indexed

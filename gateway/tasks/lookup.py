@@ -20,8 +20,11 @@ from typing import Any, Final, Protocol, TypeVar
 
 from gateway.core import model
 from gateway.core.curriculum import PREFIX
+from gateway.core.environment import Environment, Split, SplitType, TaskSpec, Wire
 from gateway.core.errors import UnknownTask, unknown_index, unknown_split
-from gateway.core.model import Environment, EnvironmentName, Registered, Setup, Split, SplitType, TaskSpec, Wire
+from gateway.core.ids import EnvironmentName
+from gateway.core.session import Setup
+from gateway.core.worker import Registered
 from gateway.tasks.curricula.indices import Handles, Offer, is_index, places_of, spec_of
 from gateway.tasks.curricula.service import Curricula
 from gateway.tasks.places import Place, TaskPlaces

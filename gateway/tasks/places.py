@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Final
 
-from gateway.core.model import TaskSpec
+from gateway.core.environment import TaskSpec
 
 SEARCHED_MAX: Final = 20_000
 """Tasks of one image that are known by what they say."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from gateway.core.environment import Environment, Split, SplitType
 from gateway.core.errors import (
     ConfigError,
     InvalidRequest,
@@ -22,8 +23,8 @@ from gateway.core.errors import (
     unknown_index,
     unknown_split,
 )
-from gateway.core.model import Environment, EnvironmentName, Split, SplitType
-from gateway.core.ports_tmp.tasks import StoredTask, TaskStore
+from gateway.core.ids import EnvironmentName
+from gateway.core.ports.tasks import StoredTask, TaskStore
 from gateway.tasks.files import read_split
 from gateway.tasks.split_view import ORDER, Added, SplitView, indexed, merged, rank, read
 

@@ -16,9 +16,10 @@ from typing import Any, Protocol, TypeVar
 
 from pydantic import ValidationError
 
+from gateway.core.environment import Environment
 from gateway.core.errors import StoreUnavailable, TaskExists, TaskInvalid, TaskRateLimited, UnknownTask
-from gateway.core.model import Environment, EnvironmentName
-from gateway.core.ports_tmp.tasks import StoredTask, TaskStore
+from gateway.core.ids import EnvironmentName
+from gateway.core.ports.tasks import StoredTask, TaskStore
 from gateway.tasks.documents import compact
 from gateway.tasks.registry import TaskRegistry
 from gateway.tasks.schema import GenericTask, RateLimit, parse

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from gateway.core.environment import Isolation
 from gateway.core.errors import TaskInvalid
-from gateway.core.model import Isolation
-from gateway.core.ports_tmp.tasks import MAX_PER_S, MAX_STARTS, MAX_TASK_BYTES
+from gateway.core.ports.tasks import MAX_PER_S, MAX_STARTS, MAX_TASK_BYTES
 from gateway.tasks.documents import MAX_PROBLEMS, compact, joined, not_data
 from gateway.tasks.rewards import parse_reward
 

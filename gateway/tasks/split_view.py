@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.core.model import SplitType
-from gateway.core.ports_tmp.tasks import StoredTask
+from gateway.core.environment import SplitType
+from gateway.core.ports.tasks import StoredTask
 from gateway.tasks.files import names_of
 
 ORDER = {kind.value: position for position, kind in enumerate(SplitType)}

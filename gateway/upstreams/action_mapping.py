@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from gateway.core.environment import Environment
+from gateway.core.episode import Action
 from gateway.core.errors import InvalidRequest
-from gateway.core.model import Action, Environment
 
 _DEPTH: Final = 8
 """References that are followed; a schema may refer to itself."""

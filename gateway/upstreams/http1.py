@@ -14,7 +14,7 @@ import httptools
 from gateway.core.addresses import Address
 from gateway.core.errors import UpstreamError, UpstreamGone, UpstreamTimeout
 from gateway.core.faults import FAULTS_HEADER
-from gateway.core.ports import Request
+from gateway.core.ports.transport import Request
 
 HIGH_WATER_BYTES: Final = 256 * 1024
 """A trainer that reads slowly stops the worker's writing here, and not the gateway's memory."""

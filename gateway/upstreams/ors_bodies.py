@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from gateway.core.model import Action
+from gateway.core.episode import Action
 
 
 class Unprocessable(Exception):

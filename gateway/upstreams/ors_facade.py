@@ -17,6 +17,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
+from gateway.core.environment import Environment
+from gateway.core.episode import TOOL_FAILED, Action, Block, StepResult
 from gateway.core.errors import (
     AuthorFault,
     GatewayError,
@@ -27,8 +29,9 @@ from gateway.core.errors import (
     WorkerFull,
 )
 from gateway.core.faults import Fault
-from gateway.core.model import TOOL_FAILED, Action, Block, Environment, Session, StepResult, Worker
-from gateway.core.ports import Exchange, Headers
+from gateway.core.ports.transport import Exchange, Headers
+from gateway.core.session import Session
+from gateway.core.worker import Worker
 from gateway.upstreams import ors_replies as answers
 from gateway.upstreams import sse
 from gateway.upstreams.action_mapping import Unreadable

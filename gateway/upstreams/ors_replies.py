@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from gateway.core.model import Block, StepResult, TextBlock
+from gateway.core.episode import Block, StepResult, TextBlock
 
 _PLAIN: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 _ESCAPED: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False)

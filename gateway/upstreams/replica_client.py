@@ -27,7 +27,7 @@ import httpx
 
 from gateway.core import errors
 from gateway.core.errors import GatewayError, InvalidRequest, UpstreamError, UpstreamGone, UpstreamTimeout
-from gateway.core.model import Session
+from gateway.core.session import Session
 
 logger = logging.getLogger(__name__)
 

@@ -13,9 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from gateway.core.episode import StepResult, Summary
 from gateway.core.faults import FaultKind
-from gateway.core.model import Session, SessionId, StepResult, Summary
-from gateway.core.ports_tmp.calls import Tally
+from gateway.core.ids import SessionId
+from gateway.core.ports.calls import Tally
+from gateway.core.session import Session
 from gateway.upstreams.idempotency.recorder import Recorder
 
 SESSIONS_MAX: Final = 50_000

@@ -17,8 +17,8 @@ import anyio
 from gateway.core.addresses import parse_address
 from gateway.core.errors import ReplicaLeft, UpstreamError, UpstreamGone, UpstreamTimeout
 from gateway.core.faults import FAULTS_HEADER, Fault, read_faults
-from gateway.core.model import WorkerId
-from gateway.core.ports import Dial, Headers, Request
+from gateway.core.ids import WorkerId
+from gateway.core.ports.transport import Dial, Headers, Request
 from gateway.upstreams.http1 import Connection, Place
 
 CONNECT_S: Final = 5.0

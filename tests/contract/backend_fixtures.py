@@ -18,7 +18,7 @@ import pytest
 from docker.errors import DockerException
 
 from gateway.backends.process import ProcessBackend
-from gateway.core.model import WorkerId
+from gateway.core.ids import WorkerId
 from gateway.node import Gate, Rules, serving_gate
 from tests.contract.backend_swarm_world import swarm_at
 from tests.contract.backend_world import (

@@ -16,7 +16,8 @@ import pytest
 from gateway.backends.external import StaticBackend
 from gateway.backends.process import ProcessBackend
 from gateway.backends.routed import RoutedBackend
-from gateway.core.model import Server, WorkerId
+from gateway.core.environment import Server
+from gateway.core.ids import WorkerId
 from gateway.node import Gate, Rules, serving_gate
 from tests.contract.backend_foreign_world import (
     FORWARDER,

@@ -15,9 +15,11 @@ import docker
 
 from gateway.backends.docker.backend import DockerBackend
 from gateway.core.addresses import parse_address
+from gateway.core.environment import Environment, Limits, Server
 from gateway.core.errors import UpstreamGone
-from gateway.core.model import Environment, EnvironmentName, Limits, Server, WorkerId
-from gateway.core.ports import Backend, Request
+from gateway.core.ids import EnvironmentName, WorkerId
+from gateway.core.ports.backend import Backend
+from gateway.core.ports.transport import Request
 from gateway.upstreams.transport import Relay
 from tests.contract.backend_swarm_world import DIALERS
 from tests.contract.backend_world import (

@@ -13,7 +13,7 @@ from gateway.backends.folders import Folders
 from gateway.backends.swarm.backend import SwarmBackend
 from gateway.backends.swarm.dialing import NodeDialer
 from gateway.backends.swarm.nodes import Nodes
-from gateway.core.model import Environment
+from gateway.core.environment import Environment
 from gateway.node import Gate, Rules
 from gateway.node.cluster import Cluster
 from gateway.node.serve import serving_cluster

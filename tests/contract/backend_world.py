@@ -17,8 +17,10 @@ import httpx
 
 from gateway.backends.docker.backend import DockerBackend
 from gateway.core.addresses import parse_address
-from gateway.core.model import CustomTasks, Environment, EnvironmentName, Limits, Worker, WorkerId
-from gateway.core.ports import Backend
+from gateway.core.environment import CustomTasks, Environment, Limits
+from gateway.core.ids import EnvironmentName, WorkerId
+from gateway.core.ports.backend import Backend
+from gateway.core.worker import Worker
 from tests.deadlines import scaled
 
 T = TypeVar("T")

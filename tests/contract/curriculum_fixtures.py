@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.ports_tmp.curricula import CurriculumStore
+from gateway.core.ports.curricula import CurriculumStore
 from tests.contract.curriculum_worlds import Make, open_store
 from tests.contract.store_worlds import RedisWorld, World
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.core.curriculum import Outcome, TaskRecord
-from gateway.core.model import EnvironmentName
-from gateway.core.ports_tmp.curricula import CurriculumStore, Drawn, Turn
+from gateway.core.ids import EnvironmentName
+from gateway.core.ports.curricula import CurriculumStore, Drawn, Turn
 from gateway.stores.memory.curricula import MemoryCurriculumStore
 from gateway.stores.redis.curricula import RedisCurriculumStore
 from tests.contract.store_worlds import MATH, MemoryWorld, RedisWorld, World

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from gateway.core.ports import Store
+from gateway.core.ports.store import Store
 from tests.contract.store_worlds import MemoryWorld, RedisServer, RedisWorld, World, needs_redis_server
 
 

@@ -19,19 +19,10 @@ from typing import Protocol
 import pytest
 import redis
 
-from gateway.core.model import (
-    CloseReason,
-    EnvironmentName,
-    Opening,
-    Owner,
-    Session,
-    SessionId,
-    SessionState,
-    Worker,
-    WorkerId,
-    WorkerState,
-)
-from gateway.core.ports import Store
+from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
+from gateway.core.ports.store import Store
+from gateway.core.session import CloseReason, Opening, Session, SessionState
+from gateway.core.worker import Worker, WorkerState
 from gateway.stores.memory.sessions import MemoryStore
 from gateway.stores.redis.sessions import RedisStore
 from tests.fakes.clock import Clock

@@ -12,9 +12,12 @@ from pathlib import Path
 import pytest
 
 from gateway.backends.folders import SOCKET_NAME
+from gateway.core.environment import CustomTasks, Environment
 from gateway.core.errors import BackendError, NotLeading, StartFailed
-from gateway.core.leader_lease import LEASE_S, LeaderLease
-from gateway.core.model import CloseReason, CustomTasks, Death, Environment, Lead, WorkerId
+from gateway.core.ids import WorkerId
+from gateway.core.leader_lease import LEASE_S, Lead, LeaderLease
+from gateway.core.session import CloseReason
+from gateway.core.worker import Death
 from tests.contract.backend_world import (
     World,
     answers,

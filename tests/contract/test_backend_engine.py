@@ -14,7 +14,8 @@ import pytest
 
 from gateway.backends.docker.backend import DockerBackend
 from gateway.core.errors import BackendError, StartFailed
-from gateway.core.model import CloseReason, WorkerId
+from gateway.core.ids import WorkerId
+from gateway.core.session import CloseReason
 from tests.contract.backend_engine import OwnEngine, own_engine
 from tests.contract.backend_world import (
     World,

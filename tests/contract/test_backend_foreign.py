@@ -7,9 +7,11 @@ import json
 
 import pytest
 
+from gateway.core.environment import Environment
 from gateway.core.errors import StartFailed, UpstreamGone, UpstreamTimeout
-from gateway.core.model import CloseReason, Environment, WorkerId
-from gateway.core.ports import Request
+from gateway.core.ids import WorkerId
+from gateway.core.ports.transport import Request
+from gateway.core.session import CloseReason
 from tests.contract.backend_foreign_world import ForeignWorld, ask, healthy, run_inside
 from tests.contract.backend_world import eventually, new_id, worker_of
 from tests.deadlines import scaled

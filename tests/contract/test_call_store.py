@@ -17,8 +17,8 @@ import pytest
 import gateway.stores.redis.calls as module
 from gateway.core.errors import CallConflict, StoreUnavailable
 from gateway.core.faults import FaultKind
-from gateway.core.model import SessionId
-from gateway.core.ports_tmp.calls import CallChange, CallRecord, CallState, CallStore, Change, Tally
+from gateway.core.ids import SessionId
+from gateway.core.ports.calls import CallChange, CallRecord, CallState, CallStore, Change, Tally
 from gateway.stores.memory.calls import MemoryCallStore
 from gateway.stores.redis.calls import RedisCallStore
 from tests.contract.store_worlds import MemoryWorld, RedisServer, RedisWorld, World, needs_redis_server

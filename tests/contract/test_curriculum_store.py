@@ -11,7 +11,7 @@ import pytest
 
 from gateway.core.curriculum import RECENT, Outcome, TaskRecord
 from gateway.core.errors import InvalidRequest
-from gateway.core.ports_tmp.curricula import (
+from gateway.core.ports.curricula import (
     MAX_DEFINITION_BYTES,
     MAX_OUTCOMES,
     MAX_STATE_BYTES,

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from gateway.core.errors import InvalidRequest
-from gateway.core.ports_tmp.curricula import MAX_DRAWN_BYTES, CurriculumStore, Drawn, Turn
+from gateway.core.ports.curricula import MAX_DRAWN_BYTES, CurriculumStore, Drawn, Turn
 from tests.contract.curriculum_worlds import GROUP_S, Make, drawn, joined
 from tests.contract.store_worlds import World
 

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from gateway.core.curriculum import Outcome, TaskRecord
-from gateway.core.model import EnvironmentName
-from gateway.core.ports_tmp.curricula import CurriculumStore, Drawn, Turn
+from gateway.core.ids import EnvironmentName
+from gateway.core.ports.curricula import CurriculumStore, Drawn, Turn
 from tests.contract.curriculum_worlds import Reader, open_store, outcome
 from tests.contract.store_worlds import CODING, MATH, MemoryWorld, RedisServer, RedisWorld, World
 

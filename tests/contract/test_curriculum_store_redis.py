@@ -12,7 +12,7 @@ import pytest
 import gateway.stores.redis.curricula as module
 from gateway.core.curriculum import RECENT
 from gateway.core.errors import StoreUnavailable
-from gateway.core.ports_tmp.curricula import CurriculumStore, Drawn, Turn
+from gateway.core.ports.curricula import CurriculumStore, Drawn, Turn
 from gateway.stores.redis.client import scripts
 from gateway.stores.redis.curricula import RedisCurriculumStore
 from tests.contract.curriculum_worlds import GROUP_S, Reader, drawn, joined, known, open_store, outcome

@@ -9,19 +9,10 @@ from dataclasses import replace
 import pytest
 
 from gateway.core.errors import PoolExhausted, SessionClosed, SessionExists, SessionNotFound, StoreUnavailable
-from gateway.core.model import (
-    CapacityWanted,
-    CloseReason,
-    Note,
-    Notice,
-    Session,
-    SessionEnded,
-    SessionId,
-    SessionState,
-    WorkerId,
-    WorkerState,
-)
-from gateway.core.ports import Store
+from gateway.core.ids import SessionId, WorkerId
+from gateway.core.ports.store import Store
+from gateway.core.session import CapacityWanted, CloseReason, Note, Notice, Session, SessionEnded, SessionState
+from gateway.core.worker import WorkerState
 from tests.contract.store_worlds import (
     CODING,
     MATH,

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from gateway.core.errors import EnvironmentUnavailable, NotLeading, PoolExhausted, SessionExists
-from gateway.core.model import CloseReason, EnvironmentLoad, Opening, Owner, Session, WorkerId
-from gateway.core.ports import Store
+from gateway.core.ids import Owner, WorkerId
+from gateway.core.ports.store import Store
+from gateway.core.session import CloseReason, Opening, Session
+from gateway.core.worker import EnvironmentLoad
 from gateway.stores.retry_after import MESSAGE_BYTES
 from tests.contract.store_worlds import (
     CODING,

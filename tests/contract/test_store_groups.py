@@ -9,8 +9,10 @@ from dataclasses import replace
 import pytest
 
 from gateway.core.errors import EnvironmentUnavailable, PoolExhausted
-from gateway.core.model import CloseReason, EnvironmentLoad, Opening, Owner, Session
-from gateway.core.ports import Store
+from gateway.core.ids import Owner
+from gateway.core.ports.store import Store
+from gateway.core.session import CloseReason, Opening, Session
+from gateway.core.worker import EnvironmentLoad
 from gateway.stores.retry_after import LAST_CALL_S
 from tests.contract.store_worlds import (
     CODING,

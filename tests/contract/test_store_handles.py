@@ -9,17 +9,10 @@ from dataclasses import replace
 import pytest
 
 from gateway.core.errors import PoolExhausted
-from gateway.core.model import (
-    CapacityWanted,
-    CloseReason,
-    Notice,
-    Session,
-    SessionId,
-    SessionState,
-    WorkerId,
-    WorkerState,
-)
-from gateway.core.ports import Store
+from gateway.core.ids import SessionId, WorkerId
+from gateway.core.ports.store import Store
+from gateway.core.session import CapacityWanted, CloseReason, Notice, Session, SessionState
+from gateway.core.worker import WorkerState
 from tests.contract.store_worlds import (
     MATH,
     TURNS,

@@ -7,8 +7,10 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from gateway.core.errors import NotLeading, PoolExhausted, StoreUnavailable
-from gateway.core.model import CloseReason, WorkerId, WorkerState
-from gateway.core.ports import Store
+from gateway.core.ids import WorkerId
+from gateway.core.ports.store import Store
+from gateway.core.session import CloseReason
+from gateway.core.worker import WorkerState
 from tests.contract.store_worlds import (
     MATH,
     RedisWorld,

@@ -26,19 +26,10 @@ from gateway.core.errors import (
     SessionExists,
     SessionNotFound,
 )
-from gateway.core.model import (
-    CloseReason,
-    EnvironmentName,
-    Note,
-    Opening,
-    Owner,
-    Session,
-    SessionId,
-    SessionState,
-    WorkerId,
-    WorkerState,
-)
-from gateway.core.ports import Store
+from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
+from gateway.core.ports.store import Store
+from gateway.core.session import CloseReason, Note, Opening, Session, SessionState
+from gateway.core.worker import WorkerState
 from tests.contract.store_worlds import (
     CODING,
     MATH,

@@ -17,16 +17,10 @@ from gateway.core.errors import (
     SessionNotFound,
     StoreUnavailable,
 )
-from gateway.core.model import (
-    CapacityWanted,
-    CloseReason,
-    Note,
-    SessionId,
-    SessionState,
-    WorkerId,
-    WorkerState,
-)
-from gateway.core.ports import Store
+from gateway.core.ids import SessionId, WorkerId
+from gateway.core.ports.store import Store
+from gateway.core.session import CapacityWanted, CloseReason, Note, SessionState
+from gateway.core.worker import WorkerState
 from tests.contract.store_worlds import (
     MATH,
     World,

@@ -14,15 +14,8 @@ import pytest
 
 import gateway.stores.redis.sessions as module
 from gateway.core.errors import GatewayError, SessionExists, SessionNotFound, StoreUnavailable
-from gateway.core.model import (
-    CapacityWanted,
-    CloseReason,
-    Note,
-    Session,
-    SessionEnded,
-    SessionId,
-    WorkerId,
-)
+from gateway.core.ids import SessionId, WorkerId
+from gateway.core.session import CapacityWanted, CloseReason, Note, Session, SessionEnded
 from gateway.stores.redis.sessions import RedisStore
 from tests.contract.store_worlds import (
     CODING,

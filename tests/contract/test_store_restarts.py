@@ -20,16 +20,9 @@ from gateway.core.errors import (
     SessionNotFound,
     StoreUnavailable,
 )
-from gateway.core.model import (
-    CloseReason,
-    Note,
-    Opening,
-    Session,
-    SessionId,
-    SessionState,
-    WorkerId,
-)
-from gateway.core.ports import Store
+from gateway.core.ids import SessionId, WorkerId
+from gateway.core.ports.store import Store
+from gateway.core.session import CloseReason, Note, Opening, Session, SessionState
 from gateway.stores.redis.sessions import RedisStore
 from tests.contract.store_worlds import (
     CODING,

@@ -12,7 +12,8 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from gateway.core.errors import StoreUnavailable
-from gateway.core.model import Lead, SessionState
+from gateway.core.leader_lease import Lead
+from gateway.core.session import SessionState
 from gateway.stores.redis.sentinel import Master
 from gateway.stores.redis.sessions import RedisStore
 from tests.contract.store_worlds import add_ready, end, needs_redis_server, opened, opening, queued, waiting

@@ -15,8 +15,9 @@ from gateway.core.errors import (
     SessionNotFound,
     StoreUnavailable,
 )
-from gateway.core.model import CapacityWanted, CloseReason, Opening, Session, SessionId, SessionState, WorkerId
-from gateway.core.ports import Store
+from gateway.core.ids import SessionId, WorkerId
+from gateway.core.ports.store import Store
+from gateway.core.session import CapacityWanted, CloseReason, Opening, Session, SessionState
 from tests.contract.store_worlds import (
     CODING,
     MATH,

@@ -12,9 +12,10 @@ import pytest
 
 import gateway.stores.redis.tasks as module
 from gateway.catalog.catalog import Catalog
+from gateway.core.environment import Environment
 from gateway.core.errors import InvalidRequest, StoreUnavailable, TaskExists
-from gateway.core.model import Environment, EnvironmentName
-from gateway.core.ports_tmp.tasks import MAX_AT_ONCE, MAX_TASK_BYTES, StoredTask, TaskChanges, TaskStore
+from gateway.core.ids import EnvironmentName
+from gateway.core.ports.tasks import MAX_AT_ONCE, MAX_TASK_BYTES, StoredTask, TaskChanges, TaskStore
 from gateway.stores.memory.tasks import MemoryTaskStore
 from gateway.stores.redis.client import scripts
 from gateway.stores.redis.tasks import RedisTaskStore

@@ -9,7 +9,7 @@ import docker
 import httpx
 import pytest
 
-from gateway.core.model import Environment
+from gateway.core.environment import Environment
 from gateway.node import Gate, Rules, serving_gate
 from tests.contract.backend_world import ENGINE_URL, fake_environment, remove_labelled
 from tests.deadlines import scaled

@@ -21,8 +21,8 @@ from gateway.catalog.inspect.findings import Capacity, Told
 from gateway.catalog.inspect.image import Looking
 from gateway.catalog.inspect.trial import Outcome, Trials, Wish
 from gateway.catalog.toml import read_environment
+from gateway.core.environment import Loosened, Protocol, Server
 from gateway.core.errors import ConfigError
-from gateway.core.model import Loosened, Protocol, Server
 from tests.contract.backend_world import ENGINE_URL, labelled
 from tests.deadlines import scaled
 from tests.fakes.eventually import until

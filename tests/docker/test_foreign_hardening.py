@@ -17,8 +17,9 @@ import pytest
 
 from gateway.backends.docker.backend import DockerBackend
 from gateway.backends.docker.third_party import forwarder_body, server_body
+from gateway.core.environment import Environment, Loosened, Server, Volume
 from gateway.core.errors import BackendError, StartFailed
-from gateway.core.model import Environment, EnvironmentName, Loosened, Server, Volume, WorkerId
+from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.node import Gate, Rules, serving_gate
 from tests.contract.backend_foreign_world import (
     PORT,

@@ -24,8 +24,9 @@ import pytest
 
 from gateway.backends.docker.backend import DockerBackend
 from gateway.backends.docker.container import container_body, container_name
+from gateway.core.environment import Environment
 from gateway.core.errors import BackendError, ConfigError, StartFailed
-from gateway.core.model import Environment, WorkerId
+from gateway.core.ids import WorkerId
 from gateway.node import Gate, Rules, serving_gate
 from gateway.node.run import mountpoint
 from tests.contract.backend_world import (

@@ -14,8 +14,9 @@ import docker
 import httpx
 import pytest
 
+from gateway.core.environment import Limits, Loosened
 from gateway.core.errors import StartFailed
-from gateway.core.model import CloseReason, Limits, Loosened
+from gateway.core.session import CloseReason
 from tests.contract.backend_world import World, healthy, labelled, run_inside, worker_of
 from tests.deadlines import scaled
 

@@ -18,7 +18,8 @@ from envserver.sandbox import hostbox
 
 from gateway.backends.docker.container import container_body
 from gateway.catalog.toml import read_environment
-from gateway.core.model import Worker, WorkerId
+from gateway.core.ids import WorkerId
+from gateway.core.worker import Worker
 from tests.contract.backend_world import door, healthy, remove_labelled
 from tests.deadlines import scaled
 from tests.fakes.eventually import eventually

@@ -16,7 +16,7 @@ import httpx
 import pytest
 from docker.errors import ImageNotFound
 
-from gateway.core.model import Environment
+from gateway.core.environment import Environment
 from gateway.node import Gate, Rules
 from gateway.node.cluster import Cluster
 from tests.contract.backend_world import ENGINE_URL, fake_environment

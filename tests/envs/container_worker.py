@@ -17,7 +17,8 @@ import httpx
 
 from gateway.backends.docker.container import container_body
 from gateway.catalog.toml import read_environment
-from gateway.core.model import Worker, WorkerId
+from gateway.core.ids import WorkerId
+from gateway.core.worker import Worker
 from tests.contract.backend_world import remove_labelled
 from tests.deadlines import scaled
 from tests.envs.workers import Session

@@ -12,7 +12,8 @@ import pytest
 
 from gateway.backends.docker.container import container_body
 from gateway.catalog.toml import read_environment
-from gateway.core.model import Worker, WorkerId
+from gateway.core.ids import WorkerId
+from gateway.core.worker import Worker
 from gateway.node.policy import refusal
 from gateway.node.rules import Rules
 from scripts.browser_problems import MINIWOB, SPLITS

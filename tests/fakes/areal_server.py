@@ -10,19 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gateway.core.model import (
-    Environment,
-    EnvironmentName,
-    Owner,
-    Protocol,
-    Server,
-    Session,
-    SessionId,
-    SessionState,
-    Setup,
-    Worker,
-    WorkerId,
-)
+from gateway.core.environment import Environment, Protocol, Server
+from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
+from gateway.core.session import Session, SessionState, Setup
+from gateway.core.worker import Worker
 from gateway.upstreams.areal.upstream import ArealUpstream
 from gateway.upstreams.idempotency.recorder import Recorder
 from gateway.upstreams.transport import Relay

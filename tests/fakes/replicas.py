@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import uvicorn
 from starlette.types import ASGIApp
 
-from gateway.core.model import EnvironmentName, Owner, Session, SessionId, SessionState, WorkerId
+from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
+from gateway.core.session import Session, SessionState
 from gateway.frontends.replicas import PeersFront
 from gateway.server import BoundedHttp, Server, listen
 from gateway.upstreams.replica_client import HttpPeers

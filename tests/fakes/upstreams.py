@@ -11,25 +11,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.core.environment import Environment, Split, SplitType, TaskSpec
+from gateway.core.episode import Action, Block, StepResult, Summary, TextBlock
 from gateway.core.errors import InvalidRequest, SessionNotFound, UnknownSplit, UpstreamGone
-from gateway.core.model import (
-    Action,
-    Block,
-    Environment,
-    Registered,
-    Session,
-    SessionId,
-    Setup,
-    Split,
-    SplitType,
-    StepResult,
-    Summary,
-    TaskSpec,
-    TextBlock,
-    Worker,
-    WorkerId,
-    WorkerSession,
-)
+from gateway.core.ids import SessionId, WorkerId
+from gateway.core.session import Session, Setup
+from gateway.core.worker import Registered, Worker, WorkerSession
 from gateway.upstreams.ors_facade import Translated
 
 

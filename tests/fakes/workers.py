@@ -16,9 +16,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from gateway.core.environment import Environment
 from gateway.core.errors import BackendError, StartFailed
+from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.leader_lease import LeaderLease
-from gateway.core.model import CloseReason, Death, Environment, EnvironmentName, Found, Worker, WorkerId
+from gateway.core.session import CloseReason
+from gateway.core.worker import Death, Found, Worker
 from tests.fakes.raw_http import Connection, RawServer, Request
 
 UNKNOWN = {"detail": "Active environment not found"}

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from gateway.core.model import EnvironmentName, Owner, Session, SessionState, Worker, WorkerId, WorkerState, session_id
+from gateway.core.ids import EnvironmentName, Owner, WorkerId, session_id
+from gateway.core.session import Session, SessionState
+from gateway.core.worker import Worker, WorkerState
 from gateway.pool.audit import EVERY_S, PATIENCE_S
 from gateway.stores.redis.sessions import RedisStore
 from tests.contract.backend_world import new_id

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 from websockets.asyncio.client import connect
 
-from gateway.core.model import Environment, Protocol, Server, Wire
+from gateway.core.environment import Environment, Protocol, Server, Wire
 from tests.fakes.upstreams import CounterImage
 from tests.service.openenv_world import Client
 from tests.service.stack import Replica, Stack, environment, running

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 from websockets.asyncio.client import ClientConnection, connect
 
-from gateway.core.model import Environment
+from gateway.core.environment import Environment
 from gateway.server import Server, configured
 from tests.deadlines import scaled
 from tests.service.stack import Replica, Stack, environment, stack

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 
 from gateway.core.errors import GatewayError, InvalidRequest, UpstreamGone, WorkerFull
-from gateway.core.model import CloseReason, Session
+from gateway.core.session import CloseReason, Session
 from tests.deadlines import scaled
 from tests.fakes.eventually import WITHIN_S
 from tests.service.openings_world import SOLO, SUMS, Calls, World

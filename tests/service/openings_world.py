@@ -14,23 +14,15 @@ from enum import Enum
 from typing import Any, Final, cast
 
 from gateway.catalog.catalog import Catalog
+from gateway.core.environment import Environment, Wire
+from gateway.core.episode import Summary
 from gateway.core.errors import GatewayError, StoreUnavailable
-from gateway.core.model import (
-    CloseReason,
-    Environment,
-    EnvironmentName,
-    Session,
-    SessionId,
-    SessionState,
-    Setup,
-    Summary,
-    Ticket,
-    Wire,
-    Worker,
-    WorkerId,
-)
-from gateway.core.ports import Store, Upstream
+from gateway.core.ids import EnvironmentName, SessionId, WorkerId
+from gateway.core.ports.store import Store
+from gateway.core.ports.upstream import Upstream
 from gateway.core.retry import STORE_PATIENCE_S
+from gateway.core.session import CloseReason, Session, SessionState, Setup, Ticket
+from gateway.core.worker import Worker
 from gateway.observe.metrics import Metrics
 from gateway.sessions.cache import Remembered
 from gateway.sessions.cancellation import Waiting

@@ -5,18 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 
+from gateway.core.environment import Environment
 from gateway.core.errors import SessionNotFound, StoreUnavailable
-from gateway.core.model import (
-    Environment,
-    EnvironmentName,
-    Owner,
-    Session,
-    SessionId,
-    SessionState,
-    WorkerId,
-    WorkerLoad,
-    WorkerState,
-)
+from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
+from gateway.core.session import Session, SessionState
+from gateway.core.worker import WorkerLoad, WorkerState
 from tests.fakes.eventually import eventually
 from tests.fakes.workers import FakeWorker
 from tests.service.pool_parts import SETTLED_S, Engine, Episode, Process

@@ -13,20 +13,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from gateway.core.environment import Environment
+from gateway.core.episode import StepResult
 from gateway.core.errors import GatewayError, StoreUnavailable
+from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId, session_id
 from gateway.core.leader_lease import LeaderLease
-from gateway.core.model import (
-    Environment,
-    EnvironmentName,
-    Owner,
-    Session,
-    SessionId,
-    StepResult,
-    Worker,
-    WorkerId,
-    session_id,
-)
-from gateway.core.ports import Store
+from gateway.core.ports.store import Store
+from gateway.core.session import Session
+from gateway.core.worker import Worker
 from tests.fakes.workers import FakeBackend, FakeWorker
 from tests.service.stack import Replica, environment
 

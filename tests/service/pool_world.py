@@ -15,20 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gateway.core.episode import Action, StepResult
 from gateway.core.errors import BackendError, GatewayError, StoreUnavailable
+from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
 from gateway.core.leader_lease import LEASE_S
-from gateway.core.model import (
-    Action,
-    CloseReason,
-    EnvironmentName,
-    Owner,
-    SessionId,
-    SessionState,
-    Setup,
-    StepResult,
-    WorkerId,
-)
-from gateway.core.ports import Store
+from gateway.core.ports.store import Store
+from gateway.core.session import CloseReason, SessionState, Setup
 from tests.contract.store_worlds import MemoryWorld, RedisWorld
 from tests.deadlines import scaled
 from tests.fakes.eventually import eventually

@@ -21,23 +21,14 @@ from gateway.app import Gateway
 from gateway.catalog.catalog import Catalog
 from gateway.content import Content
 from gateway.core.curriculum import Curriculum
-from gateway.core.model import (
-    Areal,
-    Environment,
-    EnvironmentName,
-    Limits,
-    Owner,
-    PoolPolicy,
-    Session,
-    SessionState,
-    Timeouts,
-    Wire,
-    WorkerLoad,
-    WorkerState,
-)
-from gateway.core.ports import Store, Upstream
-from gateway.core.ports_tmp.curricula import CurriculumStore
-from gateway.core.ports_tmp.tasks import TaskStore
+from gateway.core.environment import Areal, Environment, Limits, PoolPolicy, Timeouts, Wire
+from gateway.core.ids import EnvironmentName, Owner
+from gateway.core.ports.curricula import CurriculumStore
+from gateway.core.ports.store import Store
+from gateway.core.ports.tasks import TaskStore
+from gateway.core.ports.upstream import Upstream
+from gateway.core.session import Session, SessionState
+from gateway.core.worker import WorkerLoad, WorkerState
 from gateway.server import BoundedSocket
 from gateway.settings import Settings
 from gateway.stores.memory.calls import MemoryCallStore

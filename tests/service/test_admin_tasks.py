@@ -18,8 +18,10 @@ from typer.testing import CliRunner
 
 from gateway.catalog.catalog import Catalog
 from gateway.cli import app as commands
-from gateway.core.model import Environment, EnvironmentName, Isolation, Owner, Setup
-from gateway.core.ports_tmp.tasks import MAX_TASK_BYTES
+from gateway.core.environment import Environment, Isolation
+from gateway.core.ids import EnvironmentName, Owner
+from gateway.core.ports.tasks import MAX_TASK_BYTES
+from gateway.core.session import Setup
 from gateway.frontends.admin.tasks import MAX_PROBED, TaskRoutes
 from gateway.stores.memory.tasks import MemoryTaskStore
 from gateway.tasks.registry import TaskRegistry

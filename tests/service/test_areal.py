@@ -9,8 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
+from gateway.core.environment import Areal
+from gateway.core.episode import Action
 from gateway.core.errors import StoreUnavailable
-from gateway.core.model import Action, Areal, session_id
+from gateway.core.ids import session_id
 from tests.fakes.clock import Clock
 from tests.fakes.eventually import until
 from tests.fakes.workers import Start

@@ -22,10 +22,12 @@ from envserver.kinds import kinds_of
 from envserver.server import Server
 from envserver.settings import Settings
 
+from gateway.core.environment import Areal, Environment
 from gateway.core.errors import SessionNotFound, StoreUnavailable
+from gateway.core.ids import SessionId, WorkerId, session_id
 from gateway.core.leader_lease import LeaderLease
-from gateway.core.model import Areal, Environment, Found, SessionId, Worker, WorkerId, session_id
-from gateway.core.ports import Store
+from gateway.core.ports.store import Store
+from gateway.core.worker import Found, Worker
 from gateway.stores.memory.sessions import MemoryStore
 from tests.contract.store_worlds import RedisWorld
 from tests.deadlines import scaled

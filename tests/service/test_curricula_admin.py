@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from gateway.cli import app as commands
 from gateway.core.curriculum import Component, Curriculum, Sampler, SamplerKind, Stage
-from gateway.core.model import EnvironmentName
+from gateway.core.ids import EnvironmentName
 from tests.service.stack import running, tasks
 from tests.service.wire import call, delete, detail
 

@@ -12,7 +12,10 @@ import httpx
 import pytest
 
 from gateway.core.curriculum import Component, Curriculum, Sampler, SamplerKind
-from gateway.core.model import Environment, EnvironmentLoad, EnvironmentName, Group, Protocol, Setup
+from gateway.core.environment import Environment, Protocol
+from gateway.core.ids import EnvironmentName
+from gateway.core.session import Group, Setup
+from gateway.core.worker import EnvironmentLoad
 from gateway.frontends.seeds import seeded
 from gateway.stores.memory.curricula import MemoryCurriculumStore
 from tests.deadlines import scaled

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from gateway.core.model import session_id
+from gateway.core.ids import session_id
 from tests.deadlines import scaled
 from tests.fakes.clock import Clock
 from tests.fakes.eventually import until

@@ -11,8 +11,10 @@ from typing import Any
 import httpx
 import pytest
 
+from gateway.core.environment import Environment, Protocol, ResetMapping, Server, Wire
 from gateway.core.errors import UpstreamGone
-from gateway.core.model import Environment, Protocol, ResetMapping, Server, Session, Setup, Wire, Worker
+from gateway.core.session import Session, Setup
+from gateway.core.worker import Worker
 from gateway.sessions.service import opening as openings
 from tests.fakes.eventually import until
 from tests.fakes.upstreams import CounterImage

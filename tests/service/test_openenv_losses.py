@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from gateway.core.errors import StoreUnavailable
-from gateway.core.model import CloseReason, Owner
+from gateway.core.ids import Owner
+from gateway.core.session import CloseReason
 from tests.fakes.clock import Clock
 from tests.fakes.eventually import eventually, until
 from tests.fakes.workers import Start

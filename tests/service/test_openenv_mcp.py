@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.model import Owner
+from gateway.core.ids import Owner
 from gateway.frontends.openenv.session_ids import SessionIds
 from tests.fakes.eventually import eventually, until
 from tests.fakes.workers import Start

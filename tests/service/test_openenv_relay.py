@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from gateway.core.model import CloseReason, OpenEnv, Owner, Protocol, ResetMapping
+from gateway.core.environment import OpenEnv, Protocol, ResetMapping
+from gateway.core.ids import Owner
+from gateway.core.session import CloseReason
 from tests.deadlines import scaled
 from tests.fakes.eventually import eventually
 from tests.fakes.upstreams import CounterImage

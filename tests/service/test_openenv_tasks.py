@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.ports_tmp.tasks import StoredTask
+from gateway.core.ports.tasks import StoredTask
 from gateway.stores.memory.tasks import MemoryTaskStore
 from tests.service.openenv_world import Json, code, message, world
 from tests.service.stack import environment, tasks

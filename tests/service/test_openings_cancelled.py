@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pytest
 
-from gateway.core.model import CloseReason, Session, SessionState
+from gateway.core.session import CloseReason, Session, SessionState
 from tests.contract.store_worlds import RedisWorld
 from tests.deadlines import scaled
 from tests.fakes.eventually import WITHIN_S, until

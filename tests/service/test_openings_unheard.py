@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from gateway.core.errors import StoreUnavailable
-from gateway.core.model import CloseReason, SessionState
+from gateway.core.session import CloseReason, SessionState
 from tests.service.openings_cases import CALLS_MAX, CASES, Case, as_ever, begun
 from tests.service.openings_world import STORE_CALLS, Calls, Way, World
 from tests.service.stack import OWNER

@@ -9,8 +9,10 @@ from functools import partial
 
 import pytest
 
+from gateway.core.ids import EnvironmentName, WorkerId, session_id
 from gateway.core.leader_lease import LEASE_S
-from gateway.core.model import CloseReason, EnvironmentLoad, EnvironmentName, Worker, WorkerId, WorkerState, session_id
+from gateway.core.session import CloseReason
+from gateway.core.worker import EnvironmentLoad, Worker, WorkerState
 from gateway.stores.memory.sessions import MemoryStore
 from tests.fakes.clock import Clock
 from tests.fakes.eventually import eventually, until

@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from hypothesis.stateful import run_state_machine_as_test as walk
 
+from gateway.core.ids import EnvironmentName, Owner
 from gateway.core.leader_lease import LEASE_S
-from gateway.core.model import CloseReason, EnvironmentName, Owner
+from gateway.core.session import CloseReason
 from tests.contract.store_worlds import MemoryWorld, RedisServer, RedisWorld
 from tests.service.pool_parts import BIG, MATH, SOLO, Episode
 from tests.service.pool_world import PoolWorld, picked

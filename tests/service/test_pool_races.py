@@ -11,8 +11,9 @@ from typing import Any
 import httpx
 
 from gateway.core.errors import BackendError
+from gateway.core.ids import EnvironmentName, WorkerId, session_id
 from gateway.core.leader_lease import LeaderLease
-from gateway.core.model import EnvironmentLoad, EnvironmentName, Found, WorkerId, WorkerState, session_id
+from gateway.core.worker import EnvironmentLoad, Found, WorkerState
 from gateway.stores.memory.sessions import MemoryStore
 from tests.deadlines import scaled
 from tests.fakes.clock import Clock

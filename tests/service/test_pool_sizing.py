@@ -10,19 +10,11 @@ from typing import Any
 
 import pytest
 
+from gateway.core.environment import Environment, Limits, PoolPolicy
 from gateway.core.errors import NotLeading
+from gateway.core.ids import EnvironmentName, WorkerId, session_id
 from gateway.core.leader_lease import LEASE_S
-from gateway.core.model import (
-    Environment,
-    EnvironmentLoad,
-    EnvironmentName,
-    Limits,
-    PoolPolicy,
-    Worker,
-    WorkerId,
-    WorkerState,
-    session_id,
-)
+from gateway.core.worker import EnvironmentLoad, Worker, WorkerState
 from gateway.pool.starts import BREAKS, STARTS_AT_ONCE
 from gateway.stores.memory.sessions import MemoryStore
 from tests.fakes.clock import Clock

@@ -14,7 +14,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from websockets.asyncio.client import ClientConnection, connect
 
-from gateway.core.model import Areal, CloseReason, Environment, OpenEnv
+from gateway.core.environment import Areal, Environment, OpenEnv
+from gateway.core.session import CloseReason
 from tests.fakes.eventually import eventually, until
 from tests.fakes.workers import FakeWorker, Start
 from tests.service.stack import OWNER, Replica, Stack, environment, running

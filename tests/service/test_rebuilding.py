@@ -10,21 +10,12 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from gateway.core.environment import Environment, Protocol, Server, Wire
+from gateway.core.episode import Action, StepResult
 from gateway.core.errors import SessionClosed, SessionNotFound, StoreUnavailable
-from gateway.core.model import (
-    Action,
-    Environment,
-    EnvironmentName,
-    Protocol,
-    Server,
-    Session,
-    SessionId,
-    SessionState,
-    Setup,
-    StepResult,
-    Wire,
-    WorkerState,
-)
+from gateway.core.ids import EnvironmentName, SessionId
+from gateway.core.session import Session, SessionState, Setup
+from gateway.core.worker import WorkerState
 from tests.contract.store_worlds import RedisWorld
 from tests.fakes.eventually import eventually, until
 from tests.fakes.upstreams import CounterImage

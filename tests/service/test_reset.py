@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from gateway.core.environment import Isolation
+from gateway.core.episode import Action
 from gateway.core.errors import InvalidRequest, PoolExhausted, SessionClosed, SessionNotFound
-from gateway.core.model import Action, CloseReason, Isolation, Session, SessionEnded, Setup
+from gateway.core.session import CloseReason, Session, SessionEnded, Setup
 from tests.fakes.eventually import eventually
 from tests.service.stack import OWNER, Replica, environment, running, stack
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.model import Found, Worker, WorkerId, WorkerState, session_id
+from gateway.core.ids import WorkerId, session_id
+from gateway.core.worker import Found, Worker, WorkerState
 from tests.fakes.eventually import until
 from tests.fakes.workers import FakeBackend, Start
 from tests.service.stack import OWNER, Replica, environment, running, stack

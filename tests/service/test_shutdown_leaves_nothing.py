@@ -15,7 +15,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.core.model import Worker, WorkerId
+from gateway.core.ids import WorkerId
+from gateway.core.worker import Worker
 from gateway.stores.memory.sessions import MemoryStore
 from tests.deadlines import scaled
 from tests.fakes.eventually import eventually, until

@@ -6,7 +6,10 @@ import asyncio
 
 import pytest
 
-from gateway.core.model import Protocol, Server, SessionState, WorkerState, session_id
+from gateway.core.environment import Protocol, Server
+from gateway.core.ids import session_id
+from gateway.core.session import SessionState
+from gateway.core.worker import WorkerState
 from tests.fakes.eventually import eventually, until
 from tests.fakes.workers import FakeWorker
 from tests.service.foreign_world import foreign, image

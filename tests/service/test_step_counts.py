@@ -28,7 +28,7 @@ from websockets.sync.client import connect
 
 from gateway.app import Gateway
 from gateway.content import read_all
-from gateway.core.ports import Store
+from gateway.core.ports.store import Store
 from gateway.server import Server, configured, listen
 from gateway.settings import Settings
 from tests.deadlines import scaled

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from gateway.core.errors import UpstreamTimeout
-from gateway.core.model import Setup, WorkerState, session_id
+from gateway.core.ids import session_id
+from gateway.core.session import Setup
+from gateway.core.worker import WorkerState
 from tests.deadlines import scaled
 from tests.fakes.eventually import until
 from tests.fakes.workers import Start

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from gateway.core.ids import WorkerId, session_id
 from gateway.core.leader_lease import LEASE_S
-from gateway.core.model import Worker, WorkerId, WorkerState, session_id
+from gateway.core.worker import Worker, WorkerState
 from gateway.stores.memory.sessions import MemoryStore
 from tests.deadlines import scaled
 from tests.fakes.clock import Clock

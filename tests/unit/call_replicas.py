@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from gateway.core.errors import StoreUnavailable
-from gateway.core.model import EnvironmentName, Owner, Session, SessionId, SessionState, WorkerId
-from gateway.core.ports_tmp.calls import CallChange, CallRecord, CallState, Tally
+from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
+from gateway.core.ports.calls import CallChange, CallRecord, CallState, Tally
+from gateway.core.session import Session, SessionState
 from gateway.stores.memory.calls import MemoryCallStore
 
 SESSION = Session(

@@ -10,9 +10,9 @@ from typing import Any
 
 from gateway.core.curriculum import Outcome
 from gateway.core.errors import StoreUnavailable
-from gateway.core.model import EnvironmentName
-from gateway.core.ports_tmp.curricula import Drawn, RecordPage, Turn
-from gateway.core.ports_tmp.tasks import StoredTask
+from gateway.core.ids import EnvironmentName
+from gateway.core.ports.curricula import Drawn, RecordPage, Turn
+from gateway.core.ports.tasks import StoredTask
 from gateway.stores.memory.curricula import MemoryCurriculumStore
 from gateway.stores.memory.tasks import MemoryTaskStore
 from gateway.tasks.registry import TaskRegistry

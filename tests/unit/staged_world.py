@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Self
 
 from gateway.core.curriculum import Component, Curriculum, Outcome, Sampler, SamplerKind, Stage, TaskRecord
-from gateway.core.model import EnvironmentName
+from gateway.core.ids import EnvironmentName
 from gateway.tasks.curricula.sampling import prepare
 from gateway.tasks.curricula.stages import Standing, advance, standings
 from gateway.tasks.curricula.tables import Tables, TaskRow, tabulate

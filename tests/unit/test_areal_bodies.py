@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from gateway.core.episode import Action
 from gateway.core.errors import InvalidRequest
-from gateway.core.model import Action
 from gateway.frontends.areal.requests import read_action, read_episode_id, read_object, read_start
 from gateway.frontends.seeds import seed_of
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from gateway.core.model import Action, Areal, Block, ImageBlock, ObservationType, StepResult, TextBlock
+from gateway.core.environment import Areal, ObservationType
+from gateway.core.episode import Action, Block, ImageBlock, StepResult, TextBlock
 from gateway.frontends.areal.replies import first_observation, observation, start_reply, step_reply
 
 SHOWN = Areal(max_turns=3)

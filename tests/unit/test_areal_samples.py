@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from gateway.core.environment import Areal, Environment, Split, TaskSpec
 from gateway.core.errors import UnknownTask
-from gateway.core.model import Areal, Environment, EnvironmentName, Registered, Split, TaskSpec
+from gateway.core.ids import EnvironmentName
+from gateway.core.worker import Registered
 from gateway.frontends.areal.samples import find_sample
 from gateway.frontends.seeds import seed_of
 from gateway.tasks.lookup import Offers

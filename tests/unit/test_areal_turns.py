@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from gateway.core.errors import InvalidRequest
-from gateway.core.model import Owner
+from gateway.core.ids import Owner
 from gateway.frontends.areal.step_lock import AT_ONCE_MAX, Turns
 
 ALICE, BOB = Owner("alice"), Owner("bob")

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from gateway.core.environment import Areal, Server, Split, SplitType, Timeouts
+from gateway.core.episode import Action
 from gateway.core.errors import (
     AuthorFault,
     CallConflict,
@@ -23,14 +25,6 @@ from gateway.core.errors import (
     UpstreamGone,
     UpstreamTimeout,
     WorkerFull,
-)
-from gateway.core.model import (
-    Action,
-    Areal,
-    Server,
-    Split,
-    SplitType,
-    Timeouts,
 )
 from gateway.upstreams.idempotency.recorder import Recorder
 from tests.fakes.areal_server import (

@@ -9,19 +9,10 @@ from typing import Any
 
 import pytest
 
+from gateway.core.environment import ActionMapping, Areal, Environment, ObservationType
+from gateway.core.episode import Action, Block, ImageBlock, StepResult, TextBlock
 from gateway.core.errors import UpstreamError
-from gateway.core.model import (
-    Action,
-    ActionMapping,
-    Areal,
-    Block,
-    Environment,
-    EnvironmentName,
-    ImageBlock,
-    ObservationType,
-    StepResult,
-    TextBlock,
-)
+from gateway.core.ids import EnvironmentName
 from gateway.frontends.areal.replies import first_observation
 from gateway.upstreams.areal.codec import Begun, Told, read_step, written
 from gateway.upstreams.areal.observations import read_messages, read_observation, read_prompt

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.model import EnvironmentName, Found, Worker, WorkerId, WorkerState
+from gateway.core.ids import EnvironmentName, WorkerId
+from gateway.core.worker import Found, Worker, WorkerState
 from gateway.pool.audit import Findings, compare
 
 READY, STARTING, DRAINING = WorkerState.READY, WorkerState.STARTING, WorkerState.DRAINING

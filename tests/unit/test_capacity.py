@@ -5,16 +5,10 @@ from __future__ import annotations
 import pytest
 
 from gateway.core.capacity import Expected, Wish, shared
-from gateway.core.model import (
-    EnvironmentLoad,
-    EnvironmentName,
-    PoolPolicy,
-    Worker,
-    WorkerId,
-    WorkerLoad,
-    WorkerState,
-)
+from gateway.core.environment import PoolPolicy
+from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.scaling import Plan, plan
+from gateway.core.worker import EnvironmentLoad, Worker, WorkerLoad, WorkerState
 
 A, B, C = EnvironmentName("a"), EnvironmentName("b"), EnvironmentName("c")
 

@@ -11,15 +11,13 @@ import pytest
 
 from gateway.catalog.catalog import Catalog, describe, load_catalog
 from gateway.catalog.toml import OPERATIONS, OUR_ROUTES, RESERVED, ROOT_ROUTES, line_of, read_environment
-from gateway.core.errors import ConfigError, UnknownEnvironment
-from gateway.core.model import (
+from gateway.core.environment import (
     ALL_GPUS,
     ActionMapping,
     ActionType,
     Areal,
     CustomTasks,
     Environment,
-    EnvironmentName,
     Isolation,
     Limits,
     Loosened,
@@ -33,6 +31,8 @@ from gateway.core.model import (
     Timeouts,
     Volume,
 )
+from gateway.core.errors import ConfigError, UnknownEnvironment
+from gateway.core.ids import EnvironmentName
 
 GOOD = 'name = "math"\nimage = "env-math"\n'
 SANDBOX = GOOD + 'isolation = "sandbox"\n'

@@ -8,8 +8,8 @@ import pytest
 
 from gateway.catalog.catalog import Catalog, describe
 from gateway.catalog.toml import read_environment
+from gateway.core.environment import ActionMapping, Environment, Protocol, ResetMapping, Server, Volume, Wire
 from gateway.core.errors import ConfigError
-from gateway.core.model import ActionMapping, Environment, Protocol, ResetMapping, Server, Volume, Wire
 
 IMAGE = 'name = "counter"\nimage = "counter:1"\nprotocol = "openenv"\n'
 PORT = IMAGE + "[server]\nport = 8000\n"

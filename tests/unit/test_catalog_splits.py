@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 from gateway.catalog.catalog import Catalog, describe
 from gateway.catalog.toml import read_environment
 from gateway.cli import app
+from gateway.core.environment import ALL_GPUS, CustomTasks, Environment, Limits, PoolPolicy
 from gateway.core.errors import ConfigError, UnknownEnvironment
-from gateway.core.model import ALL_GPUS, CustomTasks, Environment, EnvironmentName, Limits, PoolPolicy
+from gateway.core.ids import EnvironmentName
 
 HEAD = 'name = "math"\nimage = "env-math"\n'
 BASE = HEAD + "[pool]\nslots = 8\nmin_workers = 1\nmax_workers = 3\nwarm = 5\npause_idle_s = 2\n[limits]\ncpus = 1\n"

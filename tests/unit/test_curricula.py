@@ -12,9 +12,11 @@ import pytest
 
 from gateway.catalog.catalog import Catalog
 from gateway.core.curriculum import Component, Curriculum, Outcome, Sampler, SamplerKind
+from gateway.core.environment import Environment, Split, TaskSpec
 from gateway.core.errors import InvalidRequest, StoreUnavailable, UnknownTask
-from gateway.core.model import Environment, EnvironmentName, Registered, Split, TaskSpec
-from gateway.core.ports_tmp.curricula import Drawn, Turn
+from gateway.core.ids import EnvironmentName
+from gateway.core.ports.curricula import Drawn, Turn
+from gateway.core.worker import Registered
 from gateway.stores.memory.tasks import MemoryTaskStore
 from gateway.tasks.curricula.indices import Offer
 from gateway.tasks.curricula.sampling import Place

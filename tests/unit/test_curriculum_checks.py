@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway.core.errors import ConfigError, InvalidRequest, UnknownEnvironment
-from gateway.core.model import EnvironmentName
+from gateway.core.ids import EnvironmentName
 from gateway.tasks.curricula.definitions import from_document, read_curricula
 from gateway.tasks.curricula.tables import TaskRow, TaskTable, tabulate
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from gateway.core.curriculum import Component, Curriculum, Sampler, SamplerKind, Stage
 from gateway.core.errors import ConfigError, InvalidRequest
-from gateway.core.model import EnvironmentName
-from gateway.core.ports_tmp.curricula import MAX_DEFINITION_BYTES
+from gateway.core.ids import EnvironmentName
+from gateway.core.ports.curricula import MAX_DEFINITION_BYTES
 from gateway.tasks.curricula.definitions import from_document, read_curricula, to_document
 
 MATH, GAME = EnvironmentName("math"), EnvironmentName("game")

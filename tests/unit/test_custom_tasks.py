@@ -17,7 +17,8 @@ from gateway.backends.folders import remove_tree
 from gateway.catalog import task_modules as custom_tasks
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.task_modules import CustomTaskFolders, FolderRefused, offering, read_folder
-from gateway.core.model import CustomTasks, Environment, EnvironmentName
+from gateway.core.environment import CustomTasks, Environment
+from gateway.core.ids import EnvironmentName
 from tests.fakes.eventually import until
 from tests.fakes.user import ordinary_user
 

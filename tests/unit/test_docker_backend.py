@@ -16,18 +16,10 @@ import pytest
 from gateway.backends.docker.backend import DockerBackend
 from gateway.backends.docker.images import is_from_registry
 from gateway.backends.docker.seccomp import sandbox_profile
+from gateway.core.environment import CustomTasks, Environment, Isolation, Limits, Loosened, SandboxLimits
 from gateway.core.errors import BackendError, StartFailed
-from gateway.core.model import (
-    CustomTasks,
-    Environment,
-    EnvironmentName,
-    Isolation,
-    Limits,
-    Loosened,
-    SandboxLimits,
-    Worker,
-    WorkerId,
-)
+from gateway.core.ids import EnvironmentName, WorkerId
+from gateway.core.worker import Worker
 from tests.deadlines import scaled
 from tests.fakes.engine import FakeEngine, Hold
 from tests.fakes.user import ordinary_user

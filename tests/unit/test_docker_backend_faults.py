@@ -22,9 +22,12 @@ from gateway.backends.docker.deaths import LOOK_THREADS, Endings
 from gateway.backends.docker.engine import Engine, EngineError, connect, translated
 from gateway.backends.docker.events import DieEvents, Ended
 from gateway.backends.launch import Launches, Wanted
+from gateway.core.environment import Environment, Server
 from gateway.core.errors import BackendError, NotLeading, StartFailed
-from gateway.core.leader_lease import LeaderLease
-from gateway.core.model import CloseReason, Environment, EnvironmentName, Lead, Server, Worker, WorkerId
+from gateway.core.ids import EnvironmentName, WorkerId
+from gateway.core.leader_lease import Lead, LeaderLease
+from gateway.core.session import CloseReason
+from gateway.core.worker import Worker
 from tests.deadlines import scaled
 from tests.fakes.engine import FakeContainer, FakeEngine, Hold
 from tests.fakes.eventually import until

@@ -12,17 +12,10 @@ from typing import Any
 import pytest
 
 from gateway.backends.docker.backend import DockerBackend
+from gateway.core.environment import Environment, Limits, Loosened, Server, Volume
 from gateway.core.errors import BackendError, StartFailed
-from gateway.core.model import (
-    Environment,
-    EnvironmentName,
-    Limits,
-    Loosened,
-    Server,
-    Volume,
-    Worker,
-    WorkerId,
-)
+from gateway.core.ids import EnvironmentName, WorkerId
+from gateway.core.worker import Worker
 from tests.deadlines import scaled
 from tests.fakes.engine import FakeContainer, FakeEngine, Hold, Refusal
 

@@ -13,8 +13,10 @@ import pytest
 
 from gateway.backends.docker.backend import PULL_THREADS, DockerBackend
 from gateway.backends.docker.capacity_check import shortcomings
+from gateway.core.environment import ALL_GPUS, Environment, Limits, Server
 from gateway.core.errors import BackendError, StartFailed
-from gateway.core.model import ALL_GPUS, Environment, EnvironmentName, Limits, Server, Worker, WorkerId
+from gateway.core.ids import EnvironmentName, WorkerId
+from gateway.core.worker import Worker
 from tests.deadlines import scaled
 from tests.fakes.engine import FakeEngine, Hold
 

@@ -15,8 +15,8 @@ from gateway.catalog.inspect.image import Image, Use, listening_port, use_of
 from gateway.catalog.inspect.probe import Answer, Socket, Unanswered, one_line, until_up
 from gateway.catalog.inspect.schema import fields, text_field
 from gateway.catalog.inspect.trial import ladder, last_line
+from gateway.core.environment import ActionType, Loosened, ObservationType, Protocol, SplitType
 from gateway.core.errors import ConfigError
-from gateway.core.model import ActionType, Loosened, ObservationType, Protocol, SplitType
 
 ORS_PATHS = ("/list_environments", "/create", "/delete", "/ping", "/{env_name}/tools")
 OPENENV_PATHS = ("/health", "/metadata", "/schema", "/reset", "/step", "/state")

@@ -14,8 +14,7 @@ from gateway.catalog.inspect.external import environment_of
 from gateway.catalog.inspect.findings import Capacity, Findings, FoundSplit, Told
 from gateway.catalog.inspect.toml_writer import Ran, check_name, check_place, file_text, memory_mib, put
 from gateway.catalog.toml import RESERVED, STATIC_IMAGE, read_environment
-from gateway.core.errors import ConfigError
-from gateway.core.model import (
+from gateway.core.environment import (
     ActionMapping,
     ActionType,
     Environment,
@@ -27,6 +26,7 @@ from gateway.core.model import (
     SplitType,
     Wire,
 )
+from gateway.core.errors import ConfigError
 
 URL = "http://10.0.0.7:8000/env"
 MIB = 2**20

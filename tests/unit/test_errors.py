@@ -9,7 +9,7 @@ import pytest
 
 from gateway.core import errors
 from gateway.core.errors import GatewayError
-from gateway.core.model import CloseReason
+from gateway.core.session import CloseReason
 from gateway.frontends.errors import (
     AREAL_STATUS,
     LOSSES,

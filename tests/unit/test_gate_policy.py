@@ -14,16 +14,9 @@ from hypothesis import strategies as st
 
 from gateway.backends.docker.container import container_body
 from gateway.backends.docker.seccomp import sandbox_profile
-from gateway.core.model import (
-    CustomTasks,
-    Environment,
-    EnvironmentName,
-    Isolation,
-    Limits,
-    Loosened,
-    Worker,
-    WorkerId,
-)
+from gateway.core.environment import CustomTasks, Environment, Isolation, Limits, Loosened
+from gateway.core.ids import EnvironmentName, WorkerId
+from gateway.core.worker import Worker
 from gateway.node.filters import own_containers, own_events
 from gateway.node.json_body import Malformed, parse
 from gateway.node.mounts import mounts_custom_tasks

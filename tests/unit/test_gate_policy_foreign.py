@@ -10,7 +10,9 @@ import pytest
 
 from gateway.backends.docker.container import container_body
 from gateway.backends.docker.third_party import forwarder_body, server_body
-from gateway.core.model import Environment, EnvironmentName, Limits, Loosened, Server, Volume, Worker, WorkerId
+from gateway.core.environment import Environment, Limits, Loosened, Server, Volume
+from gateway.core.ids import EnvironmentName, WorkerId
+from gateway.core.worker import Worker
 from gateway.node.policy import refusal, rewritten, shared_with
 from gateway.node.rules import Rules
 

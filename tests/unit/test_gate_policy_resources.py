@@ -11,7 +11,9 @@ import pytest
 
 from gateway.backends.docker.container import container_body
 from gateway.backends.docker.third_party import forwarder_body, server_body
-from gateway.core.model import ALL_GPUS, Environment, EnvironmentName, Limits, Server, Worker, WorkerId
+from gateway.core.environment import ALL_GPUS, Environment, Limits, Server
+from gateway.core.ids import EnvironmentName, WorkerId
+from gateway.core.worker import Worker
 from gateway.node.info import shown_info
 from gateway.node.policy import refusal, rewritten
 from gateway.node.rules import Rules

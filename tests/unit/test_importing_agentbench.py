@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from gateway.core.environment import SplitType
 from gateway.core.errors import ConfigError
-from gateway.core.model import SplitType
 from gateway.tasks.importing import agentbench_items
 from gateway.tasks.importing.agentbench import item_files, read_agentbench
 from gateway.tasks.importing.entries import Entry, Imported, Refused

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.model import SplitType
+from gateway.core.environment import SplitType
 from gateway.tasks.importing.entries import Imported, InvalidEntry
 from gateway.tasks.importing.humaneval import humaneval_task
 from gateway.tasks.importing.mbpp import PARTS, mbpp_task, read_mbpp

@@ -9,22 +9,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.core import errors
+from gateway.core.episode import FaultReply, StepResult
 from gateway.core.faults import Fault, FaultKind
-from gateway.core.model import (
-    EnvironmentLoad,
-    EnvironmentName,
-    FaultReply,
-    Owner,
-    Session,
-    SessionId,
-    SessionState,
-    StepResult,
-    Worker,
-    WorkerId,
-    WorkerLoad,
-    WorkerState,
-)
+from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
 from gateway.core.outcomes import EpisodeOutcome
+from gateway.core.session import Session, SessionState
+from gateway.core.worker import EnvironmentLoad, Worker, WorkerLoad, WorkerState
 from gateway.observe.metrics import Metrics
 from gateway.observe.outcomes import CALLS, CLAIMS, STARTS, answer_outcome, call_outcome, start_outcome
 from gateway.sessions.fault_log import log_faults

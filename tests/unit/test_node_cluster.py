@@ -19,8 +19,9 @@ import httpx
 import pytest
 
 from gateway.backends.docker.container import LABEL_ENVIRONMENT, LABEL_INSTANCE, LABEL_ROLE, LABEL_WORKER
+from gateway.core.environment import Environment
 from gateway.core.errors import BackendError, ConfigError
-from gateway.core.model import Environment, EnvironmentName
+from gateway.core.ids import EnvironmentName
 from gateway.core.placement import NodeReport
 from gateway.node import image_transfers as transfers
 from gateway.node.cluster import Cluster

@@ -9,21 +9,11 @@ from typing import Any
 
 import pytest
 
+from gateway.core.environment import Environment, Protocol, ResetMapping, Server, Split, SplitType, TaskSpec, Wire
 from gateway.core.errors import InvalidRequest, TaskInvalid, TaskRateLimited, UnknownSplit, UnknownTask
-from gateway.core.model import (
-    Environment,
-    Protocol,
-    Registered,
-    ResetMapping,
-    Server,
-    Setup,
-    Split,
-    SplitType,
-    TaskSpec,
-    Wire,
-    Worker,
-    WorkerId,
-)
+from gateway.core.ids import WorkerId
+from gateway.core.session import Setup
+from gateway.core.worker import Registered, Worker
 from gateway.observe.metrics import Metrics
 from gateway.sessions.cancellation import Waiting
 from gateway.sessions.closing import Closer

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from gateway.core.episode import Block, ImageBlock, StepResult, TextBlock
 from gateway.core.errors import SessionClosed, TaskInvalid, UnknownTask, UpstreamTimeout
-from gateway.core.model import Block, ImageBlock, StepResult, TextBlock
 from gateway.frontends.openenv.errors import refusal
 from gateway.frontends.openenv.frames import (
     Code,

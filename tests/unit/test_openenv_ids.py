@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.model import EnvironmentName, Owner
+from gateway.core.ids import EnvironmentName, Owner
 from gateway.frontends.openenv.session_ids import Attachments, SessionIds
 
 LAB, MATH = Owner("lab"), EnvironmentName("math")

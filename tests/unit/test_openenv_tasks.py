@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from gateway.catalog.catalog import Catalog
+from gateway.core.environment import Environment, OpenEnv, Split, TaskSpec
 from gateway.core.errors import EnvironmentUnavailable, GatewayError, PoolExhausted, UnknownTask, WrongEnvironment
-from gateway.core.model import Environment, OpenEnv, Registered, Split, TaskSpec
+from gateway.core.worker import Registered
 from gateway.frontends.openenv import tasks as openenv_tasks
 from gateway.frontends.openenv.frames import Code, Refused, ResetWish
 from gateway.frontends.openenv.tasks import Chosen, TaskChooser

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from gateway.core.episode import Action, ImageBlock, StepResult, Summary, TextBlock
 from gateway.core.errors import SessionNotFound, UpstreamError
-from gateway.core.model import Action, ImageBlock, StepResult, Summary, TextBlock
 from gateway.upstreams.openenv import replica_codec as codec
 from gateway.upstreams.openenv.frames import PARSED_MAX_BYTES, Fault, acts, failure_of, fault_of, kind_of, outcome_of
 from gateway.upstreams.openenv.observations import first_blocks, step_result

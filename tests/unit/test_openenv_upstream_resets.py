@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from gateway.core.environment import Environment, Protocol, ResetMapping, Server
 from gateway.core.errors import InvalidRequest
-from gateway.core.model import Environment, EnvironmentName, Protocol, ResetMapping, Server, Setup
+from gateway.core.ids import EnvironmentName
+from gateway.core.session import Setup
 from gateway.upstreams.openenv.resets import reset_data
 
 PLAIN = Environment(

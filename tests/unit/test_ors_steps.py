@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from gateway.core.episode import Action, ImageBlock, StepResult, TextBlock
 from gateway.core.errors import AuthorFault, SessionFailed, UpstreamError
 from gateway.core.faults import Fault, FaultKind
-from gateway.core.model import Action, ImageBlock, StepResult, TextBlock
 from gateway.upstreams.ors.codec import read_blocks, read_result, written
 
 JSON = b"application/json"

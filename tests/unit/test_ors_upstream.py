@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from gateway.core.environment import Environment
+from gateway.core.episode import Action, StepResult, TextBlock
 from gateway.core.errors import (
     CallConflict,
     GatewayError,
@@ -19,20 +21,9 @@ from gateway.core.errors import (
     UpstreamError,
     UpstreamGone,
 )
-from gateway.core.model import (
-    Action,
-    Environment,
-    EnvironmentName,
-    Owner,
-    Session,
-    SessionId,
-    SessionState,
-    Setup,
-    StepResult,
-    TextBlock,
-    Worker,
-    WorkerId,
-)
+from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
+from gateway.core.session import Session, SessionState, Setup
+from gateway.core.worker import Worker
 from gateway.upstreams.ors.own import OrsUpstream
 from gateway.upstreams.transport import Relay
 from tests.fakes.raw_http import Connection, RawServer, Request

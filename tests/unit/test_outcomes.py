@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from gateway.core.episode import Summary
 from gateway.core.faults import FaultKind, read_faults
-from gateway.core.model import CloseReason, Summary
 from gateway.core.outcomes import EpisodeOutcome, outcome_of, reward_of
+from gateway.core.session import CloseReason
 
 WON = Summary(reward=1.0, finished=True, steps=3, seconds=1.0)
 SUMMARIES: dict[str, Summary | None] = {

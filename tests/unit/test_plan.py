@@ -9,16 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.core.model import (
-    EnvironmentLoad,
-    EnvironmentName,
-    PoolPolicy,
-    Worker,
-    WorkerId,
-    WorkerLoad,
-    WorkerState,
-)
+from gateway.core.environment import PoolPolicy
+from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.scaling import WINDOW_S, Demand, backoff_s, plan, rest_s
+from gateway.core.worker import EnvironmentLoad, Worker, WorkerLoad, WorkerState
 
 NOW, OLD = "wanted", "outdated"
 READY, STARTING, DRAINING = WorkerState.READY, WorkerState.STARTING, WorkerState.DRAINING

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.model import EnvironmentName, WorkerId
+from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.placement import Need, NodeId, NodeReport
 from gateway.core.scaling import place, why_not
 

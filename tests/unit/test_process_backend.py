@@ -18,8 +18,10 @@ import pytest
 
 from gateway.backends.log_tail import KEPT_BYTES, Tail
 from gateway.backends.process import ProcessBackend
+from gateway.core.environment import Environment, Isolation, SandboxLimits
 from gateway.core.errors import BackendError, StartFailed
-from gateway.core.model import Environment, EnvironmentName, Isolation, SandboxLimits, Worker, WorkerId
+from gateway.core.ids import EnvironmentName, WorkerId
+from gateway.core.worker import Worker
 from tests.deadlines import scaled
 
 ENDS_S = scaled(20.0)

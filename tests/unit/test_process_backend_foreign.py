@@ -16,8 +16,10 @@ import pytest
 
 from gateway.backends.port_alloc import free_port, is_program, with_port
 from gateway.backends.process import ProcessBackend
+from gateway.core.environment import Environment, Server
 from gateway.core.errors import StartFailed
-from gateway.core.model import Environment, EnvironmentName, Server, Worker, WorkerId
+from gateway.core.ids import EnvironmentName, WorkerId
+from gateway.core.worker import Worker
 from tests.fakes.eventually import until
 
 SLEEPER = "\nimport time\nwhile True: time.sleep(1)"

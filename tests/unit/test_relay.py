@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from gateway.core.errors import ReplicaLeft, UpstreamError, UpstreamGone, UpstreamTimeout
-from gateway.core.model import WorkerId
-from gateway.core.ports import Request
+from gateway.core.ids import WorkerId
+from gateway.core.ports.transport import Request
 from gateway.upstreams import http1 as connection_module
 from gateway.upstreams import transport as module
 from gateway.upstreams.http1 import HIGH_WATER_BYTES, MAX_HEAD_BYTES

@@ -19,8 +19,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from gateway.core.addresses import Address, Kind, parse_address
 from gateway.core.errors import UpstreamGone
-from gateway.core.model import WorkerId
-from gateway.core.ports import Request
+from gateway.core.ids import WorkerId
+from gateway.core.ports.transport import Request
 from gateway.upstreams import transport as module
 from gateway.upstreams.transport import Relay
 from tests.fakes.eventually import until

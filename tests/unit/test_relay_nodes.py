@@ -16,9 +16,9 @@ from gateway.backends.swarm.dialing import NodeDialer
 from gateway.backends.swarm.nodes import Nodes, NodeState
 from gateway.core.addresses import Address, Kind, node_address, parse_address
 from gateway.core.errors import UpstreamGone
-from gateway.core.model import WorkerId
+from gateway.core.ids import WorkerId
 from gateway.core.placement import NodeId
-from gateway.core.ports import Request
+from gateway.core.ports.transport import Request
 from gateway.upstreams.http1 import Connection as WorkerConnection
 from gateway.upstreams.openenv.websocket import NotListening, Sockets
 from gateway.upstreams.transport import Relay

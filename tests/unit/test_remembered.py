@@ -9,9 +9,11 @@ from typing import cast
 
 import pytest
 
+from gateway.core.environment import Environment
 from gateway.core.errors import StoreUnavailable
-from gateway.core.model import Environment, EnvironmentName, Note, Owner, Session, SessionId, SessionState, WorkerId
-from gateway.core.ports import Store
+from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
+from gateway.core.ports.store import Store
+from gateway.core.session import Note, Session, SessionState
 from gateway.sessions.cache import Entry, Remembered
 from tests.fakes.eventually import until
 

@@ -17,8 +17,9 @@ from gateway.catalog import scan as environment_looks
 from gateway.catalog.catalog import Catalog, load_catalog
 from gateway.catalog.reload import RETRY_MAX_S, Rollover, retry_s
 from gateway.catalog.scan import look_at
+from gateway.core.environment import CustomTasks, Environment, Server
 from gateway.core.errors import BackendError, ConfigError, StartFailed
-from gateway.core.model import CustomTasks, Environment, EnvironmentName, Server
+from gateway.core.ids import EnvironmentName
 from tests.fakes.eventually import until
 
 MATH = 'name = "math"\nimage = "env-math"\n'

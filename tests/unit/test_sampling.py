@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from gateway.core.curriculum import Component, Curriculum, Outcome, Sampler, SamplerKind, Stage, TaskRecord
 from gateway.core.errors import InvalidRequest
-from gateway.core.model import EnvironmentName
+from gateway.core.ids import EnvironmentName
 from gateway.tasks.curricula.sampling import Place, prepare, turn
 from gateway.tasks.curricula.tables import Records, Tables, TaskRow, TaskTable, count_tasks, tabulate
 from tests.deadlines import scaled

@@ -17,7 +17,7 @@ from statistics import fmean
 import pytest
 
 from gateway.core.curriculum import Component, Curriculum, Outcome, Sampler, SamplerKind, Stage, TaskRecord
-from gateway.core.model import EnvironmentName
+from gateway.core.ids import EnvironmentName
 from gateway.tasks.curricula.sampling import prepare
 from gateway.tasks.curricula.stages import advance
 from gateway.tasks.curricula.tables import TaskRow, tabulate

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.core.curriculum import RECENT, Component, Curriculum, Sampler, SamplerKind, Stage, TaskRecord
 from gateway.core.errors import InvalidRequest
-from gateway.core.ports_tmp.curricula import MAX_STATE_BYTES
+from gateway.core.ports.curricula import MAX_STATE_BYTES
 from gateway.tasks.curricula.sampling import prepare
 from gateway.tasks.curricula.stages import MARKED, Standing, advance, standings
 from gateway.tasks.curricula.tables import Tables, TaskRow, tabulate

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import replace
 
 from gateway.core.curriculum import Component, Curriculum, Stage, TaskRecord
-from gateway.core.ports_tmp.curricula import MAX_STATE_BYTES
+from gateway.core.ports.curricula import MAX_STATE_BYTES
 from gateway.tasks.curricula.sampling import prepare
 from gateway.tasks.curricula.stages import Standing, advance, standings
 from gateway.tasks.curricula.tables import TaskRow, tabulate

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from gateway.core.curriculum import Sampler, SamplerKind, TaskRecord
-from gateway.core.model import EnvironmentName
+from gateway.core.ids import EnvironmentName
 from gateway.tasks.curricula.sampling_weights import GRAINS, learning_progress, sums_of, target_success
 from gateway.tasks.curricula.tables import TaskRow
 

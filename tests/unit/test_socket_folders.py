@@ -14,7 +14,7 @@ import pytest
 import gateway.backends.folders
 from gateway.backends.folders import SocketFolders, is_safe_id, remove_tree
 from gateway.core.errors import BackendError, StartFailed
-from gateway.core.model import WorkerId
+from gateway.core.ids import WorkerId
 from tests.fakes.user import ordinary_user
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.core.environment import Wire
 from gateway.core.errors import EnvironmentUnavailable, PoolExhausted
-from gateway.core.leader_lease import LeaderLease
-from gateway.core.model import EnvironmentLoad, Lead, Wire, Worker, WorkerId
+from gateway.core.ids import WorkerId
+from gateway.core.leader_lease import Lead, LeaderLease
 from gateway.core.scaling import Demands
+from gateway.core.worker import EnvironmentLoad, Worker
 from gateway.observe.metrics import Metrics
 from gateway.pool.starts import TRIALS_ALONE, Starts
 from gateway.stores.memory.sessions import MemoryStore

@@ -13,17 +13,10 @@ from gateway.backends.docker.backend import DockerBackend
 from gateway.backends.external import StaticBackend, is_static
 from gateway.backends.process import ProcessBackend
 from gateway.backends.routed import RoutedBackend
+from gateway.core.environment import Environment, Server
 from gateway.core.errors import BackendError, StartFailed
-from gateway.core.model import (
-    Environment,
-    EnvironmentLoad,
-    EnvironmentName,
-    Server,
-    Worker,
-    WorkerId,
-    WorkerLoad,
-    WorkerState,
-)
+from gateway.core.ids import EnvironmentName, WorkerId
+from gateway.core.worker import EnvironmentLoad, Worker, WorkerLoad, WorkerState
 from gateway.pool.audit import compare
 
 STATIC = Environment(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 
-from gateway.core.model import Notice, SessionEnded, SessionId
+from gateway.core.ids import SessionId
+from gateway.core.session import Notice, SessionEnded
 from gateway.stores.notifications import Following, Notices
 
 

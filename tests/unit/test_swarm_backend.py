@@ -18,22 +18,13 @@ from gateway.backends.folders import Folders
 from gateway.backends.swarm.backend import SwarmBackend
 from gateway.backends.swarm.nodes import NodeState
 from gateway.core.addresses import node_address
+from gateway.core.environment import Environment, Limits
 from gateway.core.errors import BackendError, StartFailed
-from gateway.core.leader_lease import LeaderLease
-from gateway.core.model import (
-    CloseReason,
-    Death,
-    Environment,
-    EnvironmentLoad,
-    EnvironmentName,
-    Found,
-    Lead,
-    Limits,
-    Worker,
-    WorkerId,
-    WorkerLoad,
-)
+from gateway.core.ids import EnvironmentName, WorkerId
+from gateway.core.leader_lease import Lead, LeaderLease
 from gateway.core.placement import NodeId
+from gateway.core.session import CloseReason
+from gateway.core.worker import Death, EnvironmentLoad, Found, Worker, WorkerLoad
 from tests.fakes.certificates import Files, cluster
 from tests.fakes.eventually import until
 from tests.fakes.nodes import FakeNode, image_id, knowing

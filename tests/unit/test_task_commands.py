@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from gateway.cli import app
+from gateway.core.environment import Isolation
 from gateway.core.errors import GatewayError
-from gateway.core.model import Isolation
 from gateway.tasks.documents import read_yaml
 from gateway.tasks.schema import parse
 from gateway.tasks.templates import template

@@ -11,18 +11,11 @@ from typing import Any
 import pytest
 
 from gateway.core.curriculum import Outcome
+from gateway.core.episode import Summary
 from gateway.core.errors import InvalidRequest, StoreUnavailable
-from gateway.core.model import (
-    CloseReason,
-    EnvironmentName,
-    Owner,
-    Session,
-    SessionId,
-    SessionState,
-    Summary,
-    WorkerId,
-)
-from gateway.core.ports_tmp.curricula import MAX_OUTCOMES
+from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
+from gateway.core.ports.curricula import MAX_OUTCOMES
+from gateway.core.session import CloseReason, Session, SessionState
 from gateway.stores.memory.curricula import MemoryCurriculumStore
 from gateway.stores.memory.tasks import MemoryTaskStore
 from gateway.tasks.curricula.stats import MAX_WAITING, TaskRecords

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from gateway.core.environment import Environment, Split, SplitType
 from gateway.core.errors import ConfigError, UnknownSplit, UnknownTask
-from gateway.core.model import Environment, EnvironmentName, Split, SplitType
+from gateway.core.ids import EnvironmentName
 from gateway.tasks.registry import TaskRegistry, load_tasks, split_type
 
 MATH, CODING = EnvironmentName("math"), EnvironmentName("coding")

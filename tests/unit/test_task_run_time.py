@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from gateway.catalog.catalog import Catalog
+from gateway.core.environment import Environment, Isolation, Split, SplitType
 from gateway.core.errors import (
     InvalidRequest,
     StoreUnavailable,
@@ -22,8 +23,8 @@ from gateway.core.errors import (
     UnknownTask,
     WrongEnvironment,
 )
-from gateway.core.model import Environment, EnvironmentName, Isolation, Split, SplitType
-from gateway.core.ports_tmp.tasks import StoredTask, TaskChanges
+from gateway.core.ids import EnvironmentName
+from gateway.core.ports.tasks import StoredTask, TaskChanges
 from gateway.stores.memory.tasks import MemoryTaskStore
 from gateway.tasks.registry import TaskRegistry, load_tasks
 from gateway.tasks.runtime import Registered, RunTimeTasks

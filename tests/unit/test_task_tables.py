@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from gateway.catalog.catalog import Catalog
+from gateway.core.environment import Environment, Protocol, Server
 from gateway.core.errors import PoolExhausted, UnknownSplit
-from gateway.core.model import Environment, EnvironmentName, Protocol, Server
+from gateway.core.ids import EnvironmentName
 from gateway.stores.memory.tasks import MemoryTaskStore
 from gateway.tasks.curricula.tables import TaskRow
 from gateway.tasks.curricula.task_tables import AT_ONCE, TaskTables

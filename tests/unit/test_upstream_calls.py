@@ -18,7 +18,8 @@ from gateway.core.errors import (
     UpstreamGone,
     UpstreamTimeout,
 )
-from gateway.core.model import EnvironmentName, Owner, Session, SessionId, SessionState, WorkerId
+from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
+from gateway.core.session import Session, SessionState
 from gateway.upstreams.idempotency.call import Call
 from gateway.upstreams.idempotency.calls import KEPT_S, KEYED_S, QUIET_S, Calls
 from tests.fakes.eventually import until

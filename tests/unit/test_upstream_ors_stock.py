@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from gateway.core.environment import Environment, Server, Split, SplitType, Timeouts
+from gateway.core.episode import Action, StepResult, TextBlock
 from gateway.core.errors import (
     AuthorFault,
     InvalidRequest,
@@ -21,24 +23,9 @@ from gateway.core.errors import (
     UpstreamGone,
     WorkerFull,
 )
-from gateway.core.model import (
-    Action,
-    Environment,
-    EnvironmentName,
-    Owner,
-    Server,
-    Session,
-    SessionId,
-    SessionState,
-    Setup,
-    Split,
-    SplitType,
-    StepResult,
-    TextBlock,
-    Timeouts,
-    Worker,
-    WorkerId,
-)
+from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
+from gateway.core.session import Session, SessionState, Setup
+from gateway.core.worker import Worker
 from gateway.upstreams import sse
 from gateway.upstreams.ors.third_party import StockOrsUpstream
 from gateway.upstreams.transport import Relay

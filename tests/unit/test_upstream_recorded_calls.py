@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gateway.core.episode import ImageBlock, StepResult, TextBlock
 from gateway.core.errors import (
     CallConflict,
     GatewayError,
@@ -19,8 +20,7 @@ from gateway.core.errors import (
     UpstreamGone,
     UpstreamTimeout,
 )
-from gateway.core.model import ImageBlock, StepResult, TextBlock
-from gateway.core.ports_tmp.calls import CallState
+from gateway.core.ports.calls import CallState
 from gateway.upstreams import sse
 from gateway.upstreams.idempotency.call import Call
 from gateway.upstreams.idempotency.calls import Calls

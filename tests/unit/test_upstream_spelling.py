@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from gateway.core.environment import ActionMapping, Environment
+from gateway.core.episode import Action
 from gateway.core.errors import InvalidRequest
-from gateway.core.model import Action, ActionMapping, Environment, EnvironmentName
+from gateway.core.ids import EnvironmentName
 from gateway.upstreams.action_mapping import Tool, Unreadable, text_argument, tool_call
 
 STRING = {"type": "string"}

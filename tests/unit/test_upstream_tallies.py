@@ -9,20 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from gateway.core.environment import Environment
+from gateway.core.episode import Action, Block, StepResult, Summary, TextBlock
 from gateway.core.errors import AuthorFault
-from gateway.core.model import (
-    Action,
-    Block,
-    CloseReason,
-    Environment,
-    EnvironmentName,
-    Session,
-    StepResult,
-    Summary,
-    TextBlock,
-    Worker,
-)
+from gateway.core.ids import EnvironmentName
 from gateway.core.outcomes import EpisodeOutcome, outcome_of, reward_of
+from gateway.core.session import CloseReason, Session
+from gateway.core.worker import Worker
 from gateway.upstreams import session_stats as module
 from gateway.upstreams.idempotency.recorder import Recorder
 from gateway.upstreams.ors_facade import Translated

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from gateway.core.environment import Environment, Timeouts
+from gateway.core.episode import Action, Block, ImageBlock, StepResult, Summary, TextBlock
 from gateway.core.errors import (
     CallConflict,
     GatewayError,
@@ -22,24 +24,10 @@ from gateway.core.errors import (
     UpstreamGone,
     UpstreamTimeout,
 )
-from gateway.core.model import (
-    Action,
-    Block,
-    Environment,
-    EnvironmentName,
-    ImageBlock,
-    Owner,
-    Session,
-    SessionId,
-    SessionState,
-    StepResult,
-    Summary,
-    TextBlock,
-    Timeouts,
-    Worker,
-    WorkerId,
-)
-from gateway.core.ports import Exchange
+from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
+from gateway.core.ports.transport import Exchange
+from gateway.core.session import Session, SessionState
+from gateway.core.worker import Worker
 from gateway.upstreams import sse
 from gateway.upstreams.action_mapping import Unreadable
 from gateway.upstreams.ors_facade import Translated

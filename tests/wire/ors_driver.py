@@ -12,22 +12,11 @@ from typing import Any
 
 import httpx
 
-from gateway.core.model import (
-    Action,
-    Environment,
-    EnvironmentName,
-    Owner,
-    Protocol,
-    Server,
-    Session,
-    SessionId,
-    SessionState,
-    Setup,
-    StepResult,
-    TextBlock,
-    Worker,
-    WorkerId,
-)
+from gateway.core.environment import Environment, Protocol, Server
+from gateway.core.episode import Action, StepResult, TextBlock
+from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
+from gateway.core.session import Session, SessionState, Setup
+from gateway.core.worker import Worker
 from gateway.upstreams.ors.third_party import StockOrsUpstream
 from tests.wire.raw import Outcome, parse
 

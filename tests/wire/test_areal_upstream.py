@@ -15,23 +15,12 @@ from typing import Any
 
 import pytest
 
+from gateway.core.environment import Environment, Protocol, Server
+from gateway.core.episode import Action, StepResult, TextBlock
 from gateway.core.errors import InvalidRequest, SessionNotFound, UpstreamGone, WorkerFull
-from gateway.core.model import (
-    Action,
-    Environment,
-    EnvironmentName,
-    Owner,
-    Protocol,
-    Server,
-    Session,
-    SessionId,
-    SessionState,
-    Setup,
-    StepResult,
-    TextBlock,
-    Worker,
-    WorkerId,
-)
+from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
+from gateway.core.session import Session, SessionState, Setup
+from gateway.core.worker import Worker
 from gateway.upstreams.areal.upstream import ArealUpstream
 from gateway.upstreams.transport import Relay
 from tests.fakes.eventually import eventually

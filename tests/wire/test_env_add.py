@@ -16,8 +16,8 @@ import pytest
 from gateway.catalog.inspect.external import detect_url, environment_of
 from gateway.catalog.inspect.findings import Capacity, FoundSplit, Told
 from gateway.catalog.toml import STATIC_IMAGE, read_environment
+from gateway.core.environment import ActionMapping, Protocol, Server, SplitType
 from gateway.core.errors import ConfigError
-from gateway.core.model import ActionMapping, Protocol, Server, SplitType
 from tests.fakes.command import Done, in_process
 from tests.wire.openenv.clients import FIRST_ASYNC, NEWEST, OLDEST
 from tests.wire.openenv.upstream_worlds import image

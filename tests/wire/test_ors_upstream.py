@@ -12,6 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from gateway.core.environment import ActionMapping, Split, SplitType, Timeouts
+from gateway.core.episode import Action, ImageBlock, TextBlock
 from gateway.core.errors import (
     AuthorFault,
     CallConflict,
@@ -21,16 +23,7 @@ from gateway.core.errors import (
     UpstreamError,
     UpstreamGone,
 )
-from gateway.core.model import (
-    Action,
-    ActionMapping,
-    ImageBlock,
-    Setup,
-    Split,
-    SplitType,
-    TextBlock,
-    Timeouts,
-)
+from gateway.core.session import Setup
 from gateway.upstreams.ors.third_party import StockOrsUpstream
 from gateway.upstreams.transport import Relay
 from tests.fakes.eventually import eventually

@@ -46,9 +46,11 @@ from gateway.backends.docker.third_party import FORWARDER_IMAGE, forwarder_body,
 from gateway.backends.folders import SOCKET_NAME, Folders, SocketFolders
 from gateway.backends.launch import Launches, Wanted, raise_first
 from gateway.core.addresses import FOREIGN_SOCKET
+from gateway.core.environment import Environment
 from gateway.core.errors import BackendError, StartFailed
+from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.leader_lease import LeaderLease
-from gateway.core.model import Death, Environment, EnvironmentName, Found, Worker, WorkerId
+from gateway.core.worker import Death, Found, Worker
 
 logger = logging.getLogger(__name__)
 

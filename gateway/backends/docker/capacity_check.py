@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from gateway.core.model import Environment, Limits
+from gateway.core.environment import Environment, Limits
 
 GPU_RUNTIME: Final = "nvidia"
 GPU_DEVICE: Final = "/gpu="

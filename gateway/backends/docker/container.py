@@ -12,7 +12,9 @@ from typing import Any, Final
 
 from gateway.backends.docker.seccomp import sandbox_profile
 from gateway.backends.folders import SOCKET_NAME
-from gateway.core.model import CustomTasks, Environment, Isolation, Limits, Loosened, SandboxLimits, Worker, WorkerId
+from gateway.core.environment import CustomTasks, Environment, Isolation, Limits, Loosened, SandboxLimits
+from gateway.core.ids import WorkerId
+from gateway.core.worker import Worker
 
 MIB: Final = 2**20
 

@@ -16,7 +16,9 @@ from gateway.backends.broadcast import Deaths
 from gateway.backends.docker import calls
 from gateway.backends.docker.engine import Engine, EngineError
 from gateway.backends.docker.events import DieEvents, Ended
-from gateway.core.model import CloseReason, Death, WorkerId
+from gateway.core.ids import WorkerId
+from gateway.core.session import CloseReason
+from gateway.core.worker import Death
 
 LOOK_THREADS: Final = 8
 """Threads that look why a container ended: they must not wait for those that start others, nor for each other, as each

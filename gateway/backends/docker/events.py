@@ -25,7 +25,7 @@ from docker.types import CancellableStream
 from gateway.backends.docker import calls
 from gateway.backends.docker.container import LABEL_WORKER
 from gateway.backends.docker.engine import LOOK_S, EngineError, connect, open_stream, translated
-from gateway.core.model import WorkerId
+from gateway.core.ids import WorkerId
 
 logger = logging.getLogger(__name__)
 

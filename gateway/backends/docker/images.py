@@ -12,8 +12,8 @@ from docker import APIClient, auth
 from gateway.backends.docker import calls
 from gateway.backends.docker.engine import LOOK_S, TIMEOUT_S, Engine, EngineError, open_stream
 from gateway.backends.launch import Wanted
+from gateway.core.environment import Environment
 from gateway.core.errors import StartFailed
-from gateway.core.model import Environment
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,9 @@ from gateway.backends.docker import calls
 from gateway.backends.docker.container import custom_tasks
 from gateway.backends.docker.engine import Engine, EngineError
 from gateway.backends.folders import Folders
+from gateway.core.environment import Environment
 from gateway.core.errors import StartFailed
-from gateway.core.model import Environment, WorkerId
+from gateway.core.ids import WorkerId
 
 
 class Sources:

@@ -24,7 +24,9 @@ from gateway.backends.docker.container import (
     volume_mounts,
 )
 from gateway.core.addresses import FOREIGN_SOCKET
-from gateway.core.model import Environment, Isolation, Limits, Loosened, Worker, WorkerId
+from gateway.core.environment import Environment, Isolation, Limits, Loosened
+from gateway.core.ids import WorkerId
+from gateway.core.worker import Worker
 
 FORWARDER_IMAGE: Final = "env-gateway/base:latest"
 FORWARDER_LIMITS: Final = Limits(memory_bytes=256 * MIB, cpus=1.0, pids=8, tmp_bytes=MIB)

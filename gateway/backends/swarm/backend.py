@@ -21,11 +21,14 @@ from gateway.backends.swarm.image_sync import Spreading
 from gateway.backends.swarm.nodes import Nodes, NodeState, NodeView
 from gateway.backends.swarm.placement import Placing
 from gateway.core.addresses import Kind, parse_address
+from gateway.core.environment import Environment
 from gateway.core.errors import BackendError, GatewayError, StartFailed
+from gateway.core.ids import WorkerId
 from gateway.core.leader_lease import LeaderLease
-from gateway.core.model import CloseReason, Death, Environment, Found, Worker, WorkerId
 from gateway.core.placement import NodeId
-from gateway.core.ports import Backend
+from gateway.core.ports.backend import Backend
+from gateway.core.session import CloseReason
+from gateway.core.worker import Death, Found, Worker
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from gateway.backends.swarm.nodes import Nodes
 from gateway.backends.swarm.pipe import Pipe
 from gateway.core.addresses import Address
 from gateway.core.placement import NodeId
-from gateway.core.ports import P
+from gateway.core.ports.transport import P
 
 CONNECT_S: Final = 5.0
 """TCP, TLS and the node's own connection to the socket: milliseconds, on a loaded machine some hundred."""

@@ -10,8 +10,9 @@ from typing import Final
 from gateway.backends.docker.capacity_check import with_splits
 from gateway.backends.docker.third_party import FORWARDER_LIMITS
 from gateway.backends.swarm.nodes import Nodes
+from gateway.core.environment import Environment
 from gateway.core.errors import BackendError
-from gateway.core.model import Environment, EnvironmentName, WorkerId
+from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.placement import Need, NodeId
 from gateway.core.scaling import place, why_not
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gateway.core.model import EnvironmentName, WorkerId
+from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.placement import NodeId, NodeReport
 
 MAX_REPORT_BYTES: Final = 4 * 2**20

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from gateway.catalog.inspect.findings import Capacity, Findings, FoundSplit, Told
 from gateway.catalog.inspect.probe import Server, Unanswered, one_line
-from gateway.core.model import ActionType, ObservationType, Protocol, SplitType
+from gateway.core.environment import ActionType, ObservationType, Protocol, SplitType
 
 Word = TypeVar("Word", bound=StrEnum)
 

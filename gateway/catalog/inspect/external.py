@@ -9,13 +9,11 @@ from gateway.catalog.inspect.detect import detect
 from gateway.catalog.inspect.findings import Findings
 from gateway.catalog.inspect.probe import Unanswered, probing, until_up
 from gateway.catalog.toml import STATIC_IMAGE
-from gateway.core.errors import ConfigError
-from gateway.core.model import (
+from gateway.core.environment import (
     ActionMapping,
     ActionType,
     Areal,
     Environment,
-    EnvironmentName,
     ObservationType,
     OpenEnv,
     PoolPolicy,
@@ -23,6 +21,8 @@ from gateway.core.model import (
     ResetMapping,
     Server,
 )
+from gateway.core.errors import ConfigError
+from gateway.core.ids import EnvironmentName
 
 PLACES = ("split", "index")
 """Reset arguments of OpenEnv's Task API."""

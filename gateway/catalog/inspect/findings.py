@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from gateway.core.model import ActionType, ObservationType, Protocol, SplitType
+from gateway.core.environment import ActionType, ObservationType, Protocol, SplitType
 
 
 class Told(Enum):

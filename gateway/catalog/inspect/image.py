@@ -17,7 +17,7 @@ from gateway.backends.docker.engine import Engine
 from gateway.backends.docker.images import is_from_registry, pull
 from gateway.backends.launch import Wanted
 from gateway.core.errors import ConfigError
-from gateway.core.model import WorkerId
+from gateway.core.ids import WorkerId
 
 T = TypeVar("T")
 

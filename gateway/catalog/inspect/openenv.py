@@ -10,8 +10,8 @@ from gateway.catalog.inspect.findings import Findings
 from gateway.catalog.inspect.openenv_sockets import try_sockets
 from gateway.catalog.inspect.probe import Server, one_line
 from gateway.catalog.inspect.schema import fields, text_field
+from gateway.core.environment import Protocol
 from gateway.core.errors import ConfigError
-from gateway.core.model import Protocol
 
 METHOD_NOT_FOUND = -32601
 

@@ -9,8 +9,8 @@ from typing import Any
 from gateway.catalog.inspect.findings import Capacity, Findings, FoundSplit, Told
 from gateway.catalog.inspect.probe import Answer, Server, Unanswered
 from gateway.catalog.inspect.schema import text_field
+from gateway.core.environment import Protocol, SplitType
 from gateway.core.errors import ConfigError
-from gateway.core.model import Protocol, SplitType
 
 PATHS = frozenset(["/list_environments", "/create", "/delete", "/ping"])
 SLOTS = 16

@@ -16,8 +16,8 @@ from gateway.catalog.inspect.external import first_split, reset_keys, upstream_n
 from gateway.catalog.inspect.findings import Findings, FoundSplit, Told
 from gateway.catalog.inspect.probe import one_line
 from gateway.catalog.toml import RESERVED, read_environment
+from gateway.core.environment import Environment, Limits, Loosened, Protocol, Timeouts
 from gateway.core.errors import ConfigError
-from gateway.core.model import Environment, Limits, Loosened, Protocol, Timeouts
 
 MIB = 2**20
 FILE = "environment.toml"

@@ -19,9 +19,11 @@ from gateway.catalog.inspect.detect import NotRecognised, detect
 from gateway.catalog.inspect.findings import Findings
 from gateway.catalog.inspect.image import Image, Looking, Use
 from gateway.catalog.inspect.probe import Probe, Unanswered, one_line, probing, until_up
+from gateway.core.environment import Environment, Limits, Loosened, Server
 from gateway.core.errors import ConfigError, StartFailed
-from gateway.core.model import Environment, EnvironmentName, Limits, Loosened, Server, Worker, WorkerId
-from gateway.core.ports import Backend
+from gateway.core.ids import EnvironmentName, WorkerId
+from gateway.core.ports.backend import Backend
+from gateway.core.worker import Worker
 
 USUAL_PORTS = (8000, 8080, 5000)
 """Of OpenEnv images, of ORS servers, and of AReaL's examples."""

@@ -15,8 +15,8 @@ from starlette.routing import Route
 from gateway.catalog.catalog import Catalog
 from gateway.core.errors import GatewayError, InvalidRequest, StoreUnavailable
 from gateway.core.lifecycle import Lifecycle
-from gateway.core.model import WorkerState
-from gateway.core.ports import Store
+from gateway.core.ports.store import Store
+from gateway.core.worker import WorkerState
 from gateway.frontends.admin.replies import answering, operator_of
 from gateway.frontends.errors import status_of
 from gateway.observe.metrics import Metrics

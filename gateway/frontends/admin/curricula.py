@@ -15,8 +15,8 @@ from starlette.routing import Route
 
 from gateway.core.curriculum import PREFIX, Curriculum, Outcome, TaskRecord
 from gateway.core.errors import InvalidRequest, UnknownEnvironment
-from gateway.core.model import EnvironmentName
-from gateway.core.ports_tmp.curricula import MAX_OUTCOMES
+from gateway.core.ids import EnvironmentName
+from gateway.core.ports.curricula import MAX_OUTCOMES
 from gateway.frontends.admin.replies import answering, as_json, operator_of, queried
 from gateway.frontends.asgi import MAX_GROUP_SIZE, POLICY_MAX_CHARS, BodyTooLarge, drop_body, read_body
 from gateway.tasks.curricula.definitions import to_document

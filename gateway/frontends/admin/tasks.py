@@ -14,8 +14,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.core.errors import GatewayError, InvalidRequest
-from gateway.core.model import EnvironmentName
-from gateway.core.ports_tmp.tasks import MAX_AT_ONCE, MAX_TASK_BYTES, Probe
+from gateway.core.ids import EnvironmentName
+from gateway.core.ports.tasks import MAX_AT_ONCE, MAX_TASK_BYTES, Probe
 from gateway.frontends.admin.replies import answering, as_json, flagged, operator_of, queried
 from gateway.frontends.asgi import Attended, BodyTooLarge, HungUp, drop_body, dump, read_body
 from gateway.tasks.documents import listed, read_json, read_json_lines, read_yaml

@@ -23,6 +23,8 @@ import anyio
 from starlette.types import Receive, Scope, Send
 
 from gateway.catalog.catalog import Catalog
+from gateway.core.environment import ActionType, Areal, Environment, ObservationType, Wire
+from gateway.core.episode import EPISODE_FINISHED, Block, StepResult
 from gateway.core.errors import (
     AuthorFault,
     GatewayError,
@@ -36,23 +38,11 @@ from gateway.core.errors import (
     UpstreamError,
 )
 from gateway.core.faults import FaultKind
+from gateway.core.ids import EnvironmentName, Owner
 from gateway.core.lifecycle import Lifecycle
-from gateway.core.model import (
-    EPISODE_FINISHED,
-    ActionType,
-    Areal,
-    Block,
-    CloseReason,
-    Environment,
-    EnvironmentName,
-    ObservationType,
-    Owner,
-    Setup,
-    StepResult,
-    Wire,
-    WorkerState,
-)
-from gateway.core.ports import Store
+from gateway.core.ports.store import Store
+from gateway.core.session import CloseReason, Setup
+from gateway.core.worker import WorkerState
 from gateway.frontends.areal.errors import error_reply
 from gateway.frontends.areal.presentation import shown_of
 from gateway.frontends.areal.replies import Json, is_conversation, start_reply, step_reply

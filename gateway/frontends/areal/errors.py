@@ -19,7 +19,7 @@ from gateway.core.errors import (
     UpstreamGone,
     UpstreamTimeout,
 )
-from gateway.core.model import CloseReason
+from gateway.core.session import CloseReason
 from gateway.frontends.errors import AREAL_STATUS, reason_of, status_of
 
 _GONE: Final = "never known here, cancelled, expired or already done"

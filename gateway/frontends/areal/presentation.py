@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-from gateway.core.model import ActionType, Areal, Environment, ObservationType, Wire
+from gateway.core.environment import ActionType, Areal, Environment, ObservationType, Wire
 
 _UNSAID = Areal()
 

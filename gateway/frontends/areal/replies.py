@@ -14,7 +14,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from gateway.core.model import Action, Areal, Block, ImageBlock, ObservationType, StepResult, TextBlock
+from gateway.core.environment import Areal, ObservationType
+from gateway.core.episode import Action, Block, ImageBlock, StepResult, TextBlock
 from gateway.frontends.areal.texts import without_control
 
 Json = dict[str, Any]

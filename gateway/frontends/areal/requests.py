@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from gateway.core.episode import Action
 from gateway.core.errors import InvalidRequest
-from gateway.core.model import Action
 from gateway.frontends.areal.texts import without_end_tokens
 from gateway.frontends.seeds import seed_of
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gateway.core.environment import Environment
 from gateway.core.errors import UnknownSplit, UnknownTask
-from gateway.core.model import Environment
 from gateway.tasks.curricula.indices import Offer, is_index
 from gateway.tasks.lookup import Offers
 

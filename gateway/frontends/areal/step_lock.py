@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gateway.core.errors import InvalidRequest
-from gateway.core.model import Owner
+from gateway.core.ids import Owner
 
 AT_ONCE_MAX: Final = 8
 """Steps of one episode that run or wait; the known clients send one, and then wait for its answer."""

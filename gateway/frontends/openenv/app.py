@@ -21,10 +21,11 @@ from urllib.parse import parse_qs
 from starlette.types import Receive, Scope, Send
 
 from gateway.catalog.catalog import Catalog
+from gateway.core.environment import Environment
 from gateway.core.errors import GatewayError
+from gateway.core.ids import Owner
 from gateway.core.lifecycle import Lifecycle
-from gateway.core.model import Environment, Owner
-from gateway.core.ports import Store
+from gateway.core.ports.store import Store
 from gateway.frontends.asgi import BodyTooLarge, HungUp, denial, drop_body, respond_json
 from gateway.frontends.errors import marks, retry_after, status_of
 from gateway.frontends.openenv.client_socket import Left, Peer

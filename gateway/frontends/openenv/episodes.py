@@ -21,6 +21,8 @@ from typing import Final, TypeVar
 
 import anyio
 
+from gateway.core.environment import Environment, Wire
+from gateway.core.episode import Action, Block, StepResult
 from gateway.core.errors import (
     GatewayError,
     SessionClosed,
@@ -29,9 +31,10 @@ from gateway.core.errors import (
     UpstreamError,
     UpstreamTimeout,
 )
+from gateway.core.ids import EnvironmentName, Owner
 from gateway.core.lifecycle import Lifecycle
-from gateway.core.model import Action, Block, CloseReason, Environment, EnvironmentName, Owner, Setup, StepResult, Wire
-from gateway.core.ports import Store
+from gateway.core.ports.store import Store
+from gateway.core.session import CloseReason, Setup
 from gateway.frontends.errors import why_ended, why_not_opened
 from gateway.frontends.openenv.errors import NO_EPISODE, marks, refusal
 from gateway.frontends.openenv.frames import Code, Json, ListTools, Refused, ResetWish, ToolCall, validated

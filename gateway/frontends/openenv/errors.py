@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from gateway.core.environment import Environment
 from gateway.core.errors import (
     EnvironmentUnavailable,
     GatewayError,
@@ -21,8 +22,8 @@ from gateway.core.errors import (
     TaskRateLimited,
     UpstreamGone,
 )
-from gateway.core.model import CloseReason, Environment
-from gateway.core.ports import Store
+from gateway.core.ports.store import Store
+from gateway.core.session import CloseReason
 from gateway.frontends.errors import reason_of, retry_after_s, status_of
 from gateway.frontends.openenv.frames import Code, Json, Refused, invalid
 

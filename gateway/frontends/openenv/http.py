@@ -17,8 +17,9 @@ from typing import Annotated, Any, Final, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, StrictInt
 from starlette.types import Receive, Scope, Send
 
+from gateway.core.environment import Environment, Split
 from gateway.core.errors import StoreUnavailable, UnknownSplit, UnknownTask
-from gateway.core.model import Environment, Owner, Split
+from gateway.core.ids import Owner
 from gateway.frontends.asgi import Attended, HungUp, header, read_body, respond, respond_json
 from gateway.frontends.openenv.episodes import Episodes, empty_state, patient
 from gateway.frontends.openenv.frames import Json, ResetWish

@@ -16,7 +16,8 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gateway.core.model import Environment, Owner
+from gateway.core.environment import Environment
+from gateway.core.ids import Owner
 from gateway.frontends.asgi import dump
 from gateway.frontends.openenv.episodes import Episodes
 from gateway.frontends.openenv.errors import NO_EPISODE

@@ -10,8 +10,9 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
+from gateway.core.environment import Environment, Wire
 from gateway.core.errors import GatewayError, SessionNotFound
-from gateway.core.model import Environment, Owner, Wire
+from gateway.core.ids import Owner
 from gateway.frontends.asgi import dump
 from gateway.frontends.openenv.episodes import Episodes, empty_state, patient
 from gateway.frontends.openenv.frames import Code, Json, Refused, ResetWish, frame

@@ -11,7 +11,7 @@ import ast
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from gateway.core.model import Block, ImageBlock, StepResult, TextBlock
+from gateway.core.episode import Block, ImageBlock, StepResult, TextBlock
 from gateway.frontends.openenv.frames import Code, Json, Refused, invalid, observed
 
 RESERVED: Final = frozenset(("reset", "step", "state", "close"))

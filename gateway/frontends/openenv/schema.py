@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from gateway import __version__
-from gateway.core.model import Environment
+from gateway.core.environment import Environment
 from gateway.frontends.openenv.frames import Json
 
 API_VERSION: Final = "1.0.0"

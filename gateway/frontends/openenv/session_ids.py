@@ -12,7 +12,8 @@ import uuid
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.core.model import Environment, EnvironmentName, Owner
+from gateway.core.environment import Environment
+from gateway.core.ids import EnvironmentName, Owner
 
 _PROOF_CHARS: Final = 16
 _RANDOM_CHARS: Final = 32

@@ -17,6 +17,7 @@ from typing import Any, Final
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.toml import RESET_KEYS
 from gateway.core.curriculum import PREFIX
+from gateway.core.environment import Environment, Wire
 from gateway.core.errors import (
     EnvironmentUnavailable,
     PoolExhausted,
@@ -25,7 +26,8 @@ from gateway.core.errors import (
     unknown_index,
     unknown_split,
 )
-from gateway.core.model import Environment, Registered, Ticket, Wire
+from gateway.core.session import Ticket
+from gateway.core.worker import Registered
 from gateway.frontends.openenv.frames import Json, ResetWish, invalid
 from gateway.sessions.worker_queries import BeingReplaced
 from gateway.tasks.curricula.indices import Offer

@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from gateway.catalog.catalog import Catalog
-from gateway.core.model import Environment, Owner
+from gateway.core.environment import Environment
+from gateway.core.ids import Owner
 from gateway.frontends.openenv.client_socket import Left, Peer
 from gateway.frontends.openenv.episodes import Episodes, empty_state
 from gateway.frontends.openenv.errors import NO_EPISODE

@@ -27,6 +27,7 @@ from starlette.types import Receive, Scope, Send
 from gateway import __version__
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.toml import OPERATIONS, ROOT_ROUTES
+from gateway.core.environment import Environment
 from gateway.core.errors import (
     GatewayError,
     InvalidRequest,
@@ -38,8 +39,9 @@ from gateway.core.errors import (
     UpstreamError,
     UpstreamTimeout,
 )
-from gateway.core.model import Environment, Owner, SessionId, Setup
-from gateway.core.ports import Exchange
+from gateway.core.ids import Owner, SessionId
+from gateway.core.ports.transport import Exchange
+from gateway.core.session import Setup
 from gateway.frontends.asgi import (
     Attended,
     BodyTooLarge,

@@ -12,8 +12,10 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gateway.core.environment import Environment
 from gateway.core.errors import PoolExhausted
-from gateway.core.model import Environment, Group, Owner
+from gateway.core.ids import Owner
+from gateway.core.session import Group
 from gateway.frontends.ors.bodies import CreateSession
 
 KEPT_S = 60.0

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.catalog.catalog import Catalog
+from gateway.core.environment import Environment, Wire
 from gateway.core.errors import InvalidRequest, UnknownTask
-from gateway.core.model import Environment, Setup, Wire
+from gateway.core.session import Setup
 from gateway.frontends.asgi import dump
 from gateway.frontends.ors.bodies import CreateSession, OfRange, OfSplit, OfTask, validate, without_platform_keys
 from gateway.frontends.ors.late_binding import Pending

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gateway.core.errors import CallConflict
-from gateway.core.model import SessionId
-from gateway.core.ports_tmp.calls import (
+from gateway.core.ids import SessionId
+from gateway.core.ports.calls import (
     KEYED_S,
     MARGIN_S,
     SESSION_BYTES,

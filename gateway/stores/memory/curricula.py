@@ -15,8 +15,8 @@ from itertools import islice, takewhile
 
 from gateway.core.curriculum import Outcome, TaskRecord
 from gateway.core.errors import InvalidRequest
-from gateway.core.model import EnvironmentName
-from gateway.core.ports_tmp.curricula import (
+from gateway.core.ids import EnvironmentName
+from gateway.core.ports.curricula import (
     MAX_DEFINITION_BYTES,
     MAX_DEFINITIONS,
     MAX_DRAWN_BYTES,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gateway.core.ports_tmp.curricula import Drawn, Turn
+from gateway.core.ports.curricula import Drawn, Turn
 from gateway.stores.memory.expiry_heap import Deadlines
 
 _Member = tuple[int, str]

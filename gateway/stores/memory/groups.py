@@ -10,7 +10,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from gateway.core.model import EnvironmentName, Opening, SessionId, WorkerId
+from gateway.core.ids import EnvironmentName, SessionId, WorkerId
+from gateway.core.session import Opening
 from gateway.stores.memory.expiry_heap import Deadlines
 from gateway.stores.memory.queue import Ticket
 from gateway.stores.retry_after import GROUP_KEPT_S, LAST_CALL_S

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.core.errors import NotLeading, StoreUnavailable
-from gateway.core.model import Lead
+from gateway.core.leader_lease import Lead
 
 
 class Leadership:

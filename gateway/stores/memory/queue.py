@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gateway.core.errors import GatewayError
-from gateway.core.model import EnvironmentName, Opening, Owner, Session, SessionId
+from gateway.core.ids import EnvironmentName, Owner, SessionId
+from gateway.core.session import Opening, Session
 from gateway.stores.memory.expiry_heap import SLACK, Deadlines
 from gateway.stores.retry_after import PACE_KEPT_S, mean, retry_after
 

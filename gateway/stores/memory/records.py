@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gateway.core.model import CloseReason, SessionId, Worker, WorkerState
+from gateway.core.ids import SessionId
+from gateway.core.session import CloseReason
+from gateway.core.worker import Worker, WorkerState
 
 
 @dataclass(slots=True)

@@ -9,16 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gateway.core.model import (
-    CapacityWanted,
-    Lead,
-    Session,
-    SessionId,
-    SessionState,
-    Worker,
-    WorkerId,
-    WorkerState,
-)
+from gateway.core.ids import SessionId, WorkerId
+from gateway.core.leader_lease import Lead
+from gateway.core.session import CapacityWanted, Session, SessionState
+from gateway.core.worker import Worker, WorkerState
 from gateway.stores.memory.records import Held
 from gateway.stores.memory.slots import Slots
 

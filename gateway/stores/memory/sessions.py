@@ -17,21 +17,9 @@ from gateway.core.errors import (
     SessionNotFound,
     StoreUnavailable,
 )
-from gateway.core.model import (
-    CapacityWanted,
-    CloseReason,
-    EnvironmentLoad,
-    EnvironmentName,
-    Note,
-    Opening,
-    Session,
-    SessionEnded,
-    SessionId,
-    SessionState,
-    Worker,
-    WorkerId,
-    WorkerState,
-)
+from gateway.core.ids import EnvironmentName, SessionId, WorkerId
+from gateway.core.session import CapacityWanted, CloseReason, Note, Opening, Session, SessionEnded, SessionState
+from gateway.core.worker import EnvironmentLoad, Worker, WorkerState
 from gateway.stores.memory.records import Turns
 from gateway.stores.memory.recovery import Rebuilding
 from gateway.stores.notifications import Following

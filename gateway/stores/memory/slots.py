@@ -17,20 +17,9 @@ from gateway.core.errors import (
     SessionExists,
     StoreUnavailable,
 )
-from gateway.core.model import (
-    CapacityWanted,
-    CloseReason,
-    EnvironmentName,
-    Opening,
-    Session,
-    SessionEnded,
-    SessionId,
-    SessionState,
-    Worker,
-    WorkerId,
-    WorkerLoad,
-    WorkerState,
-)
+from gateway.core.ids import EnvironmentName, SessionId, WorkerId
+from gateway.core.session import CapacityWanted, CloseReason, Opening, Session, SessionEnded, SessionState
+from gateway.core.worker import Worker, WorkerLoad, WorkerState
 from gateway.stores.memory.expiry_heap import Deadlines
 from gateway.stores.memory.groups import Groups
 from gateway.stores.memory.leadership import Leadership

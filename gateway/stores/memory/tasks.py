@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace as changed
 
 from gateway.core.errors import InvalidRequest, TaskExists
-from gateway.core.model import EnvironmentName
-from gateway.core.ports_tmp.tasks import (
+from gateway.core.ids import EnvironmentName
+from gateway.core.ports.tasks import (
     MAX_AT_ONCE,
     MAX_SPLITS,
     MAX_TASK_BYTES,

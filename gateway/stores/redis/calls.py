@@ -33,8 +33,8 @@ from typing import Any
 
 from gateway.core.errors import StoreUnavailable
 from gateway.core.faults import FaultKind
-from gateway.core.model import SessionId
-from gateway.core.ports_tmp.calls import (
+from gateway.core.ids import SessionId
+from gateway.core.ports.calls import (
     KEYED_S,
     MARGIN_S,
     SESSION_BYTES,

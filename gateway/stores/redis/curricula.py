@@ -42,8 +42,8 @@ from typing import Any
 
 from gateway.core.curriculum import RECENT, Outcome, TaskRecord
 from gateway.core.errors import StoreUnavailable
-from gateway.core.model import EnvironmentName
-from gateway.core.ports_tmp.curricula import (
+from gateway.core.ids import EnvironmentName
+from gateway.core.ports.curricula import (
     MAX_DEFINITIONS,
     MAX_HANDLES,
     MAX_RECORDS,

@@ -9,19 +9,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gateway.core.model import (
-    CloseReason,
-    EnvironmentLoad,
-    EnvironmentName,
-    Owner,
-    Session,
-    SessionId,
-    SessionState,
-    Worker,
-    WorkerId,
-    WorkerLoad,
-    WorkerState,
-)
+from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
+from gateway.core.session import CloseReason, Session, SessionState
+from gateway.core.worker import EnvironmentLoad, Worker, WorkerLoad, WorkerState
 
 
 def packed(value: str | float) -> bytes:

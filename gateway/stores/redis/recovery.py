@@ -20,7 +20,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.core.model import Session, SessionId, Worker
+from gateway.core.ids import SessionId
+from gateway.core.session import Session
+from gateway.core.worker import Worker
 from gateway.stores.redis.records import session_values, text, worker_values
 
 AT_ONCE = 500

@@ -89,21 +89,10 @@ from gateway.core.errors import (
     SessionNotFound,
     StoreUnavailable,
 )
-from gateway.core.model import (
-    CapacityWanted,
-    CloseReason,
-    EnvironmentLoad,
-    EnvironmentName,
-    Lead,
-    Note,
-    Opening,
-    Session,
-    SessionEnded,
-    SessionId,
-    SessionState,
-    Worker,
-    WorkerId,
-)
+from gateway.core.ids import EnvironmentName, SessionId, WorkerId
+from gateway.core.leader_lease import Lead
+from gateway.core.session import CapacityWanted, CloseReason, Note, Opening, Session, SessionEnded, SessionState
+from gateway.core.worker import EnvironmentLoad, Worker
 from gateway.stores.notifications import Following, Notices
 from gateway.stores.redis.client import DRAIN_S, Link, Listener, cancelled, happened
 from gateway.stores.redis.records import (

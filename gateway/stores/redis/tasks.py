@@ -24,8 +24,8 @@ from dataclasses import replace as changed
 from typing import Any
 
 from gateway.core.errors import InvalidRequest
-from gateway.core.model import EnvironmentName
-from gateway.core.ports_tmp.tasks import MAX_SPLITS, MAX_TASKS, MAX_TOTAL_BYTES, StoredTask, TaskChanges
+from gateway.core.ids import EnvironmentName
+from gateway.core.ports.tasks import MAX_SPLITS, MAX_TASKS, MAX_TOTAL_BYTES, StoredTask, TaskChanges
 from gateway.stores.memory.tasks import (
     GONE_KEPT,
     check_batch,

@@ -22,8 +22,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from gateway.catalog.toml import line_of
 from gateway.core.curriculum import RECENT, Component, Curriculum, Sampler, SamplerKind, Stage
 from gateway.core.errors import ConfigError, InvalidRequest, UnknownEnvironment
-from gateway.core.model import EnvironmentName
-from gateway.core.ports_tmp.curricula import MAX_DEFINITION_BYTES, MAX_DEFINITIONS, MAX_HANDLES
+from gateway.core.ids import EnvironmentName
+from gateway.core.ports.curricula import MAX_DEFINITION_BYTES, MAX_DEFINITIONS, MAX_HANDLES
 from gateway.tasks.curricula.sampling_weights import LEAST_WIDTH
 from gateway.tasks.curricula.stages import is_in
 from gateway.tasks.curricula.tables import TaskRow, TaskTable, has_any

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from gateway.core.curriculum import PREFIX, Curriculum
+from gateway.core.environment import Environment, TaskSpec
 from gateway.core.errors import InvalidRequest, StoreUnavailable, UnknownTask, unknown_index, unknown_split
-from gateway.core.model import Environment, TaskSpec, Ticket
+from gateway.core.session import Ticket
 from gateway.tasks.curricula.service import Curricula
 
 LISTED_MAX: Final = 100_000

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.core.curriculum import Component, Curriculum, SamplerKind
-from gateway.core.model import EnvironmentName
+from gateway.core.ids import EnvironmentName
 from gateway.tasks.curricula.sampling_weights import sums_of
 from gateway.tasks.curricula.stages import check_stages, is_in, positions_of, rows_of
 from gateway.tasks.curricula.tables import Part, Records, Tables, TaskRow, count_rows, parts_of

@@ -26,9 +26,10 @@ from gateway.catalog.catalog import Catalog
 from gateway.core.capacity import Expected
 from gateway.core.curriculum import PREFIX, Curriculum
 from gateway.core.errors import GatewayError, InvalidRequest, StoreUnavailable, UnknownEnvironment, UnknownTask
-from gateway.core.model import EnvironmentName, Ticket
-from gateway.core.ports_tmp.curricula import CurriculumStore, Drawn, Turn
+from gateway.core.ids import EnvironmentName
+from gateway.core.ports.curricula import CurriculumStore, Drawn, Turn
 from gateway.core.scaling import WINDOW_S
+from gateway.core.session import Ticket
 from gateway.tasks.curricula.definitions import from_document, splits_named
 from gateway.tasks.curricula.sampling import Place, Prepared
 from gateway.tasks.curricula.stages import Standing

@@ -27,7 +27,7 @@ from zlib import crc32
 
 from gateway.core.curriculum import Curriculum, SamplerKind, Stage, TaskRecord
 from gateway.core.errors import InvalidRequest
-from gateway.core.model import EnvironmentName
+from gateway.core.ids import EnvironmentName
 from gateway.tasks.curricula.tables import Part, Records, Tables, TaskRow, has_any, parts_of
 
 MARKED = 2_000

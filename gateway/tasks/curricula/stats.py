@@ -14,9 +14,12 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from gateway.core.curriculum import Outcome, TaskRecord
+from gateway.core.environment import Environment
+from gateway.core.episode import Summary
 from gateway.core.errors import InvalidRequest, StoreUnavailable, UnknownTask
-from gateway.core.model import Environment, EnvironmentName, Session, Summary
-from gateway.core.ports_tmp.curricula import MAX_OUTCOMES, CurriculumStore
+from gateway.core.ids import EnvironmentName
+from gateway.core.ports.curricula import MAX_OUTCOMES, CurriculumStore
+from gateway.core.session import Session
 from gateway.tasks.registry import TaskRegistry
 
 logger = logging.getLogger(__name__)

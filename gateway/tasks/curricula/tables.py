@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gateway.core.curriculum import Component, Curriculum, TaskRecord
 from gateway.core.errors import InvalidRequest
-from gateway.core.model import EnvironmentName
+from gateway.core.ids import EnvironmentName
 
 Records = Mapping[EnvironmentName, Mapping[str, TaskRecord]]
 """By environment and by `TaskRecord.task`; what is missing was never tried."""

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 from gateway.catalog.catalog import Catalog
+from gateway.core.environment import Environment
 from gateway.core.errors import UnknownSplit
-from gateway.core.model import Environment, EnvironmentName
+from gateway.core.ids import EnvironmentName
 from gateway.tasks.curricula.tables import TaskRow, TaskTable, tabulate
 from gateway.tasks.registry import TaskRegistry
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from gateway.core.curriculum import Curriculum, SamplerKind
 from gateway.core.errors import StoreUnavailable
-from gateway.core.ports_tmp.curricula import CurriculumStore
+from gateway.core.ports.curricula import CurriculumStore
 from gateway.tasks.curricula.sampling import Prepared, prepare
 from gateway.tasks.curricula.stages import Standing, advance, standings
 from gateway.tasks.curricula.stats import TaskRecords

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from gateway.core.environment import SplitType
 from gateway.core.errors import ConfigError
-from gateway.core.model import SplitType
 from gateway.tasks.importing.agentbench_items import CREATE_IS_A_LIST, task_of
 from gateway.tasks.importing.entries import Entry, Imported, InvalidEntry, Refused
 from gateway.tasks.importing.rows import Row, read_rows

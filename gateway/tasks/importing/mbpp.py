@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gateway.core.model import SplitType
+from gateway.core.environment import SplitType
 from gateway.tasks.importing.entries import Entry, InvalidEntry
 from gateway.tasks.importing.rows import convert, read_rows, text_of, texts_of
 from gateway.tasks.importing.scripted import number_of, scripted_task

@@ -13,8 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
+from gateway.core.environment import Environment
+from gateway.core.episode import Action, StepResult
 from gateway.core.errors import InvalidRequest, UpstreamError
-from gateway.core.model import Action, Environment, Setup, StepResult
+from gateway.core.session import Setup
 from gateway.upstreams.areal.observations import read_observation
 from gateway.upstreams.faults import author_fault
 

@@ -10,8 +10,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
+from gateway.core.episode import Block, ImageBlock, TextBlock
 from gateway.core.errors import UpstreamError
-from gateway.core.model import Block, ImageBlock, TextBlock
 
 _ROLES: Final = ("system", "user", "assistant")
 _IMAGES: Final = (("iVBOR", "image/png"), ("/9j/", "image/jpeg"), ("R0lGOD", "image/gif"), ("UklGR", "image/webp"))

@@ -20,6 +20,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from gateway.core.environment import Environment, Split, SplitType, TaskSpec
+from gateway.core.episode import Action, Block, StepResult, Summary
 from gateway.core.errors import (
     GatewayError,
     InvalidRequest,
@@ -31,24 +33,10 @@ from gateway.core.errors import (
     WorkerFull,
     unknown_split,
 )
-from gateway.core.model import (
-    Action,
-    Block,
-    Environment,
-    Registered,
-    Session,
-    SessionId,
-    Setup,
-    Split,
-    SplitType,
-    StepResult,
-    Summary,
-    TaskSpec,
-    Worker,
-    WorkerId,
-    WorkerSession,
-)
-from gateway.core.ports import Request, Transport
+from gateway.core.ids import SessionId, WorkerId
+from gateway.core.ports.transport import Request, Transport
+from gateway.core.session import Session, Setup
+from gateway.core.worker import Registered, Worker, WorkerSession
 from gateway.upstreams import ors_replies as answers
 from gateway.upstreams.areal import codec as wire
 from gateway.upstreams.areal import observations

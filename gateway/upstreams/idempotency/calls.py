@@ -26,7 +26,8 @@ from gateway.core.errors import (
     UpstreamGone,
     UpstreamTimeout,
 )
-from gateway.core.model import Session, SessionId, WorkerId
+from gateway.core.ids import SessionId, WorkerId
+from gateway.core.session import Session
 from gateway.upstreams.idempotency.call import Call, never_ran
 from gateway.upstreams.idempotency.records import Records
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
+from gateway.core.episode import Block, ImageBlock, StepResult, TextBlock
 from gateway.core.errors import (
     AuthorFault,
     GatewayError,
@@ -19,7 +20,6 @@ from gateway.core.errors import (
     UpstreamGone,
     UpstreamTimeout,
 )
-from gateway.core.model import Block, ImageBlock, StepResult, TextBlock
 from gateway.upstreams import sse
 
 T = TypeVar("T")

@@ -21,8 +21,9 @@ from dataclasses import replace
 from typing import Any, Final
 
 from gateway.core.errors import CallConflict, GatewayError, StoreUnavailable
-from gateway.core.model import Session, SessionId
-from gateway.core.ports_tmp.calls import TALLY_S, CallChange, CallRecord, CallState, CallStore, Change, Tally
+from gateway.core.ids import SessionId
+from gateway.core.ports.calls import TALLY_S, CallChange, CallRecord, CallState, CallStore, Change, Tally
+from gateway.core.session import Session
 
 logger = logging.getLogger(__name__)
 

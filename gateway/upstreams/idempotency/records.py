@@ -12,8 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, Generic, TypeVar
 
 from gateway.core.errors import CallConflict, UpstreamGone, UpstreamTimeout
-from gateway.core.model import Session
-from gateway.core.ports_tmp.calls import (
+from gateway.core.ports.calls import (
     KEYED_S,
     MARGIN_S,
     OUTCOME_BYTES,
@@ -23,6 +22,7 @@ from gateway.core.ports_tmp.calls import (
     CallState,
     Change,
 )
+from gateway.core.session import Session
 from gateway.upstreams.idempotency.call import Call, never_ran
 from gateway.upstreams.idempotency.codec import Codec
 from gateway.upstreams.idempotency.recorder import Recorder

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from gateway.core.environment import Environment
+from gateway.core.episode import Action, StepResult
 from gateway.core.errors import UpstreamError
-from gateway.core.model import Action, Environment, StepResult
 from gateway.upstreams.action_mapping import Tool, text_argument, tool_call
 from gateway.upstreams.openenv.frames import INTERNAL, compact, request
 from gateway.upstreams.openenv.http import Http, Place, RpcError

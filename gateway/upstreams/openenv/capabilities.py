@@ -10,8 +10,9 @@ import asyncio
 from collections import OrderedDict
 from typing import Final
 
+from gateway.core.environment import Environment
 from gateway.core.errors import UpstreamError, UpstreamGone, UpstreamTimeout, WorkerFull
-from gateway.core.model import Environment, Worker
+from gateway.core.worker import Worker
 from gateway.upstreams.openenv.frames import FACTORY, FULL, SESSION, STATE, fault_of
 from gateway.upstreams.openenv.http import Http, Place
 from gateway.upstreams.openenv.websocket import Line, Sockets

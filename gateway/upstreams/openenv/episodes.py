@@ -15,6 +15,8 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from gateway.core.addresses import Kind, parse_address
+from gateway.core.environment import Environment
+from gateway.core.episode import Summary
 from gateway.core.errors import (
     AuthorFault,
     InvalidRequest,
@@ -23,7 +25,7 @@ from gateway.core.errors import (
     UpstreamGone,
     WorkerFull,
 )
-from gateway.core.model import Environment, Session, Summary
+from gateway.core.session import Session
 from gateway.upstreams.faults import author_fault
 from gateway.upstreams.openenv.frames import (
     FACTORY,

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
+from gateway.core.episode import TOOL_FAILED
 from gateway.core.errors import UpstreamError
-from gateway.core.model import TOOL_FAILED
 from gateway.upstreams.faults import author_fault
 
 CLOSE: Final = b'{"type":"close"}'

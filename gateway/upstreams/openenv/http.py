@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gateway.core.errors import UpstreamError, UpstreamGone
-from gateway.core.model import WorkerId
-from gateway.core.ports import Request, Transport
+from gateway.core.ids import WorkerId
+from gateway.core.ports.transport import Request, Transport
 from gateway.upstreams.openenv.frames import compact, parse
 
 ANSWER_S: Final = 20.0

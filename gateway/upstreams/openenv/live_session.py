@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 
+from gateway.core.environment import Environment
+from gateway.core.episode import Summary
 from gateway.core.errors import SessionNotFound
 from gateway.core.faults import FaultKind
-from gateway.core.model import Environment, Session, Summary
+from gateway.core.session import Session
 from gateway.upstreams.openenv.frames import acts, failure_of, kind_of, outcome_of
 from gateway.upstreams.openenv.http import Place
 from gateway.upstreams.openenv.websocket import Line

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from gateway.core.episode import TOOL_FAILED, Block, ImageBlock, StepResult, TextBlock
 from gateway.core.errors import UpstreamError
-from gateway.core.model import TOOL_FAILED, Block, ImageBlock, StepResult, TextBlock
 from gateway.upstreams.openenv.frames import (
     FAILED,
     INVALID,

@@ -9,9 +9,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Final, Protocol, TypeVar
 
+from gateway.core.environment import Environment
 from gateway.core.errors import SessionNotFound, UpstreamGone
-from gateway.core.model import Environment, Session, SessionId, SessionState, WorkerId
-from gateway.core.ports import Peers
+from gateway.core.ids import SessionId, WorkerId
+from gateway.core.ports.upstream import Peers
+from gateway.core.session import Session, SessionState
 from gateway.upstreams.openenv.episodes import Episodes
 from gateway.upstreams.openenv.live_session import Held
 from gateway.upstreams.openenv.replica_codec import FIRST_MAX_BYTES, Handle, read_handle

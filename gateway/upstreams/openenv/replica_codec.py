@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Final
 
+from gateway.core.episode import Action, StepResult, Summary
 from gateway.core.errors import SessionNotFound, UpstreamError
 from gateway.core.faults import FaultKind
-from gateway.core.model import Action, StepResult, Summary
 from gateway.upstreams.idempotency.codec import result_of_json, result_to_json
 from gateway.upstreams.openenv.frames import compact, parse
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from gateway.core.environment import Environment
 from gateway.core.errors import InvalidRequest
-from gateway.core.model import Environment, Setup
+from gateway.core.session import Setup
 
 PLATFORM_SECRETS: Final = frozenset(("api_key", "OPENREWARD_API_KEY"))
 """Keys of the platform that SDKs send with every session unasked."""

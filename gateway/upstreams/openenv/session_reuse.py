@@ -11,8 +11,10 @@ import contextlib
 import time
 from typing import Final
 
+from gateway.core.environment import Environment
 from gateway.core.errors import UpstreamError
-from gateway.core.model import Environment, Session, SessionId
+from gateway.core.ids import SessionId
+from gateway.core.session import Session
 from gateway.upstreams.openenv.episodes import SETTLE_S, Episodes
 from gateway.upstreams.openenv.live_session import Held
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import quote
 
+from gateway.core.environment import Environment, Split, SplitType, TaskSpec
 from gateway.core.errors import UpstreamError, unknown_split
-from gateway.core.model import Environment, Split, SplitType, TaskSpec
 from gateway.upstreams.openenv.http import Http, Place
 
 NOT_OFFERED: Final = (404, 405, 501)

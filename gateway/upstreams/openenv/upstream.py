@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, ClassVar, Final, TypeVar
 
+from gateway.core.environment import Environment, Split, TaskSpec
+from gateway.core.episode import Action, Block, FaultReply, StepResult, Summary
 from gateway.core.errors import (
     AuthorFault,
     InvalidRequest,
@@ -24,24 +26,11 @@ from gateway.core.errors import (
     UpstreamGone,
     UpstreamTimeout,
 )
-from gateway.core.model import (
-    Action,
-    Block,
-    CloseReason,
-    Environment,
-    FaultReply,
-    Registered,
-    Session,
-    SessionId,
-    Setup,
-    Split,
-    StepResult,
-    Summary,
-    TaskSpec,
-    Worker,
-    WorkerSession,
-)
-from gateway.core.ports import DialSocket, Exchange, Headers, Peers, Transport
+from gateway.core.ids import SessionId
+from gateway.core.ports.transport import DialSocket, Exchange, Headers, Transport
+from gateway.core.ports.upstream import Peers
+from gateway.core.session import CloseReason, Session, Setup
+from gateway.core.worker import Registered, Worker, WorkerSession
 from gateway.upstreams.faults import faults
 from gateway.upstreams.idempotency.recorder import Recorder
 from gateway.upstreams.openenv.actions import Forms, step_frame

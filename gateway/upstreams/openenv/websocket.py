@@ -20,7 +20,7 @@ from websockets.protocol import State
 
 from gateway.core.addresses import parse_address
 from gateway.core.errors import PoolExhausted, UpstreamError, UpstreamGone, UpstreamTimeout
-from gateway.core.ports import DialSocket
+from gateway.core.ports.transport import DialSocket
 from gateway.upstreams.openenv.frames import CLOSE
 
 logger = logging.getLogger(__name__)

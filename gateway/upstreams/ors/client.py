@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gateway.core.errors import InvalidRequest, SessionNotFound, UpstreamError
-from gateway.core.model import Session, WorkerId
-from gateway.core.ports import Exchange, Headers, Request, Transport
+from gateway.core.ids import WorkerId
+from gateway.core.ports.transport import Exchange, Headers, Request, Transport
+from gateway.core.session import Session
 from gateway.upstreams.faults import author_fault
 
 MAX_ANSWER_BYTES: Final = 128 * 2**20

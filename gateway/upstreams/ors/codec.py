@@ -11,9 +11,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
+from gateway.core.episode import TOOL_FAILED, Action, Block, ImageBlock, StepResult, TextBlock
 from gateway.core.errors import AuthorFault, SessionFailed, UpstreamError
 from gateway.core.faults import Fault
-from gateway.core.model import TOOL_FAILED, Action, Block, ImageBlock, StepResult, TextBlock
 
 FAILURES: Final = {kind.code: kind for kind in (AuthorFault, SessionFailed)}
 """By the reasons of results that are none, as the session has failed. Our own images give them."""

@@ -7,9 +7,10 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
+from gateway.core.environment import Split, SplitType, TaskSpec
 from gateway.core.errors import InvalidRequest, UpstreamError
-from gateway.core.model import Setup, Split, SplitType, TaskSpec
-from gateway.core.ports import Headers
+from gateway.core.ports.transport import Headers
+from gateway.core.session import Setup
 from gateway.upstreams.ors.dialects import Flavour
 
 _ADDED: Final = ("terminal_tool", "supports_score_group", "message_block_types")

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
 
+from gateway.core.environment import Environment
 from gateway.core.errors import UpstreamError
-from gateway.core.model import Environment, WorkerId
+from gateway.core.ids import WorkerId
 from gateway.upstreams.ors.client import Link
 
 KNOWN_MAX: Final = 4096

@@ -13,7 +13,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from gateway.core.errors import GatewayError
-from gateway.core.model import Session, SessionId
+from gateway.core.ids import SessionId
+from gateway.core.session import Session
 
 logger = logging.getLogger(__name__)
 

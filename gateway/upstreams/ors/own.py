@@ -17,6 +17,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from gateway.core.environment import Environment, Split, TaskSpec
+from gateway.core.episode import Action, Block, StepResult, Summary
 from gateway.core.errors import (
     AuthorFault,
     CallConflict,
@@ -30,23 +32,10 @@ from gateway.core.errors import (
     WorkerFull,
 )
 from gateway.core.faults import FAULT_HEADER, FAULTS_HEADER, Fault, FaultKind, faults_of, read_faults
-from gateway.core.model import (
-    Action,
-    Block,
-    Environment,
-    Registered,
-    Session,
-    SessionId,
-    Setup,
-    Split,
-    StepResult,
-    Summary,
-    TaskSpec,
-    Worker,
-    WorkerId,
-    WorkerSession,
-)
-from gateway.core.ports import Exchange, Headers, Request, Transport
+from gateway.core.ids import SessionId, WorkerId
+from gateway.core.ports.transport import Exchange, Headers, Request, Transport
+from gateway.core.session import Session, Setup
+from gateway.core.worker import Registered, Worker, WorkerSession
 from gateway.upstreams.ors import session_record as notes
 from gateway.upstreams.ors.codec import read_blocks, read_result, written
 from gateway.upstreams.ors.dialect_words import split_list, task_count, task_list

@@ -12,7 +12,9 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gateway.core.model import EnvironmentName, Owner, Session, SessionId, SessionState, Worker
+from gateway.core.ids import EnvironmentName, Owner, SessionId
+from gateway.core.session import Session, SessionState
+from gateway.core.worker import Worker
 
 MAX_BYTES: Final = 8192
 """What a worker keeps; a session with a longer record (a task's id may be long) is noted without its task."""

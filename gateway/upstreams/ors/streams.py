@@ -11,9 +11,10 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
 
+from gateway.core.environment import Environment
 from gateway.core.errors import SessionNotFound, UpstreamError, UpstreamGone, UpstreamTimeout
-from gateway.core.model import Environment, Session
-from gateway.core.ports import Exchange
+from gateway.core.ports.transport import Exchange
+from gateway.core.session import Session
 from gateway.upstreams import sse
 from gateway.upstreams.ors.client import JSON, MAX_ANSWER_BYTES, STARTING_PAUSE_S, Link, Refused, of, read
 

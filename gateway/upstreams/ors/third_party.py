@@ -18,6 +18,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Final
 
+from gateway.core.environment import Environment, Split, TaskSpec
+from gateway.core.episode import TOOL_FAILED, Action, Block, StepResult, Summary
 from gateway.core.errors import (
     AuthorFault,
     GatewayError,
@@ -27,24 +29,11 @@ from gateway.core.errors import (
     UpstreamTimeout,
     WorkerFull,
 )
-from gateway.core.model import (
-    TOOL_FAILED,
-    Action,
-    Block,
-    Environment,
-    Registered,
-    Session,
-    SessionId,
-    Setup,
-    Split,
-    StepResult,
-    Summary,
-    TaskSpec,
-    Worker,
-    WorkerSession,
-)
+from gateway.core.ids import SessionId
 from gateway.core.outcomes import is_without_reward
-from gateway.core.ports import Exchange, Headers, Transport
+from gateway.core.ports.transport import Exchange, Headers, Transport
+from gateway.core.session import Session, Setup
+from gateway.core.worker import Registered, Worker, WorkerSession
 from gateway.upstreams import ors_replies as answers
 from gateway.upstreams import sse
 from gateway.upstreams.action_mapping import Tool, tool_call

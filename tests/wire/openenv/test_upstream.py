@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import pytest
 
+from gateway.core.environment import ActionMapping, ResetMapping, Server, Split, SplitType
+from gateway.core.episode import Action, StepResult, TextBlock
 from gateway.core.errors import InvalidRequest, UnknownSplit, UpstreamError, WorkerFull
-from gateway.core.model import Action, ActionMapping, ResetMapping, Server, Split, SplitType, StepResult, TextBlock
 from tests.wire.openenv.clients import NEWEST
 from tests.wire.openenv.upstream_worlds import OLDER, OLDEST, RELEASES, Image, alone, environment, image
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from gateway.core.environment import Timeouts
+from gateway.core.episode import Action
 from gateway.core.errors import (
     AuthorFault,
     PoolExhausted,
@@ -18,7 +20,7 @@ from gateway.core.errors import (
     UpstreamGone,
     UpstreamTimeout,
 )
-from gateway.core.model import Action, Session, Setup, Timeouts
+from gateway.core.session import Session, Setup
 from gateway.upstreams.openenv.websocket import QUEUE_MAX
 from tests.fakes.eventually import eventually, until
 from tests.wire.cutting import Relay, relay

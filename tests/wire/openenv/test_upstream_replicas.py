@@ -9,8 +9,9 @@ from dataclasses import replace
 import pytest
 from websockets.asyncio.client import connect
 
+from gateway.core.episode import Action, TextBlock
 from gateway.core.errors import CallConflict, SessionNotFound, UpstreamError
-from gateway.core.model import Action, CloseReason, Session, TextBlock
+from gateway.core.session import CloseReason, Session
 from tests.fakes.eventually import eventually, until
 from tests.wire.openenv.upstream_worlds import (
     OLDER,

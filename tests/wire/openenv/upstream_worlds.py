@@ -19,24 +19,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from gateway.core.environment import Environment, PoolPolicy, Protocol, ResetMapping, Server, Timeouts
 from gateway.core.errors import SessionNotFound
-from gateway.core.model import (
-    Environment,
-    EnvironmentName,
-    Owner,
-    PoolPolicy,
-    Protocol,
-    ResetMapping,
-    Server,
-    Session,
-    SessionId,
-    SessionState,
-    Setup,
-    Timeouts,
-    Worker,
-    WorkerId,
-    session_id,
-)
+from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId, session_id
+from gateway.core.session import Session, SessionState, Setup
+from gateway.core.worker import Worker
 from gateway.frontends.replicas import PeersFront
 from gateway.upstreams.openenv.upstream import OpenEnvUpstream
 from gateway.upstreams.replica_client import HttpPeers

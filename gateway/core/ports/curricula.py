@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.core.curriculum import Outcome, TaskRecord
-from gateway.core.model import EnvironmentName
+from gateway.core.ids import EnvironmentName
 
 MAX_RECORDS = 100_000
 """Tasks of one environment that have a record; beyond it those go that were not seen for longest."""

@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from gateway.core.model import Environment, EnvironmentName
+from gateway.core.environment import Environment
+from gateway.core.ids import EnvironmentName
 
 MAX_TASKS = 10_000
 """Tasks of one environment."""

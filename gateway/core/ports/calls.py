@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from gateway.core.faults import FaultKind
-from gateway.core.model import SessionId
+from gateway.core.ids import SessionId
 
 KEYED_S = 600.0
 """How long the outcome of a call with a key is kept after its end, and its key known."""

@@ -1,0 +1,1 @@
+"""The interfaces between the gateway's parts and their implementations."""

@@ -1,1 +1,0 @@
-"""TODO gateway/core/ports_tmp"""

@@ -54,7 +54,7 @@ from gateway.frontends.auth import Door
 from gateway.frontends.openenv.app import OpenEnvFront
 from gateway.frontends.ors.app import OrsFront
 from gateway.frontends.replicas import PeersFront
-from gateway.observe.metrics import Metrics
+from gateway.metrics import Metrics
 from gateway.pool.audit import Audit
 from gateway.pool.background import LoopTasks
 from gateway.pool.executor import PlanExecutor

@@ -15,7 +15,7 @@ import typer
 import uvloop
 from rich.table import Table
 
-from gateway import __version__
+from gateway import __version__, logs
 from gateway.app import Gateway, serve
 from gateway.catalog.catalog import describe, load_catalog
 from gateway.catalog.cli import env_app
@@ -24,7 +24,6 @@ from gateway.core.environment import Environment, SplitType
 from gateway.core.errors import ConfigError, GatewayError
 from gateway.frontends.admin.client import LOCALHOST, Key, Url, ask, counted, print_table
 from gateway.node import cli as cli_cluster
-from gateway.observe import logs
 from gateway.settings import Settings, load
 from gateway.tasks import cli as cli_tasks
 from gateway.tasks.curricula.cli import curricula_app
@@ -34,22 +33,53 @@ from gateway.tasks.importing.entries import Entry
 from gateway.tasks.importing.writing import check_target, print_lines, write_lines
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="A gateway between RL trainers and environments.")
+
+
 tasks_app = typer.Typer(no_args_is_help=True, help="Work with files of tasks.")
+
+
 import_app = typer.Typer(no_args_is_help=True, help="Make task lines of a public benchmark's files.")
+
+
 tasks_app.add_typer(import_app, name="import")
+
+
 cli_tasks.mount(tasks_app)
+
+
 app.add_typer(tasks_app, name="tasks")
+
+
 app.add_typer(env_app, name="env")
+
+
 app.add_typer(curricula_app, name="curricula")
+
+
 cli_cluster.mount(app)
+
+
 EXIT_CONFIG = 2
 
+
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="Write to this file, not to standard output.")]
+
+
 ForEnvironment = Annotated[str | None, typer.Option("--environment", "-e", help="Write to its task folder (--split).")]
+
+
 ToSplit = Annotated[str | None, typer.Option("--split", "-s", help="Of the environment; the file is SPLIT.jsonl.")]
+
+
 Force = Annotated[bool, typer.Option("--force", "-f", help="Overwrite a file that is there.")]
+
+
 Limit = Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Stop after this many tasks.")]
+
+
 SkipInvalid = Annotated[bool, typer.Option("--skip-invalid", help="Leave out entries that cannot be used.")]
+
+
 Part = Annotated[SplitType | None, typer.Option("--part", help="Only what the benchmark has for this.")]
 
 

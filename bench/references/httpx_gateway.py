@@ -67,7 +67,7 @@ class HttpxExchange:
 
 
 class HttpxTransport:
-    """As `gateway.upstreams.transport.Relay`: an `httpx.AsyncClient` for each worker's life, with httpx' default transport."""
+    """As `Relay`: an `httpx.AsyncClient` for each worker's life, with httpx' default transport."""
 
     def __init__(self, limits: httpx.Limits) -> None:
         self._limits = limits

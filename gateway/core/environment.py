@@ -16,6 +16,7 @@ TaskSpec = Mapping[str, Any]
 """A task as its environment designed it: a JSON object that is opaque to the gateway."""
 
 
+_NO_NAME = EnvironmentName("")
 ALL_GPUS = -1
 
 
@@ -308,7 +309,7 @@ class Environment:
     splits: Mapping[str, Environment] = field(default_factory=dict)
     """By split, where sessions of that split get other resources: an environment of its own, with a pool of its own,
     whose name is this one's, a dot and the split's. No trainer addresses it by that name."""
-    base: EnvironmentName = EnvironmentName("")
+    base: EnvironmentName = _NO_NAME
     """Of such a one: the name of the environment that it belongs to."""
 
     def for_split(self, split: str) -> Environment:

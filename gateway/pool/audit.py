@@ -21,7 +21,7 @@ from gateway.core.ports.backend import Backend
 from gateway.core.ports.store import Store
 from gateway.core.ports.upstream import Upstream
 from gateway.core.worker import Found, Worker, WorkerState
-from gateway.observe.metrics import Metrics
+from gateway.metrics import Metrics
 from gateway.pool.stops import WorkerEnds
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ import anyio
 from gateway.core.errors import BackendError, NotLeading, StoreUnavailable
 from gateway.core.leader_lease import LEASE_S, LeaderLease
 from gateway.core.ports.store import Store
-from gateway.observe.metrics import Metrics
+from gateway.metrics import Metrics
 from gateway.pool.background import LoopTasks
 from gateway.pool.recovery import Rebuilding
 from gateway.pool.starts import Starts

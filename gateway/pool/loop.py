@@ -21,7 +21,7 @@ from gateway.core.ports.store import Store
 from gateway.core.scaling import rest_s
 from gateway.core.session import CapacityWanted
 from gateway.core.worker import Death
-from gateway.observe.metrics import Metrics
+from gateway.metrics import Metrics
 from gateway.pool.background import LoopTasks
 from gateway.pool.executor import PlanExecutor
 from gateway.pool.expiry import Expiry

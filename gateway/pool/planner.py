@@ -15,7 +15,7 @@ from gateway.core.environment import Environment
 from gateway.core.ids import EnvironmentName
 from gateway.core.scaling import Demands, Plan, plan
 from gateway.core.worker import EnvironmentLoad
-from gateway.observe.metrics import Metrics
+from gateway.metrics import Metrics
 from gateway.pool.starts import Starts
 
 

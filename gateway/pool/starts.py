@@ -32,8 +32,7 @@ from gateway.core.retry import patiently
 from gateway.core.scaling import Demands, backoff_s
 from gateway.core.session import CloseReason
 from gateway.core.worker import Death, EnvironmentLoad, Worker, WorkerState
-from gateway.observe.metrics import Metrics
-from gateway.observe.outcomes import start_outcome
+from gateway.metrics import Metrics, start_outcome
 
 logger = logging.getLogger(__name__)
 

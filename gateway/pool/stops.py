@@ -18,7 +18,7 @@ from gateway.core.ports.store import Store
 from gateway.core.ports.transport import Transport
 from gateway.core.session import CloseReason, Session
 from gateway.core.worker import WorkerState
-from gateway.observe.metrics import Metrics
+from gateway.metrics import Metrics
 from gateway.pool.background import LoopTasks
 from gateway.pool.starts import LOG_LINES
 

@@ -35,7 +35,7 @@ from gateway.core.ports.store import Store
 from gateway.core.ports.upstream import Upstream
 from gateway.core.retry import STORE_PATIENCE_S, patiently
 from gateway.core.session import CloseReason, Opening, Session, SessionState
-from gateway.observe.metrics import Metrics
+from gateway.metrics import Metrics
 from gateway.sessions.fault_log import log_faults
 
 logger = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from gateway.core.errors import SessionClosed, UpstreamError, UpstreamGone, UpstreamTimeout
 from gateway.core.faults import FAULT_HEADERS, Fault
 from gateway.core.ports.transport import Exchange, Headers
-from gateway.observe.outcomes import call_outcome, faults_outcome
+from gateway.metrics import call_outcome, faults_outcome
 
 
 class BusyExchange:
@@ -26,7 +26,7 @@ class BusyExchange:
         Args:
             explain: told of a break; raises what explains it better.
             told: told of the faults that the answer tells of.
-            ended: told once how it ended, in one of the words of ``observe/outcomes.CALLS``.
+            ended: told once how it ended, in one of the words of ``metrics.CALLS``.
         """
         self._exchange = exchange
         self._explain = explain

@@ -33,8 +33,7 @@ from gateway.core.ports.transport import Exchange, Headers
 from gateway.core.ports.upstream import Upstream
 from gateway.core.retry import STORE_PATIENCE_S, patiently
 from gateway.core.session import CloseReason, Note, Session, SessionState
-from gateway.observe.metrics import Metrics
-from gateway.observe.outcomes import answer_outcome, call_outcome
+from gateway.metrics import Metrics, answer_outcome, call_outcome
 from gateway.sessions.cache import TICK_S, Entry, Remembered
 from gateway.sessions.cancellation import BrokenOff, Until
 from gateway.sessions.closing import Closer

@@ -18,9 +18,9 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
-from gateway.core import model
 from gateway.core.curriculum import PREFIX
 from gateway.core.environment import Environment, Split, SplitType, TaskSpec, Wire
+from gateway.core.environment import Protocol as ServerProtocol
 from gateway.core.errors import UnknownTask, unknown_index, unknown_split
 from gateway.core.ids import EnvironmentName
 from gateway.core.session import Setup
@@ -190,7 +190,7 @@ class Offers:
         splits = [one.name for one in await self._queries.splits(environment)]
         if slash and split in splits and is_index(number):
             return await self.at(environment, split, int(number))
-        if environment.protocol is model.Protocol.AREAL:
+        if environment.protocol is ServerProtocol.AREAL:
             if is_index(id):
                 return await self.at(environment, self.usual(splits, environment.areal.split), int(id))
             return Offer(spec={"id": id, "sample_id": id}, is_images=True)

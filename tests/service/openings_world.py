@@ -23,7 +23,7 @@ from gateway.core.ports.upstream import Upstream
 from gateway.core.retry import STORE_PATIENCE_S
 from gateway.core.session import CloseReason, Session, SessionState, Setup, Ticket
 from gateway.core.worker import Worker
-from gateway.observe.metrics import Metrics
+from gateway.metrics import Metrics
 from gateway.sessions.cache import Remembered
 from gateway.sessions.cancellation import Waiting
 from gateway.sessions.closing import Closer

@@ -27,7 +27,7 @@ from tests.wire.processes import ServerProcess
 SERVE = """
 import asyncio, gc
 from gateway.app import serve
-from gateway.observe.logs import configure
+from gateway.logs import configure
 from gateway.settings import Settings
 
 async def main():

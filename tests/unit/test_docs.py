@@ -15,7 +15,7 @@ import typer.main
 from gateway.catalog.toml import OPERATIONS, RESERVED, ROOT_ROUTES
 from gateway.cli import app
 from gateway.core.errors import GatewayError
-from gateway.observe.metrics import Metrics
+from gateway.metrics import Metrics
 from gateway.settings import PREFIX, Settings
 from tests.pages import PAGES, PROJECT, Block, blocks
 from tests.runner.__main__ import number_of_tasks

@@ -15,8 +15,7 @@ from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
 from gateway.core.outcomes import EpisodeOutcome
 from gateway.core.session import Session, SessionState
 from gateway.core.worker import EnvironmentLoad, Worker, WorkerLoad, WorkerState
-from gateway.observe.metrics import Metrics
-from gateway.observe.outcomes import CALLS, CLAIMS, STARTS, answer_outcome, call_outcome, start_outcome
+from gateway.metrics import CALLS, CLAIMS, STARTS, Metrics, answer_outcome, call_outcome, start_outcome
 from gateway.sessions.fault_log import log_faults
 
 MATH = EnvironmentName("math")

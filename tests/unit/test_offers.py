@@ -14,7 +14,7 @@ from gateway.core.errors import InvalidRequest, TaskInvalid, TaskRateLimited, Un
 from gateway.core.ids import WorkerId
 from gateway.core.session import Setup
 from gateway.core.worker import Registered, Worker
-from gateway.observe.metrics import Metrics
+from gateway.metrics import Metrics
 from gateway.sessions.cancellation import Waiting
 from gateway.sessions.closing import Closer
 from gateway.sessions.task_pages import PAGE, TaskPages

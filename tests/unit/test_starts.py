@@ -10,7 +10,7 @@ from gateway.core.ids import WorkerId
 from gateway.core.leader_lease import Lead, LeaderLease
 from gateway.core.scaling import Demands
 from gateway.core.worker import EnvironmentLoad, Worker
-from gateway.observe.metrics import Metrics
+from gateway.metrics import Metrics
 from gateway.pool.starts import TRIALS_ALONE, Starts
 from gateway.stores.memory.sessions import MemoryStore
 from gateway.upstreams.ors.own import OrsUpstream

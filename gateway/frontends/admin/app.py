@@ -19,7 +19,7 @@ from gateway.core.ports.store import Store
 from gateway.core.worker import WorkerState
 from gateway.frontends.admin.replies import answering, operator_of
 from gateway.frontends.errors import status_of
-from gateway.observe.metrics import Metrics
+from gateway.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 

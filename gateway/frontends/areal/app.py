@@ -61,7 +61,7 @@ from gateway.frontends.asgi import (
     respond_json,
 )
 from gateway.frontends.errors import LOSSES, WorkerDied, retry_after, why_ended, why_not_opened
-from gateway.observe.metrics import Metrics
+from gateway.metrics import Metrics
 from gateway.sessions.service import Sessions
 from gateway.sessions.worker_queries import Inquiries
 from gateway.tasks.curricula.indices import Offer

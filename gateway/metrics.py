@@ -1,25 +1,160 @@
-"""Prometheus metrics. Labels are environments, reasons and outcomes: bounded sets, never ids.
-
-What the pool and the store tell (workers, slots, sizes, breakers) is shown by the replica that leads and by no other,
-so that a sum over replicas counts nothing twice.
-"""
+"""What became of calls, starts and claims, in one word each: the closed sets that metrics are labelled with."""
 
 from __future__ import annotations
 
+import asyncio
 import collections
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
 
+from gateway.core.episode import FaultReply, StepResult
+from gateway.core.errors import (
+    AuthorFault,
+    BackendError,
+    GatewayError,
+    InvalidRequest,
+    SessionClosed,
+    SessionError,
+    SessionFailed,
+    UpstreamGone,
+    UpstreamTimeout,
+)
+from gateway.core.faults import Fault, FaultKind
 from gateway.core.ids import EnvironmentName
 from gateway.core.outcomes import EpisodeOutcome
 from gateway.core.session import CloseReason
 from gateway.core.worker import EnvironmentLoad, WorkerState
-from gateway.observe.calls import Calls
-from gateway.observe.outcomes import CLAIMS, DEATHS, STARTS, bounded
+
+CALLS: Final = (
+    "ok",
+    "refused",  #: by the worker, or for a call id with another body: nothing ran
+    "worker_lost",
+    "out_of_memory",
+    "timeout",  #: longer than the environment allows
+    "author_fault",  #: the environment author's code raised an exception, or gave a reward that is no number
+    "session_failed",  #: what its session needs in the worker broke
+    "ended",  #: its session was ended meanwhile: deleted, cancelled, by an operator
+    "left",  #: the trainer hung up; the worker goes on
+    "failed",
+)
+
+
+STARTS: Final = ("ready", "failed", "timeout", "out_of_memory")
+
+
+CLAIMS: Final = ("hit", "wait", "refused")
+
+
+DEATHS: Final = (CloseReason.WORKER_LOST.value, CloseReason.OUT_OF_MEMORY.value)
+
+
+_CALLS_BY_ERROR: Final[dict[type[BaseException], str]] = {
+    asyncio.CancelledError: "left",
+    TimeoutError: "timeout",
+    InvalidRequest: "refused",
+    UpstreamTimeout: "timeout",
+    UpstreamGone: "worker_lost",
+    AuthorFault: "author_fault",
+    SessionFailed: "session_failed",
+    SessionError: "ended",
+    BaseException: "failed",
+}
+
+
+def call_outcome(error: BaseException) -> str:
+    """The outcome of a call that ended with *error*; one of `CALLS`."""
+    if isinstance(error, SessionClosed):
+        return error.reason if error.reason in CALLS else "ended"
+    return next(_CALLS_BY_ERROR[kind] for kind in type(error).__mro__ if kind in _CALLS_BY_ERROR)
+
+
+def answer_outcome(answer: object) -> str:
+    """The outcome of a call that was answered with *answer*; one of `CALLS`."""
+    if not isinstance(answer, StepResult | FaultReply):
+        return "ok"
+    is_fault = isinstance(answer, StepResult) and answer.is_fault
+    return faults_outcome(answer.faults, other="author_fault" if is_fault else "ok")
+
+
+def faults_outcome(faults: Sequence[Fault], *, other: str) -> str:
+    """The outcome of a call whose answer tells of *faults*; *other* if it tells of none. One of `CALLS`."""
+    if not faults:
+        return other
+    return "author_fault" if any(fault.kind is FaultKind.AUTHOR for fault in faults) else "session_failed"
+
+
+def start_outcome(error: BaseException) -> str:
+    """The outcome of a start that ended with *error*; one of `STARTS`."""
+    if isinstance(error, (TimeoutError, UpstreamTimeout)):
+        return "timeout"
+    reason = getattr(error, "reason", "") if isinstance(error, (BackendError, GatewayError)) else ""
+    return str(reason) if reason in STARTS else "failed"
+
+
+def bounded(word: str, known: tuple[str, ...], other: str) -> str:
+    """*word*, or *other* if it is none of the *known* ones: labels must stay few."""
+    return word if word in known else other
+
+
+@dataclass(slots=True)
+class _Durations:
+    """Those of one environment's calls, in seconds."""
+
+    buckets: list[int]
+    """How many there are up to each bound, and not up to the one before it; the last has none."""
+    sum_s: float = 0.0
+
+
+class Calls(Collector):
+    """Counts calls by environment and outcome, and their durations by environment."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        """*bounds* of the durations' buckets, in seconds, growing."""
+        self._bounds = tuple(bounds)
+        self._outcomes: Counter[tuple[EnvironmentName, str]] = Counter()
+        self._durations: dict[EnvironmentName, _Durations] = {}
+
+    def ended(self, environment: EnvironmentName, outcome: str, seconds: float) -> None:
+        """Count a call that took so long."""
+        self._outcomes[environment, outcome] += 1
+        durations = self._durations.get(environment)
+        if durations is None:
+            durations = self._durations[environment] = _Durations([0] * (len(self._bounds) + 1))
+        durations.buckets[bisect_left(self._bounds, seconds)] += 1
+        durations.sum_s += seconds
+
+    def collect(self) -> Iterator[Metric]:
+        """The two metrics, as they are now."""
+        counted: Counter[tuple[EnvironmentName, str]] = Counter()
+        for (environment, outcome), count in self._outcomes.items():
+            counted[environment, bounded(outcome, CALLS, "failed")] += count
+        calls = CounterMetricFamily(
+            "gateway_calls", "Calls passed to workers, by outcome.", labels=("environment", "outcome")
+        )
+        for labels, count in counted.items():
+            calls.add_metric(labels, count)
+        yield calls
+        took = HistogramMetricFamily(
+            "gateway_call_seconds", "From a call's arrival to its end.", labels=("environment",)
+        )
+        names = (*(str(float(bound)) for bound in self._bounds), "+Inf")
+        for environment, durations in self._durations.items():
+            buckets = list(zip(names, accumulate(durations.buckets), strict=True))
+            took.add_metric((environment,), buckets, sum_value=durations.sum_s)
+        yield took
+
 
 _CALL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+
+
 _LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
 
 

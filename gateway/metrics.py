@@ -1,11 +1,14 @@
-"""What became of calls, starts and claims, in one word each: the closed sets that metrics are labelled with."""
+"""Prometheus metrics. Labels are environments, reasons and outcomes: bounded sets, never ids.
+
+What the pool and the store know (workers, slots, sizes, breakers) is shown by the replica that leads and by no other,
+so that a sum over replicas counts nothing twice.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import collections
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -119,7 +122,7 @@ class Calls(Collector):
     def __init__(self, bounds: Sequence[float]) -> None:
         """*bounds* of the durations' buckets, in seconds, growing."""
         self._bounds = tuple(bounds)
-        self._outcomes: Counter[tuple[EnvironmentName, str]] = Counter()
+        self._outcomes: collections.Counter[tuple[EnvironmentName, str]] = collections.Counter()
         self._durations: dict[EnvironmentName, _Durations] = {}
 
     def ended(self, environment: EnvironmentName, outcome: str, seconds: float) -> None:
@@ -133,7 +136,7 @@ class Calls(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The two metrics, as they are now."""
-        counted: Counter[tuple[EnvironmentName, str]] = Counter()
+        counted: collections.Counter[tuple[EnvironmentName, str]] = collections.Counter()
         for (environment, outcome), count in self._outcomes.items():
             counted[environment, bounded(outcome, CALLS, "failed")] += count
         calls = CounterMetricFamily(

@@ -15,7 +15,7 @@ from gateway.core.environment import Environment, Protocol, ResetMapping, Server
 from gateway.core.errors import UpstreamGone
 from gateway.core.session import Session, Setup
 from gateway.core.worker import Worker
-from gateway.sessions.service import opening as openings
+from gateway.sessions import opening as openings
 from tests.fakes.eventually import until
 from tests.fakes.upstreams import CounterImage
 from tests.service.foreign_world import TEST, TRAIN, foreign, image

@@ -66,11 +66,11 @@ from gateway.pool.planner import Planner
 from gateway.pool.recovery import Rebuilding
 from gateway.pool.starts import Starts
 from gateway.pool.stops import WorkerEnds
+from gateway.pool.suspects import Suspects
 from gateway.server import Server, configured, listen
 from gateway.sessions.cache import Remembered
 from gateway.sessions.cancellation import Waiting
 from gateway.sessions.closing import Closer
-from gateway.sessions.liveness import Suspects
 from gateway.sessions.opening import Openings
 from gateway.sessions.service import Sessions
 from gateway.sessions.worker_queries import Inquiries

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 import httpx
 
 import gateway.app
-from gateway.cli import app
+from gateway.cli.main import app
 from gateway.core.addresses import Address, parse_address
 from gateway.core.errors import UpstreamError, UpstreamGone, UpstreamTimeout
 from gateway.core.faults import Fault

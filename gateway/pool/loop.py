@@ -29,7 +29,7 @@ from gateway.pool.leadership import Leadership
 from gateway.pool.planner import Planner
 from gateway.pool.starts import Starts
 from gateway.pool.stops import WorkerEnds
-from gateway.sessions.liveness import Suspects
+from gateway.pool.suspects import Suspects
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import typer.main
 
-from gateway.cli import app
+from gateway.cli.main import app
 from gateway.tasks.files import read_split
 from tests.envs.coding_world import tasks as coding
 from tests.envs.plain_box import os_module

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import pytest
 
-from gateway.cli import main
+from gateway.cli.main import main
 
 
 @dataclass(frozen=True)

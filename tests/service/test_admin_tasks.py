@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 from typer.testing import CliRunner
 
 from gateway.catalog.catalog import Catalog
-from gateway.cli import app as commands
+from gateway.cli.main import app as commands
 from gateway.core.environment import Environment, Isolation
 from gateway.core.ids import EnvironmentName, Owner
 from gateway.core.ports.tasks import MAX_TASK_BYTES

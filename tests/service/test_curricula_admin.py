@@ -9,7 +9,7 @@ from typing import Any
 
 from typer.testing import CliRunner, Result
 
-from gateway.cli import app as commands
+from gateway.cli.main import app as commands
 from gateway.core.curriculum import Component, Curriculum, Sampler, SamplerKind, Stage
 from gateway.core.ids import EnvironmentName
 from tests.service.stack import running, tasks

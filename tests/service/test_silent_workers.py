@@ -79,7 +79,7 @@ async def test_a_create_waits_for_the_only_worker_to_answer_and_is_there_once() 
 
 
 async def test_a_silent_worker_without_a_session_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.sessions.liveness.REPLACED_S", 0.1)
+    monkeypatch.setattr("gateway.pool.suspects.REPLACED_S", 0.1)
     async with running(environment(slots=2, max_workers=1)) as (stack, gateway, client):
         await create(client, sid="before")
         await delete(client, sid="before")
@@ -190,7 +190,7 @@ async def test_a_foreign_worker_that_answers_while_it_opens_for_long_is_not_susp
 async def test_a_silent_server_that_somebody_else_runs_is_asked_and_not_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gateway.sessions.liveness.REPLACED_S", 0.0)
+    monkeypatch.setattr("gateway.pool.suspects.REPLACED_S", 0.0)
     server = Server(url="http://127.0.0.1:9")
     async with foreign(image(Protocol.ORS, slots=2, setup_s=1.0, close_s=0.1, server=server)) as world:
         await create(world.http, sid="before", env_name="image")

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from gateway.catalog.catalog import Catalog, describe
 from gateway.catalog.toml import read_environment
-from gateway.cli import app
+from gateway.cli.main import app
 from gateway.core.environment import ALL_GPUS, CustomTasks, Environment, Limits, PoolPolicy
 from gateway.core.errors import ConfigError, UnknownEnvironment
 from gateway.core.ids import EnvironmentName

@@ -17,7 +17,7 @@ import pytest
 import uvloop
 from typer.testing import CliRunner
 
-from gateway.cli import app
+from gateway.cli.main import app
 from gateway.core.errors import ConfigError
 from gateway.node.tls import GATEWAY_NAME, NODE_NAME, client_context, make_certificates, server_context
 from tests.deadlines import scaled

@@ -13,7 +13,7 @@ import pytest
 import typer.main
 
 from gateway.catalog.toml import OPERATIONS, RESERVED, ROOT_ROUTES
-from gateway.cli import app
+from gateway.cli.main import app
 from gateway.core.errors import GatewayError
 from gateway.metrics import Metrics
 from gateway.settings import PREFIX, Settings

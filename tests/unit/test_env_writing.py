@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.catalog.cli import default_name
 from gateway.catalog.inspect.external import environment_of
 from gateway.catalog.inspect.findings import Capacity, Findings, FoundSplit, Told
 from gateway.catalog.inspect.toml_writer import Ran, check_name, check_place, file_text, memory_mib, put
 from gateway.catalog.toml import RESERVED, STATIC_IMAGE, read_environment
+from gateway.cli.env import default_name
 from gateway.core.environment import (
     ActionMapping,
     ActionType,

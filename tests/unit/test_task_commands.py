@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from gateway.cli import app
+from gateway.cli.main import app
 from gateway.core.environment import Isolation
 from gateway.core.errors import GatewayError
 from gateway.tasks.documents import read_yaml

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer.main
 
-from gateway.cli import app
+from gateway.cli.main import app
 from gateway.core.ports.tasks import MAX_AT_ONCE, MAX_TASK_BYTES, MAX_TASKS, MAX_TOTAL_BYTES
 from gateway.frontends.admin.tasks import MAX_LISTED, MAX_PROBED, TaskRoutes
 from gateway.tasks.registry import TaskRegistry

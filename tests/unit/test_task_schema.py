@@ -12,10 +12,10 @@ from envserver.generic import parse_task
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.cli.tasks import schema_text
 from gateway.core.environment import Isolation
 from gateway.core.errors import TaskInvalid
 from gateway.core.ports.tasks import MAX_TASK_BYTES
-from gateway.tasks.cli import schema_text
 from gateway.tasks.documents import MAX_DEPTH, MAX_PROBLEMS, MAX_VALUES
 from gateway.tasks.schema import from_config, parse
 

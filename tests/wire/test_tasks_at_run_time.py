@@ -14,7 +14,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner, Result
 
-from gateway.cli import app
+from gateway.cli.main import app
 from gateway.core.errors import ConfigError
 from tests.deadlines import scaled
 from tests.wire.areal_client import ArealClient, Failed

@@ -18,15 +18,15 @@ from rich.table import Table
 from gateway import __version__, logs
 from gateway.app import Gateway, serve
 from gateway.catalog.catalog import describe, load_catalog
-from gateway.catalog.cli import env_app
+from gateway.cli import cluster as cli_cluster
+from gateway.cli import tasks as cli_tasks
+from gateway.cli.admin_client import LOCALHOST, Key, Url, ask, counted, print_table
+from gateway.cli.curricula import curricula_app
+from gateway.cli.env import env_app
 from gateway.content import Content, read_all, read_files
 from gateway.core.environment import Environment, SplitType
 from gateway.core.errors import ConfigError, GatewayError
-from gateway.frontends.admin.client import LOCALHOST, Key, Url, ask, counted, print_table
-from gateway.node import cli as cli_cluster
 from gateway.settings import Settings, load
-from gateway.tasks import cli as cli_tasks
-from gateway.tasks.curricula.cli import curricula_app
 from gateway.tasks.importing import agentbench, humaneval, mbpp
 from gateway.tasks.importing.batch import gather
 from gateway.tasks.importing.entries import Entry

@@ -11,8 +11,8 @@ import typer
 from rich.table import Table
 
 from gateway.catalog.catalog import load_catalog
+from gateway.cli.admin_client import ASK_S, EXIT_REFUSED, LOCALHOST, Key, Url, ask, counted, print_table
 from gateway.core.errors import ConfigError, TaskInvalid
-from gateway.frontends.admin.client import ASK_S, EXIT_REFUSED, LOCALHOST, Key, Url, ask, counted, print_table
 from gateway.settings import load
 from gateway.stores.memory.tasks import MemoryTaskStore
 from gateway.tasks.documents import listed, read_file

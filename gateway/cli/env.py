@@ -20,10 +20,10 @@ from gateway.catalog.catalog import Catalog, describe, load_catalog
 from gateway.catalog.inspect.external import detect_url
 from gateway.catalog.inspect.findings import Findings, Told
 from gateway.catalog.inspect.toml_writer import NAME, Ran, check_name, check_place, file_text, memory_mib, put
+from gateway.cli.admin_client import print_table
 from gateway.core.environment import Environment, Server
 from gateway.core.errors import ConfigError
 from gateway.core.ids import EnvironmentName
-from gateway.frontends.admin.client import print_table
 from gateway.settings import OWN_CATALOG, Settings, load
 
 env_app = typer.Typer(no_args_is_help=True, help="Add environments, and show those that are there.")

@@ -9,7 +9,7 @@ import httpx
 import typer
 from rich.table import Table
 
-from gateway.frontends.admin.client import LOCALHOST, Key, Url, ask, counted, print_table
+from gateway.cli.admin_client import LOCALHOST, Key, Url, ask, counted, print_table
 
 ROUTE = "/admin/v1/curriculum"
 curricula_app = typer.Typer(no_args_is_help=True, help="Look at a running gateway's curricula, and begin them anew.")

@@ -1,0 +1,1 @@
+"""The command line: ``gateway serve`` and the commands for operators."""

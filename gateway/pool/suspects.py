@@ -1,0 +1,79 @@
+"""Asks suspect workers whether they answer again, and replaces those that do not; part of the control loop."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Final
+
+from gateway.catalog.catalog import Catalog
+from gateway.core.environment import Environment, Wire
+from gateway.core.errors import StoreUnavailable
+from gateway.core.ids import EnvironmentName, WorkerId
+from gateway.core.ports.store import Store
+from gateway.core.ports.upstream import Upstream
+from gateway.core.worker import EnvironmentLoad, Worker, WorkerState
+from gateway.pool.background import LoopTasks
+from gateway.sessions.liveness import answers
+
+logger = logging.getLogger(__name__)
+
+REPLACED_S: Final = 15.0
+"""A suspect worker that holds no session is replaced after this long."""
+
+
+class Suspects:
+    """Asks suspect workers, for `gateway.pool.loop.Pool`: one that answers takes sessions again."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        upstreams: Mapping[Wire, Upstream],
+        catalog: Catalog,
+        tasks: LoopTasks,
+    ) -> None:
+        self._store = store
+        self._upstreams = upstreams
+        self._catalog = catalog
+        self._tasks = tasks
+        self._since: dict[WorkerId, float] = {}
+        self._asking: set[WorkerId] = set()
+
+    async def turn(self, loads: Mapping[EnvironmentName, EnvironmentLoad], fence: int) -> None:
+        """Ask each suspect worker, behind; drain those that hold nothing and were silent for long.
+
+        Raises:
+            NotLeading, StoreUnavailable: the next turn goes on.
+        """
+        now = time.monotonic()
+        suspects = {
+            entry.worker.id: entry
+            for load in loads.values()
+            for entry in load.workers
+            if entry.worker.state is WorkerState.SUSPECT
+        }
+        self._since = {id: self._since.get(id, now) for id in suspects}
+        for id, entry in suspects.items():
+            environment = self._catalog.get(entry.worker.environment)
+            if environment is None:
+                continue  # it is being dropped
+            # A server that somebody else runs is not replaced: there is no other one.
+            is_over = now - self._since[id] > REPLACED_S and entry.used == 0 and not environment.server.url
+            if is_over and await self._store.drain_worker(id, only_if_idle=True, fence=fence):
+                logger.warning("worker_given_up environment=%s worker=%s", environment.name, id)
+                self._tasks.wake()
+            elif id not in self._asking:
+                self._asking.add(id)
+                self._tasks.spawn(self._ask(entry.worker, environment))
+
+    async def _ask(self, worker: Worker, environment: Environment) -> None:
+        try:
+            if await answers(worker, environment, self._upstreams[environment.wire]):
+                await self._store.wake_worker(worker.id)
+                logger.info("worker_answers environment=%s worker=%s", environment.name, worker.id)
+        except StoreUnavailable as error:
+            logger.warning("store_unavailable during=wake error=%s", error)  # it is asked again at the next turn
+        finally:
+            self._asking.discard(worker.id)

@@ -69,7 +69,7 @@ from gateway.pool.stops import WorkerEnds
 from gateway.pool.suspects import Suspects
 from gateway.server import Server, configured, listen
 from gateway.sessions.cache import Remembered
-from gateway.sessions.cancellation import Waiting
+from gateway.sessions.calls import Waiting
 from gateway.sessions.closing import Closer
 from gateway.sessions.opening import Openings
 from gateway.sessions.service import Sessions

@@ -48,17 +48,9 @@ CALLS: Final = (
     "left",  #: the trainer hung up; the worker goes on
     "failed",
 )
-
-
 STARTS: Final = ("ready", "failed", "timeout", "out_of_memory")
-
-
 CLAIMS: Final = ("hit", "wait", "refused")
-
-
 DEATHS: Final = (CloseReason.WORKER_LOST.value, CloseReason.OUT_OF_MEMORY.value)
-
-
 _CALLS_BY_ERROR: Final[dict[type[BaseException], str]] = {
     asyncio.CancelledError: "left",
     TimeoutError: "timeout",
@@ -156,8 +148,6 @@ class Calls(Collector):
 
 
 _CALL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
-
-
 _LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
 
 

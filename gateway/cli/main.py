@@ -28,16 +28,11 @@ from gateway.core.environment import Environment, SplitType
 from gateway.core.errors import ConfigError, GatewayError
 from gateway.settings import Settings, load
 from gateway.tasks.importing import agentbench, humaneval, mbpp
-from gateway.tasks.importing.batch import gather
-from gateway.tasks.importing.entries import Entry
-from gateway.tasks.importing.writing import check_target, print_lines, write_lines
+from gateway.tasks.importing.batch import check_target, gather, print_lines, write_lines
+from gateway.tasks.importing.rows import Entry
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="A gateway between RL trainers and environments.")
-
-
 tasks_app = typer.Typer(no_args_is_help=True, help="Work with files of tasks.")
-
-
 import_app = typer.Typer(no_args_is_help=True, help="Make task lines of a public benchmark's files.")
 
 
@@ -60,26 +55,12 @@ cli_cluster.mount(app)
 
 
 EXIT_CONFIG = 2
-
-
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="Write to this file, not to standard output.")]
-
-
 ForEnvironment = Annotated[str | None, typer.Option("--environment", "-e", help="Write to its task folder (--split).")]
-
-
 ToSplit = Annotated[str | None, typer.Option("--split", "-s", help="Of the environment; the file is SPLIT.jsonl.")]
-
-
 Force = Annotated[bool, typer.Option("--force", "-f", help="Overwrite a file that is there.")]
-
-
 Limit = Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Stop after this many tasks.")]
-
-
 SkipInvalid = Annotated[bool, typer.Option("--skip-invalid", help="Leave out entries that cannot be used.")]
-
-
 Part = Annotated[SplitType | None, typer.Option("--part", help="Only what the benchmark has for this.")]
 
 

@@ -16,7 +16,7 @@ from gateway.core.errors import ConfigError, TaskInvalid
 from gateway.settings import load
 from gateway.stores.memory.tasks import MemoryTaskStore
 from gateway.tasks.documents import listed, read_file
-from gateway.tasks.importing.writing import print_lines, write_lines
+from gateway.tasks.importing.batch import print_lines, write_lines
 from gateway.tasks.registry import TaskRegistry
 from gateway.tasks.runtime import RunTimeTasks
 from gateway.tasks.schema import json_schema, parse

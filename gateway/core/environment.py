@@ -14,8 +14,6 @@ from gateway.core.ids import EnvironmentName
 
 TaskSpec = Mapping[str, Any]
 """A task as its environment designed it: a JSON object that is opaque to the gateway."""
-
-
 _NO_NAME = EnvironmentName("")
 ALL_GPUS = -1
 

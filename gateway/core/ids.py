@@ -6,14 +6,8 @@ import hashlib
 from typing import NewType
 
 EnvironmentName = NewType("EnvironmentName", str)
-
-
 WorkerId = NewType("WorkerId", str)
-
-
 SessionId = NewType("SessionId", str)
-
-
 Owner = NewType("Owner", str)
 """The name of the key that a session belongs to; ``""`` where no keys are configured."""
 

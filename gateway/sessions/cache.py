@@ -20,7 +20,7 @@ from gateway.core.faults import Fault
 from gateway.core.ids import SessionId
 from gateway.core.ports.store import Store
 from gateway.core.session import Note, Session, SessionEnded
-from gateway.sessions.cancellation import Watcher
+from gateway.sessions.calls import Watcher
 
 logger = logging.getLogger(__name__)
 

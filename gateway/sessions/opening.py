@@ -42,7 +42,7 @@ from gateway.core.session import CloseReason, Opening, Session, SessionState, Se
 from gateway.core.worker import Worker
 from gateway.metrics import Metrics
 from gateway.sessions.cache import Remembered
-from gateway.sessions.cancellation import Waiting
+from gateway.sessions.calls import Waiting
 from gateway.sessions.closing import Closer, Missed
 from gateway.sessions.fault_log import log_faults
 from gateway.sessions.liveness import Watch, WorkerSilent

@@ -35,11 +35,10 @@ from gateway.core.retry import STORE_PATIENCE_S, patiently
 from gateway.core.session import CloseReason, Note, Session, SessionState
 from gateway.metrics import Metrics, answer_outcome, call_outcome
 from gateway.sessions.cache import TICK_S, Entry, Remembered
-from gateway.sessions.cancellation import BrokenOff, Until
+from gateway.sessions.calls import BrokenOff, BusyExchange, ReadExchange, Until
 from gateway.sessions.closing import Closer
 from gateway.sessions.fault_log import log_faults
 from gateway.sessions.opening import Openings
-from gateway.sessions.responses import BusyExchange, ReadExchange
 from gateway.sessions.turns import Turns
 from gateway.sessions.verdicts import Moved, Verdicts
 

@@ -10,7 +10,7 @@ from gateway.core.errors import ReplicaLeft, SessionClosed, SessionNotFound, Sto
 from gateway.core.ports.store import Store
 from gateway.core.session import CloseReason, SessionState
 from gateway.sessions.cache import Entry, Remembered
-from gateway.sessions.cancellation import Ended
+from gateway.sessions.calls import Ended
 from gateway.sessions.closing import Closer
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from pathlib import Path
 from gateway.core.environment import Environment
 from gateway.core.errors import ConfigError
 from gateway.core.ids import EnvironmentName
-from gateway.tasks.files import read_split
+from gateway.tasks.documents import read_split
 from gateway.tasks.registry import TaskRegistry
 from gateway.tasks.split_view import SplitView, indexed
 

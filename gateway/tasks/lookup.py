@@ -13,7 +13,9 @@ Splits of curricula are `handles`': they come last, and what their indices stand
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
@@ -27,11 +29,9 @@ from gateway.core.session import Setup
 from gateway.core.worker import Registered
 from gateway.tasks.curricula.indices import Handles, Offer, is_index, places_of, spec_of
 from gateway.tasks.curricula.service import Curricula
-from gateway.tasks.places import Place, TaskPlaces
 from gateway.tasks.runtime import RunTimeTasks
 
 T = TypeVar("T")
-
 SEARCHED_AT_ONCE: Final = 256
 
 
@@ -290,3 +290,46 @@ class Offers:
 
 def _compact(task: TaskSpec) -> bytes:
     return json.dumps(task, separators=(",", ":")).encode()
+
+
+SEARCHED_MAX: Final = 20_000
+"""Tasks of one image that are known by what they say."""
+SEARCHED_S: Final = 60.0
+"""How long a search that found nothing holds."""
+Place = tuple[str, int]
+"""Split and index."""
+
+
+class TaskPlaces:
+    """The places of one image's tasks."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._places: dict[bytes, Place] = {}
+        self._searched_at: float | None = None
+
+    def get(self, task: TaskSpec) -> Place | None:
+        """Where *task* stood when it was last seen."""
+        return self._places.get(_digest(task))
+
+    def outdated(self) -> None:
+        """What is remembered is wrong: the next search looks again."""
+        self._searched_at = None
+
+    async def search(self, task: TaskSpec, tasks: AsyncIterator[tuple[Place, TaskSpec]]) -> Place | None:
+        """Look for *task* among *tasks*, which are remembered; not at all where that was done just now."""
+        now = self._clock()
+        if self._searched_at is not None and now - self._searched_at < SEARCHED_S:
+            return None
+        places: dict[bytes, Place] = {}
+        async for place, one in tasks:
+            places.setdefault(_digest(one), place)
+            if len(places) >= SEARCHED_MAX:
+                break
+        self._places = places
+        self._searched_at = now
+        return self.get(task)
+
+
+def _digest(task: TaskSpec) -> bytes:
+    return hashlib.blake2b(json.dumps(task, sort_keys=True).encode(), digest_size=16).digest()

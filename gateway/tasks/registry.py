@@ -25,7 +25,7 @@ from gateway.core.errors import (
 )
 from gateway.core.ids import EnvironmentName
 from gateway.core.ports.tasks import StoredTask, TaskStore
-from gateway.tasks.files import read_split
+from gateway.tasks.documents import read_split
 from gateway.tasks.split_view import ORDER, Added, SplitView, indexed, merged, rank, read
 
 

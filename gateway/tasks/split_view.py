@@ -9,7 +9,7 @@ from typing import Any
 
 from gateway.core.environment import SplitType
 from gateway.core.ports.tasks import StoredTask
-from gateway.tasks.files import names_of
+from gateway.tasks.documents import names_of
 
 ORDER = {kind.value: position for position, kind in enumerate(SplitType)}
 

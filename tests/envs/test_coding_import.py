@@ -13,12 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.tasks.importing import scripted
-from gateway.tasks.importing.entries import Entry, Imported
 from gateway.tasks.importing.humaneval import humaneval_task as humaneval_of
 from gateway.tasks.importing.humaneval import read_humaneval
 from gateway.tasks.importing.mbpp import mbpp_task as mbpp_of
 from gateway.tasks.importing.mbpp import read_mbpp
-from gateway.tasks.importing.rows import Row, convert
+from gateway.tasks.importing.rows import Entry, Imported, Row, convert
 from tests.envs.coding_world import World, opened, tasks, texts
 
 HUMANEVAL: dict[str, Any] = {

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.tasks.importing import agentbench_items
+from gateway.tasks.importing import agentbench
 from gateway.tasks.importing.agentbench import read_agentbench
-from gateway.tasks.importing.entries import Entry, Imported, InvalidEntry, Refused
+from gateway.tasks.importing.rows import Entry, Imported, InvalidEntry, Refused
 from tests.envs.plain_box import os_module, sandboxes_of
 
 episodes = os_module("os_episode")
@@ -154,8 +154,8 @@ def test_labels_become_tags(tmp_path: Path, labels: object) -> None:
 
 
 def test_the_importer_and_the_environment_know_the_same_names() -> None:
-    assert tuple(judges.MATCHERS) == agentbench_items.MATCHERS
-    assert scripting.LANGUAGES == agentbench_items.LANGUAGES
+    assert tuple(judges.MATCHERS) == agentbench.MATCHERS
+    assert scripting.LANGUAGES == agentbench.LANGUAGES
 
 
 SCRIPTS = st.one_of(
@@ -182,7 +182,7 @@ ITEMS = st.fixed_dictionaries(
 @given(item=ITEMS)
 def test_whatever_the_importer_takes_the_environment_takes(item: dict[str, Any]) -> None:
     try:
-        task = agentbench_items.task_of(item, scripts=(), name="std-001-one-00000")
+        task = agentbench.task_of(item, scripts=(), name="std-001-one-00000")
     except InvalidEntry:
         return
 

@@ -13,7 +13,7 @@ import pytest
 import typer.main
 
 from gateway.cli.main import app
-from gateway.tasks.files import read_split
+from gateway.tasks.documents import read_split
 from tests.envs.coding_world import tasks as coding
 from tests.envs.plain_box import os_module
 

@@ -25,7 +25,7 @@ from gateway.core.session import CloseReason, Session, SessionState, Setup, Tick
 from gateway.core.worker import Worker
 from gateway.metrics import Metrics
 from gateway.sessions.cache import Remembered
-from gateway.sessions.cancellation import Waiting
+from gateway.sessions.calls import Waiting
 from gateway.sessions.closing import Closer
 from gateway.sessions.opening import Openings
 from gateway.sessions.service import Sessions

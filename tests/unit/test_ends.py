@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gateway.sessions.cancellation import BrokenOff, Until, Watcher
+from gateway.sessions.calls import BrokenOff, Until, Watcher
 
 
 async def for_ever() -> None:

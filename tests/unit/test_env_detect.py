@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from gateway.catalog.inspect.detect import NotRecognised, detect
-from gateway.catalog.inspect.findings import Capacity, FoundSplit, Told
+from gateway.catalog.inspect.findings import Capacity, FoundSplit, Told, fields, text_field
 from gateway.catalog.inspect.image import Image, Use, listening_port, use_of
 from gateway.catalog.inspect.probe import Answer, Socket, Unanswered, one_line, until_up
-from gateway.catalog.inspect.schema import fields, text_field
 from gateway.catalog.inspect.trial import ladder, last_line
 from gateway.core.environment import ActionType, Loosened, ObservationType, Protocol, SplitType
 from gateway.core.errors import ConfigError

@@ -10,9 +10,9 @@ import pytest
 
 from gateway.core.environment import SplitType
 from gateway.core.errors import ConfigError
-from gateway.tasks.importing import agentbench_items
+from gateway.tasks.importing import agentbench
 from gateway.tasks.importing.agentbench import item_files, read_agentbench
-from gateway.tasks.importing.entries import Entry, Imported, Refused
+from gateway.tasks.importing.rows import Entry, Imported, Refused
 
 MATCHED = {"description": "Say 7.", "evaluation": {"match": "7"}}
 SETS: dict[str, Any] = {
@@ -161,7 +161,7 @@ def test_a_create_that_is_a_list_is_left_out_with_a_note(tmp_path: Path) -> None
 
     assert isinstance(entry, Imported)
     assert entry.task["config"] == {"image": "default", "init": []}
-    assert entry.notes == (agentbench_items.CREATE_IS_A_LIST,)
+    assert entry.notes == (agentbench.CREATE_IS_A_LIST,)
 
 
 def test_training_has_its_own_scripts_and_shares_those_of_set_7(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_training_has_its_own_scripts_and_shares_those_of_set_7(tmp_path: Path) 
 def test_a_script_that_cannot_be_used_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes, says: str
 ) -> None:
-    monkeypatch.setattr(agentbench_items, "MAX_SCRIPT_BYTES", 100)
+    monkeypatch.setattr(agentbench, "MAX_SCRIPT_BYTES", 100)
     folder(tmp_path, {"scripts/3/init/a.sh": ""})
     (tmp_path / "scripts/3/init/a.sh").write_bytes(data)
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from gateway.core.environment import SplitType
-from gateway.tasks.importing.entries import Imported, InvalidEntry
 from gateway.tasks.importing.humaneval import humaneval_task
 from gateway.tasks.importing.mbpp import PARTS, mbpp_task, read_mbpp
+from gateway.tasks.importing.rows import Imported, InvalidEntry
 
 HUMANEVAL = {"task_id": "HumanEval/3", "prompt": "def f(): ...", "entry_point": "f", "test": "def check(f): f()"}
 MBPP = {"task_id": 3, "text": "Write f.", "test_list": ["assert f() == 1", "assert f() != 2"]}

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from gateway.tasks.files import read_split
+from gateway.tasks.documents import read_split
 from tests.deadlines import scaled
 from tests.fakes.command import Done, in_process
 

@@ -10,8 +10,7 @@ import pytest
 
 from gateway.core.errors import ConfigError
 from gateway.tasks.importing import rows
-from gateway.tasks.importing.entries import Imported, InvalidEntry, Refused
-from gateway.tasks.importing.rows import Row, convert, read_rows, text_of, texts_of
+from gateway.tasks.importing.rows import Imported, InvalidEntry, Refused, Row, convert, read_rows, text_of, texts_of
 
 
 def written(folder: Path, data: bytes, name: str = "rows.jsonl") -> Path:

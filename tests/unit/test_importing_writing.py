@@ -10,12 +10,10 @@ from pathlib import Path
 import pytest
 
 from gateway.core.errors import ConfigError
-from gateway.tasks.files import read_split
+from gateway.tasks.documents import read_split
 from gateway.tasks.importing import batch as batches
-from gateway.tasks.importing import writing
-from gateway.tasks.importing.batch import gather
-from gateway.tasks.importing.entries import Entry, Imported, Refused
-from gateway.tasks.importing.writing import write_lines
+from gateway.tasks.importing.batch import gather, write_lines
+from gateway.tasks.importing.rows import Entry, Imported, Refused
 
 
 def task(name: str, **more: object) -> Imported:
@@ -181,4 +179,4 @@ def test_what_is_no_place_for_a_file_is_told_before_the_work(tmp_path: Path, nam
     os.mkfifo(tmp_path / "pipe")
 
     with pytest.raises(ConfigError, match=says):
-        writing.check_target(tmp_path / name, force=True)
+        batches.check_target(tmp_path / name, force=True)

@@ -15,14 +15,12 @@ from gateway.core.ids import WorkerId
 from gateway.core.session import Setup
 from gateway.core.worker import Registered, Worker
 from gateway.metrics import Metrics
-from gateway.sessions.cancellation import Waiting
+from gateway.sessions.calls import Waiting
 from gateway.sessions.closing import Closer
-from gateway.sessions.task_pages import PAGE, TaskPages
-from gateway.sessions.worker_queries import FRESH_S, Inquiries
+from gateway.sessions.worker_queries import FRESH_S, PAGE, Inquiries, TaskPages
 from gateway.stores.memory.sessions import MemoryStore
 from gateway.tasks.curricula.indices import LISTED_MAX
-from gateway.tasks.lookup import Offers
-from gateway.tasks.places import SEARCHED_S, TaskPlaces
+from gateway.tasks.lookup import SEARCHED_S, Offers, TaskPlaces
 from gateway.tasks.registry import TaskRegistry
 from tests.fakes.clock import Clock
 from tests.fakes.upstreams import CounterImage

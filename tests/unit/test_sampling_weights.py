@@ -10,7 +10,7 @@ import pytest
 
 from gateway.core.curriculum import Sampler, SamplerKind, TaskRecord
 from gateway.core.ids import EnvironmentName
-from gateway.tasks.curricula.sampling_weights import GRAINS, learning_progress, sums_of, target_success
+from gateway.tasks.curricula.sampling import GRAINS, learning_progress, sums_of, target_success
 from gateway.tasks.curricula.tables import TaskRow
 
 TARGET, PROGRESS = SamplerKind.TARGET_SUCCESS, SamplerKind.LEARNING_PROGRESS

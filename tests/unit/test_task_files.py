@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.errors import ConfigError
-from gateway.tasks.files import MAX_LINE_BYTES, read_split
+from gateway.tasks.documents import MAX_LINE_BYTES, read_split
 
 GOOD = b'{"id":"a","question":"1+1"}'
 

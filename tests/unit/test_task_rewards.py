@@ -9,7 +9,7 @@ from envserver.generic.calls import parse_call
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.tasks.rewards import MAX_CHARS, RewardCall, parse_reward
+from gateway.tasks.schema import MAX_CHARS, RewardCall, parse_reward
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,8 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.catalog.inspect.findings import Capacity, Findings, FoundSplit, Told
+from gateway.catalog.inspect.findings import Capacity, Findings, FoundSplit, Told, text_field
 from gateway.catalog.inspect.probe import Answer, Server, Unanswered
-from gateway.catalog.inspect.schema import text_field
 from gateway.core.environment import Protocol, SplitType
 from gateway.core.errors import ConfigError
 

@@ -30,8 +30,6 @@ SESSION_MAX = 1024
 """Calls of one session that are known; beyond it the oldest ones go that do not run."""
 TOTAL_BYTES = 256 * 2**20
 """All outcomes together; beyond it no further one is kept until others have gone."""
-
-
 TALLY_S = 86_400.0
 """How long a count is kept after it was told last: no session goes on for so long without a step."""
 

@@ -13,8 +13,6 @@ from gateway.core.faults import Fault
 from gateway.core.ids import WorkerId
 
 Headers = Sequence[tuple[bytes, bytes]]
-
-
 P = TypeVar("P", bound=asyncio.Protocol)
 
 

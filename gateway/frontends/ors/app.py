@@ -68,7 +68,7 @@ from gateway.frontends.ors.bodies import (
 from gateway.frontends.ors.late_binding import Pending, PendingCreates
 from gateway.frontends.ors.replies import ONCE, Answer, as_order
 from gateway.frontends.ors.tasks import OrsTasks
-from gateway.sessions.responses import BusyExchange
+from gateway.sessions.calls import BusyExchange
 from gateway.sessions.service import Sessions
 from gateway.sessions.worker_queries import Inquiries
 from gateway.tasks.lookup import Offers

@@ -24,7 +24,7 @@ from gateway.core.curriculum import RECENT, Component, Curriculum, Sampler, Samp
 from gateway.core.errors import ConfigError, InvalidRequest, UnknownEnvironment
 from gateway.core.ids import EnvironmentName
 from gateway.core.ports.curricula import MAX_DEFINITION_BYTES, MAX_DEFINITIONS, MAX_HANDLES
-from gateway.tasks.curricula.sampling_weights import LEAST_WIDTH
+from gateway.tasks.curricula.sampling import LEAST_WIDTH
 from gateway.tasks.curricula.stages import is_in
 from gateway.tasks.curricula.tables import TaskRow, TaskTable, has_any
 

@@ -12,15 +12,15 @@ the box that it has changed. Only the well-known matchers (``check/integer-match
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gateway.core.environment import SplitType
 from gateway.core.errors import ConfigError
-from gateway.tasks.importing.agentbench_items import CREATE_IS_A_LIST, task_of
-from gateway.tasks.importing.entries import Entry, Imported, InvalidEntry, Refused
-from gateway.tasks.importing.rows import Row, read_rows
+from gateway.tasks.importing.rows import Entry, Imported, InvalidEntry, Refused, Row, read_rows
 
 TRAIN_PREFIX = "train-0223-"
 """Of the training set, as AgentBench's own configuration names it."""
@@ -117,3 +117,149 @@ def _entry(row: Row, file: ItemFile, position: int) -> Entry:
         task["aliases"] = [f"{file.prefix}{position:05d}"]
     is_list = isinstance(row.value, dict) and isinstance(row.value.get("create"), list)
     return Imported(where, task, (CREATE_IS_A_LIST,) if is_list else ())
+
+
+IMAGES = ("default", "packages", "ubuntu")
+LANGUAGES = ("bash", "python", "c", "c++")
+MATCHERS = ("integer-match", "string-match", "size-match", "containing", "in")
+"""Checkers of AgentBench that the environment has itself, outside the box."""
+MAX_SCRIPT_BYTES = 2**20
+"""Of one script; the benchmark's own have a few KiB."""
+CREATE_IS_A_LIST = "create is a list: none of it is run, as AgentBench runs none"
+"""A note: the benchmark's published results are for the box without it."""
+_HEREDOC = re.compile(r"(?<!<)<<-?\s*(['\"]?)(\w+)\1(?!<)([^\n]*)\n.*?^\t*\2$", re.DOTALL | re.MULTILINE)
+_QUOTED = re.compile(r"""\\.|'[^']*'|"(?:\\.|[^"\\])*"|\$\(\(.*?\)\)|(?:^|(?<=\s))\#[^\n]*""", re.DOTALL | re.MULTILINE)
+_LEFT_BY_BASH = re.compile(r"\bnohup\b|\bsetsid\b|(?<![&<>|;])&(?![&>])")
+_LEFT_BY_OTHERS = re.compile(r"fork|spawn|setsid|Popen|os\.system")
+"""Marks of a script that may leave processes. One too many costs only time."""
+
+
+def task_of(item: object, *, scripts: Sequence[Path], name: str) -> dict[str, Any]:
+    """Turn one item into a task line; its scripts' files are looked for in the folders of *scripts*, in that order.
+
+    Raises:
+        InvalidEntry: a field is missing or has a shape that it must not have, or a script is not there.
+    """
+    if not isinstance(item, Mapping):
+        raise InvalidEntry(f"an object is wanted, not {type(item).__name__}")
+    instruction, evaluation = item.get("description"), item.get("evaluation")
+    if not isinstance(instruction, str) or not instruction.strip():
+        raise InvalidEntry("description: a text is wanted")
+    if not isinstance(evaluation, Mapping):
+        raise InvalidEntry("evaluation: an object is wanted")
+    labels = item.get("labels") or []
+    tags = [label for label in (labels if isinstance(labels, list) else [labels]) if isinstance(label, str)]
+    return {
+        "id": name,
+        "tags": ["agentbench", *tags],
+        "instruction": instruction,
+        "config": _config(item, scripts),
+        "evaluation": _evaluation(evaluation, beside=item.get("example"), scripts=scripts),
+    }
+
+
+def _config(item: Mapping[str, Any], scripts: Sequence[Path]) -> dict[str, Any]:
+    create = item.get("create") or {}
+    if isinstance(create, list):  # see CREATE_IS_A_LIST
+        create = {}
+    if not isinstance(create, Mapping):
+        raise InvalidEntry("create: an object is wanted")
+    image = create.get("local") or create.get("image") or "default"
+    if image not in IMAGES:
+        raise InvalidEntry(f"create.local: no image {image!r}; there are {', '.join(IMAGES)}")
+    given = create.get("init") or []
+    init = [_script(script, scripts, "create.init") for script in (given if isinstance(given, list) else [given])]
+    config: dict[str, Any] = {"image": image, "init": init}
+    if item.get("start"):
+        # Typed into the shell, whatever its language.
+        config["start"] = _script(item["start"], scripts, "start")["code"]
+    if any(_leaves_processes(script) for script in init):
+        config["live_init"] = True
+    return config
+
+
+def _leaves_processes(script: Mapping[str, str]) -> bool:
+    """Say whether *script* may leave processes, told by its words outside of quotes, comments and here-documents."""
+    if script["language"] != "bash":
+        return _LEFT_BY_OTHERS.search(script["code"]) is not None
+    return _LEFT_BY_BASH.search(_QUOTED.sub("", _HEREDOC.sub(r"\3", script["code"]))) is not None
+
+
+def _evaluation(evaluation: Mapping[str, Any], *, beside: object, scripts: Sequence[Path]) -> dict[str, Any]:
+    if evaluation.get("match"):
+        return {"judge": "after", "match": _match(evaluation["match"])}
+    given = evaluation.get("check")
+    steps = given if isinstance(given, list) else [given]
+    if "check" not in evaluation or not steps:
+        raise InvalidEntry("evaluation: match or check is wanted")
+    checks = [_check(step, scripts) for step in steps]
+    read: dict[str, Any] = {"judge": "after", "check": checks}
+    if example := evaluation.get("example") or beside:
+        read["example"] = _script(example, scripts, "example")
+    elif None in checks:
+        raise InvalidEntry("evaluation.check: null stands for example, and there is none")
+    return read
+
+
+def _match(match: object) -> dict[str, Any]:
+    given = {"answer": match} if isinstance(match, str) else dict(match) if isinstance(match, Mapping) else {}
+    pattern = given.get("regex")
+    if isinstance(given.get("answer"), str):
+        return {"strip": True, **given}
+    if not isinstance(pattern, str):
+        raise InvalidEntry("evaluation.match: a text is wanted, or an object with answer or regex")
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise InvalidEntry(f"evaluation.match.regex: {error}") from error
+    return {"strip": True, **given}
+
+
+def _check(step: object, scripts: Sequence[Path]) -> dict[str, str] | None:
+    if step is None:
+        return None
+    if isinstance(step, Mapping) and isinstance(step.get("file"), str):
+        path = Path(step["file"])
+        if path.parent.name == "check" and path.suffix == ".py" and path.stem in MATCHERS:
+            return {"matcher": path.stem}
+    return _script(step, scripts, "evaluation.check")
+
+
+def _script(script: object, scripts: Sequence[Path], key: str) -> dict[str, str]:
+    """Read the script at *key*: a text is bash."""
+    if isinstance(script, str):
+        return {"language": "bash", "code": script}
+    given: Mapping[str, Any] = script if isinstance(script, Mapping) else {}
+    language = given.get("language") or "bash"
+    if language not in LANGUAGES:
+        raise InvalidEntry(f"{key}: no language {language!r}; there are {', '.join(LANGUAGES)}")
+    if isinstance(given.get("code"), str):
+        return {"language": language, "code": given["code"]}
+    if isinstance(given.get("file"), str):
+        return {"language": language, "code": _text(given["file"], scripts, key)}
+    raise InvalidEntry(f"{key}: a script is a text, or an object with file or code")
+
+
+def _text(file: str, scripts: Sequence[Path], key: str) -> str:
+    try:
+        path = _found(file, scripts)
+        if path is None:
+            raise InvalidEntry(f"{key}: no script {file} in {', '.join(f'scripts/{home.name}' for home in scripts)}")
+        with path.open("rb") as script:
+            data = script.read(MAX_SCRIPT_BYTES + 1)
+    except OSError as error:
+        raise InvalidEntry(f"{key}: {file}: {error.strerror}") from error
+    if len(data) > MAX_SCRIPT_BYTES:
+        raise InvalidEntry(f"{key}: {file} has more than {MAX_SCRIPT_BYTES} bytes")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidEntry(f"{key}: {file} is not UTF-8: {error.reason}") from error
+
+
+def _found(file: str, scripts: Sequence[Path]) -> Path | None:
+    """Look *file* up in the folders of *scripts*; what leads out of them is not there."""
+    if "\0" in file:
+        return None
+    paths = ((home.resolve(), (home / file).resolve()) for home in scripts)
+    return next((path for home, path in paths if path.is_relative_to(home) and path.is_file()), None)

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gateway.tasks.importing.entries import Entry, InvalidEntry
-from gateway.tasks.importing.rows import convert, read_rows, text_of
+from gateway.tasks.importing.rows import Entry, InvalidEntry, convert, read_rows, text_of
 from gateway.tasks.importing.scripted import number_of, scripted_task
 
 

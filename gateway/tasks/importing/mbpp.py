@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.core.environment import SplitType
-from gateway.tasks.importing.entries import Entry, InvalidEntry
-from gateway.tasks.importing.rows import convert, read_rows, text_of, texts_of
+from gateway.tasks.importing.rows import Entry, InvalidEntry, convert, read_rows, text_of, texts_of
 from gateway.tasks.importing.scripted import number_of, scripted_task
 
 PARTS: Mapping[SplitType, range] = {

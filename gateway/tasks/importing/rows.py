@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from gateway.core.errors import ConfigError
-from gateway.tasks.importing.entries import Entry, Imported, InvalidEntry, Refused
 
 MAX_FILE_BYTES = 256 * 2**20
 """Of one file, unpacked. The benchmarks' own files have a few MiB; a packed file could grow without end."""
@@ -137,3 +136,29 @@ def _unpacked(file: BufferedReader) -> bytes:
         return file.read(MAX_FILE_BYTES + 1)
     with gzip.GzipFile(fileobj=file) as packed:
         return packed.read(MAX_FILE_BYTES + 1)
+
+
+class InvalidEntry(ValueError):
+    """An entry cannot be turned into a task; the message says what is wrong, and whoever reads the file says where."""
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """An entry that became a task."""
+
+    where: str
+    """File and line, or file and number of the entry, both counted from 1."""
+    task: dict[str, Any]
+    notes: tuple[str, ...] = ()
+    """What of the entry was left out, where its author may have meant more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """An entry that became none."""
+
+    where: str
+    reason: str
+
+
+Entry: TypeAlias = Imported | Refused

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gateway.tasks.importing.entries import InvalidEntry
+from gateway.tasks.importing.rows import InvalidEntry
 
 TIME_LIMIT_S = 10
 """CPU time of one test; HumanEval's own runner gives 3 s of wall time, of a machine that may be a faster one."""

@@ -9,8 +9,8 @@ from gateway.backends.docker.backend import DockerBackend
 from gateway.backends.folders import Folders
 from gateway.backends.process import ProcessBackend
 from gateway.backends.swarm.backend import SwarmBackend
-from gateway.backends.swarm.hosts import parse_hosts
 from gateway.backends.swarm.nodes import Nodes
+from gateway.backends.swarm.reports import parse_hosts
 from gateway.catalog.catalog import Catalog
 from gateway.core.errors import ConfigError
 from gateway.core.file_lock import Taken, hold

@@ -27,8 +27,7 @@ from gateway.adapters import (
     make_stores,
     make_swarm,
 )
-from gateway.backends.external import StaticBackend
-from gateway.backends.routed import RoutedBackend
+from gateway.backends.external import RoutedBackend, StaticBackend
 from gateway.backends.swarm.dialing import NodeDialer
 from gateway.backends.swarm.nodes import NodeState
 from gateway.catalog.reload import Rollover

@@ -34,12 +34,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from gateway.backends import port_alloc as ports
+from gateway.backends import process_io as ports
 from gateway.backends.broadcast import Deaths
 from gateway.backends.docker.container import NOFILE, custom_tasks, is_sandboxed, most_files, variables
 from gateway.backends.folders import SOCKET_NAME, Claims, SocketFolders
 from gateway.backends.launch import Launches, Wanted
-from gateway.backends.log_tail import Tail
+from gateway.backends.process_io import Tail
 from gateway.core.environment import Environment
 from gateway.core.errors import BackendError, StartFailed
 from gateway.core.ids import EnvironmentName, WorkerId

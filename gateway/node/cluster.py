@@ -18,10 +18,9 @@ import httpx
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.core.errors import BackendError
-from gateway.node.gate import engine_client
+from gateway.node.gate import Answer, answer, engine_client, read_body, refuse_body
 from gateway.node.image_transfers import Transfers
 from gateway.node.report import Draining, Reporter, shown
-from gateway.node.responses import Answer, answer, read_body, refuse_body
 from gateway.node.routes import Refused
 from gateway.node.rules import Rules
 

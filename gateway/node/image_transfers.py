@@ -18,9 +18,9 @@ from starlette.types import Receive
 
 from gateway.backends.docker.images import is_from_registry
 from gateway.core.errors import BackendError
+from gateway.node.gate import Answer, passed_on
 from gateway.node.image_archives import Archive, BadArchive, checked, tagged
 from gateway.node.report import Reporter
-from gateway.node.responses import Answer, passed_on
 from gateway.node.routes import Refused
 
 logger = logging.getLogger(__name__)

@@ -13,26 +13,28 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gateway.backends.docker.container import (
+    CUSTOM_TASKS_TARGET,
     LABEL_DIGEST,
     LABEL_ENVIRONMENT,
     LABEL_INSTANCE,
     LABEL_OWNER,
     LABEL_ROLE,
     LABEL_WORKER,
+    SOCKET_TARGET,
     WORK_BYTES,
     WORK_TARGET,
     Role,
     capabilities,
     device_requests,
     is_sandboxed,
+    sandbox_profile,
     shared_memory_bytes,
     user,
+    volume_mounts,
 )
-from gateway.backends.docker.seccomp import sandbox_profile
 from gateway.backends.docker.third_party import FORWARDER_ENTRYPOINT, forwarder_command, forwarder_environment
 from gateway.backends.folders import is_safe_id
 from gateway.core.environment import Environment
-from gateway.node.mounts import mount_refusal
 from gateway.node.rules import Rules
 
 MIN_MEMORY_BYTES = 6 * 2**20
@@ -43,7 +45,6 @@ _UNITS = {"k": 2**10, "m": 2**20}
 _LABELS = frozenset([LABEL_INSTANCE, LABEL_OWNER, LABEL_WORKER, LABEL_ENVIRONMENT, LABEL_DIGEST, LABEL_ROLE])
 _SHARED = re.compile(r"container:([0-9a-f]{64})", re.ASCII)
 _NO_NEW_PRIVILEGES = frozenset(["no-new-privileges", "no-new-privileges:true"])
-
 Check = Callable[[Any, Environment, Rules], bool]
 
 
@@ -279,7 +280,6 @@ BODY: Mapping[str, Check] = {
     "HostConfig": lambda value, environment, rules: True,  # key by key below
 }
 """The keys of a create body, each with its check; the check is asked also when the key is missing (None)."""
-
 HOST_CONFIG: Mapping[str, Check] = {
     "NetworkMode": _network,
     "IpcMode": lambda value, environment, rules: value in ("private", "none"),
@@ -305,7 +305,6 @@ HOST_CONFIG: Mapping[str, Check] = {
 }
 """As `BODY`, for ``HostConfig``. What is not here, if not empty, is refused: Privileged, Devices, PidMode,
 UTSMode, UsernsMode, CgroupParent, VolumesFrom, Sysctls, Links, Runtime and all that is to come."""
-
 FORWARDER: Mapping[str, Check] = {
     **BODY,
     "Entrypoint": lambda value, environment, rules: value == FORWARDER_ENTRYPOINT,
@@ -314,5 +313,54 @@ FORWARDER: Mapping[str, Check] = {
     "Healthcheck": lambda value, environment, rules: _absent(value),
 }
 """As `BODY`, for the forwarder beside somebody else's image."""
-
 FORWARDER_HOST_CONFIG: Mapping[str, Check] = {**HOST_CONFIG, "NetworkMode": _shared_network}
+_INWARD = frozenset(["", "rprivate", "private", "rslave", "slave"])
+"""Propagations with which nothing that is mounted in the container shows up outside."""
+_KEYS = frozenset(["Type", "Source", "Target", "ReadOnly", "BindOptions"])
+
+
+def mount_refusal(
+    value: Any, labels: Mapping[str, Any], environment: Environment, rules: Rules, *, has_sockets: bool = True
+) -> str | None:
+    """Say why not all of the mounts *value* may be; None if they may.
+
+    The worker's own socket folder, if it *has_sockets*; its environment's task modules, to be read; its environment's
+    volumes, as the catalog has them. Of the first two the gate, where it can, makes sure that it is a folder and not a
+    link.
+    """
+    own, tasks = f"{rules.socket_root}/{labels[LABEL_WORKER]}", rules.custom_tasks_source(environment)
+    for mount in value or []:
+        found = (mount.get("Type"), mount.get("Source"), mount.get("Target"))
+        is_own = has_sockets and found == ("bind", own, SOCKET_TARGET)
+        is_tasks = tasks is not None and found == ("bind", tasks, CUSTOM_TASKS_TARGET) and mount.get("ReadOnly") is True
+        if not _is_plain(mount) or not (is_own or is_tasks or _is_volume(mount, environment)):
+            allowed = [f"{own} at {SOCKET_TARGET}"] if has_sockets else []
+            allowed += [f"{tasks} at {CUSTOM_TASKS_TARGET} read-only"] if tasks is not None else []
+            allowed += [f"{volume.source} at {volume.target}" for volume in environment.volumes]
+            return f"HostConfig.Mounts: only {', '.join(allowed) or 'nothing'} may be mounted, and not shared"
+    return None
+
+
+def mounts_custom_tasks(body: Mapping[str, Any]) -> bool:
+    """Whether *body*, which `refusal` let through, mounts its environment's task modules."""
+    return any(mount.get("Target") == CUSTOM_TASKS_TARGET for mount in body["HostConfig"].get("Mounts") or [])
+
+
+def _is_volume(mount: Mapping[str, Any], environment: Environment) -> bool:
+    given = {key: mount.get(key) for key in ("Type", "Source", "Target")}
+    for volume in volume_mounts(environment):
+        must_be_read_only = volume.pop("ReadOnly")
+        if given == volume:
+            read_only = mount.get("ReadOnly")
+            return read_only is True or (not must_be_read_only and (read_only is None or read_only is False))
+    return False
+
+
+def _is_plain(mount: Mapping[str, Any]) -> bool:
+    options = mount.get("BindOptions") or {}
+    return (
+        mount.keys() <= _KEYS
+        and isinstance(options, dict)
+        and options.keys() <= {"Propagation"}
+        and options.get("Propagation", "") in _INWARD
+    )

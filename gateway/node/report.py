@@ -26,7 +26,7 @@ from gateway.backends.docker.container import LABEL_ENVIRONMENT, LABEL_ROLE, LAB
 from gateway.core.errors import BackendError
 from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.placement import NodeId, NodeReport
-from gateway.node.filters import own_containers
+from gateway.node.routes import own_containers
 from gateway.node.rules import Rules
 
 logger = logging.getLogger(__name__)

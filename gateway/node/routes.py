@@ -6,12 +6,17 @@ table, so there are none that could mean one thing here and another to the engin
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from http import HTTPStatus
+from typing import Any, Final
 from urllib.parse import parse_qsl
+
+from gateway.backends.docker.calls import GPU_DEVICE, GPU_RUNTIME
+from gateway.backends.docker.container import LABEL_INSTANCE
 
 MIN_MINOR = 41
 """Of API 1.41 (engine 20.10): with an older one the engine gives containers the host's cgroup namespace."""
@@ -176,3 +181,129 @@ def _parameters(query: bytes, route: Route) -> dict[str, str]:
             raise Refused(f"the query parameter {name} cannot be {value[:64]!r}")
         found[name] = value
     return found
+
+
+_LIST_KEYS = frozenset(["label", "name", "id", "status", "health", "exited"])
+"""Not "before", "since", "ancestor", "network" and "volume": they tell about objects of others."""
+_EVENT_KEYS = frozenset(["label", "event", "container", "type"])
+Filters = dict[str, list[str]]
+
+
+def own_containers(given: str, instance: str) -> Filters:
+    """Narrow the filters *given* (JSON, or empty) to containers of *instance*.
+
+    Raises:
+        Refused: they are malformed or of a kind that is not allowed.
+    """
+    return _with_label(_read(given, _LIST_KEYS), instance)
+
+
+def own_events(given: str, instance: str) -> Filters:
+    """Narrow the filters *given* to events of containers of *instance*: images carry labels too.
+
+    Raises:
+        Refused: they are malformed or of a kind that is not allowed.
+    """
+    filters = _read(given, _EVENT_KEYS)
+    if filters.get("type", ["container"]) != ["container"]:
+        raise Refused("only events of type container are passed on")
+    return _with_label(filters, instance) | {"type": ["container"]}
+
+
+def _with_label(filters: Filters, instance: str) -> Filters:
+    return filters | {"label": [*filters.get("label", []), f"{LABEL_INSTANCE}={instance}"]}
+
+
+def _read(given: str, allowed: frozenset[str]) -> Filters:
+    if not given:
+        return {}
+    try:
+        found = parse(given.encode("utf-8", "surrogatepass"))
+    except Malformed as error:
+        raise Refused(f"filters: {error}", status=HTTPStatus.BAD_REQUEST) from error
+    filters: Filters = {}
+    for key, values in found.items():
+        # Two spellings: a list, and (older clients) an object whose keys are the values.
+        texts = [text for text in values if isinstance(text, str)] if isinstance(values, list | dict) else []
+        if key not in allowed or not isinstance(values, list | dict) or len(texts) != len(values):
+            raise Refused(f"the filter {key[:64]!r} is not allowed here, or not a list of texts")
+        filters[key] = texts
+    return filters
+
+
+FIELDS: Final = (
+    "ServerVersion",
+    "OSType",
+    "Architecture",
+    "OperatingSystem",
+    "Driver",
+    "CgroupVersion",
+    "SecurityOptions",
+    "NCPU",
+    "MemTotal",
+    "Name",
+)
+
+
+def shown_info(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Cut *info* down to `FIELDS`, and to whether there are GPUs: no path, and no other runtime or device."""
+    shown = {name: info[name] for name in FIELDS if name in info}
+    runtimes = info.get("Runtimes") or {}
+    devices = info.get("DiscoveredDevices") or []
+    return shown | {
+        "Runtimes": {GPU_RUNTIME: {}} if GPU_RUNTIME in runtimes else {},
+        "DiscoveredDevices": [{"ID": str(one["ID"])} for one in devices if GPU_DEVICE in str(one.get("ID", ""))],
+    }
+
+
+class Malformed(Exception):
+    """A body that cannot be told to mean one thing only."""
+
+
+def parse(body: bytes) -> dict[str, Any]:
+    """Read a JSON object that has one meaning only.
+
+    Raises:
+        Malformed: not UTF-8, not one JSON object, a key twice, a number that is none, text with control characters.
+    """
+    try:
+        value = json.loads(body.decode("utf-8"), object_pairs_hook=_unambiguous, parse_constant=_no_number)
+        if not isinstance(value, dict):
+            raise Malformed("the body is not a JSON object")
+        if any(not _is_plain(text) for text in _texts(value)):
+            raise Malformed("the body has text with control characters or lone surrogates")
+    except (ValueError, RecursionError) as error:
+        raise Malformed(f"the body is not JSON: {error}") from error
+    return value
+
+
+def _is_plain(text: str) -> bool:
+    # The engine replaces what is not valid Unicode, and C programs behind it end a string at NUL.
+    return all(character >= " " and not "\ud800" <= character <= "\udfff" for character in text)
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Every key and string in *value*; without recursion, as its depth is the sender's choice."""
+    pending = [value]
+    while pending:
+        found = pending.pop()
+        if isinstance(found, str):
+            yield found
+        elif isinstance(found, list):
+            pending += found
+        elif isinstance(found, dict):
+            yield from found
+            pending += found.values()
+
+
+def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise Malformed(f"the key {key[:64]!r} stands twice")
+        found[key] = value
+    return found
+
+
+def _no_number(text: str) -> None:
+    raise Malformed(f"{text} is no number")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from gateway.backends.docker.capacity_check import with_splits
+from gateway.backends.docker.calls import with_splits
 from gateway.backends.docker.third_party import FORWARDER_IMAGE
 from gateway.core.environment import Environment
 

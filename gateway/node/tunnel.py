@@ -18,8 +18,7 @@ from typing import Final, cast
 
 from gateway.backends.folders import SOCKET_NAME, is_safe_id
 from gateway.core.addresses import FOREIGN_SOCKET
-from gateway.node.response_tracker import UnderWay
-from gateway.node.worker_sockets import Unreachable, connected
+from gateway.node.worker_sockets import UnderWay, Unreachable, connected
 
 logger = logging.getLogger(__name__)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import socket
 import stat
 from contextlib import ExitStack
@@ -72,3 +73,83 @@ def _connected(path: str, otherwise: str) -> socket.socket | None:
             return None
         raise Unreachable(f"{otherwise}: {error.strerror}") from error
     return connection
+
+
+HEAD_MAX_BYTES: Final = 256 * 1024
+"""Of an answer's head; of one that is longer no end is looked for."""
+_END: Final = b"\r\n0\r\n\r\n"
+"""Of a body in chunks, without trailers; what is before it ends a head or a chunk."""
+_BODY = re.compile(rb"\r\n(?:content-length:[ \t]*([0-9]{1,18})[ \t]*\r|transfer-encoding:[^\r]*chunked)", re.I)
+_STATUS = re.compile(rb"HTTP/1\.[01] ([0-9]{3})")
+_WITHOUT_BODY: Final = frozenset((b"204", b"304"))
+
+
+class UnderWay:
+    """Looks at what passes; one for each connection."""
+
+    __slots__ = ("_head", "_in_head", "_is_endless", "_left", "_tail", "is_under_way")
+
+    def __init__(self) -> None:
+        self.is_under_way = False
+        """Bytes went to the worker, and the answer to them did not end yet."""
+        self._in_head = False
+        self._is_endless = False
+        self._head = b""
+        self._left: int | None = 0
+        """Bytes of the body that are still to come; None: it comes in chunks, and the last one is looked for."""
+        self._tail = b""
+
+    def asked(self) -> None:
+        """Bytes go to the worker."""
+        if not self.is_under_way:
+            self.is_under_way = self._in_head = True
+            self._head = self._tail = b""
+
+    def answered(self, data: bytes) -> None:
+        """*data* comes from the worker."""
+        if self._in_head:
+            self._look_at_head(data)
+        elif self._is_endless:
+            return
+        elif self._left is not None:
+            self._left -= len(data)
+            self.is_under_way = self._left > 0
+        else:
+            self._look_for_end(data)
+
+    def _look_at_head(self, data: bytes) -> None:
+        head = self._head + data
+        end = head.find(b"\r\n\r\n")
+        if end < 0:
+            self._head = head
+            if len(head) > HEAD_MAX_BYTES:
+                self._never_ends()
+            return
+        status = _STATUS.match(head)
+        rest = len(head) - end - 4
+        if status is None or status[1] == b"101":
+            self._never_ends()  # another protocol: its connection is a session
+            return
+        if status[1].startswith(b"1"):
+            self._head = b""
+            self._look_at_head(head[end + 4 :])  # an interim answer; the real one follows
+            return
+        self._in_head, self._head = False, b""
+        body = _BODY.search(head, 0, end + 4)
+        if status[1] in _WITHOUT_BODY:
+            self.is_under_way = False
+        elif body is None:
+            self._never_ends()  # but with its connection
+        elif body[1] is None:
+            self._left = None
+            self._look_for_end(head[end:])
+        else:
+            self._left = int(body[1]) - rest
+            self.is_under_way = self._left > 0
+
+    def _look_for_end(self, data: bytes) -> None:
+        self._tail = data[-len(_END) :] if len(data) >= len(_END) else (self._tail + data)[-len(_END) :]
+        self.is_under_way = self._tail != _END
+
+    def _never_ends(self) -> None:
+        self._in_head, self._head, self._is_endless = False, b"", True

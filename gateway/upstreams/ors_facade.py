@@ -32,7 +32,7 @@ from gateway.core.faults import Fault
 from gateway.core.ports.transport import Exchange, Headers
 from gateway.core.session import Session
 from gateway.core.worker import Worker
-from gateway.upstreams import ors_replies as answers
+from gateway.upstreams import ors_bodies as answers
 from gateway.upstreams import sse
 from gateway.upstreams.action_mapping import Unreadable
 from gateway.upstreams.faults import faults

@@ -13,9 +13,8 @@ from pathlib import Path
 import docker
 import pytest
 
-from gateway.backends.external import StaticBackend
+from gateway.backends.external import RoutedBackend, StaticBackend
 from gateway.backends.process import ProcessBackend
-from gateway.backends.routed import RoutedBackend
 from gateway.core.environment import Server
 from gateway.core.ids import WorkerId
 from gateway.node import Gate, Rules, serving_gate

@@ -22,7 +22,7 @@ from gateway.backends.docker.container import container_body, container_name
 from gateway.core.environment import CustomTasks, Environment, Loosened
 from gateway.core.ids import EnvironmentName
 from gateway.node import Gate, Rules, serving_gate
-from gateway.node.run import mountpoint
+from gateway.node.serve import mountpoint
 from tests.contract.backend_world import ENGINE_URL, healthy, labelled, new_id, remove_labelled, run_inside, worker_of
 from tests.deadlines import scaled
 from tests.fakes.eventually import eventually

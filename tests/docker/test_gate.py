@@ -28,7 +28,7 @@ from gateway.core.environment import Environment
 from gateway.core.errors import BackendError, ConfigError, StartFailed
 from gateway.core.ids import WorkerId
 from gateway.node import Gate, Rules, serving_gate
-from gateway.node.run import mountpoint
+from gateway.node.serve import mountpoint
 from tests.contract.backend_world import (
     ENGINE_URL,
     eventually,

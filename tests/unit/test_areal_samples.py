@@ -11,7 +11,7 @@ from gateway.core.environment import Areal, Environment, Split, TaskSpec
 from gateway.core.errors import UnknownTask
 from gateway.core.ids import EnvironmentName
 from gateway.core.worker import Registered
-from gateway.frontends.areal.samples import find_sample
+from gateway.frontends.areal.requests import find_sample
 from gateway.frontends.seeds import seed_of
 from gateway.tasks.lookup import Offers
 from gateway.tasks.registry import TaskRegistry

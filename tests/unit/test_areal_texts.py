@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.frontends.areal.texts import END_TOKENS, without_control, without_end_tokens
+from gateway.frontends.areal.requests import END_TOKENS, without_control, without_end_tokens
 
 
 @pytest.mark.parametrize("token", END_TOKENS)

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from gateway.backends.docker.backend import DockerBackend
+from gateway.backends.docker.container import sandbox_profile
 from gateway.backends.docker.images import is_from_registry
-from gateway.backends.docker.seccomp import sandbox_profile
 from gateway.core.environment import CustomTasks, Environment, Isolation, Limits, Loosened, SandboxLimits
 from gateway.core.errors import BackendError, StartFailed
 from gateway.core.ids import EnvironmentName, WorkerId

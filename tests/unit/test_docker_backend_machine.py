@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gateway.backends.docker.backend import PULL_THREADS, DockerBackend
-from gateway.backends.docker.capacity_check import shortcomings
+from gateway.backends.docker.calls import shortcomings
 from gateway.core.environment import ALL_GPUS, Environment, Limits, Server
 from gateway.core.errors import BackendError, StartFailed
 from gateway.core.ids import EnvironmentName, WorkerId

@@ -12,16 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.backends.docker.container import container_body
-from gateway.backends.docker.seccomp import sandbox_profile
+from gateway.backends.docker.container import container_body, sandbox_profile
 from gateway.core.environment import CustomTasks, Environment, Isolation, Limits, Loosened
 from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.worker import Worker
-from gateway.node.filters import own_containers, own_events
-from gateway.node.json_body import Malformed, parse
-from gateway.node.mounts import mounts_custom_tasks
-from gateway.node.policy import BODY, HOST_CONFIG, refusal, rewritten
-from gateway.node.routes import Kind, Refused, find
+from gateway.node.policy import BODY, HOST_CONFIG, mounts_custom_tasks, refusal, rewritten
+from gateway.node.routes import Kind, Malformed, Refused, find, own_containers, own_events, parse
 from gateway.node.rules import Rules
 
 ROOT = "/var/lib/docker/volumes/sockets/_data"

@@ -28,8 +28,7 @@ from gateway.node.cluster import Cluster
 from gateway.node.gate import Gate
 from gateway.node.report import available_bytes, built_at
 from gateway.node.rules import Rules
-from gateway.node.run import listen_address, run_node
-from gateway.node.serve import serving_cluster
+from gateway.node.serve import listen_address, run_node, serving_cluster
 from gateway.node.tls import client_context, server_context
 from gateway.node.tunnel import Relay
 from gateway.settings import Settings

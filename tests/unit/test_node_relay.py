@@ -17,9 +17,9 @@ import pytest
 import uvloop
 
 from gateway.node import tunnel as relays
-from gateway.node.response_tracker import UnderWay
 from gateway.node.tls import client_context, server_context
 from gateway.node.tunnel import Relay
+from gateway.node.worker_sockets import UnderWay
 from gateway.server import listen
 from tests.deadlines import scaled
 from tests.fakes.certificates import Files, cluster

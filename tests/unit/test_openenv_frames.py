@@ -10,7 +10,6 @@ import pytest
 
 from gateway.core.episode import Block, ImageBlock, StepResult, TextBlock
 from gateway.core.errors import SessionClosed, TaskInvalid, UnknownTask, UpstreamTimeout
-from gateway.frontends.openenv.errors import refusal
 from gateway.frontends.openenv.frames import (
     Code,
     Json,
@@ -27,6 +26,7 @@ from gateway.frontends.openenv.replies import (
     first_observation,
     mcp_tools,
     read_tools,
+    refusal,
     step_reply,
     tool_reply,
     tool_result,

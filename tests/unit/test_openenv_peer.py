@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from starlette.types import Message
 
-from gateway.frontends.openenv import client_socket as openenv_peer
-from gateway.frontends.openenv.client_socket import AHEAD_MAX, Left, Peer
+from gateway.frontends.openenv import websocket as openenv_peer
+from gateway.frontends.openenv.websocket import AHEAD_MAX, Left, Peer
 from tests.fakes.eventually import until
 
 GONE: Message = {"type": "websocket.disconnect", "code": 1006}

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.backends.log_tail import KEPT_BYTES, Tail
 from gateway.backends.process import ProcessBackend
+from gateway.backends.process_io import KEPT_BYTES, Tail
 from gateway.core.environment import Environment, Isolation, SandboxLimits
 from gateway.core.errors import BackendError, StartFailed
 from gateway.core.ids import EnvironmentName, WorkerId

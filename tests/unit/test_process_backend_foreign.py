@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.backends.port_alloc import free_port, is_program, with_port
 from gateway.backends.process import ProcessBackend
+from gateway.backends.process_io import free_port, is_program, with_port
 from gateway.core.environment import Environment, Server
 from gateway.core.errors import StartFailed
 from gateway.core.ids import EnvironmentName, WorkerId

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from gateway.backends.docker.backend import DockerBackend
-from gateway.backends.external import StaticBackend, is_static
+from gateway.backends.external import RoutedBackend, StaticBackend, is_static
 from gateway.backends.process import ProcessBackend
-from gateway.backends.routed import RoutedBackend
 from gateway.core.environment import Environment, Server
 from gateway.core.errors import BackendError, StartFailed
 from gateway.core.ids import EnvironmentName, WorkerId

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from gateway.backends.swarm.gate_sockets import Gates
-from gateway.backends.swarm.hosts import parse_hosts
 from gateway.backends.swarm.nodes import Nodes, NodeState, NodeView
-from gateway.backends.swarm.reports import read_report
+from gateway.backends.swarm.reports import parse_hosts, read_report
 from gateway.core.errors import BackendError, ConfigError
 from gateway.core.placement import NodeId
 from gateway.node.tls import NODE_NAME, client_context, make_certificates

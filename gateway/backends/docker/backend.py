@@ -27,7 +27,7 @@ from typing import Any
 from docker import APIClient
 
 from gateway.backends.docker import calls
-from gateway.backends.docker.capacity_check import shortcomings, with_splits
+from gateway.backends.docker.calls import shortcomings, with_splits
 from gateway.backends.docker.container import (
     LABEL_DIGEST,
     LABEL_ENVIRONMENT,

@@ -6,18 +6,19 @@ Everything is said explicitly, also where it is the engine's default: an operato
 
 from __future__ import annotations
 
+import json
 import re
 from enum import StrEnum
+from functools import cache
+from importlib.resources import files
 from typing import Any, Final
 
-from gateway.backends.docker.seccomp import sandbox_profile
 from gateway.backends.folders import SOCKET_NAME
 from gateway.core.environment import CustomTasks, Environment, Isolation, Limits, Loosened, SandboxLimits
 from gateway.core.ids import WorkerId
 from gateway.core.worker import Worker
 
 MIB: Final = 2**20
-
 LABEL_INSTANCE: Final = "env-gateway.instance"
 LABEL_OWNER: Final = "env-gateway.owner"
 """Which gateway made it, as its secret tells (``Settings.read_owner``): instances may bear the same name by default."""
@@ -26,7 +27,6 @@ LABEL_ENVIRONMENT: Final = "env-gateway.environment"
 LABEL_DIGEST: Final = "env-gateway.digest"
 LABEL_ROLE: Final = "env-gateway.role"
 """Which of a worker's two containers it is, if it has two: see `foreign`."""
-
 SOCKET_TARGET: Final = "/run/envserver"
 """Where the worker's socket folder is inside the container."""
 NOFILE: Final = 4096
@@ -255,3 +255,10 @@ def _tmpfs(size_bytes: int, loosened: Loosened) -> str:
     # Where the root can be written to, code can be put there: noexec would forbid what is possible next door.
     execution = "exec" if loosened.writable_root else "noexec"
     return f"rw,nosuid,nodev,{execution},size={size_bytes},mode=1777"
+
+
+@cache
+def sandbox_profile() -> str:
+    """Give the profile's text as the engine's API takes it: JSON on one line, ASCII only."""
+    text = files("gateway.backends.docker").joinpath("sandbox-seccomp.json").read_text(encoding="utf-8")
+    return json.dumps(json.loads(text), separators=(",", ":"))

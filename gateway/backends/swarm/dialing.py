@@ -11,9 +11,9 @@ import socket
 from collections.abc import Callable
 from typing import Any, Final, cast
 
-from gateway.backends.swarm.hosts import Endpoint
+from gateway.backends.swarm.gate_sockets import Pipe
 from gateway.backends.swarm.nodes import Nodes
-from gateway.backends.swarm.pipe import Pipe
+from gateway.backends.swarm.reports import Endpoint
 from gateway.core.addresses import Address
 from gateway.core.placement import NodeId
 from gateway.core.ports.transport import P

@@ -13,19 +13,18 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from gateway.backends.folders import PATH_MAX_BYTES
 from gateway.backends.swarm.nodes import Nodes
-from gateway.backends.swarm.pipe import Pipe
 from gateway.core.errors import BackendError
 from gateway.core.placement import NodeId
 
 logger = logging.getLogger(__name__)
-
 CONNECT_S: Final = 5.0
 BACKLOG: Final = 128
 MAX_CONNECTIONS: Final = 128
@@ -176,3 +175,84 @@ def _remove(folder: Path) -> None:
         path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         folder.rmdir()
+
+
+FLUSH_S: Final = 10.0
+"""How long what was written may still take to leave once the other end is gone."""
+
+
+class Pipe(asyncio.Protocol):
+    """One end. What comes before it is joined with another is held: one piece, then it is not read any more."""
+
+    def __init__(self, *, began: Callable[[], None] | None = None, ended: Callable[[Pipe], None] | None = None) -> None:
+        """*began* is called when the first bytes came, *ended* when the connection is gone."""
+        self._began = began
+        self._ended = ended
+        self._transport: asyncio.Transport | None = None
+        self._other: Pipe | None = None
+        self._held = bytearray()
+        self.is_lost = False
+
+    def join(self, other: Pipe) -> None:
+        """Pass all that comes to *other*, and all that comes there to this end."""
+        for one, peer in ((self, other), (other, self)):
+            one._other = peer
+        for one, peer in ((self, other), (other, self)):
+            peer._write(one._held)
+            one._held.clear()
+            if one.is_lost:
+                peer.close()
+            else:
+                one._read(True)
+
+    def close(self) -> None:
+        """Close when what was written has left, or after `FLUSH_S`."""
+        if self._transport is not None and not self.is_lost:
+            self._transport.close()
+            asyncio.get_running_loop().call_later(FLUSH_S, self.abort)
+
+    def abort(self) -> None:
+        """Drop the connection."""
+        if self._transport is not None and not self.is_lost:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass
+
+    def data_received(self, data: bytes) -> None:
+        if self._other is not None:
+            self._other._write(data)
+            return
+        self._held += data
+        self._read(False)
+        began, self._began = self._began, None
+        if began is not None:
+            began()
+
+    def pause_writing(self) -> None:
+        if self._other is not None:
+            self._other._read(False)
+
+    def resume_writing(self) -> None:
+        if self._other is not None:
+            self._other._read(True)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_lost = True
+        if self._other is not None:
+            self._other.close()
+        if self._ended is not None:
+            self._ended(self)
+
+    def _write(self, data: bytes | bytearray) -> None:
+        if data and self._transport is not None and not self.is_lost:
+            self._transport.write(bytes(data))
+
+    def _read(self, wanted: bool) -> None:
+        if self._transport is None or self.is_lost or self._transport.is_closing():
+            return
+        with suppress(RuntimeError):  # it is as wanted, or closes just now
+            if wanted:
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()

@@ -21,8 +21,7 @@ from typing import Any, Final
 
 import httpx
 
-from gateway.backends.swarm.hosts import Endpoint, Host
-from gateway.backends.swarm.reports import MAX_REPORT_BYTES, read_report
+from gateway.backends.swarm.reports import MAX_REPORT_BYTES, Endpoint, Host, read_report
 from gateway.core.errors import BackendError
 from gateway.core.placement import NodeId, NodeReport
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.backends.docker.capacity_check import with_splits
+from gateway.backends.docker.calls import with_splits
 from gateway.backends.docker.third_party import FORWARDER_LIMITS
 from gateway.backends.swarm.nodes import Nodes
 from gateway.core.environment import Environment

@@ -43,11 +43,17 @@ from gateway.core.lifecycle import Lifecycle
 from gateway.core.ports.store import Store
 from gateway.core.session import CloseReason, Setup
 from gateway.core.worker import WorkerState
-from gateway.frontends.areal.errors import error_reply
-from gateway.frontends.areal.presentation import shown_of
-from gateway.frontends.areal.replies import Json, is_conversation, start_reply, step_reply
-from gateway.frontends.areal.requests import Object, Start, read_action, read_episode_id, read_object, read_start
-from gateway.frontends.areal.samples import find_sample, split_of
+from gateway.frontends.areal.replies import Json, error_reply, is_conversation, shown_of, start_reply, step_reply
+from gateway.frontends.areal.requests import (
+    Object,
+    Start,
+    find_sample,
+    read_action,
+    read_episode_id,
+    read_object,
+    read_start,
+    split_of,
+)
 from gateway.frontends.areal.step_lock import Turns
 from gateway.frontends.asgi import (
     Attended,

@@ -12,14 +12,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any, Final, Protocol
 
-from gateway.core.environment import Areal, ObservationType
+from gateway.core.environment import ActionType, Areal, Environment, ObservationType, Wire
 from gateway.core.episode import Action, Block, ImageBlock, StepResult, TextBlock
-from gateway.frontends.areal.texts import without_control
+from gateway.core.errors import (
+    AuthorFault,
+    EnvironmentUnavailable,
+    GatewayError,
+    InvalidRequest,
+    PoolExhausted,
+    SessionClosed,
+    SessionFailed,
+    SessionNotFound,
+    UnknownTask,
+    UpstreamError,
+    UpstreamGone,
+    UpstreamTimeout,
+)
+from gateway.core.session import CloseReason
+from gateway.frontends.areal.requests import without_control
+from gateway.frontends.errors import AREAL_STATUS, reason_of, status_of
 
 Json = dict[str, Any]
-
 LIMIT_REACHED: Final = "task limit reached"
 COMPLETED: Final = "completed"
 NO_OUTPUT: Final = "(no output)"
@@ -189,3 +205,95 @@ def _description(task: Mapping[str, Any], blocks: Sequence[Block]) -> str:
     texts = [block.text for block in blocks if isinstance(block, TextBlock)]
     found = next((text for text in (instruction, *texts) if isinstance(text, str) and text.strip()), "")
     return without_control(found)
+
+
+_UNSAID = Areal()
+
+
+class WorkerQueries(Protocol):
+    """Asks workers about themselves: `gateway.sessions.worker_queries.Inquiries`."""
+
+    async def about(self, environment: Environment) -> Mapping[str, Any]:
+        """What they tell of themselves."""
+        ...
+
+
+async def shown_of(queries: WorkerQueries, environment: Environment) -> Areal:
+    """How *environment* is shown; what its configuration leaves as it is by default, an AReaL server says itself."""
+    if environment.wire is not Wire.AREAL:
+        return environment.areal
+    return merged(environment.areal, await queries.about(environment))
+
+
+def merged(shown: Areal, info: Mapping[str, Any]) -> Areal:
+    """*shown* with what *info*, a server's ``task/info``, adds to it; what it says wrongly is passed over."""
+    told: dict[str, Any] = {}
+    for key in ("name", "description"):
+        if not getattr(shown, key) and isinstance(info.get(key), str):
+            told[key] = info[key]
+    turns = info.get("max_episode_length")
+    if shown.max_turns == _UNSAID.max_turns and isinstance(turns, int) and not isinstance(turns, bool) and turns > 0:
+        told["max_turns"] = turns
+    seen, done = info.get("observation_type"), info.get("action_type")
+    if shown.observation_type is _UNSAID.observation_type and seen in list(ObservationType):
+        told["observation_type"] = ObservationType(seen)
+    if shown.action_type is _UNSAID.action_type and done in list(ActionType):
+        told["action_type"] = ActionType(done)
+    return replace(shown, **told) if told else shown
+
+
+_GONE: Final = "never known here, cancelled, expired or already done"
+_REASONS: Final = {
+    CloseReason.EXPIRED.value: "expired: idle for longer than the environment allows",
+    CloseReason.WORKER_LOST.value: "its environment was lost: the worker died",
+    CloseReason.OUT_OF_MEMORY.value: "its environment was lost: the worker ran out of memory",
+    CloseReason.TIMEOUT.value: "its environment was lost: the worker did not answer a step in time",
+    CloseReason.AUTHOR_FAULT.value: "its environment failed: the environment author's code raised an exception",
+    CloseReason.SESSION_FAILED.value: "its environment failed: what the episode needs in its worker broke",
+}
+_ENDS: Final = {
+    CloseReason.WORKER_LOST.value: "environment_lost",
+    CloseReason.OUT_OF_MEMORY.value: "environment_lost",
+    CloseReason.TIMEOUT.value: "environment_lost",
+    CloseReason.AUTHOR_FAULT.value: "environment_failed",
+    CloseReason.SESSION_FAILED.value: "environment_failed",
+}
+_TITLES: Final[dict[type[GatewayError], str]] = {
+    UnknownTask: "sample not found",
+    InvalidRequest: "bad request",
+    SessionNotFound: "episode not found",
+    SessionClosed: "episode not found",
+    PoolExhausted: "no capacity",
+    EnvironmentUnavailable: "environment unavailable",
+    UpstreamTimeout: "environment lost",
+    UpstreamGone: "environment lost",
+    UpstreamError: "environment failed",
+    GatewayError: "internal error",
+}
+_WORDS: Final[dict[type[GatewayError], str]] = {
+    PoolExhausted: "capacity",
+    AuthorFault: "environment_failed",
+    SessionFailed: "environment_failed",
+    UpstreamTimeout: "environment_lost",
+    UpstreamGone: "environment_lost",
+}
+
+
+def error_reply(error: GatewayError, named: Mapping[str, str]) -> tuple[int, dict[str, Any]]:
+    """The status and the body that *error* is answered with; *named* is the episode that the request named."""
+    status = status_of(error, AREAL_STATUS)
+    word = _nearest(_WORDS, error) or ("internal" if status >= 500 else "")
+    detail = error.detail
+    if isinstance(error, SessionNotFound):
+        detail = _GONE
+    elif isinstance(error, SessionClosed):
+        detail = _REASONS.get(error.reason, error.detail)
+        word = _ENDS.get(error.reason, word)
+    body = {"error": _nearest(_TITLES, error), **named, "detail": detail}
+    marks = {"status": word, "reason": reason_of(error)}
+    return status, body | {name: mark for name, mark in marks.items() if mark}
+
+
+def _nearest(table: Mapping[type[GatewayError], str], error: GatewayError) -> str:
+    """What *table* has for the nearest ancestor of *error*; empty if for none."""
+    return next((table[kind] for kind in type(error).__mro__ if kind in table), "")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
+from gateway.core.environment import Environment
 from gateway.core.episode import Action
-from gateway.core.errors import InvalidRequest
-from gateway.frontends.areal.texts import without_end_tokens
+from gateway.core.errors import InvalidRequest, UnknownSplit, UnknownTask
 from gateway.frontends.seeds import seed_of
+from gateway.tasks.curricula.indices import Offer, is_index
+from gateway.tasks.lookup import Offers
 
 Object = Mapping[str, Any]
 
@@ -116,3 +119,69 @@ def _kind(value: object) -> str:
 
 def _refuse_constant(word: str) -> NoReturn:
     raise ValueError(f"{word} is not JSON")
+
+
+async def find_sample(offers: Offers, environment: Environment, sample: str) -> Offer:
+    """Find the task that *sample* means: an id or alias in any split, else an index in the environment's AReaL split.
+
+    Of a foreign image that has no such split it is its first one.
+
+    Raises:
+        UnknownTask: there is none.
+    """
+    try:
+        return await offers.find(environment, sample, prefer=environment.areal.split)
+    except UnknownTask:
+        if not is_index(sample):
+            offer = await offers.images_own(environment, sample)
+            if offer is None:
+                raise
+            return offer
+    split, index = await split_of(offers, environment), int(sample)
+    try:
+        return await offers.at(environment, split, index)
+    except UnknownTask as error:
+        if isinstance(error, UnknownSplit):
+            raise UnknownTask(f"{environment.name!r} has no split {split!r}, which integers would mean") from error
+        count = await offers.count(environment, split)
+        raise UnknownTask(f"split {split!r} of {environment.name!r} has the indices 0 to {count - 1}") from error
+
+
+async def split_of(offers: Offers, environment: Environment) -> str:
+    """The split that integers mean, and that is counted."""
+    if not offers.asks(environment):
+        return environment.areal.split
+    return offers.usual([split.name for split in await offers.splits(environment)], environment.areal.split)
+
+
+END_TOKENS: Final = ("<|im_end|>", "<|endoftext|>", "</s>", "<|eot_id|>")
+"""What model outputs of the known clients end in."""
+_CONTROL: Final = re.compile(
+    r"(?:<(?=[|\uff5c][^|\uff5c<>\n]{1,64}[|\uff5c]>)"  # ChatML, Llama 3, Phi; the full-width bar: DeepSeek
+    r"|<(?=/?s>|(?:bos|eos|pad|unk)>|(?:start|end)_of_turn>)"  # Llama 2, Mistral, Gemma
+    r"|\[(?=/?(?:INST|TOOL_CALLS|TOOL_RESULTS|AVAILABLE_TOOLS)\]))"  # Mistral
+)
+"""The first character of a control token of the usual chat templates."""
+
+
+def without_end_tokens(text: str) -> str:
+    """Cut trailing special tokens, repeatedly, with the white space round them; text without any stays as it is."""
+    end, kept = len(text), len(text)
+    while True:
+        while end and text[end - 1].isspace():
+            end -= 1
+        token = next((token for token in END_TOKENS if text.endswith(token, 0, end)), None)
+        if token is None:
+            # By index, and one copy at the end: cutting the text itself takes hours for a body of nothing but tokens.
+            return text if kept == len(text) else text[:end]
+        end -= len(token)
+        kept = end
+
+
+def without_control(text: str) -> str:
+    """Put a space behind the first character of each chat control token: ``<|im_start|>`` becomes ``< |im_start|>``.
+
+    Visible on purpose: a model that copies such text sees what it copies, and so does whoever reads the logs. An
+    invisible character would do as well for the tokeniser, and would break file names and commands without a trace.
+    """
+    return _CONTROL.sub(lambda found: found[0] + " ", text)

@@ -28,7 +28,6 @@ from gateway.core.lifecycle import Lifecycle
 from gateway.core.ports.store import Store
 from gateway.frontends.asgi import BodyTooLarge, HungUp, denial, drop_body, respond_json
 from gateway.frontends.errors import marks, retry_after, status_of
-from gateway.frontends.openenv.client_socket import Left, Peer
 from gateway.frontends.openenv.episodes import Episodes
 from gateway.frontends.openenv.frames import Refused
 from gateway.frontends.openenv.http import HttpRefusal, HttpRoutes
@@ -36,7 +35,7 @@ from gateway.frontends.openenv.mcp import Mcp
 from gateway.frontends.openenv.passthrough import Relayed
 from gateway.frontends.openenv.session_ids import Attachments, SessionIds
 from gateway.frontends.openenv.tasks import TaskChooser
-from gateway.frontends.openenv.websocket import Sockets
+from gateway.frontends.openenv.websocket import Left, Peer, Sockets
 from gateway.frontends.ors.bodies import Unprocessable
 from gateway.sessions.service import Sessions
 from gateway.sessions.worker_queries import Inquiries

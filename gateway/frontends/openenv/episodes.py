@@ -36,13 +36,15 @@ from gateway.core.lifecycle import Lifecycle
 from gateway.core.ports.store import Store
 from gateway.core.session import CloseReason, Setup
 from gateway.frontends.errors import why_ended, why_not_opened
-from gateway.frontends.openenv.errors import NO_EPISODE, marks, refusal
 from gateway.frontends.openenv.frames import Code, Json, ListTools, Refused, ResetWish, ToolCall, validated
 from gateway.frontends.openenv.replies import (
+    NO_EPISODE,
     RESERVED,
     first_observation,
     listed,
+    marks,
     read_tools,
+    refusal,
     step_reply,
     tool_reply,
     unknown_tool,

@@ -20,10 +20,9 @@ from gateway.core.environment import Environment
 from gateway.core.ids import Owner
 from gateway.frontends.asgi import dump
 from gateway.frontends.openenv.episodes import Episodes
-from gateway.frontends.openenv.errors import NO_EPISODE
 from gateway.frontends.openenv.frames import Code, Json, Refused, ResetWish
 from gateway.frontends.openenv.passthrough import Relayed
-from gateway.frontends.openenv.replies import mcp_tools, tool_result
+from gateway.frontends.openenv.replies import NO_EPISODE, mcp_tools, tool_result
 from gateway.frontends.openenv.session_ids import Attachment, Attachments, SessionIds
 
 logger = logging.getLogger(__name__)

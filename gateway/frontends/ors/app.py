@@ -56,7 +56,7 @@ from gateway.frontends.asgi import (
     respond_json,
 )
 from gateway.frontends.errors import ORS_STATUS, marks, retry_after, status_of, told
-from gateway.frontends.ors import sse
+from gateway.frontends.ors import replies
 from gateway.frontends.ors.bodies import (
     CreateSession,
     Unprocessable,
@@ -65,9 +65,8 @@ from gateway.frontends.ors.bodies import (
     read_secrets,
     validate,
 )
-from gateway.frontends.ors.late_binding import Pending, PendingCreates
 from gateway.frontends.ors.replies import ONCE, Answer, as_order
-from gateway.frontends.ors.tasks import OrsTasks
+from gateway.frontends.ors.tasks import OrsTasks, Pending, PendingCreates
 from gateway.sessions.calls import BusyExchange
 from gateway.sessions.service import Sessions
 from gateway.sessions.worker_queries import Inquiries
@@ -217,8 +216,8 @@ class OrsFront:
         if "application/json" in accept and "text/event-stream" not in accept:
             await respond_json(send, 200, {"sid": name})
             return
-        answer = sse.event("task_id", name) + sse.event("end", "")
-        await send({"type": "http.response.start", "status": 200, "headers": list(sse.HEADERS)})
+        answer = replies.event("task_id", name) + replies.event("end", "")
+        await send({"type": "http.response.start", "status": 200, "headers": list(replies.HEADERS)})
         await send({"type": "http.response.body", "body": answer})
 
     async def _create(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -403,7 +402,7 @@ class OrsFront:
             logger.warning("call_broken operation=%s error=%s", name, text)
             # The blank line ends an event that broke off in its middle.
             await send(
-                {"type": "http.response.body", "body": b"\r\n\r\n" + sse.event("error", text), "more_body": True}
+                {"type": "http.response.body", "body": b"\r\n\r\n" + replies.event("error", text), "more_body": True}
             )
         await send({"type": "http.response.body", "body": b""})
 

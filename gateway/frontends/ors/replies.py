@@ -42,3 +42,17 @@ def as_order(error: UpstreamError, name: str) -> Exception:
     if isinstance(error, UpstreamGone) and not error.sent:
         return Answer(503, told(error), [(b"retry-after", b"1")], beside=marks(error))
     return Answer(410, f"{told(error)}; the call may have run", beside=marks(error))
+
+
+# No "connection: keep-alive", which HTTP/1.1 means anyway: a server that leaves says "close" there.
+HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
+
+
+def event(name: str, data: str) -> bytes:
+    """One event; every line of *data* becomes a ``data:`` line of its own."""
+    lines = "".join(f"data: {line}\r\n" for line in data.splitlines() or [""])
+    return f"event: {name}\r\n{lines}\r\n".encode(errors="replace")

@@ -37,7 +37,7 @@ from gateway.core.ids import SessionId, WorkerId
 from gateway.core.ports.transport import Request, Transport
 from gateway.core.session import Session, Setup
 from gateway.core.worker import Registered, Worker, WorkerSession
-from gateway.upstreams import ors_replies as answers
+from gateway.upstreams import ors_bodies as answers
 from gateway.upstreams.areal import codec as wire
 from gateway.upstreams.areal import observations
 from gateway.upstreams.areal.codec import Begun, Told

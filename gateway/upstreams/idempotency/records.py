@@ -23,10 +23,9 @@ from gateway.core.ports.calls import (
     Change,
 )
 from gateway.core.session import Session
-from gateway.upstreams.idempotency.call import Call, never_ran
+from gateway.upstreams.idempotency.call import Call, never_ran, weight
 from gateway.upstreams.idempotency.codec import Codec
 from gateway.upstreams.idempotency.recorder import Recorder
-from gateway.upstreams.idempotency.sizeof import weight
 
 T = TypeVar("T")
 

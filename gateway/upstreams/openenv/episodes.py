@@ -40,10 +40,9 @@ from gateway.upstreams.openenv.frames import (
     request,
 )
 from gateway.upstreams.openenv.http import INITIALISING, REFUSED, UNKNOWN_SESSION, Http, Place, RpcError
-from gateway.upstreams.openenv.live_session import Held
 from gateway.upstreams.openenv.replica_codec import Handle
 from gateway.upstreams.openenv.session_lifetime import Lasting
-from gateway.upstreams.openenv.websocket import Line, NotListening, Sockets
+from gateway.upstreams.openenv.websocket import Held, Line, NotListening, Sockets
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from gateway.core.ids import SessionId, WorkerId
 from gateway.core.ports.upstream import Peers
 from gateway.core.session import Session, SessionState
 from gateway.upstreams.openenv.episodes import Episodes
-from gateway.upstreams.openenv.live_session import Held
 from gateway.upstreams.openenv.replica_codec import FIRST_MAX_BYTES, Handle, read_handle
+from gateway.upstreams.openenv.websocket import Held
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from gateway.core.errors import UpstreamError
 from gateway.core.ids import SessionId
 from gateway.core.session import Session
 from gateway.upstreams.openenv.episodes import SETTLE_S, Episodes
-from gateway.upstreams.openenv.live_session import Held
+from gateway.upstreams.openenv.websocket import Held
 
 KEPT_S: Final = 60.0
 """One that nobody comes for within this is ended: its successor's slot was never given back in a regular way."""

@@ -38,7 +38,6 @@ from gateway.upstreams.openenv.capabilities import Trials
 from gateway.upstreams.openenv.episodes import Episodes
 from gateway.upstreams.openenv.frames import acts, check_reward, compact, failure_of, kind_of, parse
 from gateway.upstreams.openenv.http import Http, Place
-from gateway.upstreams.openenv.live_session import Held
 from gateway.upstreams.openenv.observations import first_blocks, step_result
 from gateway.upstreams.openenv.ownership import Holding, StoredSessions, remember
 from gateway.upstreams.openenv.replica_codec import (
@@ -54,7 +53,7 @@ from gateway.upstreams.openenv.replica_codec import (
 from gateway.upstreams.openenv.resets import reset_data
 from gateway.upstreams.openenv.session_reuse import Kept
 from gateway.upstreams.openenv.tasks import Tasks
-from gateway.upstreams.openenv.websocket import Sockets
+from gateway.upstreams.openenv.websocket import Held, Sockets
 from gateway.upstreams.ors_facade import Translated, spelled
 
 T = TypeVar("T")

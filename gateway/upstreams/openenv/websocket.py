@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import ssl
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
@@ -19,12 +20,16 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 from websockets.protocol import State
 
 from gateway.core.addresses import parse_address
-from gateway.core.errors import PoolExhausted, UpstreamError, UpstreamGone, UpstreamTimeout
+from gateway.core.environment import Environment
+from gateway.core.episode import Summary
+from gateway.core.errors import PoolExhausted, SessionNotFound, UpstreamError, UpstreamGone, UpstreamTimeout
+from gateway.core.faults import FaultKind
 from gateway.core.ports.transport import DialSocket
-from gateway.upstreams.openenv.frames import CLOSE
+from gateway.core.session import Session
+from gateway.upstreams.openenv.frames import CLOSE, acts, failure_of, kind_of, outcome_of
+from gateway.upstreams.openenv.http import Place
 
 logger = logging.getLogger(__name__)
-
 CONNECT_S: Final = 20.0
 """The longest upgrade; a server that imports its environment for its first session blocks for as long."""
 PING_S: Final = 30.0
@@ -275,3 +280,78 @@ class Line:
     def _broken(self) -> str:
         code, reason = self._socket.close_code, self._socket.close_reason
         return f"the worker closed the connection (code {code}{f', {reason}' if reason else ''})"
+
+
+class Held:
+    """A session whose socket this replica has."""
+
+    def __init__(self, session: Session, environment: Environment, sid: str, line: Line, first: bytes) -> None:
+        self.session = session
+        self.environment = environment
+        self.digest = environment.digest()
+        self.sid = sid
+        self.take(line)
+        self.first = first
+        """The reply to its reset; empty: not known here (any more)."""
+        self.steps = 0
+        self.is_whole = True
+        """False: another replica held it before, and what its steps gave is not known here."""
+        self.is_ended = False
+        self.was_broken = False
+        """Whether its socket was found broken at the last sweep."""
+        self.attaching = asyncio.Lock()
+        self._reward = 0.0
+        self._is_rewarded = False
+        self._finished = False
+        self._fault: FaultKind | None = None
+        """Who is at fault for how its last step ended, if not the agent."""
+        self._began_at = time.monotonic()
+
+    @property
+    def at(self) -> Place:
+        """Its worker."""
+        return Place(self.session.worker, self.session.address)
+
+    @property
+    def summary(self) -> Summary:
+        """How it went, as far as it was seen here."""
+        seconds = time.monotonic() - self._began_at
+        return Summary(
+            reward=self._reward,
+            finished=self._finished,
+            steps=self.steps,
+            seconds=seconds,
+            is_rewarded=self._is_rewarded,
+            is_whole=self.is_whole,
+            fault=self._fault,
+        )
+
+    def take(self, line: Line) -> None:
+        """Go on with *line*."""
+        self.line = line
+        line.heard = self.note
+
+    def check(self) -> None:
+        """Raise ``SessionNotFound`` once it is being ended."""
+        if self.is_ended:
+            raise SessionNotFound(self.session.name)
+
+    def note(self, frame: bytes, reply: bytes) -> None:
+        """Count what came of an action; a malformed one is none.
+
+        A tool call by JSON-RPC is no step, as in the servers: its reply has no word for a reward.
+        """
+        if not acts(frame):
+            return
+        kind, failed = kind_of(reply), failure_of(reply)
+        if kind == "observation":
+            reward, finished = outcome_of(reply)
+            self.steps += 1
+            self._reward += reward or 0.0
+            self._is_rewarded = self._is_rewarded or reward is not None
+            self._finished = self._finished or finished
+        elif kind == "error":
+            self.steps += bool(failed)
+        elif kind != "mcp":
+            return
+        self._fault = FaultKind.AUTHOR if failed else None

@@ -38,7 +38,7 @@ from gateway.core.session import Session, Setup
 from gateway.core.worker import Registered, Worker, WorkerSession
 from gateway.upstreams.ors import session_record as notes
 from gateway.upstreams.ors.codec import read_blocks, read_result, written
-from gateway.upstreams.ors.dialect_words import split_list, task_count, task_list
+from gateway.upstreams.ors.dialects import split_list, task_count, task_list
 
 SILENCE_S: Final = 30.0
 """Workers write a comment every 10 s into an open stream, so this much silence is a worker that hangs."""

@@ -34,7 +34,7 @@ from gateway.core.outcomes import is_without_reward
 from gateway.core.ports.transport import Exchange, Headers, Transport
 from gateway.core.session import Session, Setup
 from gateway.core.worker import Registered, Worker, WorkerSession
-from gateway.upstreams import ors_replies as answers
+from gateway.upstreams import ors_bodies as answers
 from gateway.upstreams import sse
 from gateway.upstreams.action_mapping import Tool, tool_call
 from gateway.upstreams.faults import author_fault
@@ -43,7 +43,9 @@ from gateway.upstreams.idempotency.codec import EVENTS
 from gateway.upstreams.idempotency.recorder import Recorder
 from gateway.upstreams.ors.client import STARTING_PAUSE_S, Answer, Link, Refused, of, refusal
 from gateway.upstreams.ors.codec import read_blocks, read_result
-from gateway.upstreams.ors.dialect_words import (
+from gateway.upstreams.ors.dialects import (
+    Flavours,
+    path,
     reason_of,
     refuse_config,
     split_list,
@@ -52,7 +54,6 @@ from gateway.upstreams.ors.dialect_words import (
     tool_list,
     wish_of,
 )
-from gateway.upstreams.ors.dialects import Flavours, path
 from gateway.upstreams.ors.keepalive import Pulse
 from gateway.upstreams.ors.streams import outcome
 from gateway.upstreams.ors_bodies import read_object

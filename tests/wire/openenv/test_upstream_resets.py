@@ -10,7 +10,7 @@ import pytest
 from gateway.core.episode import Action
 from gateway.core.errors import AuthorFault, UpstreamError, UpstreamGone
 from gateway.core.session import CloseReason, Session, SessionState
-from gateway.upstreams.openenv.live_session import Held
+from gateway.upstreams.openenv.websocket import Held
 from tests.fakes.eventually import until
 from tests.wire.openenv.upstream_worlds import RELEASES, Image, Replica, alone, environment, image
 

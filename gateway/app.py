@@ -27,13 +27,13 @@ from gateway.adapters import (
     make_stores,
     make_swarm,
 )
-from gateway.backends.external import RoutedBackend, StaticBackend
+from gateway.backends.external import ExternalBackend, RoutedBackend
 from gateway.backends.swarm.dialing import NodeDialer
 from gateway.backends.swarm.nodes import NodeState
-from gateway.catalog.reload import Rollover
+from gateway.catalog.reload import CatalogReload
 from gateway.catalog.task_modules import CustomTaskFolders, offering
-from gateway.content import Content, read_all
-from gateway.core.environment import Environment, Wire
+from gateway.content import Content, load_content
+from gateway.core.environment import Environment, UpstreamKind
 from gateway.core.errors import ConfigError, StoreUnavailable
 from gateway.core.ids import Owner
 from gateway.core.leader_lease import LEASE_S, LeaderLease
@@ -43,52 +43,52 @@ from gateway.core.ports.backend import Backend
 from gateway.core.ports.upstream import Upstream
 from gateway.core.retry import STORE_PATIENCE_S
 from gateway.core.scaling import Demands
-from gateway.core.session import CloseReason, Setup
-from gateway.frontends.admin.app import OpsFront
+from gateway.core.session import CloseReason, SessionSetup
+from gateway.frontends.admin.app import AdminFrontend
 from gateway.frontends.admin.curricula import CurriculumRoutes
 from gateway.frontends.admin.nodes import NodeRoutes
 from gateway.frontends.admin.tasks import TaskRoutes
-from gateway.frontends.areal.app import ArealFront
-from gateway.frontends.auth import Door
-from gateway.frontends.openenv.app import OpenEnvFront
-from gateway.frontends.ors.app import OrsFront
-from gateway.frontends.replicas import PeersFront
+from gateway.frontends.areal.app import ArealFrontend
+from gateway.frontends.auth import Authenticator
+from gateway.frontends.openenv.app import OpenEnvFrontend
+from gateway.frontends.ors.app import OrsFrontend
+from gateway.frontends.replicas import ReplicaFrontend
 from gateway.metrics import Metrics
 from gateway.pool.audit import Audit
-from gateway.pool.background import LoopTasks
+from gateway.pool.background import BackgroundTasks
 from gateway.pool.executor import PlanExecutor
 from gateway.pool.expiry import Expiry
 from gateway.pool.leadership import Leadership
-from gateway.pool.loop import Pool
+from gateway.pool.loop import ControlLoop
 from gateway.pool.pausing import Pausing
 from gateway.pool.planner import Planner
-from gateway.pool.recovery import Rebuilding
-from gateway.pool.starts import Starts
-from gateway.pool.stops import WorkerEnds
-from gateway.pool.suspects import Suspects
-from gateway.server import Server, configured, listen
-from gateway.sessions.cache import Remembered
-from gateway.sessions.calls import Waiting
-from gateway.sessions.closing import Closer
-from gateway.sessions.opening import Openings
+from gateway.pool.recovery import StoreRecovery
+from gateway.pool.starts import WorkerStarts
+from gateway.pool.stops import WorkerStops
+from gateway.pool.suspects import SuspectWorkers
+from gateway.server import HttpServer, configured, listen
+from gateway.sessions.cache import SessionCache
+from gateway.sessions.calls import AdmissionGate
+from gateway.sessions.closing import SessionCloser
+from gateway.sessions.opening import SessionOpener
 from gateway.sessions.service import Sessions
-from gateway.sessions.worker_queries import Inquiries
+from gateway.sessions.worker_queries import WorkerQueries
 from gateway.settings import Settings, parse_keys
 from gateway.tasks.curricula.service import Curricula
-from gateway.tasks.curricula.stats import TaskRecords
+from gateway.tasks.curricula.stats import TaskStats
 from gateway.tasks.curricula.task_tables import TaskTables
 from gateway.tasks.file_watch import TaskFileWatch
-from gateway.tasks.lookup import Offers
+from gateway.tasks.lookup import TaskLookup
 from gateway.tasks.registry import read_splits
-from gateway.tasks.runtime import RunTimeTasks
+from gateway.tasks.runtime import RuntimeTasks
 from gateway.tasks.signing import read_trusted
 from gateway.upstreams.areal.upstream import ArealUpstream
 from gateway.upstreams.idempotency.recorder import Recorder
 from gateway.upstreams.openenv.upstream import OpenEnvUpstream
 from gateway.upstreams.ors.own import OrsUpstream
-from gateway.upstreams.ors.third_party import StockOrsUpstream
-from gateway.upstreams.replica_client import HttpPeers, default_peer_url
-from gateway.upstreams.transport import Relay
+from gateway.upstreams.ors.third_party import ThirdPartyOrsUpstream
+from gateway.upstreams.replica_client import ReplicaClient, default_peer_url
+from gateway.upstreams.transport import HttpTransport
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ class Gateway:
         replica: str = "",
         stores: Stores | None = None,
         backend: Backend | None = None,
-        upstreams: Mapping[Wire, Upstream] | None = None,
+        upstreams: Mapping[UpstreamKind, Upstream] | None = None,
         store_patience_s: float = STORE_PATIENCE_S,
     ) -> None:
         """Wire everything; connect to nothing yet.
@@ -173,24 +173,26 @@ class Gateway:
         if self._nodes is not None:
             self.swarm = make_swarm(settings, catalog, self._nodes, store=self.store, lease=self.lease)
             self.lease.follow(self.swarm)
-        static = StaticBackend(self.store)
+        static = ExternalBackend(self.store)
         self.backend = RoutedBackend(backend or self.swarm or make_backend(settings, catalog), static, list(catalog))
         if backend is None:
             self._owned.push_async_callback(self.backend.aclose)
-        self.relay = Relay(dial=self._dialer.dial if self._dialer is not None else None)
+        self.relay = HttpTransport(dial=self._dialer.dial if self._dialer is not None else None)
         self._owned.push_async_callback(self.relay.aclose)
 
-    def _wire_upstreams(self, given: Mapping[Wire, Upstream], port: int | None) -> Mapping[Wire, Upstream]:
+    def _wire_upstreams(
+        self, given: Mapping[UpstreamKind, Upstream], port: int | None
+    ) -> Mapping[UpstreamKind, Upstream]:
         """Make what speaks to workers, each kind of server in its protocol."""
         settings, secret = self.settings, self.settings.read_secret()
         self.peers = None
         if settings.store != "memory":  # else there are no other replicas
             me = settings.peer_url or default_peer_url(settings.host, port or settings.port)
-            self.peers = HttpPeers(me, secret)
+            self.peers = ReplicaClient(me, secret)
             self._owned.push_async_callback(self.peers.aclose)
         recorder = Recorder(self.stores.calls)
         self._owned.push_async_callback(recorder.aclose)
-        ors = StockOrsUpstream(self.relay, recorder=recorder)
+        ors = ThirdPartyOrsUpstream(self.relay, recorder=recorder)
         areal = ArealUpstream(self.relay, recorder=recorder)
         self._openenv = OpenEnvUpstream(
             self.relay,
@@ -202,20 +204,20 @@ class Gateway:
         for upstream in (areal, ors, self._openenv):
             self._owned.push_async_callback(upstream.aclose)
         return {
-            Wire.OWN: OrsUpstream(self.relay, secret=secret),
-            Wire.ORS: ors,
-            Wire.OPENENV: self._openenv,
-            Wire.AREAL: areal,
+            UpstreamKind.OWN: OrsUpstream(self.relay, secret=secret),
+            UpstreamKind.ORS: ors,
+            UpstreamKind.OPENENV: self._openenv,
+            UpstreamKind.AREAL: areal,
             **given,
         }
 
-    def _wire_sessions(self, content: Content, upstreams: Mapping[Wire, Upstream], patience_s: float) -> None:
+    def _wire_sessions(self, content: Content, upstreams: Mapping[UpstreamKind, Upstream], patience_s: float) -> None:
         """Make the request path: tasks and curricula to choose from, and sessions to open and to act in."""
         store, catalog, tasks = self.store, self.catalog, self.tasks
-        self.records = TaskRecords(self.stores.curricula, registry=tasks)
-        self.closer = Closer(store=store, upstreams=upstreams, metrics=self.metrics, records=self.records)
-        self.admission = Waiting()
-        self.queries = Inquiries(store=store, upstreams=upstreams, closer=self.closer, waiting=self.admission)
+        self.records = TaskStats(self.stores.curricula, registry=tasks)
+        self.closer = SessionCloser(store=store, upstreams=upstreams, metrics=self.metrics, records=self.records)
+        self.admission = AdmissionGate()
+        self.queries = WorkerQueries(store=store, upstreams=upstreams, closer=self.closer, waiting=self.admission)
         self.curricula = Curricula(
             store=self.stores.curricula,
             records=self.records,
@@ -223,10 +225,10 @@ class Gateway:
             files=content.curricula,
             catalog=catalog,
         )
-        self.run_time = RunTimeTasks(registry=tasks, store=self.stores.tasks, catalog=catalog)
-        self.offers = Offers(self.run_time, queries=self.queries, curricula=self.curricula)
-        self.remembered = Remembered(store)
-        openings = Openings(
+        self.run_time = RuntimeTasks(registry=tasks, store=self.stores.tasks, catalog=catalog)
+        self.offers = TaskLookup(self.run_time, queries=self.queries, curricula=self.curricula)
+        self.remembered = SessionCache(store)
+        openings = SessionOpener(
             store=store,
             upstreams=upstreams,
             catalog=catalog,
@@ -248,10 +250,10 @@ class Gateway:
             patience_s=patience_s,
         )
 
-    def _wire_pool(self, upstreams: Mapping[Wire, Upstream]) -> None:
+    def _wire_pool(self, upstreams: Mapping[UpstreamKind, Upstream]) -> None:
         """Make the control loop and the audit."""
         settings, store, catalog, metrics = self.settings, self.store, self.catalog, self.metrics
-        self.rollover = Rollover(
+        self.rollover = CatalogReload(
             catalog,
             image_of=self.backend.prepare if settings.uses_containers else None,
             directory=None if settings.static_servers() and not settings.environments else settings.catalog_dir,
@@ -261,8 +263,8 @@ class Gateway:
             complete=self._completed,
         )
         self.lease.follow(self.rollover)
-        tasks, demands = LoopTasks(), Demands()
-        starts = Starts(
+        tasks, demands = BackgroundTasks(), Demands()
+        starts = WorkerStarts(
             store=store,
             backend=self.backend,
             upstreams=upstreams,
@@ -271,14 +273,14 @@ class Gateway:
             lease=self.lease,
             demands=demands,
         )
-        self.worker_ends = WorkerEnds(
+        self.worker_ends = WorkerStops(
             store=store, backend=self.backend, transport=self.relay, metrics=metrics, tasks=tasks
         )
         self.leadership = Leadership(
             store=store,
             replica=self.replica,
             lease=self.lease,
-            rebuilding=Rebuilding(
+            rebuilding=StoreRecovery(
                 store=store,
                 backend=self.backend,
                 upstreams=upstreams,
@@ -309,7 +311,7 @@ class Gateway:
             rollover=self.rollover,
             tasks=tasks,
         )
-        self.pool = Pool(
+        self.pool = ControlLoop(
             store=store,
             backend=self.backend,
             leadership=self.leadership,
@@ -318,7 +320,7 @@ class Gateway:
             starts=starts,
             ends=self.worker_ends,
             expiry=Expiry(store=store, upstreams=upstreams, catalog=catalog, closer=self.closer, tasks=tasks),
-            suspects=Suspects(store=store, upstreams=upstreams, catalog=catalog, tasks=tasks),
+            suspects=SuspectWorkers(store=store, upstreams=upstreams, catalog=catalog, tasks=tasks),
             tasks=tasks,
             metrics=metrics,
         )
@@ -474,7 +476,7 @@ class Gateway:
                 owner=_PROBER,
                 name=name,
                 environment=environment,
-                setup=Setup(spec=task),
+                setup=SessionSetup(spec=task),
                 fingerprint=name,
                 task="(probe)",
             )
@@ -522,7 +524,7 @@ class Gateway:
             signatures=settings.task_signatures,
             probe=self._probe,
         )
-        ops = OpsFront(
+        ops = AdminFrontend(
             store=self.store,
             catalog=self.catalog,
             metrics=self.metrics,
@@ -533,7 +535,7 @@ class Gateway:
                 *CurriculumRoutes(curricula=self.curricula, records=self.records, tasks=self.run_time).routes(),
             ],
         ).app()
-        ors = OrsFront(
+        ors = OrsFrontend(
             sessions=self.sessions,
             queries=self.queries,
             offers=self.offers,
@@ -543,7 +545,7 @@ class Gateway:
             strict_paths=settings.strict_paths,
             strip_platform_keys=settings.strip_platform_keys,
         )
-        self.areal = ArealFront(
+        self.areal = ArealFrontend(
             sessions=self.sessions,
             queries=self.queries,
             offers=self.offers,
@@ -553,7 +555,7 @@ class Gateway:
             lifecycle=self.lifecycle,
             max_body_bytes=settings.max_body_bytes,
         )
-        openenv = OpenEnvFront(
+        openenv = OpenEnvFrontend(
             sessions=self.sessions,
             queries=self.queries,
             offers=self.offers,
@@ -564,9 +566,11 @@ class Gateway:
             max_body_bytes=settings.max_body_bytes,
         )
         inside = by_first_segment(
-            ors=ors, ops=ops, areal=self.areal, openenv=openenv, peers=PeersFront(secret, self._openenv.serve)
+            ors=ors, ops=ops, areal=self.areal, openenv=openenv, peers=ReplicaFrontend(secret, self._openenv.serve)
         )
-        return Door(inside, trainers=parse_keys(settings.trainer_keys), operators=parse_keys(settings.operator_keys))
+        return Authenticator(
+            inside, trainers=parse_keys(settings.trainer_keys), operators=parse_keys(settings.operator_keys)
+        )
 
 
 def by_first_segment(
@@ -594,11 +598,11 @@ async def serve(settings: Settings) -> None:
     Raises:
         ConfigError, StoreUnavailable, BackendError: at start.
     """
-    content = await read_all(settings.checked())
+    content = await load_content(settings.checked())
     held = hold_containers(settings)
     listener = listen(settings.host, settings.port)
     gateway = Gateway(settings, content, port=listener.getsockname()[1])
-    server = Server(configured(gateway.app, end_s=settings.drain_s))
+    server = HttpServer(configured(gateway.app, end_s=settings.drain_s))
     loop = asyncio.get_running_loop()
 
     def end() -> None:

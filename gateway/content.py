@@ -38,8 +38,8 @@ class Content:
     """Those of files, by name."""
 
 
-async def read_all(settings: Settings) -> Content:
-    """As `read_files` and `read_curricula`, with the servers of ``static``, which are asked what they are.
+async def load_content(settings: Settings) -> Content:
+    """As `load_files` and `read_curricula`, with the servers of ``static``, which are asked what they are.
 
     Raises:
         ConfigError: with file, line and reason; or a server does not answer, or is none that can be used.
@@ -57,11 +57,11 @@ async def read_all(settings: Settings) -> Content:
             environment.protocol.value,
             environment.pool.slots,
         )
-    catalog, tasks = read_files(settings, static=static)
+    catalog, tasks = load_files(settings, static=static)
     return Content(catalog, tasks, read_curricula(settings, catalog, tasks))
 
 
-def read_files(
+def load_files(
     settings: Settings, *, on_engine: bool | None = None, static: Sequence[Environment] = ()
 ) -> tuple[Catalog, TaskRegistry]:
     """Read the environments and their tasks.

@@ -108,7 +108,7 @@ class _Durations:
     sum_s: float = 0.0
 
 
-class Calls(Collector):
+class CallMetrics(Collector):
     """Counts calls by environment and outcome, and their durations by environment."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
@@ -170,7 +170,7 @@ class Metrics:
         self._closed = self._counter("sessions_closed", "Sessions closed, by reason.", "environment", "reason")
         self._episodes = self._counter("episodes", "Episodes that ended, by outcome.", "environment", "outcome")
         self._refused = self._counter("sessions_refused", "Openings that failed, by error code.", "environment", "code")
-        calls = Calls(_CALL_BUCKETS)
+        calls = CallMetrics(_CALL_BUCKETS)
         self._registry.register(calls)
         self.call_ended = calls.ended
         """Counts a call: its environment, one of `outcomes.CALLS` as `outcomes.call_outcome` finds it, its seconds."""

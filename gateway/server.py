@@ -298,7 +298,7 @@ class _State(ServerState):
         self.is_leaving = False
 
 
-class Server(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     """uvicorn without its own signal handling, which ends the process before what it served could be taken down."""
 
     def __init__(self, config: uvicorn.Config) -> None:

@@ -45,7 +45,7 @@ from bench.targets import servers
 from gateway.core.errors import UpstreamGone, UpstreamTimeout
 from gateway.core.ids import WorkerId
 from gateway.core.ports.transport import Request, Transport
-from gateway.upstreams.transport import Relay
+from gateway.upstreams.transport import HttpTransport
 from tests.fakes.raw_http import Connection, RawServer
 
 # -- what the rounds say ------------------------------------------------------------------------------------------
@@ -407,7 +407,7 @@ async def test_breaks_over_httpx_have_the_gateways_types(transport: Transport, p
 
 
 def test_the_part_that_the_httpx_gateway_exchanges_is_where_it_is_looked_for() -> None:
-    assert vars(gateway.app)["Relay"] is Relay
+    assert vars(gateway.app)["Relay"] is HttpTransport
 
 
 # -- a short run --------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ KEPT = 1024
 """Deaths that a slow reader can be behind; an engine ends a few dozen containers a second at most."""
 
 
-class Deaths:
+class DeathBroadcast:
     """Announces deaths; to be used from one event loop."""
 
     def __init__(self) -> None:

@@ -11,14 +11,14 @@ import logging
 from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Protocol
 
-from gateway.backends.broadcast import Deaths
+from gateway.backends.broadcast import DeathBroadcast
 from gateway.core.addresses import Kind, parse_address
 from gateway.core.environment import Environment
 from gateway.core.errors import BackendError, StartFailed
 from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.leader_lease import LeaderLease
 from gateway.core.ports.backend import Backend
-from gateway.core.worker import Death, EnvironmentLoad, Found, Worker
+from gateway.core.worker import BackendWorker, Death, EnvironmentLoad, Worker
 
 logger = logging.getLogger(__name__)
 
@@ -31,14 +31,14 @@ class StoredLoads(Protocol):
         ...
 
 
-class StaticBackend:
+class ExternalBackend:
     """Notes which servers are used."""
 
     def __init__(self, store: StoredLoads | None = None) -> None:
         """*store* has the workers that other processes noted; None: there are no other processes."""
         self._store = store
         self._noted: dict[WorkerId, Worker] = {}
-        self._deaths = Deaths()
+        self._deaths = DeathBroadcast()
         self._closed = False
 
     def has(self, id: WorkerId) -> bool:
@@ -67,7 +67,7 @@ class StaticBackend:
         """Its log is its owner's."""
         return ""
 
-    async def found(self) -> list[Found]:
+    async def found(self) -> list[BackendWorker]:
         """List those that were noted here or are known to the store.
 
         All count as running: whether a server that somebody else runs is there is seen by using it.
@@ -75,7 +75,7 @@ class StaticBackend:
         stored = await stored_workers(self._store) if self._store is not None else []
         known = {worker.id: worker for worker in stored if is_static(worker.address)}
         return [
-            Found(
+            BackendWorker(
                 id=worker.id,
                 environment=worker.environment,
                 digest=worker.digest,
@@ -132,7 +132,7 @@ def is_static(address: str) -> bool:
 class RoutedBackend:
     """Sends each environment, and each worker, to the backend that is its."""
 
-    def __init__(self, default: Backend, static: StaticBackend, environments: Collection[Environment]) -> None:
+    def __init__(self, default: Backend, static: ExternalBackend, environments: Collection[Environment]) -> None:
         """*environments* says whether *default* is needed: a gateway with none of its own has no engine to ask."""
         self._default = default
         self._static = static
@@ -156,7 +156,7 @@ class RoutedBackend:
         backend: Backend = self._static if self._static.has(id) else self._default
         return await backend.logs(id, lines=lines)
 
-    async def found(self) -> list[Found]:
+    async def found(self) -> list[BackendWorker]:
         """List the workers of both.
 
         Where no environment needs it, the default backend is asked still, for what a gateway with other environments

@@ -26,11 +26,11 @@ UNDO_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 64.0)
 """Between the tries to undo where the engine does not answer; three minutes in all, and the engine's silences."""
 
 
-class Abandoned(Exception):
+class LaunchCancelled(Exception):
     """Nobody wants what is being launched any more."""
 
 
-class Wanted:
+class CancelToken:
     """Whether a launch is still wanted. `check` is called in the thread that makes a request, right before it."""
 
     def __init__(self, lease: LeaderLease | None = None) -> None:
@@ -43,9 +43,9 @@ class Wanted:
         self._abandoned.set()
 
     def check(self) -> None:
-        """Raise ``Abandoned`` if the launch was given up, ``NotLeading`` if the lease of its leader has ended."""
+        """Raise ``LaunchCancelled`` if the launch was given up, ``NotLeading`` if the lease of its leader has ended."""
         if self._abandoned.is_set():
-            raise Abandoned
+            raise LaunchCancelled
         if self._lease is not None:
             self._lease.check()
 
@@ -63,12 +63,12 @@ class Launches:
 
     async def run(
         self,
-        steps: Callable[[Wanted], Coroutine[Any, Any, T]],
+        steps: Callable[[CancelToken], Coroutine[Any, Any, T]],
         undo: Callable[[], Awaitable[None]],
         lease: LeaderLease | None = None,
     ) -> T:
         """Run *steps*; if they fail, or the caller is cancelled, run *undo* once they have ended."""
-        wanted = Wanted(lease)
+        wanted = CancelToken(lease)
         task = self._own(steps(wanted))
         try:
             return await asyncio.shield(task)

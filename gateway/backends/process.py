@@ -35,17 +35,17 @@ from functools import partial
 from pathlib import Path
 
 from gateway.backends import process_io as ports
-from gateway.backends.broadcast import Deaths
+from gateway.backends.broadcast import DeathBroadcast
 from gateway.backends.docker.container import NOFILE, custom_tasks, is_sandboxed, most_files, variables
 from gateway.backends.folders import SOCKET_NAME, Claims, SocketFolders
-from gateway.backends.launch import Launches, Wanted
+from gateway.backends.launch import CancelToken, Launches
 from gateway.backends.process_io import Tail
 from gateway.core.environment import Environment
 from gateway.core.errors import BackendError, StartFailed
 from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.leader_lease import LeaderLease
 from gateway.core.session import CloseReason
-from gateway.core.worker import Death, Found, Worker
+from gateway.core.worker import BackendWorker, Death, Worker
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ class ProcessBackend:
         self._environ = {"PATH": os.defpath, "LANG": "C.UTF-8"} | passed_on | dict(extra or {})
         self._grace_s = stop_grace_s
         self._launches = Launches()
-        self._deaths = Deaths()
+        self._deaths = DeathBroadcast()
         self._running: dict[WorkerId, _Running] = {}
         self._ports: dict[WorkerId, int] = {}
         self._edits: dict[EnvironmentName, Mapping[str, int]] = {}
@@ -144,10 +144,10 @@ class ProcessBackend:
         running = self._running.get(id)
         return running.tail.lines(lines) if running is not None else ""
 
-    async def found(self) -> list[Found]:
+    async def found(self) -> list[BackendWorker]:
         """List the workers that were started here and not stopped yet."""
         return [
-            Found(
+            BackendWorker(
                 id=id,
                 environment=running.worker.environment,
                 digest=running.worker.digest,
@@ -202,7 +202,7 @@ class ProcessBackend:
         await asyncio.gather(*[self._stopped(id) for id in list(self._running)])
         self._deaths.close()
 
-    async def _launch(self, worker: Worker, environment: Environment, made: list[WorkerId], wanted: Wanted) -> str:
+    async def _launch(self, worker: Worker, environment: Environment, made: list[WorkerId], wanted: CancelToken) -> str:
         wanted.check()
         await asyncio.to_thread(self._make_folder, worker.id)
         made.append(worker.id)

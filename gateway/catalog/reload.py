@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gateway.catalog.catalog import Catalog, why_not_runnable
-from gateway.catalog.scan import Look, Stamp, look_at, paths_of
+from gateway.catalog.scan import ScanResult, Stamp, paths_of, scan_catalog
 from gateway.core.environment import Environment
 from gateway.core.errors import ConfigError, GatewayError
 from gateway.core.ids import EnvironmentName
@@ -70,7 +70,7 @@ class _Image:
     asking: asyncio.Task[None] | None = None
 
 
-class Rollover:
+class CatalogReload:
     """Tells the catalog what changed; to be used from one event loop."""
 
     def __init__(
@@ -200,7 +200,7 @@ class Rollover:
                 path: None if file.error else file.stamp for path, file in self._files.items() if not file.is_missing
             }
             # In a thread: the folder may be on another machine.
-            found = await asyncio.to_thread(look_at, self._directory, self._names, stamps, self._image_tag)
+            found = await asyncio.to_thread(scan_catalog, self._directory, self._names, stamps, self._image_tag)
             if not self._is_there(found):
                 return
             for path in [path for path in self._files if path not in found.present]:
@@ -214,7 +214,7 @@ class Rollover:
                 except Exception:  # one file must not keep the others from being looked at
                     logger.exception("rollover_failed file=%s", path)
 
-    def _is_there(self, found: Look) -> bool:
+    def _is_there(self, found: ScanResult) -> bool:
         """Whether there is any file: a folder that was unmounted must not withdraw every environment."""
         error = "" if found.present or not self._files else "no */environment.toml in it"
         if error and error != self._directory_error:

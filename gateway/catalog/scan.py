@@ -18,7 +18,7 @@ _SETTLED_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ScanResult:
     """What a look found."""
 
     present: frozenset[Path]
@@ -27,7 +27,9 @@ class Look:
     Without a stamp it is to be read again at the next look."""
 
 
-def look_at(directory: Path, names: frozenset[str], stamps: Mapping[Path, Stamp | None], image_tag: str = "") -> Look:
+def scan_catalog(
+    directory: Path, names: frozenset[str], stamps: Mapping[Path, Stamp | None], image_tag: str = ""
+) -> ScanResult:
     """Read the files whose stamp is another one than in *stamps*; blocks while that takes.
 
     *image_tag*: as for `read_environment`.
@@ -49,7 +51,7 @@ def look_at(directory: Path, names: frozenset[str], stamps: Mapping[Path, Stamp 
             read[path] = (stamp if is_at_rest else None, read_environment(path, image_tag=image_tag))
         except ConfigError as error:
             read[path] = (stamp if is_at_rest else None, error)
-    return Look(frozenset(present), read)
+    return ScanResult(frozenset(present), read)
 
 
 def paths_of(directory: Path, names: frozenset[str]) -> list[Path]:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.core.environment import ActionType, Isolation, ObservationType, Protocol
+from gateway.core.environment import ActionType, Isolation, ObservationType, ServerProtocol
 
 Gpus = Annotated[int, Field(ge=0, le=1024)]
 GpuId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9:._/-]{0,127}$")]
@@ -157,7 +157,7 @@ class EnvironmentFile(Table):
     name: str = Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")
     image: str = ""
     description: str = ""
-    protocol: Protocol = Protocol.ORS
+    protocol: ServerProtocol = ServerProtocol.ORS
     isolation: Isolation = Isolation.SHARED
     command: tuple[str, ...] | None = None
     upstream_name: str = Field(default="", pattern=r"^[A-Za-z0-9_.-]*$")

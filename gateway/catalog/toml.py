@@ -25,13 +25,13 @@ from gateway.core.environment import (
     Environment,
     Isolation,
     Limits,
-    Loosened,
     OpenEnv,
     PoolPolicy,
-    Protocol,
+    Relaxations,
     ResetMapping,
     SandboxLimits,
     Server,
+    ServerProtocol,
     Timeouts,
     Volume,
 )
@@ -156,7 +156,7 @@ def _environment(parsed: EnvironmentFile, path: Path, image_tag: str) -> Environ
         pool=_pool(parsed),
         limits=_limits(parsed.limits),
         timeouts=Timeouts(**parsed.timeouts.model_dump()),
-        loosened=Loosened(**parsed.loosened.model_dump()),
+        loosened=Relaxations(**parsed.loosened.model_dump()),
         sandbox=SandboxLimits(
             memory_bytes=(parsed.sandbox.memory_mib or 0) * MIB,
             pids=parsed.sandbox.pids or 0,
@@ -215,7 +215,7 @@ def _command(parsed: EnvironmentFile) -> tuple[str, ...]:
 def _pool(parsed: EnvironmentFile) -> PoolPolicy:
     given = parsed.pool.model_dump()
     slots = given.pop("slots")
-    usual = OPENENV_SLOTS if parsed.protocol is Protocol.OPENENV else SLOTS
+    usual = OPENENV_SLOTS if parsed.protocol is ServerProtocol.OPENENV else SLOTS
     if parsed.server.url and "max_workers" not in parsed.pool.model_fields_set:
         given["max_workers"] = 1
     return PoolPolicy(slots=slots if isinstance(slots, int) else usual, learns_slots=slots == "learn", **given)
@@ -237,7 +237,7 @@ def _refuse_contradictions(environment: Environment, path: Path, source: str, *,
     _refuse_foreign_contradictions(environment, complain, tables=tables)
     if environment.isolation is not Isolation.SANDBOX and environment.sandbox != SandboxLimits():
         raise complain('only for isolation = "sandbox"', "sandbox")
-    if environment.isolation is Isolation.SANDBOX and replace(environment.loosened, network="none") != Loosened():
+    if environment.isolation is Isolation.SANDBOX and replace(environment.loosened, network="none") != Relaxations():
         raise complain("the container of sandboxes has its own user and capabilities; only network is free", "loosened")
     if environment.isolation is Isolation.EXCLUSIVE and (environment.pool.slots, environment.pool.max_uses) != (1, 1):
         raise complain("an exclusive environment needs slots = 1 and max_uses = 1", "isolation")
@@ -307,7 +307,7 @@ def _refuse_foreign_contradictions(
     """Refuse what does not fit together about servers of other people's."""
     server, protocol = environment.server, environment.protocol
     if not server.is_foreign:
-        if protocol is not Protocol.ORS:
+        if protocol is not ServerProtocol.ORS:
             raise complain(f"a server that speaks {protocol.value} needs [server] port, or url", "protocol")
         for table in sorted(tables & {"actions", "resets"}):
             raise complain("only for servers of other people's, which have [server] port, or url", table)
@@ -323,15 +323,15 @@ def _refuse_foreign_contradictions(
         raise complain("no host in it", "server", "url")
     if server.url and environment.volumes:
         raise complain("a server that runs already is given no volumes", "volumes")
-    if environment.pool.learns_slots and protocol is not Protocol.OPENENV:
+    if environment.pool.learns_slots and protocol is not ServerProtocol.OPENENV:
         raise complain('only OpenEnv servers tell their capacity: "learn" is for them', "pool", "slots")
     if environment.isolation is Isolation.SANDBOX and server.is_foreign:
         raise complain("sandboxes are made by our own environment server", "isolation")
     if environment.custom_tasks is not None and server.is_foreign:
         raise complain("task modules are loaded by our own environment server", "tasks", "module")
-    if "resets" in tables and protocol is not Protocol.OPENENV:
+    if "resets" in tables and protocol is not ServerProtocol.OPENENV:
         raise complain("only OpenEnv servers are reset", "resets")
-    if protocol is Protocol.ORS and server.is_foreign and environment.timeouts.idle_s > ORS_IDLE_MAX_S:
+    if protocol is ServerProtocol.ORS and server.is_foreign and environment.timeouts.idle_s > ORS_IDLE_MAX_S:
         raise complain(
             f"more than {ORS_IDLE_MAX_S:g}: ORS servers end sessions themselves after 900 s", "timeouts", "idle_s"
         )

@@ -18,7 +18,7 @@ from rich.table import Table
 from gateway import BUNDLED
 from gateway.catalog.catalog import Catalog, describe, load_catalog
 from gateway.catalog.inspect.external import detect_url
-from gateway.catalog.inspect.findings import Findings, Told
+from gateway.catalog.inspect.findings import Finding, Findings
 from gateway.catalog.inspect.toml_writer import NAME, Ran, check_name, check_place, file_text, memory_mib, put
 from gateway.cli.admin_client import print_table
 from gateway.core.environment import Environment, Server
@@ -142,8 +142,8 @@ async def _of_image(
 ) -> tuple[Findings, Ran]:
     # Needed here only: the Docker SDK, and every adapter.
     from gateway.adapters import make_backend
-    from gateway.catalog.inspect.image import Looking
-    from gateway.catalog.inspect.trial import Trials, Wish
+    from gateway.catalog.inspect.image import ImageInspector
+    from gateway.catalog.inspect.trial import TrialRequest, TrialRuns
 
     # Of an instance of its own: a gateway that runs on this engine would take the container for an orphan of its own.
     own = {"backend": "docker", "instance": f"{settings.instance[:40]}-inspection-{secrets.token_hex(4)}"}
@@ -151,11 +151,11 @@ async def _of_image(
         name=EnvironmentName("inspection"), image=image, directory=Path(), command=(), server=Server(port=port or 1)
     )
     backend = make_backend(settings.model_copy(update=own), Catalog([stand_in]))
-    looking = Looking(settings.docker_url)
+    looking = ImageInspector(settings.docker_url)
     _let_sigterm_clean_up()
     try:
-        trials = Trials(backend=backend, looking=looking, tell=lambda line: typer.echo(line, err=True))
-        wish = Wish(image=image, port=port, environment=environment, variables=variables, timeout_s=timeout_s)
+        trials = TrialRuns(backend=backend, looking=looking, tell=lambda line: typer.echo(line, err=True))
+        wish = TrialRequest(image=image, port=port, environment=environment, variables=variables, timeout_s=timeout_s)
         outcome = await trials.run(wish)
     finally:
         await looking.aclose()
@@ -225,9 +225,9 @@ def _next(path: Path, name: str, *, is_url: bool) -> None:
 def _capacity(findings: Findings) -> str:
     slots = findings.capacity.slots
     return {
-        Told.BY_SERVER: f"{slots}",
-        Told.AT_LEAST: f"at least {slots}",
-        Told.ASSUMED: f"not told; {slots} assumed",
+        Finding.BY_SERVER: f"{slots}",
+        Finding.AT_LEAST: f"at least {slots}",
+        Finding.ASSUMED: f"not told; {slots} assumed",
     }[findings.capacity.told]
 
 

@@ -23,7 +23,7 @@ from gateway.cli import tasks as cli_tasks
 from gateway.cli.admin_client import LOCALHOST, Key, Url, ask, counted, print_table
 from gateway.cli.curricula import curricula_app
 from gateway.cli.env import env_app
-from gateway.content import Content, read_all, read_files
+from gateway.content import Content, load_content, load_files
 from gateway.core.environment import Environment, SplitType
 from gateway.core.errors import ConfigError, GatewayError
 from gateway.settings import Settings, load
@@ -92,7 +92,7 @@ def node() -> None:
 
     settings = load()
     logs.configure(settings.log_level)
-    catalog, _ = read_files(settings, on_engine=True)
+    catalog, _ = load_files(settings, on_engine=True)
     uvloop.run(run_node(settings, catalog, makes_folders=settings.node_makes_folders))
 
 
@@ -134,7 +134,7 @@ def check() -> None:
 
 async def _checked(settings: Settings) -> Content:
     """Read what `serve` reads, and make what it makes before it connects to anything. Raises ``ConfigError``."""
-    content = await read_all(settings)
+    content = await load_content(settings)
     Gateway(settings, content)
     return content
 

@@ -18,7 +18,7 @@ from gateway.stores.memory.tasks import MemoryTaskStore
 from gateway.tasks.documents import listed, read_file
 from gateway.tasks.importing.batch import print_lines, write_lines
 from gateway.tasks.registry import TaskRegistry
-from gateway.tasks.runtime import RunTimeTasks
+from gateway.tasks.runtime import RuntimeTasks
 from gateway.tasks.schema import json_schema, parse
 from gateway.tasks.signing import BadSignature, NotSigned, is_bundle, make_keys, read_private, read_trusted, sign
 from gateway.tasks.templates import template
@@ -236,13 +236,13 @@ def _documents(file: Path) -> list[tuple[str, object]]:
     return found
 
 
-def _local_checker() -> RunTimeTasks:
+def _local_checker() -> RuntimeTasks:
     catalog = load_catalog(load().catalog_dir)
     registry = TaskRegistry({}, env_types={one.name: one.env_types for one in catalog})
-    return RunTimeTasks(registry=registry, store=MemoryTaskStore(), catalog=catalog)
+    return RuntimeTasks(registry=registry, store=MemoryTaskStore(), catalog=catalog)
 
 
-def _check(document: object, where: str, checker: RunTimeTasks | None, environment: str) -> None:
+def _check(document: object, where: str, checker: RuntimeTasks | None, environment: str) -> None:
     if checker is None:
         parse(document)
     else:

@@ -36,7 +36,7 @@ class Expected:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class CapacityRequest:
     """What is planned for one environment on its own."""
 
     plan: Plan
@@ -44,7 +44,7 @@ class Wish:
     load: EnvironmentLoad
 
 
-def shared(wishes: Mapping[EnvironmentName, Wish], *, most: int) -> dict[EnvironmentName, Plan]:
+def shared(wishes: Mapping[EnvironmentName, CapacityRequest], *, most: int) -> dict[EnvironmentName, Plan]:
     """Fit what environments want into *most* workers of all of them together; 0: there is no such limit.
 
     Those whose openings wait are served first, then those with the fewest workers, one worker at a time. Where there is
@@ -82,7 +82,7 @@ def shared(wishes: Mapping[EnvironmentName, Wish], *, most: int) -> dict[Environ
     }
 
 
-def _granted(wishes: Mapping[EnvironmentName, Wish], room: int) -> dict[EnvironmentName, int]:
+def _granted(wishes: Mapping[EnvironmentName, CapacityRequest], room: int) -> dict[EnvironmentName, int]:
     granted = dict.fromkeys(wishes, 0)
 
     def order(name: EnvironmentName) -> tuple[bool, int, EnvironmentName]:
@@ -97,7 +97,7 @@ def _granted(wishes: Mapping[EnvironmentName, Wish], room: int) -> dict[Environm
     return granted
 
 
-def _idle(wishes: Mapping[EnvironmentName, Wish]) -> Iterable[tuple[EnvironmentName, WorkerLoad]]:
+def _idle(wishes: Mapping[EnvironmentName, CapacityRequest]) -> Iterable[tuple[EnvironmentName, WorkerLoad]]:
     """Workers that may go, the longest idle first."""
     found: list[tuple[EnvironmentName, WorkerLoad]] = []
     for name, wish in wishes.items():

@@ -18,7 +18,7 @@ _NO_NAME = EnvironmentName("")
 ALL_GPUS = -1
 
 
-class Protocol(StrEnum):
+class ServerProtocol(StrEnum):
     """What a worker speaks."""
 
     ORS = "ors"
@@ -26,7 +26,7 @@ class Protocol(StrEnum):
     AREAL = "areal"
 
 
-class Wire(StrEnum):
+class UpstreamKind(StrEnum):
     """Which of the upstreams speaks to a worker."""
 
     OWN = "own"  #: ORS with what our own images add to it
@@ -120,7 +120,7 @@ class Timeouts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loosened:
+class Relaxations:
     """What an environment needs beyond the hardened default; each is printed by ``gateway check``."""
 
     user: str = "10001:10001"
@@ -130,7 +130,7 @@ class Loosened:
 
     def words(self) -> tuple[str, ...]:
         """Name what differs from the hardened default."""
-        default = Loosened()
+        default = Relaxations()
         found = []
         if self.user != default.user:
             found.append(f"user={self.user}")
@@ -278,7 +278,7 @@ class Environment:
     command: tuple[str, ...]
     """Starts the server as a local process; an image has its own. Empty: it runs in its image only."""
     description: str = ""
-    protocol: Protocol = Protocol.ORS
+    protocol: ServerProtocol = ServerProtocol.ORS
     isolation: Isolation = Isolation.SHARED
     upstream_name: str = ""
     """Its name in the worker's protocol; empty: the same as ours."""
@@ -288,7 +288,7 @@ class Environment:
     pool: PoolPolicy = PoolPolicy()
     limits: Limits = Limits()
     timeouts: Timeouts = Timeouts()
-    loosened: Loosened = Loosened()
+    loosened: Relaxations = Relaxations()
     sandbox: SandboxLimits = SandboxLimits()
     areal: Areal = Areal()
     openenv: OpenEnv = OpenEnv()
@@ -325,9 +325,9 @@ class Environment:
         return not self.command and not self.server.url
 
     @property
-    def wire(self) -> Wire:
+    def wire(self) -> UpstreamKind:
         """The upstream that speaks to its workers."""
-        return Wire(self.protocol.value) if self.server.is_foreign else Wire.OWN
+        return UpstreamKind(self.protocol.value) if self.server.is_foreign else UpstreamKind.OWN
 
     def digest(self) -> str:
         """Name what a worker was made from: workers of another digest are not given new sessions.

@@ -42,7 +42,7 @@ class CloseReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opening:
+class SessionRequest:
     """The wish for a session, as handed to the store."""
 
     id: SessionId
@@ -95,7 +95,7 @@ class Session:
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class Activity:
     """What a replica saw of one session since its last note."""
 
     id: SessionId
@@ -132,7 +132,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Ticket:
+class GroupMembership:
     """An opening's place in the group of a curriculum's handle."""
 
     curriculum: str
@@ -149,7 +149,7 @@ class Ticket:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
+class SessionSetup:
     """What a worker needs to set a session up; secrets are neither stored nor shown."""
 
     spec: TaskSpec
@@ -170,5 +170,5 @@ class Setup:
     """The trainer's tag of the policy that plays the episode; empty: none was given."""
     group: Group | None = None
     """That the trainer said; a curriculum's own is its ticket's."""
-    ticket: Ticket | None = None
+    ticket: GroupMembership | None = None
     """Of a task that was drawn from a curriculum: the place in its group, to be given back if nothing is opened."""

@@ -94,7 +94,7 @@ class WorkerSession:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Registered:
+class WorkerTasks:
     """The tasks that an environment's workers know by themselves: built in, or from an operator's modules."""
 
     tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -106,7 +106,7 @@ class Registered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class BackendWorker:
     """A worker that the backend knows of."""
 
     id: WorkerId

@@ -23,7 +23,7 @@ AREAL_PATHS = ("/areal/", "/api/")
 _KEY_HEADERS = frozenset((b"authorization", b"x-api-key"))
 
 
-class Door:
+class Authenticator:
     """Lets requests with the right key through to *inside*, with ``scope["gateway.owner"]`` set."""
 
     def __init__(self, inside: ASGIApp, *, trainers: Mapping[str, str], operators: Mapping[str, str]) -> None:

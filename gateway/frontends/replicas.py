@@ -18,7 +18,16 @@ from starlette.types import Receive, Scope, Send
 from gateway.core.errors import GatewayError, InvalidRequest, UpstreamError, UpstreamTimeout
 from gateway.frontends.asgi import BodyTooLarge, HungUp, drop_body, dump, read_body, respond, respond_json
 from gateway.frontends.errors import status_of
-from gateway.upstreams.replica_client import BODY_MAX_BYTES, SKEW_S, Ask, Seal, digest, is_same, proof_header, told
+from gateway.upstreams.replica_client import (
+    BODY_MAX_BYTES,
+    SKEW_S,
+    SignedRequest,
+    Signer,
+    digest,
+    is_same,
+    proof_header,
+    told,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +50,7 @@ class Serve(Protocol):
         ...
 
 
-class PeersFront:
+class ReplicaFrontend:
     """The ASGI app behind ``/peers/v1/``."""
 
     def __init__(
@@ -53,7 +62,7 @@ class PeersFront:
         clock: Callable[[], float] = time.time,
     ) -> None:
         """*secret* is the gateway's, which all replicas share; *clock* tells seconds since 1970."""
-        self._seal = Seal(secret)
+        self._seal = Signer(secret)
         self._serve = serve
         self._max_body_bytes = max_body_bytes
         self._clock = clock
@@ -83,7 +92,7 @@ class PeersFront:
         kind = _BYTES if status == 200 else _JSON
         await respond(send, status, body, (kind, proof_header(self._seal.of_answer(proof, status, body))))
 
-    def _asked(self, scope: Scope) -> tuple[Ask, str] | None:
+    def _asked(self, scope: Scope) -> tuple[SignedRequest, str] | None:
         if scope["type"] != "http" or scope["method"] != "POST":
             return None
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
@@ -96,7 +105,7 @@ class PeersFront:
             return None
         return asked
 
-    async def _served(self, ask: Ask, message: bytes) -> bytes:
+    async def _served(self, ask: SignedRequest, message: bytes) -> bytes:
         """Do what is asked, within its time.
 
         Raises:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gateway.core.environment import Environment
-from gateway.core.session import Setup
+from gateway.core.session import SessionSetup
 
 
 def seed_of(name: str) -> int:
@@ -15,7 +15,7 @@ def seed_of(name: str) -> int:
     return int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()[:4], "big") >> 1
 
 
-def seeded(environment: Environment, setup: Setup) -> Setup:
+def seeded(environment: Environment, setup: SessionSetup) -> SessionSetup:
     """Return *setup* with a seed made of its group, unless it has no group or somebody gave a seed."""
     group = setup.ticket.group if setup.ticket is not None else setup.group
     if setup.seed is not None or group is None or _says_a_seed(environment, setup):
@@ -23,7 +23,7 @@ def seeded(environment: Environment, setup: Setup) -> Setup:
     return replace(setup, seed=seed_of(group.name))
 
 
-def _says_a_seed(environment: Environment, setup: Setup) -> bool:
+def _says_a_seed(environment: Environment, setup: SessionSetup) -> bool:
     """Whether a foreign server finds a seed in the task or the trainer's configuration, which another would replace.
 
     Our own environments are told both.

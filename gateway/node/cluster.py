@@ -21,7 +21,7 @@ from gateway.core.errors import BackendError
 from gateway.node.gate import Answer, answer, engine_client, read_body, refuse_body
 from gateway.node.image_transfers import Transfers
 from gateway.node.report import Draining, Reporter, shown
-from gateway.node.routes import Refused
+from gateway.node.routes import GateRefusal
 from gateway.node.rules import Rules
 
 logger = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class Cluster:
             return
         try:
             found = await self._answered(scope, path, receive)
-        except Refused as refused:
+        except GateRefusal as refused:
             logger.warning("node_refused method=%s path=%.200r reason=%s", scope["method"], path, refused)
             # What is left of a body would be read to no end.
             found = answer(refused.status, {"message": str(refused)}, closes=scope["method"] != "GET")
@@ -103,7 +103,7 @@ class Cluster:
             case "POST", rest if rest.startswith("images/") and rest.endswith("/pull"):
                 await refuse_body(receive)
                 return await self._pull(scope, self._reference(rest.removeprefix("images/").removesuffix("/pull")))
-        raise Refused(f"{scope['method']} {path[:200]!r} is not served here", status=HTTPStatus.NOT_FOUND)
+        raise GateRefusal(f"{scope['method']} {path[:200]!r} is not served here", status=HTTPStatus.NOT_FOUND)
 
     async def _report(self) -> Answer:
         return answer(HTTPStatus.OK, shown(await self._reporter.report()))
@@ -111,12 +111,12 @@ class Cluster:
     async def _drain(self, body: bytes) -> Answer:
         wanted = body.strip()
         if wanted not in (b"true", b"false"):
-            raise Refused("the body must be true or false", status=HTTPStatus.BAD_REQUEST)
+            raise GateRefusal("the body must be true or false", status=HTTPStatus.BAD_REQUEST)
         try:
             self._draining.set(wanted == b"true")
         except OSError as error:
             said = f"this node cannot keep whether it drains: {error.strerror}"
-            raise Refused(said, status=HTTPStatus.INSUFFICIENT_STORAGE) from error
+            raise GateRefusal(said, status=HTTPStatus.INSUFFICIENT_STORAGE) from error
         logger.info("node_draining is_draining=%s", json.loads(wanted))
         return await self._report()
 
@@ -131,13 +131,13 @@ class Cluster:
         digest = _digest(scope, "digest")
         credentials = _headers(scope).get("x-registry-auth", "")
         if len(credentials) > _CREDENTIALS_MAX_BYTES:
-            raise Refused("X-Registry-Auth is too long", status=HTTPStatus.BAD_REQUEST)
+            raise GateRefusal("X-Registry-Auth is too long", status=HTTPStatus.BAD_REQUEST)
         return answer(HTTPStatus.OK, {"id": await self._transfers.pull(reference, digest, credentials=credentials)})
 
     def _reference(self, quoted: str) -> str:
         reference = unquote(quoted)
         if reference not in self._rules.images:
-            raise Refused(f"image {reference[:200]!r} is not of the catalog")
+            raise GateRefusal(f"image {reference[:200]!r} is not of the catalog")
         return reference
 
 
@@ -149,5 +149,5 @@ def _digest(scope: Scope, name: str) -> str:
     """The one parameter of the query, *name*, which is ``sha256:…``."""
     found, _, value = unquote(scope["query_string"].decode("latin-1")).partition("=")
     if found != name or _DIGEST.fullmatch(value) is None:
-        raise Refused(f"the query must be {name}=sha256:… and nothing else", status=HTTPStatus.BAD_REQUEST)
+        raise GateRefusal(f"the query must be {name}=sha256:… and nothing else", status=HTTPStatus.BAD_REQUEST)
     return value

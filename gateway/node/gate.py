@@ -25,7 +25,17 @@ from gateway.backends.folders import SocketFolders
 from gateway.core.errors import BackendError, ConfigError
 from gateway.core.ids import WorkerId
 from gateway.node.policy import mounts_custom_tasks, refusal, rewritten, shared_with
-from gateway.node.routes import Kind, Malformed, Operation, Refused, find, own_containers, own_events, parse, shown_info
+from gateway.node.routes import (
+    GateRefusal,
+    Malformed,
+    Operation,
+    RouteKind,
+    find,
+    own_containers,
+    own_events,
+    parse,
+    shown_info,
+)
 from gateway.node.rules import Rules
 
 logger = logging.getLogger(__name__)
@@ -90,17 +100,17 @@ class Gate:
         self._folders = SocketFolders(socket_view.absolute(), mode=0o777) if socket_view is not None else None
         self._creating = 0
         self._engine = engine_client(engine)
-        self._treatments: Mapping[Kind, Treatment] = {
-            Kind.PLAIN: self._plain,
-            Kind.INFO: self._info,
-            Kind.LIST: self._list,
-            Kind.EVENTS: self._events,
-            Kind.CREATE: self._create,
-            Kind.INSPECT: self._inspect,
-            Kind.CONTAINER: self._container,
-            Kind.REMOVE: self._remove,
-            Kind.IMAGE: self._image,
-            Kind.VOLUME: self._volume_of_ours,
+        self._treatments: Mapping[RouteKind, Treatment] = {
+            RouteKind.PLAIN: self._plain,
+            RouteKind.INFO: self._info,
+            RouteKind.LIST: self._list,
+            RouteKind.EVENTS: self._events,
+            RouteKind.CREATE: self._create,
+            RouteKind.INSPECT: self._inspect,
+            RouteKind.CONTAINER: self._container,
+            RouteKind.REMOVE: self._remove,
+            RouteKind.IMAGE: self._image,
+            RouteKind.VOLUME: self._volume_of_ours,
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -110,7 +120,7 @@ class Gate:
         try:
             operation = find(scope["method"], scope["raw_path"], scope["query_string"])
             found = await self._treatments[operation.kind](operation, receive)
-        except Refused as refused:
+        except GateRefusal as refused:
             logger.warning("gate_refused method=%s path=%.200r reason=%s", scope["method"], scope["path"], refused)
             found = answer(refused.status, {"message": str(refused)})
         except (httpx.TransportError, TimeoutError) as error:
@@ -184,13 +194,13 @@ class Gate:
     async def _image(self, operation: Operation, receive: Receive) -> Answer:
         await refuse_body(receive)
         if operation.reference not in self._rules.images:
-            raise Refused(f"image {operation.reference} is not of the catalog")
+            raise GateRefusal(f"image {operation.reference} is not of the catalog")
         return await self._pass(operation, f"/images/{quote(operation.reference, safe='/:')}/json", {})
 
     async def _volume_of_ours(self, operation: Operation, receive: Receive) -> Answer:
         await refuse_body(receive)
         if operation.reference not in self._volumes:
-            raise Refused(
+            raise GateRefusal(
                 f"volume {operation.reference} holds neither the workers' sockets nor custom tasks, and is none of the "
                 "catalog's"
             )
@@ -201,15 +211,15 @@ class Gate:
         try:
             wanted = parse(body)
         except Malformed as error:
-            raise Refused(str(error), status=HTTPStatus.BAD_REQUEST) from error
+            raise GateRefusal(str(error), status=HTTPStatus.BAD_REQUEST) from error
         reason = refusal(wanted, self._rules)
         if reason is not None:
-            raise Refused(reason)
+            raise GateRefusal(reason)
         await asyncio.to_thread(self._refuse_strange_tasks, wanted)
         await self._refuse_strange_network(operation, wanted)
         name = operation.query.get("name", "")
         if not name.startswith(f"{self._rules.instance}-"):
-            raise Refused(f"the container's name must begin with {self._rules.instance}-")
+            raise GateRefusal(f"the container's name must begin with {self._rules.instance}-")
         # Counted before the first wait: of many creates at once none slips past the limit.
         self._creating += 1
         try:
@@ -228,9 +238,9 @@ class Gate:
         try:
             mode = folder.lstat().st_mode
         except OSError as error:
-            raise Refused(f"custom tasks: {folder}: {error.strerror}") from error
+            raise GateRefusal(f"custom tasks: {folder}: {error.strerror}") from error
         if not stat.S_ISDIR(mode) or mode & 0o022:
-            raise Refused(f"custom tasks: {folder} is not a folder that only its owner can write to: {mode:o}")
+            raise GateRefusal(f"custom tasks: {folder} is not a folder that only its owner can write to: {mode:o}")
 
     async def _refuse_strange_network(self, operation: Operation, body: Mapping[str, Any]) -> None:
         """Let a forwarder share the network of its own worker's server, and of nothing else."""
@@ -242,13 +252,13 @@ class Gate:
         theirs, ours = (found.get("Config") or {}).get("Labels") or {}, body["Labels"]
         same = all(theirs.get(label) == ours.get(label) for label in (LABEL_INSTANCE, LABEL_ENVIRONMENT, LABEL_WORKER))
         if found.get("Id") != beside or not same or theirs.get(LABEL_ROLE) != Role.SERVER:
-            raise Refused(f"HostConfig.NetworkMode: {beside[:12]} is not the server of worker {ours[LABEL_WORKER]}")
+            raise GateRefusal(f"HostConfig.NetworkMode: {beside[:12]} is not the server of worker {ours[LABEL_WORKER]}")
 
     async def _refuse_too_many(self, operation: Operation) -> None:
         filters = json.dumps(own_containers("", self._rules.instance))
         there = await self._json(operation, "/containers/json", {"all": "1", "filters": filters})
         if len(there) + self._creating > self._rules.max_containers:
-            raise Refused(f"there are {len(there)} containers, and {self._rules.max_containers} are allowed")
+            raise GateRefusal(f"there are {len(there)} containers, and {self._rules.max_containers} are allowed")
 
     async def _created(self, operation: Operation, body: dict[str, Any], name: str) -> Answer:
         labels = body["Labels"]
@@ -273,7 +283,7 @@ class Gate:
         container = response.json() if response.status_code == HTTPStatus.OK else {}
         labels = (container.get("Config") or {}).get("Labels") or {}
         if labels.get(LABEL_INSTANCE) != self._rules.instance:
-            raise Refused(f"No such container: {operation.reference}", status=HTTPStatus.NOT_FOUND)
+            raise GateRefusal(f"No such container: {operation.reference}", status=HTTPStatus.NOT_FOUND)
         found: dict[str, Any] = container
         return found
 
@@ -283,7 +293,7 @@ class Gate:
         try:
             await asyncio.to_thread(self._folders.make, WorkerId(worker))
         except BackendError as error:
-            raise Refused(f"{error} (the gate makes these folders, and the gateway must not)") from error
+            raise GateRefusal(f"{error} (the gate makes these folders, and the gateway must not)") from error
 
     async def _remove_folder(self, worker: str) -> None:
         if self._folders is None:
@@ -296,7 +306,7 @@ class Gate:
     async def _json(self, operation: Operation, path: str, query: Mapping[str, str] | None = None) -> Any:
         response = await self._engine.get(operation.target(path), params=dict(query or {}))
         if response.status_code != HTTPStatus.OK:
-            raise Refused(f"the engine answers {response.status_code}", status=HTTPStatus.BAD_GATEWAY)
+            raise GateRefusal(f"the engine answers {response.status_code}", status=HTTPStatus.BAD_GATEWAY)
         return response.json()
 
     async def _pass(self, operation: Operation, path: str, query: Mapping[str, str]) -> Answer:
@@ -322,10 +332,10 @@ async def read_body(receive: Receive, limit_bytes: int) -> bytes:
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise Refused("the request was not sent to its end", status=HTTPStatus.BAD_REQUEST)
+            raise GateRefusal("the request was not sent to its end", status=HTTPStatus.BAD_REQUEST)
         body += message.get("body", b"")
         if len(body) > limit_bytes:
-            raise Refused(f"the body has more than {limit_bytes} bytes", status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+            raise GateRefusal(f"the body has more than {limit_bytes} bytes", status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
         if not message.get("more_body", False):
             return bytes(body)
 
@@ -337,7 +347,7 @@ async def refuse_body(receive: Receive) -> None:
         Refused: it has one.
     """
     if (await read_body(receive, 64)).strip() not in (b"", b"{}", b"null"):
-        raise Refused("this request takes no body")
+        raise GateRefusal("this request takes no body")
 
 
 def answer(status: int, content: object, *, closes: bool = False) -> Answer:

@@ -21,7 +21,7 @@ from gateway.core.errors import BackendError
 from gateway.node.gate import Answer, passed_on
 from gateway.node.image_archives import Archive, BadArchive, checked, tagged
 from gateway.node.report import Reporter
-from gateway.node.routes import Refused
+from gateway.node.routes import GateRefusal
 
 logger = logging.getLogger(__name__)
 
@@ -58,11 +58,11 @@ class Transfers:
             raise BackendError(f"cannot keep images in {self._spool}: {error.strerror}: set state_dir") from error
 
     async def save(self, reference: str) -> Answer:
-        """Answer with the image as the engine saves it. Raises ``Refused``, ``httpx.TransportError``."""
+        """Answer with the image as the engine saves it. Raises ``GateRefusal``, ``httpx.TransportError``."""
         if "@" in reference:
-            raise Refused(f"{reference} has no tag: an engine that lacks it pulls it")
+            raise GateRefusal(f"{reference} has no tag: an engine that lacks it pulls it")
         if await self._reporter.image(reference) is None:
-            raise Refused(f"no such image: {reference}", status=HTTPStatus.NOT_FOUND)
+            raise GateRefusal(f"no such image: {reference}", status=HTTPStatus.NOT_FOUND)
         # With its tag: by a name alone engines save all of its tags.
         path = f"/images/{quote(tagged(reference), safe='/:')}/get"
         request = self._engine.build_request("GET", path, timeout=httpx.Timeout(LOAD_S, connect=10.0))
@@ -76,7 +76,7 @@ class Transfers:
             httpx.TransportError: the engine does not answer.
         """
         if "@" in reference:
-            raise Refused(f"{reference} has no tag to load it under: pull it")
+            raise GateRefusal(f"{reference} has no tag to load it under: pull it")
         if announced_bytes > self._max_bytes:
             raise self._too_large()
         async with self._my_turn():
@@ -87,17 +87,17 @@ class Transfers:
                 try:
                     archive = await asyncio.to_thread(checked, path, reference=reference, id=id)
                 except BadArchive as error:
-                    raise Refused(f"the tar of {reference} is refused: {error}") from error
+                    raise GateRefusal(f"the tar of {reference} is refused: {error}") from error
                 await self._load(archive)
             return await self._expect(reference, id)
 
     async def pull(self, reference: str, digest: str, *, credentials: str = "") -> str:
         """Let the engine pull what *reference* (from a registry) is at *digest*; the image's id. Raises as `load`."""
         if not is_from_registry(reference):
-            raise Refused(f"{reference} names no registry")
+            raise GateRefusal(f"{reference} names no registry")
         name, at, own = reference.partition("@")
         if at and own != digest:
-            raise Refused(f"{reference} is not at {digest}")
+            raise GateRefusal(f"{reference} is not at {digest}")
         path, colon, tag = name.rpartition(":")
         repository, tag = (path, tag) if colon and "/" not in tag else (name, "latest")
         headers = {"X-Registry-Auth": credentials} if credentials else {}
@@ -108,19 +108,21 @@ class Transfers:
                 target = f"/images/{quote(f'{repository}@{digest}', safe='/:@')}/tag"
                 response = await self._engine.post(target, params={"repo": repository, "tag": tag})
                 if response.status_code != HTTPStatus.CREATED:
-                    raise Refused(f"the engine does not tag it: {response.text[:200]}", status=HTTPStatus.BAD_GATEWAY)
+                    raise GateRefusal(
+                        f"the engine does not tag it: {response.text[:200]}", status=HTTPStatus.BAD_GATEWAY
+                    )
             return await self._expect(reference)
 
     @asynccontextmanager
     async def _my_turn(self) -> AsyncIterator[None]:
         if self._waiting >= WAITING_MAX:
-            raise Refused("too many images wait to be loaded here", status=HTTPStatus.SERVICE_UNAVAILABLE)
+            raise GateRefusal("too many images wait to be loaded here", status=HTTPStatus.SERVICE_UNAVAILABLE)
         self._waiting += 1
         try:
             async with asyncio.timeout(TURN_S):
                 await self._turn.acquire()
         except TimeoutError as error:
-            raise Refused("another image is being loaded here", status=HTTPStatus.SERVICE_UNAVAILABLE) from error
+            raise GateRefusal("another image is being loaded here", status=HTTPStatus.SERVICE_UNAVAILABLE) from error
         finally:
             self._waiting -= 1
         try:
@@ -136,9 +138,9 @@ class Transfers:
                     message = await receive()
             except TimeoutError as error:
                 said = f"nothing of the image came for {SILENCE_S:g} s"
-                raise Refused(said, status=HTTPStatus.REQUEST_TIMEOUT) from error
+                raise GateRefusal(said, status=HTTPStatus.REQUEST_TIMEOUT) from error
             if message["type"] == "http.disconnect":
-                raise Refused("the image was not sent to its end", status=HTTPStatus.BAD_REQUEST)
+                raise GateRefusal("the image was not sent to its end", status=HTTPStatus.BAD_REQUEST)
             buffer += message.get("body", b"")
             total += len(message.get("body", b""))
             more = message.get("more_body", False)
@@ -152,11 +154,11 @@ class Transfers:
                         await asyncio.to_thread(file.flush)
                 except OSError as error:
                     said = f"this node cannot keep the image: {error.strerror}"
-                    raise Refused(said, status=HTTPStatus.INSUFFICIENT_STORAGE) from error
+                    raise GateRefusal(said, status=HTTPStatus.INSUFFICIENT_STORAGE) from error
 
-    def _too_large(self) -> Refused:
+    def _too_large(self) -> GateRefusal:
         said = f"the image has more than {self._max_bytes} bytes"
-        return Refused(said, status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+        return GateRefusal(said, status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
 
     async def _load(self, archive: Archive) -> None:
         async def pieces() -> AsyncIterator[bytes]:
@@ -192,7 +194,7 @@ class Transfers:
         error = _error(bytes(said))
         if response.status_code != HTTPStatus.OK or error:
             reason = error or bytes(said[:200]).decode("utf-8", "replace")
-            raise Refused(f"the engine refuses: {reason}", status=HTTPStatus.BAD_GATEWAY)
+            raise GateRefusal(f"the engine refuses: {reason}", status=HTTPStatus.BAD_GATEWAY)
 
     async def _expect(self, reference: str, id: str = "") -> str:
         self._reporter.forget_images()
@@ -200,7 +202,7 @@ class Transfers:
         found = str((image or {}).get("Id", ""))
         if not found or (id and found != id):
             said = f"{reference} is {found or 'not there'} after all, and not {id or 'there'}"
-            raise Refused(said, status=HTTPStatus.BAD_GATEWAY)
+            raise GateRefusal(said, status=HTTPStatus.BAD_GATEWAY)
         logger.info("node_image_ready image=%s id=%s", reference, found)
         return found
 

@@ -28,7 +28,7 @@ _IMAGE = (
 )
 
 
-class Refused(Exception):
+class GateRefusal(Exception):
     """A request that is not passed on; ``status`` and message are what its sender gets."""
 
     def __init__(self, message: str, *, status: int = HTTPStatus.FORBIDDEN) -> None:
@@ -36,7 +36,7 @@ class Refused(Exception):
         self.status = status
 
 
-class Kind(Enum):
+class RouteKind(Enum):
     """How a request is treated."""
 
     PLAIN = auto()  #: passed on as it is
@@ -84,35 +84,35 @@ class Route:
 
     method: str
     pattern: str
-    kind: Kind
+    kind: RouteKind
     parameters: tuple[str, ...] = ()
 
 
 ROUTES = (
-    Route("GET", "/_ping", Kind.PLAIN),
-    Route("HEAD", "/_ping", Kind.PLAIN),
-    Route("GET", "/version", Kind.PLAIN),
-    Route("GET", "/info", Kind.INFO),
-    Route("GET", "/containers/json", Kind.LIST, ("all", "limit", "size", "trunc_cmd", "filters")),
-    Route("POST", "/containers/create", Kind.CREATE, ("name",)),
-    Route("GET", f"/containers/{_REFERENCE}/json", Kind.INSPECT, ("size",)),
+    Route("GET", "/_ping", RouteKind.PLAIN),
+    Route("HEAD", "/_ping", RouteKind.PLAIN),
+    Route("GET", "/version", RouteKind.PLAIN),
+    Route("GET", "/info", RouteKind.INFO),
+    Route("GET", "/containers/json", RouteKind.LIST, ("all", "limit", "size", "trunc_cmd", "filters")),
+    Route("POST", "/containers/create", RouteKind.CREATE, ("name",)),
+    Route("GET", f"/containers/{_REFERENCE}/json", RouteKind.INSPECT, ("size",)),
     Route(
         "GET",
         f"/containers/{_REFERENCE}/logs",
-        Kind.CONTAINER,
+        RouteKind.CONTAINER,
         ("stdout", "stderr", "timestamps", "follow", "tail", "since", "until"),
     ),
-    Route("GET", f"/containers/{_REFERENCE}/stats", Kind.CONTAINER, ("stream", "one-shot")),
-    Route("POST", f"/containers/{_REFERENCE}/start", Kind.CONTAINER),
-    Route("POST", f"/containers/{_REFERENCE}/stop", Kind.CONTAINER, ("t", "signal")),
-    Route("POST", f"/containers/{_REFERENCE}/kill", Kind.CONTAINER, ("signal",)),
-    Route("POST", f"/containers/{_REFERENCE}/wait", Kind.CONTAINER, ("condition",)),
-    Route("POST", f"/containers/{_REFERENCE}/pause", Kind.CONTAINER),
-    Route("POST", f"/containers/{_REFERENCE}/unpause", Kind.CONTAINER),
-    Route("DELETE", f"/containers/{_REFERENCE}", Kind.REMOVE, ("v", "force", "link")),
-    Route("GET", f"/images/{_IMAGE}/json", Kind.IMAGE),
-    Route("GET", "/events", Kind.EVENTS, ("since", "until", "filters")),
-    Route("GET", f"/volumes/{_REFERENCE}", Kind.VOLUME),
+    Route("GET", f"/containers/{_REFERENCE}/stats", RouteKind.CONTAINER, ("stream", "one-shot")),
+    Route("POST", f"/containers/{_REFERENCE}/start", RouteKind.CONTAINER),
+    Route("POST", f"/containers/{_REFERENCE}/stop", RouteKind.CONTAINER, ("t", "signal")),
+    Route("POST", f"/containers/{_REFERENCE}/kill", RouteKind.CONTAINER, ("signal",)),
+    Route("POST", f"/containers/{_REFERENCE}/wait", RouteKind.CONTAINER, ("condition",)),
+    Route("POST", f"/containers/{_REFERENCE}/pause", RouteKind.CONTAINER),
+    Route("POST", f"/containers/{_REFERENCE}/unpause", RouteKind.CONTAINER),
+    Route("DELETE", f"/containers/{_REFERENCE}", RouteKind.REMOVE, ("v", "force", "link")),
+    Route("GET", f"/images/{_IMAGE}/json", RouteKind.IMAGE),
+    Route("GET", "/events", RouteKind.EVENTS, ("since", "until", "filters")),
+    Route("GET", f"/volumes/{_REFERENCE}", RouteKind.VOLUME),
 )
 _COMPILED = tuple((route, re.compile(route.pattern, re.ASCII)) for route in ROUTES)
 _VERSIONED = re.compile(r"/v1\.([0-9]{1,3})(/.*)", re.ASCII)
@@ -122,7 +122,7 @@ _VERSIONED = re.compile(r"/v1\.([0-9]{1,3})(/.*)", re.ASCII)
 class Operation:
     """A request that is in the table."""
 
-    kind: Kind
+    kind: RouteKind
     method: str
     path: str
     """Without version and query."""
@@ -150,7 +150,7 @@ def find(method: str, raw_path: bytes, query: bytes) -> Operation:
         if match is not None:
             reference = match.groupdict().get("reference", "").replace("%40", "@")
             return Operation(route.kind, method, path, version, reference, _parameters(query, route))
-    raise Refused(f"{method} {path[:200]!r} is not among the requests that this gate passes on")
+    raise GateRefusal(f"{method} {path[:200]!r} is not among the requests that this gate passes on")
 
 
 def _split_version(path: str) -> tuple[str, str]:
@@ -158,7 +158,7 @@ def _split_version(path: str) -> tuple[str, str]:
     if match is None:
         return "", path
     if int(match[1]) < MIN_MINOR:
-        raise Refused(
+        raise GateRefusal(
             f"client version 1.{match[1]} is too old. Minimum supported API version is 1.{MIN_MINOR}",
             status=HTTPStatus.BAD_REQUEST,
         )
@@ -167,18 +167,18 @@ def _split_version(path: str) -> tuple[str, str]:
 
 def _parameters(query: bytes, route: Route) -> dict[str, str]:
     if len(query) > _QUERY_MAX_BYTES:
-        raise Refused("the query is too long", status=HTTPStatus.REQUEST_URI_TOO_LONG)
+        raise GateRefusal("the query is too long", status=HTTPStatus.REQUEST_URI_TOO_LONG)
     try:
         text = query.decode("ascii")
         pairs = parse_qsl(text, keep_blank_values=True, strict_parsing=bool(text), errors="strict", max_num_fields=32)
     except ValueError as error:
-        raise Refused(f"the query is malformed: {error}", status=HTTPStatus.BAD_REQUEST) from error
+        raise GateRefusal(f"the query is malformed: {error}", status=HTTPStatus.BAD_REQUEST) from error
     found: dict[str, str] = {}
     for name, value in pairs:
         if name not in route.parameters or name in found:
-            raise Refused(f"the query parameter {name[:64]!r} is not allowed here, or not twice")
+            raise GateRefusal(f"the query parameter {name[:64]!r} is not allowed here, or not twice")
         if re.fullmatch(_PARAMETERS[name], value, re.ASCII | re.DOTALL) is None:
-            raise Refused(f"the query parameter {name} cannot be {value[:64]!r}")
+            raise GateRefusal(f"the query parameter {name} cannot be {value[:64]!r}")
         found[name] = value
     return found
 
@@ -206,7 +206,7 @@ def own_events(given: str, instance: str) -> Filters:
     """
     filters = _read(given, _EVENT_KEYS)
     if filters.get("type", ["container"]) != ["container"]:
-        raise Refused("only events of type container are passed on")
+        raise GateRefusal("only events of type container are passed on")
     return _with_label(filters, instance) | {"type": ["container"]}
 
 
@@ -220,13 +220,13 @@ def _read(given: str, allowed: frozenset[str]) -> Filters:
     try:
         found = parse(given.encode("utf-8", "surrogatepass"))
     except Malformed as error:
-        raise Refused(f"filters: {error}", status=HTTPStatus.BAD_REQUEST) from error
+        raise GateRefusal(f"filters: {error}", status=HTTPStatus.BAD_REQUEST) from error
     filters: Filters = {}
     for key, values in found.items():
         # Two spellings: a list, and (older clients) an object whose keys are the values.
         texts = [text for text in values if isinstance(text, str)] if isinstance(values, list | dict) else []
         if key not in allowed or not isinstance(values, list | dict) or len(texts) != len(values):
-            raise Refused(f"the filter {key[:64]!r} is not allowed here, or not a list of texts")
+            raise GateRefusal(f"the filter {key[:64]!r} is not allowed here, or not a list of texts")
         filters[key] = texts
     return filters
 

@@ -20,14 +20,14 @@ from starlette.types import ASGIApp
 
 from gateway.backends.folders import PATH_MAX_BYTES
 from gateway.catalog.catalog import Catalog
-from gateway.catalog.reload import Rollover
+from gateway.catalog.reload import CatalogReload
 from gateway.core.errors import BackendError, ConfigError
 from gateway.node.cluster import Cluster
 from gateway.node.gate import Gate, engine_client
 from gateway.node.rules import Rules
 from gateway.node.tls import server_context
-from gateway.node.tunnel import Relay
-from gateway.server import Server, listen
+from gateway.node.tunnel import Tunnel
+from gateway.server import HttpServer, listen
 from gateway.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ async def serving_gate(gate: Gate, socket_path: Path, *, mode: int = 0o660, grou
         ConfigError: the socket can't be made there, or somebody listens on it.
     """
     listener = await asyncio.to_thread(_listen, socket_path, mode, group)
-    server = Server(_configured(gate))
+    server = HttpServer(_configured(gate))
     running = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         yield
@@ -82,7 +82,7 @@ async def serving_gate(gate: Gate, socket_path: Path, *, mode: int = 0o660, grou
 
 @asynccontextmanager
 async def serving_cluster(
-    app: ASGIApp, relay: Relay, *, host: str, port: int, tls: ssl.SSLContext, drain_s: float
+    app: ASGIApp, relay: Tunnel, *, host: str, port: int, tls: ssl.SSLContext, drain_s: float
 ) -> AsyncIterator[None]:
     """Serve *app* at *host* and *port*, and *relay* on the next port, while the context is open.
 
@@ -96,7 +96,7 @@ async def serving_cluster(
         config = _configured(app)
         config.load()
         config.ssl = tls
-        server = Server(config)
+        server = HttpServer(config)
         await relay.start(for_relay)
         running = asyncio.create_task(server.serve(sockets=[for_app]))
         try:
@@ -123,7 +123,7 @@ def _configured(app: ASGIApp) -> uvicorn.Config:
     )
 
 
-async def _ended(server: Server, running: asyncio.Task[None]) -> None:
+async def _ended(server: HttpServer, running: asyncio.Task[None]) -> None:
     server.should_exit = True
     await asyncio.wait({running}, timeout=2 * STOP_S)
     running.cancel()
@@ -208,7 +208,7 @@ async def run_node(settings: Settings, catalog: Catalog, *, makes_folders: bool 
     )
     await gate.check()
     # Its own look at the files, not the gateway's word: one that is taken over must not widen its own rules.
-    rollover = Rollover(
+    rollover = CatalogReload(
         catalog, directory=settings.catalog_dir, names=settings.environments, image_tag=settings.image_tag
     )
     rollover.changed(lambda: gate.take(rules()))
@@ -227,7 +227,7 @@ async def run_node(settings: Settings, catalog: Catalog, *, makes_folders: bool 
             stack.push_async_callback(cluster.aclose)
             await asyncio.to_thread(cluster.check)
             rollover.changed(lambda: cluster.take(rules()))
-            relay = Relay(sockets=settings.socket_dir, tls=tls)
+            relay = Tunnel(sockets=settings.socket_dir, tls=tls)
             host, port = address
             await stack.enter_async_context(
                 serving_cluster(cluster, relay, host=host, port=port, tls=tls, drain_s=settings.node_drain_s)

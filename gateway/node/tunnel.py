@@ -40,7 +40,7 @@ READ_MAX_BYTES: Final = 256 * 1024
 _SOCKETS = frozenset((SOCKET_NAME, FOREIGN_SOCKET))
 
 
-class Relay:
+class Tunnel:
     """Serves one listening socket."""
 
     def __init__(self, *, sockets: Path, tls: ssl.SSLContext, max_connections: int = CONNECTIONS_MAX) -> None:
@@ -114,7 +114,7 @@ class Relay:
 class _Channel:
     """A gateway's connection, and the worker's that it is joined to."""
 
-    def __init__(self, relay: Relay) -> None:
+    def __init__(self, relay: Tunnel) -> None:
         self.relay = relay
         self._under_way = UnderWay()
         self.near: asyncio.Transport | None = None

@@ -14,15 +14,15 @@ from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, replace
 
 from gateway.catalog.catalog import Catalog
-from gateway.core.environment import Wire
+from gateway.core.environment import UpstreamKind
 from gateway.core.errors import BackendError, GatewayError, StoreUnavailable
 from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.ports.backend import Backend
 from gateway.core.ports.store import Store
 from gateway.core.ports.upstream import Upstream
-from gateway.core.worker import Found, Worker, WorkerState
+from gateway.core.worker import BackendWorker, Worker, WorkerState
 from gateway.metrics import Metrics
-from gateway.pool.stops import WorkerEnds
+from gateway.pool.stops import WorkerStops
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ LOOK_EVERY_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
+class AuditFindings:
     """What an audit is to do."""
 
     orphans: tuple[WorkerId, ...]
@@ -51,7 +51,9 @@ class Findings:
     """Known to both, and running."""
 
 
-def compare(before: Mapping[WorkerId, Worker], found: list[Found], after: Mapping[WorkerId, Worker]) -> Findings:
+def compare(
+    before: Mapping[WorkerId, Worker], found: list[BackendWorker], after: Mapping[WorkerId, Worker]
+) -> AuditFindings:
     """Decide from two looks at the store with one at the backend between them.
 
     A worker that came or went during the audit is in one of the looks only, and is left alone: only what was ready in
@@ -60,7 +62,7 @@ def compare(before: Mapping[WorkerId, Worker], found: list[Found], after: Mappin
     running = {entry.id for entry in found if entry.running}
     settled = {id for id, worker in before.items() if worker.state is not WorkerState.STARTING}
     lost = settled - running
-    return Findings(
+    return AuditFindings(
         orphans=tuple(entry.id for entry in found if entry.id not in before and entry.id not in after),
         lost=tuple(sorted(lost)),
         adopted=tuple(sorted(settled & running)),
@@ -75,9 +77,9 @@ class Audit:
         *,
         store: Store,
         backend: Backend,
-        upstreams: Mapping[Wire, Upstream],
+        upstreams: Mapping[UpstreamKind, Upstream],
         catalog: Catalog,
-        ends: WorkerEnds,
+        ends: WorkerStops,
         metrics: Metrics,
         replica: str,
         lead_s: float,
@@ -93,7 +95,7 @@ class Audit:
         self._lead_s = lead_s
         self._left: Mapping[WorkerId, EnvironmentName] = {}
 
-    async def begin(self) -> Findings:
+    async def begin(self) -> AuditFindings:
         """Compare and mend before the gateway serves; adopted workers must answer. The store must be whole.
 
         Orphans are left to `run`: nobody who waits for the gateway waits for what another one did not clear away.
@@ -104,7 +106,7 @@ class Audit:
         findings, self._left = await self._mended(ask=True)
         return findings
 
-    async def once(self, *, undoing_s: float | None = None) -> Findings:
+    async def once(self, *, undoing_s: float | None = None) -> AuditFindings:
         """Compare and mend. The store must be whole.
 
         Returns what there was to do; of the orphans those that are still there after *undoing_s* (`UNDOING_S`) seconds.
@@ -135,7 +137,7 @@ class Audit:
         if lead.fence and lead.is_whole:
             await self.once(undoing_s=PATIENCE_S)
 
-    async def _mended(self, *, ask: bool) -> tuple[Findings, dict[WorkerId, EnvironmentName]]:
+    async def _mended(self, *, ask: bool) -> tuple[AuditFindings, dict[WorkerId, EnvironmentName]]:
         """All of it but for the orphans, which are returned with their environments."""
         before = await self._workers()
         found = await self._backend.found()

@@ -10,7 +10,7 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 
-class LoopTasks:
+class BackgroundTasks:
     """Tasks of the control loop's parts; to be used from one event loop."""
 
     def __init__(self) -> None:

@@ -8,18 +8,18 @@ from collections.abc import Container, Mapping
 from typing import Final
 
 from gateway.catalog.catalog import Catalog
-from gateway.catalog.reload import Rollover
+from gateway.catalog.reload import CatalogReload
 from gateway.core.environment import Environment
 from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.ports.backend import Backend
 from gateway.core.ports.store import Store
 from gateway.core.scaling import Plan
 from gateway.core.worker import EnvironmentLoad, Worker, WorkerState
-from gateway.pool.background import LoopTasks
+from gateway.pool.background import BackgroundTasks
 from gateway.pool.pausing import Pausing
 from gateway.pool.recovery import static_worker
-from gateway.pool.starts import Starts
-from gateway.pool.stops import WorkerEnds
+from gateway.pool.starts import WorkerStarts
+from gateway.pool.stops import WorkerStops
 
 logger = logging.getLogger(__name__)
 
@@ -37,11 +37,11 @@ class PlanExecutor:
         store: Store,
         backend: Backend,
         catalog: Catalog,
-        starts: Starts,
-        ends: WorkerEnds,
+        starts: WorkerStarts,
+        ends: WorkerStops,
         pausing: Pausing,
-        rollover: Rollover,
-        tasks: LoopTasks,
+        rollover: CatalogReload,
+        tasks: BackgroundTasks,
     ) -> None:
         """*rollover* says whether an environment's present image is known: until then outdated workers stay."""
         self._store = store

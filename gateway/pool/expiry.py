@@ -14,14 +14,14 @@ from collections.abc import Mapping
 from typing import Final
 
 from gateway.catalog.catalog import Catalog
-from gateway.core.environment import Wire
+from gateway.core.environment import UpstreamKind
 from gateway.core.errors import GatewayError, StoreUnavailable
 from gateway.core.ids import WorkerId
 from gateway.core.ports.store import Store
 from gateway.core.ports.upstream import Upstream
-from gateway.core.session import Note, Session
-from gateway.pool.background import LoopTasks
-from gateway.sessions.closing import Closer
+from gateway.core.session import Activity, Session
+from gateway.pool.background import BackgroundTasks
+from gateway.sessions.closing import SessionCloser
 
 logger = logging.getLogger(__name__)
 
@@ -38,10 +38,10 @@ class Expiry:
         self,
         *,
         store: Store,
-        upstreams: Mapping[Wire, Upstream],
+        upstreams: Mapping[UpstreamKind, Upstream],
         catalog: Catalog,
-        closer: Closer,
-        tasks: LoopTasks,
+        closer: SessionCloser,
+        tasks: BackgroundTasks,
     ) -> None:
         self._store = store
         self._upstreams = upstreams
@@ -91,7 +91,9 @@ class Expiry:
         except (GatewayError, TimeoutError) as error:
             logger.warning("worker_not_asked worker=%s error=%s", id, error)
             return
-        await self._store.touch([Note(one.id, 0.0 if one.busy else one.idle_s) for one in known or () if one.id in ids])
+        await self._store.touch(
+            [Activity(one.id, 0.0 if one.busy else one.idle_s) for one in known or () if one.id in ids]
+        )
 
     async def _finish(self, session: Session) -> None:
         environment = self._catalog.get(session.environment)

@@ -14,10 +14,10 @@ from gateway.core.errors import BackendError, NotLeading, StoreUnavailable
 from gateway.core.leader_lease import LEASE_S, LeaderLease
 from gateway.core.ports.store import Store
 from gateway.metrics import Metrics
-from gateway.pool.background import LoopTasks
-from gateway.pool.recovery import Rebuilding
-from gateway.pool.starts import Starts
-from gateway.pool.stops import WorkerEnds
+from gateway.pool.background import BackgroundTasks
+from gateway.pool.recovery import StoreRecovery
+from gateway.pool.starts import WorkerStarts
+from gateway.pool.stops import WorkerStops
 
 logger = logging.getLogger(__name__)
 
@@ -38,10 +38,10 @@ class Leadership:
         store: Store,
         replica: str,
         lease: LeaderLease,
-        rebuilding: Rebuilding,
-        starts: Starts,
-        ends: WorkerEnds,
-        tasks: LoopTasks,
+        rebuilding: StoreRecovery,
+        starts: WorkerStarts,
+        ends: WorkerStops,
+        tasks: BackgroundTasks,
         metrics: Metrics,
     ) -> None:
         """*replica* is the unique name of this process."""

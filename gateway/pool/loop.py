@@ -22,14 +22,14 @@ from gateway.core.scaling import rest_s
 from gateway.core.session import CapacityWanted
 from gateway.core.worker import Death
 from gateway.metrics import Metrics
-from gateway.pool.background import LoopTasks
+from gateway.pool.background import BackgroundTasks
 from gateway.pool.executor import PlanExecutor
 from gateway.pool.expiry import Expiry
 from gateway.pool.leadership import Leadership
 from gateway.pool.planner import Planner
-from gateway.pool.starts import Starts
-from gateway.pool.stops import WorkerEnds
-from gateway.pool.suspects import Suspects
+from gateway.pool.starts import WorkerStarts
+from gateway.pool.stops import WorkerStops
+from gateway.pool.suspects import SuspectWorkers
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ END_S: Final = 30.0
 """The longest that the end waits for what is under way; to undo a start takes that of its worker."""
 
 
-class Pool:
+class ControlLoop:
     """Keeps each environment's workers as its policy, the waiting openings and those to come want them."""
 
     def __init__(
@@ -50,11 +50,11 @@ class Pool:
         leadership: Leadership,
         planner: Planner,
         executor: PlanExecutor,
-        starts: Starts,
-        ends: WorkerEnds,
+        starts: WorkerStarts,
+        ends: WorkerStops,
         expiry: Expiry,
-        suspects: Suspects,
-        tasks: LoopTasks,
+        suspects: SuspectWorkers,
+        tasks: BackgroundTasks,
         metrics: Metrics,
     ) -> None:
         self._store = store

@@ -12,7 +12,7 @@ from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.leader_lease import LeaderLease
 from gateway.core.ports.backend import Backend
 from gateway.core.ports.store import Store
-from gateway.pool.background import LoopTasks
+from gateway.pool.background import BackgroundTasks
 
 logger = logging.getLogger(__name__)
 
@@ -21,9 +21,9 @@ AGAIN_S: Final = 0.5
 
 
 class Pausing:
-    """Workers that are being paused or woken, for `gateway.pool.loop.Pool`."""
+    """Workers that are being paused or woken, for `gateway.pool.loop.ControlLoop`."""
 
-    def __init__(self, *, store: Store, backend: Backend, lease: LeaderLease, tasks: LoopTasks) -> None:
+    def __init__(self, *, store: Store, backend: Backend, lease: LeaderLease, tasks: BackgroundTasks) -> None:
         self._store = store
         self._backend = backend
         self._lease = lease

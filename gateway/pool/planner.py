@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from gateway.catalog.catalog import Catalog
-from gateway.core.capacity import Expected, Wish, shared
+from gateway.core.capacity import CapacityRequest, Expected, shared
 from gateway.core.environment import Environment
 from gateway.core.ids import EnvironmentName
 from gateway.core.scaling import Demands, Plan, plan
 from gateway.core.worker import EnvironmentLoad
 from gateway.metrics import Metrics
-from gateway.pool.starts import Starts
+from gateway.pool.starts import WorkerStarts
 
 
 class Forecast(Protocol):
@@ -35,7 +35,7 @@ class Planner:
         *,
         catalog: Catalog,
         forecast: Forecast,
-        starts: Starts,
+        starts: WorkerStarts,
         demands: Demands,
         metrics: Metrics,
         max_workers: int = 0,
@@ -83,7 +83,7 @@ class Planner:
     ) -> list[tuple[Environment, EnvironmentLoad, Plan]]:
         """Return what is to be done for each environment, within what all of them may have together."""
         expected = self._forecast.expected()
-        wishes: dict[EnvironmentName, Wish] = {}
+        wishes: dict[EnvironmentName, CapacityRequest] = {}
         environments = list(self._catalog.all())
         for environment in environments:
             name = environment.name
@@ -96,6 +96,6 @@ class Planner:
                 expected=expected.get(name, Expected()).slots(demand.start_s),
                 is_trial=self._starts.is_trial(name),
             )
-            wishes[name] = Wish(plan=wanted, policy=environment.pool, load=load)
+            wishes[name] = CapacityRequest(plan=wanted, policy=environment.pool, load=load)
         plans = shared(wishes, most=self._max_workers)
         return [(one, wishes[one.name].load, plans[one.name]) for one in environments]

@@ -22,16 +22,16 @@ from dataclasses import replace
 from typing import Final
 
 from gateway.catalog.catalog import Catalog
-from gateway.core.environment import Environment, Wire
+from gateway.core.environment import Environment, UpstreamKind
 from gateway.core.errors import GatewayError
 from gateway.core.ids import SessionId, WorkerId
 from gateway.core.ports.backend import Backend
 from gateway.core.ports.store import Store
 from gateway.core.ports.upstream import Upstream
 from gateway.core.session import CloseReason, SessionState
-from gateway.core.worker import Found, Worker, WorkerSession, WorkerState
-from gateway.sessions.cache import Remembered
-from gateway.sessions.closing import Closer
+from gateway.core.worker import BackendWorker, Worker, WorkerSession, WorkerState
+from gateway.sessions.cache import SessionCache
+from gateway.sessions.closing import SessionCloser
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ HANDED_IN: Final = 500
 """Sessions in one request to the store."""
 
 
-class Rebuilding:
+class StoreRecovery:
     """Puts back what a store has lost."""
 
     def __init__(
@@ -54,10 +54,10 @@ class Rebuilding:
         *,
         store: Store,
         backend: Backend,
-        upstreams: Mapping[Wire, Upstream],
+        upstreams: Mapping[UpstreamKind, Upstream],
         catalog: Catalog,
-        closer: Closer,
-        remembered: Remembered,
+        closer: SessionCloser,
+        remembered: SessionCache,
     ) -> None:
         """*remembered* has the sessions that this replica serves."""
         self._store = store
@@ -96,7 +96,7 @@ class Rebuilding:
         found += self._static()
         free = asyncio.Semaphore(ASKED_AT_ONCE)
 
-        async def taken_back(one: Found) -> tuple[int, bool]:
+        async def taken_back(one: BackendWorker) -> tuple[int, bool]:
             async with free:
                 return await self._take_back(one, fence)
 
@@ -119,10 +119,10 @@ class Rebuilding:
             time.monotonic() - began_at,
         )
 
-    def _static(self) -> list[Found]:
+    def _static(self) -> list[BackendWorker]:
         """The servers that somebody else runs: each is a worker whose id can be told without a store."""
         return [
-            Found(
+            BackendWorker(
                 id=static_worker(environment).id,
                 environment=environment.name,
                 digest=environment.digest(),
@@ -133,7 +133,7 @@ class Rebuilding:
             if environment.server.url
         ]
 
-    async def _take_back(self, found: Found, fence: int) -> tuple[int, bool]:
+    async def _take_back(self, found: BackendWorker, fence: int) -> tuple[int, bool]:
         """Register a worker that runs, with its sessions; returns how many those are, and whether it has no others."""
         environment = self._catalog.get(found.environment)
         if environment is None:
@@ -169,7 +169,7 @@ class Rebuilding:
     async def _listed(self, worker: Worker, environment: Environment) -> list[WorkerSession] | None:
         if environment.pool.pause_idle_s:
             await self._backend.resume(worker.id)  # it may be paused, and nobody knows
-        if environment.wire is not Wire.OWN:
+        if environment.wire is not UpstreamKind.OWN:
             return None  # of a standard server its upstream knows calls under way at most, and those are no list
         async with asyncio.timeout(ASK_S):  # touches the worker only
             return await self._upstreams[environment.wire].sessions(worker, environment)

@@ -20,7 +20,7 @@ from typing import Final
 
 import anyio
 
-from gateway.core.environment import Environment, Wire
+from gateway.core.environment import Environment, UpstreamKind
 from gateway.core.errors import BackendError, GatewayError, NotLeading, StartFailed, StoreUnavailable, UpstreamError
 from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.leader_lease import LeaderLease
@@ -60,7 +60,7 @@ class _Failures:
     """``EnvironmentLoad.arrivals`` when the last one was noted: more since then means that somebody asks."""
 
 
-class Starts:
+class WorkerStarts:
     """Starts workers, at most `STARTS_AT_ONCE` of them at each engine at one time."""
 
     def __init__(
@@ -68,7 +68,7 @@ class Starts:
         *,
         store: Store,
         backend: Backend,
-        upstreams: Mapping[Wire, Upstream],
+        upstreams: Mapping[UpstreamKind, Upstream],
         transport: Transport,
         metrics: Metrics,
         lease: LeaderLease,

@@ -19,7 +19,7 @@ from gateway.core.ports.transport import Transport
 from gateway.core.session import CloseReason, Session
 from gateway.core.worker import WorkerState
 from gateway.metrics import Metrics
-from gateway.pool.background import LoopTasks
+from gateway.pool.background import BackgroundTasks
 from gateway.pool.starts import LOG_LINES
 
 logger = logging.getLogger(__name__)
@@ -28,8 +28,8 @@ AT_ONCE: Final = 16
 """Stops of one engine. Each is several calls of it: where hundreds end at once more would only fill its queue."""
 
 
-class WorkerEnds:
-    """Stops workers, and sees to those that died, for `gateway.pool.loop.Pool`."""
+class WorkerStops:
+    """Stops workers, and sees to those that died, for `gateway.pool.loop.ControlLoop`."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class WorkerEnds:
         backend: Backend,
         transport: Transport,
         metrics: Metrics,
-        tasks: LoopTasks,
+        tasks: BackgroundTasks,
     ) -> None:
         self._store = store
         self._backend = backend

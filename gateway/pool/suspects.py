@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from typing import Final
 
 from gateway.catalog.catalog import Catalog
-from gateway.core.environment import Environment, Wire
+from gateway.core.environment import Environment, UpstreamKind
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.ports.store import Store
 from gateway.core.ports.upstream import Upstream
 from gateway.core.worker import EnvironmentLoad, Worker, WorkerState
-from gateway.pool.background import LoopTasks
+from gateway.pool.background import BackgroundTasks
 from gateway.sessions.liveness import answers
 
 logger = logging.getLogger(__name__)
@@ -23,16 +23,16 @@ REPLACED_S: Final = 15.0
 """A suspect worker that holds no session is replaced after this long."""
 
 
-class Suspects:
-    """Asks suspect workers, for `gateway.pool.loop.Pool`: one that answers takes sessions again."""
+class SuspectWorkers:
+    """Asks suspect workers, for `gateway.pool.loop.ControlLoop`: one that answers takes sessions again."""
 
     def __init__(
         self,
         *,
         store: Store,
-        upstreams: Mapping[Wire, Upstream],
+        upstreams: Mapping[UpstreamKind, Upstream],
         catalog: Catalog,
-        tasks: LoopTasks,
+        tasks: BackgroundTasks,
     ) -> None:
         self._store = store
         self._upstreams = upstreams

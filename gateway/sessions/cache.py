@@ -19,7 +19,7 @@ from gateway.core.errors import StoreUnavailable
 from gateway.core.faults import Fault
 from gateway.core.ids import SessionId
 from gateway.core.ports.store import Store
-from gateway.core.session import Note, Session, SessionEnded
+from gateway.core.session import Activity, Session, SessionEnded
 from gateway.sessions.calls import Watcher
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ CACHED_MAX = 200_000
 
 
 @dataclass(slots=True, eq=False)  # each is itself only, and so may stand in a set
-class Entry:
+class ActiveSession:
     """What this replica knows of one session."""
 
     session: Session
@@ -55,7 +55,7 @@ class Entry:
     """Until then the store is not asked again, by this process's clock: each step would wait for it in vain."""
     told: Fault | None = None
     """The last fault that the log was told: a call that is asked for again has the same one."""
-    stirred: set[Entry] = field(default_factory=set, repr=False)
+    stirred: set[ActiveSession] = field(default_factory=set, repr=False)
     """Where it enters itself when something happens in it: all of those that there is something to note of."""
 
     def begin(self) -> None:
@@ -79,17 +79,17 @@ class Entry:
             watcher.end()
 
 
-class Remembered:
+class SessionCache:
     """The sessions that this replica serves."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._entries: dict[SessionId, Entry] = {}
-        self._stirred: set[Entry] = set()
+        self._entries: dict[SessionId, ActiveSession] = {}
+        self._stirred: set[ActiveSession] = set()
         """Of a hundred thousand sessions most are idle: to look at each, every second, would cost as much as steps."""
         self._writing = asyncio.Lock()
 
-    def get(self, id: SessionId) -> Entry | None:
+    def get(self, id: SessionId) -> ActiveSession | None:
         """What is remembered of a session."""
         return self._entries.get(id)
 
@@ -101,7 +101,7 @@ class Remembered:
         """Whether a call is under way here."""
         return any(entry.busy for entry in self._stirred if self._is_here(entry))
 
-    def add(self, session: Session, environment: Environment, *, noted: bool = False) -> Entry:
+    def add(self, session: Session, environment: Environment, *, noted: bool = False) -> ActiveSession:
         """Keep a session in mind; *noted* says that the store's deadline for it is fresh."""
         now = time.monotonic()
         entry = self._entries.get(session.id)
@@ -110,7 +110,7 @@ class Remembered:
                 self._drop_the_oldest()
             # Unless fresh, the deadline may be near: noted_at in the past makes the next call tell the store at once.
             noted_at = now if noted else now - session.idle_s
-            entry = Entry(session, environment, quiet_since=now, noted_at=noted_at, stirred=self._stirred)
+            entry = ActiveSession(session, environment, quiet_since=now, noted_at=noted_at, stirred=self._stirred)
             self._entries[session.id] = entry
             if not noted:
                 self._stirred.add(entry)
@@ -126,7 +126,7 @@ class Remembered:
             del self._entries[id]
             entry.end()
 
-    def _is_here(self, entry: Entry) -> bool:
+    def _is_here(self, entry: ActiveSession) -> bool:
         return self._entries.get(entry.session.id) is entry
 
     def _drop_the_oldest(self) -> None:
@@ -153,7 +153,7 @@ class Remembered:
             self._stirred.update(entry for entry in active if entry.busy)
             if not active:
                 return
-            notes = [Note(e.session.id, 0.0 if e.busy else now - e.quiet_since) for e in active]
+            notes = [Activity(e.session.id, 0.0 if e.busy else now - e.quiet_since) for e in active]
             try:
                 ended = await self._store.touch(notes)
             except BaseException:

@@ -16,7 +16,7 @@ from gateway.metrics import call_outcome, faults_outcome
 Cause = Literal["ended", "late"]
 
 
-class BrokenOff(Exception):
+class Interrupted(Exception):
     """What was awaited was broken off, for *cause*."""
 
     def __init__(self, cause: Cause) -> None:
@@ -31,7 +31,7 @@ class Watcher(Protocol):
         """The session has ended."""
 
 
-class Ended:
+class SessionEndEvent:
     """Waits for the end of a session, and breaks nothing off."""
 
     __slots__ = ("_event",)
@@ -51,7 +51,7 @@ class Ended:
         return self._event.is_set()
 
 
-class Until:
+class CallScope:
     """Breaks off what its task awaits inside, as ``asyncio.timeout`` does, for either of two causes.
 
     One more task for each call, to be waited for beside them, would cost more than the call's own share.
@@ -72,7 +72,7 @@ class Until:
         self._cause: Cause | None = None
         self._cancelling = 0
 
-    def __enter__(self) -> Until:
+    def __enter__(self) -> CallScope:
         self._task = asyncio.current_task()
         assert self._task is not None
         self._cancelling = self._task.cancelling()
@@ -89,7 +89,7 @@ class Until:
         assert task is not None
         # Somebody else may have cancelled the task, too: then that goes on.
         if self._cause is not None and task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
-            raise BrokenOff(self._cause) from error
+            raise Interrupted(self._cause) from error
 
     def end(self) -> None:
         """The session has ended."""
@@ -101,7 +101,7 @@ class Until:
             self._task.cancel()
 
 
-class Waiting:
+class AdmissionGate:
     """Who waits for a slot here: refused when this process ends, as another replica may serve them."""
 
     def __init__(self) -> None:
@@ -125,13 +125,13 @@ class Waiting:
         if self._is_over:
             raise over
         try:
-            with Until(self._watchers, None):
+            with CallScope(self._watchers, None):
                 yield
-        except BrokenOff:
+        except Interrupted:
             raise over from None
 
 
-class BusyExchange:
+class TrackedResponse:
     """An exchange during which its session is busy."""
 
     def __init__(
@@ -169,7 +169,7 @@ class BusyExchange:
         """Yield the body as it comes; if the session was ended meanwhile, the break says so."""
         return self
 
-    def __aiter__(self) -> BusyExchange:
+    def __aiter__(self) -> TrackedResponse:
         return self
 
     async def __anext__(self) -> bytes:
@@ -227,7 +227,7 @@ class BusyExchange:
             self._ended(self._outcome)
 
 
-class ReadExchange:
+class BufferedResponse:
     """An exchange whose body was read already."""
 
     def __init__(self, status: int, headers: Headers, body: bytes) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import anyio
 
-from gateway.core.environment import Environment, Wire
+from gateway.core.environment import Environment, UpstreamKind
 from gateway.core.episode import Summary
 from gateway.core.errors import (
     GatewayError,
@@ -34,7 +34,7 @@ from gateway.core.outcomes import EpisodeOutcome, is_without_reward, outcome_of,
 from gateway.core.ports.store import Store
 from gateway.core.ports.upstream import Upstream
 from gateway.core.retry import STORE_PATIENCE_S, patiently
-from gateway.core.session import CloseReason, Opening, Session, SessionState
+from gateway.core.session import CloseReason, Session, SessionRequest, SessionState
 from gateway.metrics import Metrics
 from gateway.sessions.fault_log import log_faults
 
@@ -53,21 +53,21 @@ Missed = Callable[[], None]
 
 
 class EpisodeRecords(Protocol):
-    """Keeps what came of the episodes on each task: `gateway.tasks.curricula.stats.TaskRecords`."""
+    """Keeps what came of the episodes on each task: `gateway.tasks.curricula.stats.TaskStats`."""
 
     def note(self, session: Session, environment: Environment, summary: Summary, reward: float) -> None:
         """Note how an episode went whose *reward* the agent earned. Returns at once."""
         ...
 
 
-class Closer:
+class SessionCloser:
     """Ends sessions at their workers and in the store."""
 
     def __init__(
         self,
         *,
         store: Store,
-        upstreams: Mapping[Wire, Upstream],
+        upstreams: Mapping[UpstreamKind, Upstream],
         metrics: Metrics,
         patience_s: float = STORE_PATIENCE_S,
         records: EpisodeRecords | None = None,
@@ -130,7 +130,7 @@ class Closer:
         return summary
 
     async def hand_over(
-        self, session: Session, environment: Environment, successor: Opening, *, is_wanted: Callable[[], bool]
+        self, session: Session, environment: Environment, successor: SessionRequest, *, is_wanted: Callable[[], bool]
     ) -> Session | None:
         """End a session that is ``CLOSING``, and give its slot to *successor*, which gets no other one.
 
@@ -279,7 +279,7 @@ class Closer:
 
         return await patiently(release, for_s=self._patience_s, missed=missed)
 
-    async def _handed_over(self, session: Session, successor: Opening) -> Session | None:
+    async def _handed_over(self, session: Session, successor: SessionRequest) -> Session | None:
         tries = 0
 
         async def hand_over() -> Session | None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final
 
-from gateway.core.environment import Environment, Wire
+from gateway.core.environment import Environment, UpstreamKind
 from gateway.core.errors import GatewayError, UpstreamGone, UpstreamTimeout
 from gateway.core.ports.upstream import Upstream
 from gateway.core.session import Session
@@ -35,7 +35,7 @@ class WorkerSilent(UpstreamTimeout):
     """A worker answers nothing. What it was asked may run once it goes on."""
 
 
-class Watch:
+class OpeningWatch:
     """A context in which a session is opened in its worker, which is asked for a sign of life where that takes long.
 
     Args:
@@ -61,7 +61,7 @@ class Watch:
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> OpeningWatch:
         # A timer: a task would cost each opening.
         self._timer = asyncio.get_running_loop().call_later(SUSPECT_S, self._begin)
         return self
@@ -82,7 +82,7 @@ class Watch:
         worker = Worker(id=session.worker, environment=session.environment, digest="", slots=1, address=session.address)
         if await answers(worker, self._environment, self._upstream):
             self._timer = asyncio.get_running_loop().call_later(SUSPECT_S, self._begin)
-        elif self._environment.wire is not Wire.OWN:
+        elif self._environment.wire is not UpstreamKind.OWN:
             self._suspected()
         elif not self._limit.expired():
             self.is_silent = True

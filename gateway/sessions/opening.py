@@ -19,7 +19,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from gateway.catalog.catalog import Catalog
-from gateway.core.environment import Environment, Wire
+from gateway.core.environment import Environment, UpstreamKind
 from gateway.core.errors import (
     AuthorFault,
     EnvironmentUnavailable,
@@ -38,14 +38,14 @@ from gateway.core.ids import Owner, SessionId, session_id
 from gateway.core.ports.store import Store
 from gateway.core.ports.upstream import Upstream
 from gateway.core.retry import STORE_PATIENCE_S, STORE_PAUSE_S, patiently
-from gateway.core.session import CloseReason, Opening, Session, SessionState, Setup, Ticket
+from gateway.core.session import CloseReason, GroupMembership, Session, SessionRequest, SessionSetup, SessionState
 from gateway.core.worker import Worker
 from gateway.metrics import Metrics
-from gateway.sessions.cache import Remembered
-from gateway.sessions.calls import Waiting
-from gateway.sessions.closing import Closer, Missed
+from gateway.sessions.cache import SessionCache
+from gateway.sessions.calls import AdmissionGate
+from gateway.sessions.closing import Missed, SessionCloser
 from gateway.sessions.fault_log import log_faults
-from gateway.sessions.liveness import Watch, WorkerSilent
+from gateway.sessions.liveness import OpeningWatch, WorkerSilent
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ FULL_PAUSE_S: Final = 0.5
 class DrawnTickets(Protocol):
     """Takes back the places in groups of drawn tasks: `gateway.tasks.curricula.service.Curricula`."""
 
-    def unused(self, ticket: Ticket | None) -> None:
+    def unused(self, ticket: GroupMembership | None) -> None:
         """Give back the place of *ticket*: nothing was opened with it. Returns at once."""
         ...
 
@@ -71,7 +71,7 @@ class _Wish:
     """What a trainer asked for, and until when."""
 
     environment: Environment
-    setup: Setup
+    setup: SessionSetup
     began_at: float
     """By this process's clock."""
     within_s: float | None
@@ -87,20 +87,20 @@ class _Wish:
         return limit_s if self.within_s is None else min(limit_s, self.began_at + self.within_s - time.monotonic())
 
 
-class Openings:
+class SessionOpener:
     """Opens sessions for `gateway.sessions.service.Sessions`."""
 
     def __init__(
         self,
         *,
         store: Store,
-        upstreams: Mapping[Wire, Upstream],
+        upstreams: Mapping[UpstreamKind, Upstream],
         catalog: Catalog,
-        closer: Closer,
-        remembered: Remembered,
+        closer: SessionCloser,
+        remembered: SessionCache,
         metrics: Metrics,
         patience_s: float = STORE_PATIENCE_S,
-        waiting: Waiting,
+        waiting: AdmissionGate,
         tickets: DrawnTickets,
     ) -> None:
         """
@@ -125,7 +125,7 @@ class Openings:
         owner: Owner,
         name: str,
         environment: Environment,
-        setup: Setup,
+        setup: SessionSetup,
         fingerprint: str,
         task: str = "",
         within_s: float | None = None,
@@ -159,7 +159,7 @@ class Openings:
         owner: Owner,
         name: str,
         environment: Environment,
-        setup: Setup,
+        setup: SessionSetup,
         fingerprint: str,
         task: str = "",
         episode: str = "",
@@ -194,14 +194,14 @@ class Openings:
                 self._metrics.session_refused(wish.environment.name, error.code)
             raise
 
-    async def _claimed_and_begun(self, opening: Opening, wish: _Wish) -> Session:
+    async def _claimed_and_begun(self, opening: SessionRequest, wish: _Wish) -> Session:
         open_s = max(0.0, wish.at_most(wish.environment.timeouts.open_s))
         session = await self._claim_or_join(opening, wish.environment, open_s)
         return await self._begun(session, opening, wish)
 
     # -- the slot of the episode before ---------------------------------------------------------------------------
 
-    async def _succeed(self, opening: Opening, wish: _Wish) -> Session | None:
+    async def _succeed(self, opening: SessionRequest, wish: _Wish) -> Session | None:
         """End what has the id of *opening* and take over its slot; None if there was none, or none to be had.
 
         Raises:
@@ -219,7 +219,7 @@ class Openings:
             raise
         return handing.result()
 
-    async def _handed(self, opening: Opening, environment: Environment, gone: asyncio.Event) -> Session | None:
+    async def _handed(self, opening: SessionRequest, environment: Environment, gone: asyncio.Event) -> Session | None:
         """As `_succeed`, to its end; once *gone* is set nobody wants the slot any more."""
         entry = self._remembered.get(opening.id)
         ended = await self._closer.begin(opening.id, CloseReason.DELETED, patience_s=self._patience_s)
@@ -243,7 +243,7 @@ class Openings:
 
     # -- a slot of its own ----------------------------------------------------------------------------------------
 
-    async def _claim_or_join(self, opening: Opening, environment: Environment, open_s: float) -> Session:
+    async def _claim_or_join(self, opening: SessionRequest, environment: Environment, open_s: float) -> Session:
         """Claim a slot, or return the session that an identical request has opened meanwhile."""
         given_up: set[str] = set()
         try:
@@ -255,7 +255,7 @@ class Openings:
             raise
 
     async def _claimed_or_joined(
-        self, opening: Opening, environment: Environment, open_s: float, given_up: set[str]
+        self, opening: SessionRequest, environment: Environment, open_s: float, given_up: set[str]
     ) -> Session:
         """See `_claim_or_join`; leases of claims whose answer was lost are added to *given_up*."""
         began_at = time.monotonic()
@@ -306,7 +306,7 @@ class Openings:
 
     # -- in the worker --------------------------------------------------------------------------------------------
 
-    async def _begun(self, session: Session, opening: Opening, wish: _Wish) -> Session:
+    async def _begun(self, session: Session, opening: SessionRequest, wish: _Wish) -> Session:
         """Set a session up that was granted a slot, tell that it is open, and remember it."""
         if session.state is SessionState.OPENING:
             session = await self._set_up_somewhere(session, opening, wish)
@@ -315,7 +315,7 @@ class Openings:
         self._remembered.add(session, wish.environment, noted=True)
         return session
 
-    async def _set_up_somewhere(self, session: Session, opening: Opening, wish: _Wish) -> Session:
+    async def _set_up_somewhere(self, session: Session, opening: SessionRequest, wish: _Wish) -> Session:
         """Set a session up in its worker, or in another one if that one dies of it, has no room or answers nothing."""
         environment = wish.environment
         deaths = 0
@@ -365,7 +365,7 @@ class Openings:
             # No Redis in here: the timeout's cancellation reaches the worker's connection only.
             async with asyncio.timeout(limit_s) as limit:
                 suspected = partial(self._suspected, session, environment)
-                with Watch(limit, session, environment, upstream, suspected=suspected) as watch:
+                with OpeningWatch(limit, session, environment, upstream, suspected=suspected) as watch:
                     handle = await upstream.open(session, environment, wish.setup)
             session = replace(session, handle=handle)
             opened = partial(self._store.opened, session.id, session.lease, handle=handle)
@@ -436,9 +436,9 @@ def _may_be_there(error: BaseException) -> bool:
     return not isinstance(error, GatewayError)  # its time was over, or its trainer hung up
 
 
-def _opening(owner: Owner, name: str, wish: _Wish, fingerprint: str, *, task: str, episode: str = "") -> Opening:
+def _opening(owner: Owner, name: str, wish: _Wish, fingerprint: str, *, task: str, episode: str = "") -> SessionRequest:
     environment = wish.environment
-    opening = Opening(
+    opening = SessionRequest(
         id=session_id(owner, name),
         name=name,
         owner=owner,
@@ -463,7 +463,7 @@ def _opening(owner: Owner, name: str, wish: _Wish, fingerprint: str, *, task: st
     return replace(opening, group=hashlib.sha256(whole).hexdigest()[:32], group_size=size, together_s=together_s)
 
 
-def _digest(setup: Setup) -> str:
+def _digest(setup: SessionSetup) -> str:
     """Name a task that was given whole and without an id; empty where there is none."""
     if not setup.spec:
         return ""

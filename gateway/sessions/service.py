@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from gateway.catalog.catalog import Catalog
-from gateway.core.environment import Environment, Wire
+from gateway.core.environment import Environment, UpstreamKind
 from gateway.core.episode import EPISODE_FINISHED, Action, Block, FaultReply, StepResult, Summary
 from gateway.core.errors import (
     SessionClosed,
@@ -32,14 +32,14 @@ from gateway.core.ports.store import Store
 from gateway.core.ports.transport import Exchange, Headers
 from gateway.core.ports.upstream import Upstream
 from gateway.core.retry import STORE_PATIENCE_S, patiently
-from gateway.core.session import CloseReason, Note, Session, SessionState
+from gateway.core.session import Activity, CloseReason, Session, SessionState
 from gateway.metrics import Metrics, answer_outcome, call_outcome
-from gateway.sessions.cache import TICK_S, Entry, Remembered
-from gateway.sessions.calls import BrokenOff, BusyExchange, ReadExchange, Until
-from gateway.sessions.closing import Closer
+from gateway.sessions.cache import TICK_S, ActiveSession, SessionCache
+from gateway.sessions.calls import BufferedResponse, CallScope, Interrupted, TrackedResponse
+from gateway.sessions.closing import SessionCloser
 from gateway.sessions.fault_log import log_faults
-from gateway.sessions.opening import Openings
-from gateway.sessions.turns import Turns
+from gateway.sessions.opening import SessionOpener
+from gateway.sessions.turns import TurnCounter
 from gateway.sessions.verdicts import Moved, Verdicts
 
 logger = logging.getLogger(__name__)
@@ -61,11 +61,11 @@ class Sessions:
         self,
         *,
         store: Store,
-        upstreams: Mapping[Wire, Upstream],
+        upstreams: Mapping[UpstreamKind, Upstream],
         catalog: Catalog,
-        closer: Closer,
-        openings: Openings,
-        remembered: Remembered,
+        closer: SessionCloser,
+        openings: SessionOpener,
+        remembered: SessionCache,
         metrics: Metrics,
         patience_s: float = STORE_PATIENCE_S,
     ) -> None:
@@ -77,7 +77,7 @@ class Sessions:
         self._closer = closer
         self._metrics = metrics
         self._remembered = remembered
-        self._turns = Turns(store)
+        self._turns = TurnCounter(store)
         self._verdicts = Verdicts(store=store, remembered=remembered, closer=closer)
         self._playing: set[asyncio.Task[tuple[StepResult, int]]] = set()
         self.open = openings.open
@@ -137,7 +137,7 @@ class Sessions:
         entry = await self._mind_the_edge(await self._entry(session_id(owner, name)))
         entry.stir()
 
-    async def forward(self, id: SessionId, operation: str, *, body: bytes, headers: Headers) -> BusyExchange:
+    async def forward(self, id: SessionId, operation: str, *, body: bytes, headers: Headers) -> TrackedResponse:
         """Pass an ORS operation to the worker of a session that was found; it is busy until the exchange is closed.
 
         Raises:
@@ -151,7 +151,7 @@ class Sessions:
         except Moved as moved:  # the worker said that it has not run: asking the new one is no second run
             return await self._forward(moved.entry, operation, body, headers)
 
-    async def _forward(self, entry: Entry, operation: str, body: bytes, headers: Headers) -> BusyExchange:
+    async def _forward(self, entry: ActiveSession, operation: str, body: bytes, headers: Headers) -> TrackedResponse:
         entry.begin()
         began_at = time.monotonic()
         try:
@@ -159,7 +159,7 @@ class Sessions:
             exchange = await upstream.forward(entry.session, entry.environment, operation, body=body, headers=headers)
             if exchange.status == 404:
                 exchange = await self._examined(entry, exchange)
-            busy = BusyExchange(
+            busy = TrackedResponse(
                 exchange,
                 explain=partial(self._verdicts.explain, entry),
                 told=partial(self._log, entry),
@@ -184,7 +184,7 @@ class Sessions:
             CallConflict, InvalidRequest, UpstreamError: as ``Upstream.act``.
         """
 
-        def ask(upstream: Upstream, entry: Entry) -> Awaitable[StepResult]:
+        def ask(upstream: Upstream, entry: ActiveSession) -> Awaitable[StepResult]:
             return upstream.act(entry.session, entry.environment, action, key=key)
 
         return await self._ask(owner, name, "call", ask, within_s)
@@ -192,7 +192,7 @@ class Sessions:
     async def prompt(self, owner: Owner, name: str, *, within_s: float) -> list[Block]:
         """What the agent is told first, when the task's setup is done. Raises as `act`."""
 
-        def ask(upstream: Upstream, entry: Entry) -> Awaitable[list[Block]]:
+        def ask(upstream: Upstream, entry: ActiveSession) -> Awaitable[list[Block]]:
             return upstream.prompt(entry.session, entry.environment)
 
         return await self._ask(owner, name, "prompt", ask, within_s)
@@ -200,7 +200,7 @@ class Sessions:
     async def relay(self, owner: Owner, name: str, message: bytes, *, within_s: float) -> bytes:
         """Pass a message of the worker's own protocol on; see ``Upstream.relay``. Raises as `act`."""
 
-        def ask(upstream: Upstream, entry: Entry) -> Awaitable[bytes]:
+        def ask(upstream: Upstream, entry: ActiveSession) -> Awaitable[bytes]:
             return upstream.relay(entry.session, entry.environment, message)
 
         return await self._ask(owner, name, "call" if message else "prompt", ask, within_s)
@@ -215,7 +215,7 @@ class Sessions:
         """
         entry = await self._entry(session_id(owner, name))
         playing = self._played(owner, name, action, within_s, key)
-        if entry.environment.wire is Wire.OWN:
+        if entry.environment.wire is UpstreamKind.OWN:
             return await playing
         task = asyncio.ensure_future(playing)
         self._playing.add(task)
@@ -243,7 +243,7 @@ class Sessions:
         owner: Owner,
         name: str,
         operation: str,
-        ask: Callable[[Upstream, Entry], Awaitable[T]],
+        ask: Callable[[Upstream, ActiveSession], Awaitable[T]],
         within_s: float,
     ) -> T:
         entry = await self._mind_the_edge(await self._entry(session_id(owner, name)))
@@ -253,7 +253,11 @@ class Sessions:
             return await self._asked(moved.entry, operation, ask, within_s)
 
     async def _asked(
-        self, entry: Entry, operation: str, ask: Callable[[Upstream, Entry], Awaitable[T]], within_s: float
+        self,
+        entry: ActiveSession,
+        operation: str,
+        ask: Callable[[Upstream, ActiveSession], Awaitable[T]],
+        within_s: float,
     ) -> T:
         entry.begin()
         began_at = time.monotonic()
@@ -267,12 +271,14 @@ class Sessions:
         self._ended(entry, operation, answer_outcome(answer), began_at)
         return answer
 
-    async def _unless_ended(self, entry: Entry, ask: Callable[[Upstream, Entry], Awaitable[T]], within_s: float) -> T:
+    async def _unless_ended(
+        self, entry: ActiveSession, ask: Callable[[Upstream, ActiveSession], Awaitable[T]], within_s: float
+    ) -> T:
         """Ask a worker, but not longer than *within_s*, nor beyond the end of the session."""
         try:
-            with Until(entry.watchers, within_s):
+            with CallScope(entry.watchers, within_s):
                 return await ask(self._upstreams[entry.environment.wire], entry)
-        except BrokenOff as broken:
+        except Interrupted as broken:
             if broken.cause == "ended":
                 raise await self._verdicts.end_of(entry) from None
             raise UpstreamTimeout(f"the worker did not answer within {within_s:g} s") from None
@@ -282,7 +288,7 @@ class Sessions:
     async def steps(self, owner: Owner, name: str, *, within_s: float) -> int:
         """How many steps its worker has seen of a session. Raises as `act`."""
 
-        async def ask(upstream: Upstream, entry: Entry) -> int:
+        async def ask(upstream: Upstream, entry: ActiveSession) -> int:
             steps = await upstream.steps(entry.session, entry.environment)
             if steps is None:
                 raise SessionNotFound(name)
@@ -293,12 +299,12 @@ class Sessions:
     async def client_state(self, owner: Owner, name: str, *, within_s: float) -> Mapping[str, Any]:
         """What its environment shows of a session's state. Raises as `act`."""
 
-        async def ask(upstream: Upstream, entry: Entry) -> Mapping[str, Any]:
+        async def ask(upstream: Upstream, entry: ActiveSession) -> Mapping[str, Any]:
             return await upstream.client_state(entry.session, entry.environment)
 
         return await self._ask(owner, name, "state", ask, within_s)
 
-    async def _entry(self, id: SessionId) -> Entry:
+    async def _entry(self, id: SessionId) -> ActiveSession:
         entry = self._remembered.get(id)
         if entry is not None:
             return entry
@@ -310,7 +316,7 @@ class Sessions:
             raise SessionNotFound(session.name)
         return self._remembered.add(session, self._catalog.named(session.environment))
 
-    async def _mind_the_edge(self, entry: Entry) -> Entry:
+    async def _mind_the_edge(self, entry: ActiveSession) -> ActiveSession:
         """Tell the store at once if the deadline that it knows may be near: a call must not race its expiry.
 
         Returns the entry that holds now: the session may have ended, and another one of its name have begun.
@@ -319,7 +325,7 @@ class Sessions:
         if now - entry.noted_at < entry.session.idle_s - EDGE_S:
             return entry
         try:
-            ended = await self._store.touch([Note(entry.session.id, 0.0)])
+            ended = await self._store.touch([Activity(entry.session.id, 0.0)])
         except StoreUnavailable:
             return entry  # nobody can end it either; and once the store is back, its worker is asked first
         if ended:
@@ -328,17 +334,17 @@ class Sessions:
         entry.noted_at = entry.quiet_since = now
         return entry
 
-    async def _examined(self, entry: Entry, exchange: Exchange) -> Exchange:
+    async def _examined(self, entry: ActiveSession, exchange: Exchange) -> Exchange:
         """Look into a worker's 404: it may mean the operation (then it is passed on), or that the session is gone."""
         try:
             body = await exchange.read(MAX_REFUSAL_BYTES)
         finally:
             await exchange.aclose()
         if GONE not in body:
-            return ReadExchange(exchange.status, exchange.headers, body)
+            return BufferedResponse(exchange.status, exchange.headers, body)
         raise await self._verdicts.loss(entry)
 
-    async def _broken(self, entry: Entry, operation: str, error: BaseException, began_at: float) -> None:
+    async def _broken(self, entry: ActiveSession, operation: str, error: BaseException, began_at: float) -> None:
         """Note the end of a call that failed; raises instead of *error* where the session's end explains it."""
         outcome = call_outcome(error)
         if isinstance(error, UpstreamError):
@@ -353,13 +359,13 @@ class Sessions:
             self._ended(entry, operation, outcome, began_at)
 
     @staticmethod
-    def _log(entry: Entry, faults: Sequence[Fault]) -> None:
+    def _log(entry: ActiveSession, faults: Sequence[Fault]) -> None:
         """Tell operators of *faults*, once: a call that is asked for again has the same one."""
         if faults and faults[-1] is not entry.told:
             entry.told = faults[-1]
             log_faults(entry.session, faults)
 
-    def _ended(self, entry: Entry, operation: str, outcome: str, began_at: float) -> None:
+    def _ended(self, entry: ActiveSession, operation: str, outcome: str, began_at: float) -> None:
         entry.finish()
         if operation == "call":
             self._metrics.call_ended(entry.environment.name, outcome, entry.quiet_since - began_at)

@@ -9,9 +9,9 @@ from typing import Final
 from gateway.core.errors import ReplicaLeft, SessionClosed, SessionNotFound, StoreUnavailable, UpstreamGone
 from gateway.core.ports.store import Store
 from gateway.core.session import CloseReason, SessionState
-from gateway.sessions.cache import Entry, Remembered
-from gateway.sessions.calls import Ended
-from gateway.sessions.closing import Closer
+from gateway.sessions.cache import ActiveSession, SessionCache
+from gateway.sessions.calls import SessionEndEvent
+from gateway.sessions.closing import SessionCloser
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ twenty at once on a busy machine within 600; beside three other tests on two CPU
 class Moved(Exception):
     """The session that was remembered has ended, and another one of its name is open elsewhere."""
 
-    def __init__(self, entry: Entry) -> None:
+    def __init__(self, entry: ActiveSession) -> None:
         super().__init__(entry.session.id)
         self.entry = entry
 
@@ -31,12 +31,12 @@ class Moved(Exception):
 class Verdicts:
     """Finds them, for `gateway.sessions.service.Sessions`."""
 
-    def __init__(self, *, store: Store, remembered: Remembered, closer: Closer) -> None:
+    def __init__(self, *, store: Store, remembered: SessionCache, closer: SessionCloser) -> None:
         self._store = store
         self._remembered = remembered
         self._closer = closer
 
-    async def loss(self, entry: Entry) -> Exception:
+    async def loss(self, entry: ActiveSession) -> Exception:
         """Say what became of a session that its worker does not know.
 
         Raises:
@@ -54,14 +54,14 @@ class Verdicts:
             return Moved(self._remembered.add(found, entry.environment))
         return SessionNotFound(session.name)
 
-    async def end_of(self, entry: Entry) -> Exception:
+    async def end_of(self, entry: ActiveSession) -> Exception:
         """Say why a session was ended while something ran in it. Raises as `loss`."""
         found = await self._store.find(entry.session.id)
         if found.state is SessionState.CLOSING and found.reason is not None and not found.reason.is_trainers:
             return SessionClosed(found.reason.value)
         return SessionNotFound(entry.session.name)
 
-    async def explain(self, entry: Entry, error: UpstreamGone) -> None:
+    async def explain(self, entry: ActiveSession, error: UpstreamGone) -> None:
         """A connection broke: if the session was ended, that is the better answer.
 
         A worker that dies closes its connections a moment before the engine tells of its death and why, and the control
@@ -72,7 +72,7 @@ class Verdicts:
         """
         if isinstance(error, ReplicaLeft):
             return
-        ended = Ended()
+        ended = SessionEndEvent()
         entry.watchers.add(ended)
         try:
             await self._say_why(entry, error)
@@ -81,7 +81,7 @@ class Verdicts:
         finally:
             entry.watchers.discard(ended)
 
-    async def _say_why(self, entry: Entry, error: UpstreamGone) -> None:
+    async def _say_why(self, entry: ActiveSession, error: UpstreamGone) -> None:
         with contextlib.suppress(StoreUnavailable):
             session = await self._store.find(entry.session.id)
             if session.state is SessionState.CLOSING and session.reason is not None:

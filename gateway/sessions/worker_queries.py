@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeVar
 
-from gateway.core.environment import Environment, Split, TaskSpec, Wire
+from gateway.core.environment import Environment, Split, TaskSpec, UpstreamKind
 from gateway.core.errors import (
     EnvironmentUnavailable,
     UpstreamGone,
@@ -25,10 +25,10 @@ from gateway.core.errors import (
 from gateway.core.ids import EnvironmentName, Owner, session_id
 from gateway.core.ports.store import Store
 from gateway.core.ports.upstream import Upstream
-from gateway.core.session import CloseReason, Opening
-from gateway.core.worker import Registered, Worker, WorkerState
-from gateway.sessions.calls import Waiting
-from gateway.sessions.closing import CLEANUP_S, Closer
+from gateway.core.session import CloseReason, SessionRequest
+from gateway.core.worker import Worker, WorkerState, WorkerTasks
+from gateway.sessions.calls import AdmissionGate
+from gateway.sessions.closing import CLEANUP_S, SessionCloser
 
 T = TypeVar("T")
 ASKED_S: Final = 60.0
@@ -155,16 +155,16 @@ class _Pages:
     pages: TaskPages = field(default_factory=TaskPages)
 
 
-class Inquiries:
+class WorkerQueries:
     """Asks workers, and remembers what they said."""
 
     def __init__(
         self,
         *,
         store: Store,
-        upstreams: Mapping[Wire, Upstream],
-        closer: Closer,
-        waiting: Waiting,
+        upstreams: Mapping[UpstreamKind, Upstream],
+        closer: SessionCloser,
+        waiting: AdmissionGate,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """*waiting*: who waits for a slot here."""
@@ -174,7 +174,7 @@ class Inquiries:
         self._waiting = waiting
         # The state: what was answered, which holds for as long as workers are made from the same.
         self._tools: _Known[bytes] = _Known(clock)
-        self._registered: _Known[Registered] = _Known(clock)
+        self._registered: _Known[WorkerTasks] = _Known(clock)
         self._about: _Known[Mapping[str, Any]] = _Known(clock)
         self._splits: _Known[list[Split]] = _Known(clock)
         self._tasks: _Known[_Pages] = _Known(clock)
@@ -185,7 +185,7 @@ class Inquiries:
         """The tools of *environment* as ORS' ``ListToolsOutput``. Raises as ``Store.claim`` and ``Upstream.tools``."""
         return await self._once(self._tools, environment, self._upstreams[environment.wire].tools)
 
-    async def registered(self, environment: Environment) -> Registered:
+    async def registered(self, environment: Environment) -> WorkerTasks:
         """The tasks that its workers know by themselves. Raises as ``Store.claim`` and ``Upstream.registered``."""
         return await self._once(self._registered, environment, self._upstreams[environment.wire].registered)
 
@@ -285,7 +285,7 @@ class Inquiries:
 
     async def _ask_new(self, environment: Environment, digest: str, ask: Question[T]) -> T:
         name = f"inquiry-{uuid.uuid4().hex}"
-        opening = Opening(
+        opening = SessionRequest(
             id=session_id(Owner(""), name),
             name=name,
             owner=Owner(""),

@@ -21,24 +21,23 @@ from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 from gateway.core.curriculum import PREFIX
-from gateway.core.environment import Environment, Split, SplitType, TaskSpec, Wire
-from gateway.core.environment import Protocol as ServerProtocol
+from gateway.core.environment import Environment, ServerProtocol, Split, SplitType, TaskSpec, UpstreamKind
 from gateway.core.errors import UnknownTask, unknown_index, unknown_split
 from gateway.core.ids import EnvironmentName
-from gateway.core.session import Setup
-from gateway.core.worker import Registered
-from gateway.tasks.curricula.indices import Handles, Offer, is_index, places_of, spec_of
+from gateway.core.session import SessionSetup
+from gateway.core.worker import WorkerTasks
+from gateway.tasks.curricula.indices import CurriculumIndices, TaskRef, is_index, places_of, spec_of
 from gateway.tasks.curricula.service import Curricula
-from gateway.tasks.runtime import RunTimeTasks
+from gateway.tasks.runtime import RuntimeTasks
 
 T = TypeVar("T")
 SEARCHED_AT_ONCE: Final = 256
 
 
-class WorkerQueries(Protocol):
-    """Asks workers for the tasks that they have: `gateway.sessions.worker_queries.Inquiries`."""
+class TaskQueries(Protocol):
+    """Asks workers for the tasks that they have: `gateway.sessions.worker_queries.WorkerQueries`."""
 
-    async def registered(self, environment: Environment) -> Registered:
+    async def registered(self, environment: Environment) -> WorkerTasks:
         """The tasks that they know by id."""
         ...
 
@@ -55,12 +54,12 @@ class WorkerQueries(Protocol):
         ...
 
 
-class Offers:
+class TaskLookup:
     """Finds tasks for the fronts."""
 
-    def __init__(self, tasks: RunTimeTasks, *, queries: WorkerQueries, curricula: Curricula | None = None) -> None:
+    def __init__(self, tasks: RuntimeTasks, *, queries: TaskQueries, curricula: Curricula | None = None) -> None:
         self.registry = tasks.registry
-        self.handles = Handles(curricula)
+        self.handles = CurriculumIndices(curricula)
         self._tasks = tasks
         self._queries = queries
         self._counts: dict[EnvironmentName, dict[str, int]] = {}
@@ -72,8 +71,8 @@ class Offers:
         """Whether workers are asked for what the registry does not have: the environment has no task files."""
         return environment.tasks is None
 
-    async def admit(self, environment: Environment, setup: Setup) -> None:
-        """Take one of the starts that the task's ``rate_limit`` allows; raises as `RunTimeTasks.admit`."""
+    async def admit(self, environment: Environment, setup: SessionSetup) -> None:
+        """Take one of the starts that the task's ``rate_limit`` allows; raises as `RuntimeTasks.admit`."""
         # Only a limit of ours: an image's own tasks may mean anything by the word.
         is_ours = not setup.split and isinstance(setup.spec.get("rate_limit"), Mapping)
         if is_ours or not environment.server.is_foreign:
@@ -116,7 +115,7 @@ class Offers:
             return await self.sure(lambda: self.registry.raw(environment.name, split, index))
         return _compact(await self._own(environment, split, index))
 
-    async def at(self, environment: Environment, split: str, index: int) -> Offer:
+    async def at(self, environment: Environment, split: str, index: int) -> TaskRef:
         """One task, parsed; -1 is the last one. Raises ``UnknownSplit``, ``UnknownTask``."""
         if await self.handles.has(environment, split):
             return await self.handles.at(environment, split, index)
@@ -124,7 +123,7 @@ class Offers:
             return await self.sure(lambda: self._registered_at(environment, split, index))
         count = await self.count(environment, split)
         spec = await self._own(environment, split, index)
-        return Offer(spec=spec, split=split, index=index % count, is_images=True)
+        return TaskRef(spec=spec, split=split, index=index % count, is_images=True)
 
     async def range(self, environment: Environment, split: str, start: int | None, stop: int | None) -> Sequence[bytes]:
         """Tasks from *start* up to, not including, *stop*, as Python slices count.
@@ -156,7 +155,7 @@ class Offers:
 
     # -- by name --------------------------------------------------------------------------------------------------
 
-    async def find(self, environment: Environment, *ids: str, prefer: str) -> Offer:
+    async def find(self, environment: Environment, *ids: str, prefer: str) -> TaskRef:
         """The registry's task of the first of *ids*, or aliases, that there is; of several the one in split *prefer*.
 
         Raises:
@@ -167,18 +166,18 @@ class Offers:
                 return handle
         return await self.sure(lambda: self._found(environment, ids, prefer))
 
-    async def get(self, environment: Environment, id: str) -> Offer:
+    async def get(self, environment: Environment, id: str) -> TaskRef:
         """The registry's task of this id or alias. Raises as `TaskRegistry.get`."""
         if (handle := await self.handles.named(environment, id)) is not None:
             return handle
 
-        def look_up() -> Offer:
+        def look_up() -> TaskRef:
             spec, split, index = self.registry.get(environment.name, id)
-            return Offer(spec=spec, split=split, index=index)
+            return TaskRef(spec=spec, split=split, index=index)
 
         return await self.sure(look_up)
 
-    async def images_own(self, environment: Environment, id: str) -> Offer | None:
+    async def images_own(self, environment: Environment, id: str) -> TaskRef | None:
         """The task of the workers' own that *id* means; None if it means none.
 
         Raises:
@@ -193,16 +192,16 @@ class Offers:
         if environment.protocol is ServerProtocol.AREAL:
             if is_index(id):
                 return await self.at(environment, self.usual(splits, environment.areal.split), int(id))
-            return Offer(spec={"id": id, "sample_id": id}, is_images=True)
+            return TaskRef(spec={"id": id, "sample_id": id}, is_images=True)
         return None
 
-    async def recognised(self, environment: Environment, spec: Mapping[str, Any]) -> Offer:
+    async def recognised(self, environment: Environment, spec: Mapping[str, Any]) -> TaskRef:
         """A task that a trainer gave whole: if it is one of an OpenEnv image's own, word for word, with its place.
 
         Those images are told a place, or arguments of their reset, and never a task.
         """
-        given = Offer(spec=spec)
-        if environment.wire is not Wire.OPENENV or not self.asks(environment) or spec.get("env_type"):
+        given = TaskRef(spec=spec)
+        if environment.wire is not UpstreamKind.OPENENV or not self.asks(environment) or spec.get("env_type"):
             return given
         if spec.keys() <= set(environment.resets.keys):
             return given  # what its reset is told
@@ -215,7 +214,7 @@ class Offers:
                     return found
             places.outdated()
         place = await places.search(spec, self._all_of_image(environment))
-        return given if place is None else Offer(spec=spec, split=place[0], index=place[1], is_images=True)
+        return given if place is None else TaskRef(spec=spec, split=place[0], index=place[1], is_images=True)
 
     async def _all_of_image(self, environment: Environment) -> AsyncIterator[tuple[Place, TaskSpec]]:
         for split in await self._queries.splits(environment):
@@ -230,11 +229,11 @@ class Offers:
         """The split that is meant where a request names none: *wanted*, or the first where an image has no such one."""
         return wanted if wanted in splits or not splits else splits[0]
 
-    async def drawn(self, environment: Environment, offer: Offer) -> Offer:
-        """The task that *offer* stands for; its ticket is to be given back by `Handles.held` if nothing is opened.
+    async def drawn(self, environment: Environment, offer: TaskRef) -> TaskRef:
+        """The task that *offer* stands for; its ticket is to be given back by `CurriculumIndices.held` unless used.
 
         Raises:
-            InvalidRequest, UnknownTask, StoreUnavailable: as `Handles.drawn`.
+            InvalidRequest, UnknownTask, StoreUnavailable: as `CurriculumIndices.drawn`.
         """
         return await self.handles.drawn(offer, partial(self.at, environment))
 
@@ -263,7 +262,7 @@ class Offers:
     def _registered_splits(self, environment: Environment) -> list[str]:
         return [one.name for one in self.registry.splits(environment.name)]
 
-    def _found(self, environment: Environment, ids: Sequence[str], prefer: str) -> Offer:
+    def _found(self, environment: Environment, ids: Sequence[str], prefer: str) -> TaskRef:
         unknown = UnknownTask("no task")
         for id in ids:
             try:
@@ -272,11 +271,11 @@ class Offers:
                 unknown = error
         raise unknown
 
-    def _registered_at(self, environment: Environment, split: str, index: int) -> Offer:
+    def _registered_at(self, environment: Environment, split: str, index: int) -> TaskRef:
         spec = self.registry.task(environment.name, split, index)
         if index < 0:
             index += self.registry.count(environment.name, split)
-        return Offer(spec=spec, split=split, index=index)
+        return TaskRef(spec=spec, split=split, index=index)
 
     async def _own(self, environment: Environment, split: str, index: int) -> TaskSpec:
         count = await self.count(environment, split)

@@ -49,7 +49,7 @@ class Checked:
 
 
 @dataclass(frozen=True, slots=True)
-class Registered:
+class RegisteredTask:
     """Where a task is now."""
 
     environment: EnvironmentName
@@ -67,7 +67,7 @@ class Offering(Protocol):
         """Return the environment on offer under *name*; None if there is none."""
 
 
-class RunTimeTasks:
+class RuntimeTasks:
     """The registry of a replica together with the store that all replicas share."""
 
     def __init__(self, *, registry: TaskRegistry, store: TaskStore, catalog: Offering) -> None:
@@ -106,7 +106,7 @@ class RunTimeTasks:
 
     async def register(
         self, tasks: Sequence[Checked], *, split: str = "", replace: bool = False, signed_by: str = ""
-    ) -> list[Registered]:
+    ) -> list[RegisteredTask]:
         """Add *tasks*, all or none of them; every replica has them within a second, this one at once.
 
         Each goes to *split*, else to the split that it names itself, else to where the one is that it replaces, else
@@ -137,7 +137,7 @@ class RunTimeTasks:
         kept = await self._store.put(wanted, replace=replace)
         await self.registry.refresh(self._store)
         return [
-            Registered(
+            RegisteredTask(
                 environment=task.environment,
                 id=task.id,
                 split=task.split,

@@ -35,7 +35,7 @@ _HOP_BY_HOP: Final = frozenset(
 )
 
 
-class Connection(asyncio.Protocol):
+class Http1Connection(asyncio.Protocol):
     """One connection to a worker, for one request at a time."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -158,7 +158,7 @@ class Connection(asyncio.Protocol):
         """Whether something of the body has come that was not taken."""
         return bool(self._chunks)
 
-    async def ask(self, request: Request, place: Place, silence_s: float) -> None:
+    async def ask(self, request: Request, place: Target, silence_s: float) -> None:
         """Write *request* and wait for the head of its answer."""
         self._parser = httptools.HttpResponseParser(self)
         self.headers, self.status, self.has_head, self.is_complete, self._bounded = [], 0, False, False, False
@@ -243,7 +243,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
 
-class Place:
+class Target:
     """What an address adds to each request, made once."""
 
     __slots__ = ("address", "prefix", "version_and_host")
@@ -254,7 +254,7 @@ class Place:
         self.version_and_host = b" HTTP/1.1\r\nhost: " + address.authority.encode("ascii") + b"\r\n"
 
 
-def _encode(request: Request, place: Place) -> bytes:
+def _encode(request: Request, place: Target) -> bytes:
     head = [request.method, b" ", place.prefix, request.target, place.version_and_host]
     for name, value in request.headers:
         head += (name, b": ", value, b"\r\n")

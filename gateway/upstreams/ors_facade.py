@@ -1,6 +1,6 @@
 """ORS bytes for servers that speak something else, so that the ORS front serves every kind of worker.
 
-An upstream that has a prompt, tools and steps gets the rest from `Translated`: calls that run once, answers to
+An upstream that has a prompt, tools and steps gets the rest from `OrsFacade`: calls that run once, answers to
 ``/call``, ``/prompt``, ``/task_tools``, ``/messages`` and ``/score_group``, and the count of its steps.
 
 Differences from the reference servers: a stream is cut so that no client loses white space; a call whose stream broke
@@ -37,12 +37,12 @@ from gateway.upstreams import sse
 from gateway.upstreams.action_mapping import Unreadable
 from gateway.upstreams.faults import faults
 from gateway.upstreams.idempotency.call import Call
-from gateway.upstreams.idempotency.calls import Calls
+from gateway.upstreams.idempotency.calls import OnceOnlyCalls
 from gateway.upstreams.idempotency.codec import RESULTS, Codec
 from gateway.upstreams.idempotency.recorder import Recorder
 from gateway.upstreams.idempotency.records import Records
 from gateway.upstreams.ors_bodies import Unprocessable, read_call
-from gateway.upstreams.session_stats import Tallies
+from gateway.upstreams.session_stats import SessionStats
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ Frames = tuple[bytes, bytes]
 """An outcome in both forms: as the last events of a stream, and as one JSON object."""
 
 
-class Translated(ABC):
+class OrsFacade(ABC):
     """What an upstream gets for its `step`, `prompt` and `tools`; the rest of the seam is its own."""
 
     raises_by_event: ClassVar[bool] = False
@@ -67,10 +67,10 @@ class Translated(ABC):
     ping_s: ClassVar[float] = sse.PING_S
     """How long a stream is silent at most."""
 
-    def __init__(self, *, calls: Calls[StepResult] | None = None, recorder: Recorder | None = None) -> None:
+    def __init__(self, *, calls: OnceOnlyCalls[StepResult] | None = None, recorder: Recorder | None = None) -> None:
         """*recorder*: tells other replicas of the calls of this one; None: there are no others."""
-        self.calls = Calls[StepResult](recorded(recorder, RESULTS)) if calls is None else calls
-        self.tallies = Tallies(None if self.counts_itself else recorder)
+        self.calls = OnceOnlyCalls[StepResult](recorded(recorder, RESULTS)) if calls is None else calls
+        self.tallies = SessionStats(None if self.counts_itself else recorder)
 
     # -- what there has to be -------------------------------------------------------------------------------------
 
@@ -199,7 +199,7 @@ class Translated(ABC):
 
 
 async def told(
-    calls: Calls[T],
+    calls: OnceOnlyCalls[T],
     session: Session,
     call: Call[T] | None,
     headers: Headers,
@@ -239,7 +239,7 @@ class _Stream(Generic[T]):
     """An outcome as an event stream, which may still be waited for."""
 
     def __init__(
-        self, calls: Calls[T], session: Session, call: Call[T], frames: Callable[[T], Frames], ping_s: float
+        self, calls: OnceOnlyCalls[T], session: Session, call: Call[T], frames: Callable[[T], Frames], ping_s: float
     ) -> None:
         self.status = 200
         self.headers: Headers = sse.HEADERS

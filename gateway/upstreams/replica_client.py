@@ -58,7 +58,7 @@ _DIGEST, _PROOF = "x-gateway-digest", "x-gateway-proof"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class SignedRequest:
     """A request's head, as it is signed."""
 
     operation: str
@@ -82,13 +82,13 @@ class Ask:
         }
 
 
-class Seal:
+class Signer:
     """Signs requests and answers between replicas, and tells whether they are signed."""
 
     def __init__(self, secret: bytes) -> None:
         self._key = hmac.digest(secret, _LABEL, "sha256")  # a leaked proof tells nothing of the secret itself
 
-    def of_ask(self, ask: Ask) -> str:
+    def of_ask(self, ask: SignedRequest) -> str:
         """The proof of a request."""
         told = (ask.operation, ask.session, ask.lease, repr(ask.within_s), str(ask.at), ask.digest)
         return self._proof("POST", PREFIX, *told)
@@ -97,13 +97,13 @@ class Seal:
         """The proof of an answer: it is a replica's, and to this very request."""
         return self._proof("answer", ask_proof, str(status), digest(body))
 
-    def asked(self, path: str, headers: Mapping[str, str]) -> tuple[Ask, str] | None:
+    def asked(self, path: str, headers: Mapping[str, str]) -> tuple[SignedRequest, str] | None:
         """Read a request's head and its proof; None if it is none, or not signed by a replica of this gateway."""
         operation = path.removeprefix(PREFIX)
         if operation == path or not operation.replace("_", "").isalnum() or not operation.isascii():
             return None
         try:
-            ask = Ask(
+            ask = SignedRequest(
                 operation=operation,
                 session=headers[_SESSION],
                 lease=headers[_LEASE],
@@ -221,7 +221,7 @@ def read_error(body: bytes) -> GatewayError | None:
 # -- asking -----------------------------------------------------------------------------------------------------------
 
 
-class HttpPeers:
+class ReplicaClient:
     """The other replicas, over HTTP; the seam is ``core.ports.Peers``."""
 
     def __init__(
@@ -243,7 +243,7 @@ class HttpPeers:
             clock: seconds since 1970.
         """
         self._me = me.rstrip("/")
-        self._seal = Seal(secret)
+        self._seal = Signer(secret)
         self._max_body_bytes = max_body_bytes
         self._late_s = late_s
         self._clock = clock
@@ -268,7 +268,7 @@ class HttpPeers:
             raise UpstreamError("this replica is going away, and asks no other one any more")
         if not within_s > 0:
             raise UpstreamTimeout("no time is left to ask the replica that holds the session")
-        ask = Ask(
+        ask = SignedRequest(
             operation=operation,
             session=session.id,
             lease=session.lease,
@@ -304,7 +304,7 @@ class HttpPeers:
         for client in self._clients:
             await client.aclose()
 
-    async def _post(self, peer: str, ask: Ask, proof: str, message: bytes) -> tuple[int, bytes, str]:
+    async def _post(self, peer: str, ask: SignedRequest, proof: str, message: bytes) -> tuple[int, bytes, str]:
         """Send a request once, and read its answer: status, body, and the proof that it bears."""
         limit_s = ask.within_s + self._late_s
         begin_s = min(CONNECT_S, limit_s)

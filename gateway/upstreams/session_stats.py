@@ -34,7 +34,7 @@ class _Count:
     """Whether other replicas have to hear of it before an answer goes out: it changes how the episode ends."""
 
 
-class Tallies:
+class SessionStats:
     """Counts of the sessions that this replica serves."""
 
     def __init__(self, recorder: Recorder | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:

@@ -19,7 +19,7 @@ from gateway.core.errors import ReplicaLeft, UpstreamError, UpstreamGone, Upstre
 from gateway.core.faults import FAULTS_HEADER, Fault, read_faults
 from gateway.core.ids import WorkerId
 from gateway.core.ports.transport import Dial, Headers, Request
-from gateway.upstreams.http1 import Connection, Place
+from gateway.upstreams.http1 import Http1Connection, Target
 
 CONNECT_S: Final = 5.0
 """A local worker accepts within microseconds; one that does not is gone or stopped."""
@@ -38,9 +38,9 @@ REST_S: Final = 5.0
 class RelayExchange:
     """An answer that comes in over one connection."""
 
-    def __init__(self, pool: _WorkerConnections, connection: Connection) -> None:
+    def __init__(self, pool: _WorkerConnections, connection: Http1Connection) -> None:
         self._pool = pool
-        self._connection: Connection | None = connection
+        self._connection: Http1Connection | None = connection
         self.status = connection.status
         self.headers: Headers = connection.headers
 
@@ -91,9 +91,9 @@ class _WorkerConnections:
     def __init__(self, address: str, dial: Dial | None) -> None:
         self.address = address
         self._dial = dial
-        self.place = Place(parse_address(address))
-        self._idle: list[Connection] = []
-        self._busy: set[Connection] = set()
+        self.place = Target(parse_address(address))
+        self._idle: list[Http1Connection] = []
+        self._busy: set[Http1Connection] = set()
         self._room = anyio.Semaphore(MAX_CONNECTIONS)
         self._takers = 0
         self._is_closed = False
@@ -104,14 +104,14 @@ class _WorkerConnections:
         """Whether nobody has a connection, or is about to."""
         return not (self._takers or self._busy or self._idle)
 
-    async def take(self, deadline: float) -> Connection:
+    async def take(self, deadline: float) -> Http1Connection:
         self._takers += 1
         try:
             return await self._take(deadline)
         finally:
             self._takers -= 1
 
-    async def _take(self, deadline: float) -> Connection:
+    async def _take(self, deadline: float) -> Http1Connection:
         loop = asyncio.get_running_loop()
         try:
             self._room.acquire_nowait()  # nearly always; a deadline for each request would cost more than this
@@ -130,7 +130,7 @@ class _WorkerConnections:
         self._busy.add(connection)
         return connection
 
-    def give_back(self, connection: Connection) -> None:
+    def give_back(self, connection: Http1Connection) -> None:
         if connection not in self._busy:
             return
         self._busy.discard(connection)
@@ -161,7 +161,7 @@ class _WorkerConnections:
             connection.abort()
         self._trim = loop.call_later(REST_S, self._trim_idle) if len(self._idle) > MAX_IDLE else None
 
-    def _reuse(self, now: float) -> Connection | None:
+    def _reuse(self, now: float) -> Http1Connection | None:
         is_own = self.place.address.is_own
         while self._idle:
             connection = self._idle.pop()
@@ -170,7 +170,7 @@ class _WorkerConnections:
             connection.abort()
         return None
 
-    async def _connect(self, loop: asyncio.AbstractEventLoop) -> Connection:
+    async def _connect(self, loop: asyncio.AbstractEventLoop) -> Http1Connection:
         try:
             async with asyncio.timeout(NODE_CONNECT_S if self.place.address.is_on_node else CONNECT_S):
                 while True:
@@ -181,19 +181,19 @@ class _WorkerConnections:
         except (OSError, TimeoutError) as error:
             raise UpstreamGone(f"no connection to the worker: {error or 'timed out'}", sent=False) from error
 
-    async def _connected(self, loop: asyncio.AbstractEventLoop) -> Connection:
+    async def _connected(self, loop: asyncio.AbstractEventLoop) -> Http1Connection:
         address = self.place.address
         if address.is_unix:
-            _, connection = await loop.create_unix_connection(lambda: Connection(loop), address.path)
+            _, connection = await loop.create_unix_connection(lambda: Http1Connection(loop), address.path)
             return connection
         if address.is_on_node:
             if self._dial is None:
                 raise OSError("this gateway has no nodes")
-            _, connection = await self._dial(address, lambda: Connection(loop))
+            _, connection = await self._dial(address, lambda: Http1Connection(loop))
             return connection
         tls = await asyncio.to_thread(_tls) if address.tls else None
         host, port = address.host, address.port
-        _, connection = await loop.create_connection(lambda: Connection(loop), host, port, ssl=tls)
+        _, connection = await loop.create_connection(lambda: Http1Connection(loop), host, port, ssl=tls)
         return connection
 
 
@@ -205,7 +205,7 @@ def _tls() -> ssl.SSLContext:
     return context
 
 
-class Relay:
+class HttpTransport:
     """The transport to all workers."""
 
     def __init__(self, *, dial: Dial | None = None) -> None:

@@ -20,7 +20,7 @@ from gateway.core.errors import UpstreamGone
 from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.ports.backend import Backend
 from gateway.core.ports.transport import Request
-from gateway.upstreams.transport import Relay
+from gateway.upstreams.transport import HttpTransport
 from tests.contract.backend_swarm_world import DIALERS
 from tests.contract.backend_world import (
     BASE_IMAGES,
@@ -42,7 +42,7 @@ SILENCE_S = 5.0
 async def ask(address: str, request: Request, *, silence_s: float = SILENCE_S) -> str:
     """Send *request* to a worker, as the gateway does; the body of the answer."""
     node = parse_address(address).node
-    relay = Relay(dial=DIALERS[node].dial if node else None)
+    relay = HttpTransport(dial=DIALERS[node].dial if node else None)
     try:
         exchange = await relay.send(new_id(), address, request, silence_s=silence_s)
         try:

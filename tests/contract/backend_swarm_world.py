@@ -18,7 +18,7 @@ from gateway.node import Gate, Rules
 from gateway.node.cluster import Cluster
 from gateway.node.serve import serving_cluster
 from gateway.node.tls import NODE_NAME, client_context, server_context
-from gateway.node.tunnel import Relay as NodeRelay
+from gateway.node.tunnel import Tunnel as NodeRelay
 from tests.contract.backend_world import ENGINE_URL, SOCKETS_ON_NODES
 from tests.fakes.certificates import cluster
 from tests.fakes.nodes import HOST, free_pair

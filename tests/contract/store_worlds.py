@@ -21,7 +21,7 @@ import redis
 
 from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
 from gateway.core.ports.store import Store
-from gateway.core.session import CloseReason, Opening, Session, SessionState
+from gateway.core.session import CloseReason, Session, SessionRequest, SessionState
 from gateway.core.worker import Worker, WorkerState
 from gateway.stores.memory.sessions import MemoryStore
 from gateway.stores.redis.sessions import RedisStore
@@ -239,9 +239,9 @@ def opening(
     task: str = "train/7",
     episode: str = "",
     policy: str = "step-7",
-) -> Opening:
+) -> SessionRequest:
     """A wish for session *id*, under a lease that no other has."""
-    return Opening(
+    return SessionRequest(
         id=SessionId(id),
         name=name,
         owner=Owner("lab"),
@@ -279,7 +279,7 @@ async def waiting(store: Store, environment: EnvironmentName = MATH) -> int:
     return load[environment].waiting if environment in load else 0
 
 
-async def queued(store: Store, wish: Opening, *, wait_s: float = 60.0) -> asyncio.Task[Session]:
+async def queued(store: Store, wish: SessionRequest, *, wait_s: float = 60.0) -> asyncio.Task[Session]:
     """A claim that has its place in the queue."""
     before = await waiting(store, wish.environment)
     task = asyncio.create_task(store.claim(wish, wait_s=wait_s))
@@ -290,7 +290,7 @@ async def queued(store: Store, wish: Opening, *, wait_s: float = 60.0) -> asynci
     raise AssertionError("the claim never joined the queue")
 
 
-async def opened(store: Store, wish: Opening) -> Session:
+async def opened(store: Store, wish: SessionRequest) -> Session:
     """A session that is open, in a slot that is free."""
     await store.claim(wish, wait_s=0)
     return await store.opened(wish.id, wish.lease)
@@ -314,7 +314,7 @@ def running(id: str = "w1", *, slots: int = 1, max_uses: int = 0) -> Worker:
     return replace(made, address=f"unix:/run/{id}.sock", state=WorkerState.READY)
 
 
-def served(wish: Opening, id: str = "w1", *, handle: str = "") -> Session:
+def served(wish: SessionRequest, id: str = "w1", *, handle: str = "") -> Session:
     """A session as its worker, or the replica that serves it, knows it."""
     return Session(
         id=wish.id,

@@ -11,7 +11,7 @@ import pytest
 from gateway.core.errors import PoolExhausted, SessionClosed, SessionExists, SessionNotFound, StoreUnavailable
 from gateway.core.ids import SessionId, WorkerId
 from gateway.core.ports.store import Store
-from gateway.core.session import CapacityWanted, CloseReason, Note, Notice, Session, SessionEnded, SessionState
+from gateway.core.session import Activity, CapacityWanted, CloseReason, Notice, Session, SessionEnded, SessionState
 from gateway.core.worker import WorkerState
 from tests.contract.store_worlds import (
     CODING,
@@ -228,7 +228,7 @@ async def test_a_draining_worker_keeps_its_sessions_and_gets_no_more(store: Stor
     assert await store.drain_worker(id)
 
     assert await store.find(session.id) == session
-    assert await store.touch([Note(session.id, 0.0)]) == []
+    assert await store.touch([Activity(session.id, 0.0)]) == []
     with pytest.raises(PoolExhausted):
         await store.claim(opening("s2"), wait_s=0)
 
@@ -747,7 +747,7 @@ async def test_a_session_that_was_touched_before_due_looks_is_not_due(store_worl
     session = await opened(store, opening("s1", idle_s=300))
     store_world.pass_time(310)
 
-    assert await store.touch([Note(session.id, 0.0)]) == []
+    assert await store.touch([Activity(session.id, 0.0)]) == []
 
     assert await ended_late(store, 10) == []
     assert (await store.find(session.id)).state is SessionState.OPEN
@@ -759,7 +759,7 @@ async def test_of_due_and_touch_at_once_one_wins_and_the_other_sees_it(store_wor
     session = await opened(store, opening("s1", idle_s=300))
     store_world.pass_time(310)
 
-    gone, late = await asyncio.gather(store.touch([Note(session.id, 0.0)]), ended_late(store, 10))
+    gone, late = await asyncio.gather(store.touch([Activity(session.id, 0.0)]), ended_late(store, 10))
 
     assert [s.id for s in late] == gone
 
@@ -770,7 +770,7 @@ async def test_the_quiet_time_of_a_note_counts_from_the_end_of_the_last_call(sto
     session = await opened(store, opening("s1", idle_s=300))
     store_world.pass_time(200)
 
-    await store.touch([Note(session.id, 50.0)])
+    await store.touch([Activity(session.id, 50.0)])
 
     store_world.pass_time(240)
     assert await ended_late(store, 10) == []
@@ -783,9 +783,9 @@ async def test_a_late_note_never_moves_a_deadline_backwards(store_world: World) 
     await add_ready(store)
     session = await opened(store, opening("s1", idle_s=300))
     store_world.pass_time(100)
-    await store.touch([Note(session.id, 0.0)])
+    await store.touch([Activity(session.id, 0.0)])
 
-    assert await store.touch([Note(session.id, 250.0)]) == []
+    assert await store.touch([Activity(session.id, 250.0)]) == []
 
     store_world.pass_time(290)
     assert await ended_late(store, 10) == []
@@ -798,7 +798,7 @@ async def test_a_busy_session_that_is_noted_each_tick_is_never_due(store_world: 
 
     for _ in range(20):
         store_world.pass_time(8)
-        assert await store.touch([Note(session.id, 0.0)]) == []
+        assert await store.touch([Activity(session.id, 0.0)]) == []
         assert await ended_late(store, 10) == []
 
     store_world.pass_time(11)
@@ -814,7 +814,7 @@ async def test_touch_names_every_session_that_is_not_open(store: Store) -> None:
     await end(store, await opened(store, opening("closed")), CloseReason.EXPIRED)
 
     names = ["closing", "alive", "closed", "still-opening", "nobody"]
-    gone = await store.touch([Note(SessionId(name), 1.5) for name in names])
+    gone = await store.touch([Activity(SessionId(name), 1.5) for name in names])
 
     assert gone == ["closing", "closed", "still-opening", "nobody"]
     assert await is_known(store, alive)
@@ -826,7 +826,7 @@ async def test_touching_a_closing_session_does_not_put_its_release_off(store_wor
     session = await opened(store, opening("s1"))
     await store.begin_close(session.id, CloseReason.EXPIRED)
 
-    assert await store.touch([Note(session.id, 0.0)]) == [session.id]
+    assert await store.touch([Activity(session.id, 0.0)]) == [session.id]
 
     store_world.pass_time(61)
     assert [late.id for late in await ended_late(store, 10)] == [session.id]
@@ -838,7 +838,7 @@ async def test_more_notes_than_fit_in_one_script_are_all_written(store_world: Wo
     ids = [(await opened(store, opening(f"s{n}", idle_s=100))).id for n in range(1100)]
     store_world.pass_time(90)
 
-    gone = await store.touch([Note(id, 0.0) for id in [*ids[:600], UNKNOWN, *ids[600:]]])
+    gone = await store.touch([Activity(id, 0.0) for id in [*ids[:600], UNKNOWN, *ids[600:]]])
 
     assert gone == [UNKNOWN]
     store_world.pass_time(90)
@@ -945,7 +945,7 @@ async def test_a_closed_store_is_unavailable_and_never_says_not_found(store: Sto
     for ask in (
         store.find(UNKNOWN),
         store.claim(opening(), wait_s=1),
-        store.touch([Note(UNKNOWN, 0.0)]),
+        store.touch([Activity(UNKNOWN, 0.0)]),
         store.load(),
         store.ping(),
         store.worker(WorkerId("w1")),

@@ -12,7 +12,7 @@ import pytest
 from gateway.core.errors import EnvironmentUnavailable, NotLeading, PoolExhausted, SessionExists
 from gateway.core.ids import Owner, WorkerId
 from gateway.core.ports.store import Store
-from gateway.core.session import CloseReason, Opening, Session
+from gateway.core.session import CloseReason, Session, SessionRequest
 from gateway.core.worker import EnvironmentLoad
 from gateway.stores.retry_after import MESSAGE_BYTES
 from tests.contract.store_worlds import (
@@ -40,7 +40,7 @@ MEANWHILE_S = 20.0
 """How much later than it should be an estimate may be: Redis' clock goes on while a test runs."""
 
 
-def of(owner: str, id: str) -> Opening:
+def of(owner: str, id: str) -> SessionRequest:
     """A wish of *owner*'s."""
     return replace(opening(id), owner=Owner(owner))
 
@@ -100,14 +100,14 @@ async def error_of(claim: Coroutine[Any, Any, Session]) -> BaseException | None:
     return task.exception()
 
 
-async def refused(store: Store, wish: Opening, *, wait_s: float = 0.0) -> float:
+async def refused(store: Store, wish: SessionRequest, *, wait_s: float = 0.0) -> float:
     """When a claim that finds no slot is told to come again."""
     error = await error_of(store.claim(wish, wait_s=wait_s))
     assert isinstance(error, PoolExhausted)
     return error.retry_after_s
 
 
-async def broken(store: Store, wish: Opening) -> EnvironmentUnavailable:
+async def broken(store: Store, wish: SessionRequest) -> EnvironmentUnavailable:
     """What a claim is told that finds the breaker open, although it would wait."""
     error = await error_of(store.claim(wish, wait_s=LONG_S))
     assert isinstance(error, EnvironmentUnavailable)

@@ -11,7 +11,7 @@ import pytest
 from gateway.core.errors import EnvironmentUnavailable, PoolExhausted
 from gateway.core.ids import Owner
 from gateway.core.ports.store import Store
-from gateway.core.session import CloseReason, Opening, Session
+from gateway.core.session import CloseReason, Session, SessionRequest
 from gateway.core.worker import EnvironmentLoad
 from gateway.stores.retry_after import LAST_CALL_S
 from tests.contract.store_worlds import (
@@ -36,7 +36,9 @@ LONG_S = 3600.0
 TOGETHER_S = 100.0
 
 
-def member(id: str, group: str = "g", *, size: int = 3, owner: str = "lab", together_s: float = TOGETHER_S) -> Opening:
+def member(
+    id: str, group: str = "g", *, size: int = 3, owner: str = "lab", together_s: float = TOGETHER_S
+) -> SessionRequest:
     """A wish of one of a group."""
     wish = opening(f"{group}-{id}")
     return replace(wish, owner=Owner(owner), group=group, group_size=size, together_s=together_s)
@@ -46,7 +48,7 @@ async def load_of(store: Store) -> EnvironmentLoad:
     return (await store.load()).get(MATH, EnvironmentLoad())
 
 
-async def is_refused(store: Store, wish: Opening) -> bool:
+async def is_refused(store: Store, wish: SessionRequest) -> bool:
     """Whether there is no slot for *wish* that it need not wait for."""
     try:
         await store.claim(wish, wait_s=0)

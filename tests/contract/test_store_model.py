@@ -28,7 +28,7 @@ from gateway.core.errors import (
 )
 from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
 from gateway.core.ports.store import Store
-from gateway.core.session import CloseReason, Note, Opening, Session, SessionState
+from gateway.core.session import Activity, CloseReason, Session, SessionRequest, SessionState
 from gateway.core.worker import WorkerState
 from tests.contract.store_worlds import (
     CODING,
@@ -78,7 +78,7 @@ class ModelWorker:
 
 @dataclass
 class ModelSession:
-    wish: Opening
+    wish: SessionRequest
     worker: ModelWorker
     deadline: float
     state: SessionState = SessionState.OPENING
@@ -103,7 +103,7 @@ class Model:
     now: float = 0.0
     workers: list[ModelWorker] = field(default_factory=list)
     sessions: dict[str, ModelSession] = field(default_factory=dict)
-    queue: list[tuple[Opening, float]] = field(default_factory=list)
+    queue: list[tuple[SessionRequest, float]] = field(default_factory=list)
     closed: dict[str, tuple[CloseReason, float]] = field(default_factory=dict)
     #: The round that is being served, and the one in which each owner that waits is served next.
     current: dict[EnvironmentName, int] = field(default_factory=dict)
@@ -120,26 +120,26 @@ class Model:
     def used(self, worker: ModelWorker) -> int:
         return sum(session.worker is worker for session in self.sessions.values())
 
-    def waiting(self, environment: EnvironmentName) -> list[Opening]:
+    def waiting(self, environment: EnvironmentName) -> list[SessionRequest]:
         return [wish for wish, _ in self.queue if wish.environment == environment]
 
-    def is_full(self, wish: Opening) -> bool:
+    def is_full(self, wish: SessionRequest) -> bool:
         waiting = self.waiting(wish.environment)
         is_first = wish.owner not in {other.owner for other in waiting}
         return len(waiting) >= (2 * QUEUE_MAX if is_first else QUEUE_MAX)
 
-    def enter(self, wish: Opening) -> None:
+    def enter(self, wish: SessionRequest) -> None:
         self.queue.append((wish, self.now + WAIT_S))
         self.rounds.setdefault((wish.environment, wish.owner), self.current.get(wish.environment, 0) + 1)
 
-    def leave(self, places: list[tuple[Opening, float]]) -> None:
+    def leave(self, places: list[tuple[SessionRequest, float]]) -> None:
         self.queue = [place for place in self.queue if place not in places]
         waiting = {(wish.environment, wish.owner) for wish, _ in self.queue}
         self.rounds = {whose: number for whose, number in self.rounds.items() if whose in waiting}
         queues = {environment for environment, _ in waiting}
         self.current = {environment: number for environment, number in self.current.items() if environment in queues}
 
-    def turn(self, environment: EnvironmentName) -> tuple[Opening, float]:
+    def turn(self, environment: EnvironmentName) -> tuple[SessionRequest, float]:
         """Whose turn it is of those that wait: by round, then by arrival."""
         waiting = [place for place in self.queue if place[0].environment == environment]
         return min(waiting, key=lambda place: self.rounds[environment, place[0].owner])
@@ -177,18 +177,18 @@ class Model:
         free = sum(self.room(worker) for worker in self.workers if worker.environment == environment)
         return max(0, free - sum(count for other, count, _ in self.reserved.values() if other == environment))
 
-    def known(self, wish: Opening) -> ModelGroup:
+    def known(self, wish: SessionRequest) -> ModelGroup:
         """The group of *wish*, remembered for another while."""
         group = self.groups.setdefault(wish.group, ModelGroup())
         group.until = self.now + GROUP_KEPT_S
         return group
 
-    def need(self, wish: Opening) -> int:
+    def need(self, wish: SessionRequest) -> int:
         """How many slots its group still wants."""
         group = self.groups.get(wish.group, ModelGroup())
         return 1 if not wish.group or group.is_parted else max(1, wish.group_size - group.granted)
 
-    def reserve(self, wish: Opening, count: int, home: ModelWorker | None = None) -> None:
+    def reserve(self, wish: SessionRequest, count: int, home: ModelWorker | None = None) -> None:
         _, _, until = self.reserved.pop(wish.group, (wish.environment, 0, self.now + TOGETHER_S))
         home = self.homes.pop(wish.group, home)
         if count > 0:
@@ -204,7 +204,7 @@ class Model:
             count += max(0, self.need(of_it[0]) - len(of_it))
         return count
 
-    def claim(self, wish: Opening) -> bool:
+    def claim(self, wish: SessionRequest) -> bool:
         """Whether *wish* gets a slot at once."""
         if self.free(wish.environment) is None:
             return False
@@ -223,7 +223,7 @@ class Model:
             self.reserve(wish, need - 1, home)
         return True
 
-    def next(self, environment: EnvironmentName) -> tuple[list[tuple[Opening, float]], int]:
+    def next(self, environment: EnvironmentName) -> tuple[list[tuple[SessionRequest, float]], int]:
         """Who gets slots now, and how many are kept for others of that group."""
         if not self.waiting(environment) or not (available := self.available(environment)):
             return [], 0
@@ -242,7 +242,7 @@ class Model:
         group.is_parted = True
         return of_it[:available], 0
 
-    def grant(self, wish: Opening, worker: ModelWorker) -> None:
+    def grant(self, wish: SessionRequest, worker: ModelWorker) -> None:
         if wish.group:
             self.known(wish).granted += 1
             left = max(0, wish.group_size - self.known(wish).granted)
@@ -302,7 +302,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.runner = asyncio.Runner()
         self.model = Model()
         #: Claims that are not answered, or not looked at, by lease.
-        self.claims: dict[str, tuple[Opening, asyncio.Task[Session]]] = {}
+        self.claims: dict[str, tuple[SessionRequest, asyncio.Task[Session]]] = {}
 
     @initialize()
     def start(self) -> None:
@@ -372,7 +372,7 @@ class StoreMachine(RuleBasedStateMachine):
         else:
             self.claims[wish.lease] = (wish, task)
 
-    async def _claim(self, wish: Opening, wait_s: float, queued: bool) -> asyncio.Task[Session]:
+    async def _claim(self, wish: SessionRequest, wait_s: float, queued: bool) -> asyncio.Task[Session]:
         before = await self._waiting()
         task = asyncio.create_task(self.store.claim(wish, wait_s=wait_s))
         if not queued:
@@ -436,7 +436,7 @@ class StoreMachine(RuleBasedStateMachine):
                 gone.append(id)
             else:
                 session.deadline = max(session.deadline, self.model.now - quiet_s + session.wish.idle_s)
-        assert self.run(self.store.touch([Note(SessionId(id), quiet_s) for id, quiet_s in noted])) == gone
+        assert self.run(self.store.touch([Activity(SessionId(id), quiet_s) for id, quiet_s in noted])) == gone
 
     @rule(id=ids, reason=reasons)
     def begin_close(self, id: str, reason: CloseReason) -> None:
@@ -600,12 +600,12 @@ class StoreMachine(RuleBasedStateMachine):
         self.run(self.store.open_breaker(environment, "broken", for_s=for_s))
         self._failed(wishes)
 
-    def _emptied(self, environment: EnvironmentName) -> list[Opening]:
+    def _emptied(self, environment: EnvironmentName) -> list[SessionRequest]:
         places = [place for place in self.model.queue if place[0].environment == environment]
         self.model.leave(places)
         return [wish for wish, _ in places]
 
-    def _failed(self, wishes: list[Opening]) -> None:
+    def _failed(self, wishes: list[SessionRequest]) -> None:
         for wish in wishes:
             _, task = self.claims.pop(wish.lease)
             self.run(asyncio.wait({task}))
@@ -674,7 +674,7 @@ class StoreMachine(RuleBasedStateMachine):
                 assert outcome.retryable
 
 
-def of_group(wish: Opening, group: str, size: int) -> Opening:
+def of_group(wish: SessionRequest, group: str, size: int) -> SessionRequest:
     """*wish* as one of a group: all of one have the same owner and environment."""
     if not group:
         return wish

@@ -19,7 +19,7 @@ from gateway.core.errors import (
 )
 from gateway.core.ids import SessionId, WorkerId
 from gateway.core.ports.store import Store
-from gateway.core.session import CapacityWanted, CloseReason, Note, SessionState
+from gateway.core.session import Activity, CapacityWanted, CloseReason, SessionState
 from gateway.core.worker import WorkerState
 from tests.contract.store_worlds import (
     MATH,
@@ -71,7 +71,7 @@ async def test_nobody_is_told_that_a_session_is_gone_before_the_store_is_rebuilt
         lost.find(id),
         lost.opened(id, "lease"),
         lost.count_turn(id, "lease"),
-        lost.touch([Note(id, 0.0)]),
+        lost.touch([Activity(id, 0.0)]),
         lost.begin_close(id, CloseReason.DELETED),
         lost.rebind(id, "lease", was="", handle="here"),
     ):
@@ -82,7 +82,7 @@ async def test_nobody_is_told_that_a_session_is_gone_before_the_store_is_rebuilt
 
     with pytest.raises(SessionNotFound):
         await lost.find(id)
-    assert await lost.touch([Note(id, 0.0)]) == [id]
+    assert await lost.touch([Activity(id, 0.0)]) == [id]
     assert await lost.begin_close(id, CloseReason.DELETED) is None
 
 
@@ -108,7 +108,7 @@ async def test_a_session_that_is_known_lives_and_ends_also_meanwhile_and_its_slo
     task = await queued(lost, opening("s2"))
 
     assert await lost.find(session.id) == session
-    assert await lost.touch([Note(session.id, 0.0)]) == []
+    assert await lost.touch([Activity(session.id, 0.0)]) == []
     assert await lost.count_turn(session.id, session.lease) == 1
     assert await lost.rebind(session.id, session.lease, was="here", handle="there")
     await end(lost, session)
@@ -127,7 +127,7 @@ async def test_of_many_notes_those_of_known_sessions_are_taken_though_others_are
     store_world.pass_time(90)
 
     with pytest.raises(StoreUnavailable):
-        await store.touch([Note(SessionId("lost"), 0.0), Note(session.id, 0.0)])
+        await store.touch([Activity(SessionId("lost"), 0.0), Activity(session.id, 0.0)])
 
     await store.rebuilt(fence=0)
     store_world.pass_time(90)

@@ -15,7 +15,7 @@ import pytest
 import gateway.stores.redis.sessions as module
 from gateway.core.errors import GatewayError, SessionExists, SessionNotFound, StoreUnavailable
 from gateway.core.ids import SessionId, WorkerId
-from gateway.core.session import CapacityWanted, CloseReason, Note, Session, SessionEnded
+from gateway.core.session import Activity, CapacityWanted, CloseReason, Session, SessionEnded
 from gateway.stores.redis.sessions import RedisStore
 from tests.contract.store_worlds import (
     CODING,
@@ -277,7 +277,7 @@ async def test_a_redis_that_is_down_is_unavailable_and_works_again_when_it_is_ba
     for ask in (
         store.find(session.id),
         store.claim(opening("s2"), wait_s=5),
-        store.touch([Note(session.id, 0.0)]),
+        store.touch([Activity(session.id, 0.0)]),
         store.begin_close(session.id, CloseReason.DELETED),
         ended_late(store, 10),
         store.load(),
@@ -295,7 +295,7 @@ async def test_a_redis_that_is_down_is_unavailable_and_works_again_when_it_is_ba
         await store.find(session.id)
     await add_ready(store, "w2")
     again = await opened(store, opening("s1"))
-    assert await store.touch([Note(again.id, 0.0)]) == []
+    assert await store.touch([Activity(again.id, 0.0)]) == []
 
 
 async def test_waiting_and_notices_go_on_after_a_restart(own_server: RedisServer, own_world: RedisWorld) -> None:

@@ -22,7 +22,7 @@ from gateway.core.errors import (
 )
 from gateway.core.ids import SessionId, WorkerId
 from gateway.core.ports.store import Store
-from gateway.core.session import CloseReason, Note, Opening, Session, SessionState
+from gateway.core.session import Activity, CloseReason, Session, SessionRequest, SessionState
 from gateway.stores.redis.sessions import RedisStore
 from tests.contract.store_worlds import (
     CODING,
@@ -209,7 +209,7 @@ async def test_what_a_worker_says_of_itself_is_newer_than_an_older_state(
 
     assert [await store.find(session.id) for session in live] == live
     assert await waiting(store, CODING) == 0
-    assert await store.touch([Note(session.id, 0.0) for session in live]) == []
+    assert await store.touch([Activity(session.id, 0.0) for session in live]) == []
     assert await store.count_turn(second.id, second.lease) == 1
 
 
@@ -413,7 +413,7 @@ async def insisted(ask: Callable[[], Awaitable[T]]) -> T:
     return await eventually(asked, within_s=40)
 
 
-async def claimed(store: Store, wish: Opening) -> Session:
+async def claimed(store: Store, wish: SessionRequest) -> Session:
     """A slot for *wish*, also if an earlier claim got it whose answer was lost."""
     try:
         return await store.claim(wish, wait_s=60)

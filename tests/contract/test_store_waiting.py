@@ -17,7 +17,7 @@ from gateway.core.errors import (
 )
 from gateway.core.ids import SessionId, WorkerId
 from gateway.core.ports.store import Store
-from gateway.core.session import CapacityWanted, CloseReason, Opening, Session, SessionState
+from gateway.core.session import CapacityWanted, CloseReason, Session, SessionRequest, SessionState
 from tests.contract.store_worlds import (
     CODING,
     MATH,
@@ -482,7 +482,7 @@ async def test_a_claim_that_is_cancelled_again_while_it_gives_back_still_gives_b
 
 async def test_cancelled_waits_leave_the_order_of_the_others(store: Store) -> None:
     holder = await held_by_one(store)
-    wishes: list[Opening] = [opening(f"s{n}") for n in range(20)]
+    wishes: list[SessionRequest] = [opening(f"s{n}") for n in range(20)]
     tasks = [await queued(store, wish) for wish in wishes]
     for task in tasks[::2]:
         task.cancel()

@@ -20,7 +20,7 @@ from gateway.stores.memory.tasks import MemoryTaskStore
 from gateway.stores.redis.client import scripts
 from gateway.stores.redis.tasks import RedisTaskStore
 from gateway.tasks.registry import TaskRegistry
-from gateway.tasks.runtime import RunTimeTasks
+from gateway.tasks.runtime import RuntimeTasks
 from tests.contract.store_worlds import CODING, MATH, MemoryWorld, RedisServer, RedisWorld, World, needs_redis_server
 from tests.deadlines import scaled
 from tests.fakes.clock import Clock
@@ -418,7 +418,7 @@ async def test_registries_of_several_replicas_agree_on_every_index(redis_world: 
     stores = [open_store(redis_world) for _ in range(2)]
     here = Environment(name=MATH, image="x", directory=Path("/"), command=("x",))
     one, other = (
-        RunTimeTasks(registry=TaskRegistry({MATH: {"train": [b"{}"]}}), store=store, catalog=Catalog([here]))
+        RuntimeTasks(registry=TaskRegistry({MATH: {"train": [b"{}"]}}), store=store, catalog=Catalog([here]))
         for store in stores
     )
 

@@ -19,7 +19,7 @@ import pytest
 
 from gateway.backends.docker.backend import DockerBackend
 from gateway.backends.docker.container import container_body, container_name
-from gateway.core.environment import CustomTasks, Environment, Loosened
+from gateway.core.environment import CustomTasks, Environment, Relaxations
 from gateway.core.ids import EnvironmentName
 from gateway.node import Gate, Rules, serving_gate
 from gateway.node.serve import mountpoint
@@ -44,7 +44,7 @@ BASE_IMAGE = "env-gateway/base:latest"
 def tunable(environment: Environment) -> Environment:
     """The smallest worker, with a folder of task modules whose owner it is: so no rights on files hold it off."""
     tasks = CustomTasks(module="custom_tasks.mine", folder="tunable", content="some")
-    loosened = Loosened(user=f"{os.getuid()}:{os.getgid()}")
+    loosened = Relaxations(user=f"{os.getuid()}:{os.getgid()}")
     return replace(environment, name=EnvironmentName("tunable"), custom_tasks=tasks, loosened=loosened)
 
 

@@ -17,11 +17,11 @@ import pytest
 
 from gateway.backends.docker.backend import DockerBackend
 from gateway.catalog.inspect import trial
-from gateway.catalog.inspect.findings import Capacity, Told
-from gateway.catalog.inspect.image import Looking
-from gateway.catalog.inspect.trial import Outcome, Trials, Wish
+from gateway.catalog.inspect.findings import Capacity, Finding
+from gateway.catalog.inspect.image import ImageInspector
+from gateway.catalog.inspect.trial import TrialOutcome, TrialRequest, TrialRuns
 from gateway.catalog.toml import read_environment
-from gateway.core.environment import Loosened, Protocol, Server
+from gateway.core.environment import Relaxations, Server, ServerProtocol
 from gateway.core.errors import ConfigError
 from tests.contract.backend_world import ENGINE_URL, labelled
 from tests.deadlines import scaled
@@ -93,7 +93,7 @@ def images(docker_engine: docker.APIClient, worker_image: str) -> None:
         "EXPOSE 8000",
         'CMD ["python3", "-u", "/srv/fussy.py"]',
     )
-    usual = (*fussy, f"USER {Loosened().user}")
+    usual = (*fussy, f"USER {Relaxations().user}")
     for name, lines_of_it in ((FUSSY, fussy), (USUAL_USER, usual)):
         built_once(docker_engine, name, {"Dockerfile": "\n".join(lines_of_it).encode(), "server.py": SERVER.encode()})
 
@@ -101,14 +101,16 @@ def images(docker_engine: docker.APIClient, worker_image: str) -> None:
 class Bench:
     """What runs images in these tests, and what it said meanwhile."""
 
-    def __init__(self, backend: DockerBackend, looking: Looking) -> None:
+    def __init__(self, backend: DockerBackend, looking: ImageInspector) -> None:
         self.said: list[str] = []
-        self._trials = Trials(backend=backend, looking=looking, tell=self.said.append)
+        self._trials = TrialRuns(backend=backend, looking=looking, tell=self.said.append)
 
     async def run(
         self, image: str, *, port: int = 0, timeout_s: float = 60.0, variables: Mapping[str, str] | None = None
-    ) -> Outcome:
-        return await self._trials.run(Wish(image=image, port=port, variables=variables or {}, timeout_s=timeout_s))
+    ) -> TrialOutcome:
+        return await self._trials.run(
+            TrialRequest(image=image, port=port, variables=variables or {}, timeout_s=timeout_s)
+        )
 
 
 @pytest.fixture
@@ -132,7 +134,7 @@ async def running_bench(instance: str, shared_dir: Path) -> AsyncIterator[Bench]
     backend = DockerBackend(
         url=ENGINE_URL, instance=instance, socket_dir=shared_dir / "inspection", forwarder_image=FORWARDER
     )
-    looking = Looking(ENGINE_URL)
+    looking = ImageInspector(ENGINE_URL)
     try:
         yield Bench(backend, looking)
     finally:
@@ -143,8 +145,8 @@ async def running_bench(instance: str, shared_dir: Path) -> AsyncIterator[Bench]
 async def test_an_image_that_works_hardened_stays_so(bench: Bench) -> None:
     outcome = await bench.run(FUSSY)
 
-    assert (outcome.findings.protocol, outcome.port) == (Protocol.AREAL, 8000)
-    assert (outcome.loosened, outcome.reason, outcome.findings.trouble) == (Loosened(), "", "")
+    assert (outcome.findings.protocol, outcome.port) == (ServerProtocol.AREAL, 8000)
+    assert (outcome.loosened, outcome.reason, outcome.findings.trouble) == (Relaxations(), "", "")
     assert outcome.use.memory_bytes
     assert outcome.use.memory_bytes > 2**20
     assert outcome.use.pids
@@ -153,13 +155,13 @@ async def test_an_image_that_works_hardened_stays_so(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("variables", "loosened", "reason"),
     [
-        ({"WRITES": "/srv/all/x"}, Loosened(writable_root=True), "Read-only file system"),
-        ({"READS": "/srv/secret"}, Loosened(user="0:0"), "Permission denied"),
-        ({"WRITES": "/srv/mine/x"}, Loosened(user="0:0", writable_root=True), "/srv/mine/x"),
+        ({"WRITES": "/srv/all/x"}, Relaxations(writable_root=True), "Read-only file system"),
+        ({"READS": "/srv/secret"}, Relaxations(user="0:0"), "Permission denied"),
+        ({"WRITES": "/srv/mine/x"}, Relaxations(user="0:0", writable_root=True), "/srv/mine/x"),
     ],
 )
 async def test_an_image_that_does_not_is_allowed_as_little_as_it_takes(
-    bench: Bench, variables: dict[str, str], loosened: Loosened, reason: str
+    bench: Bench, variables: dict[str, str], loosened: Relaxations, reason: str
 ) -> None:
     outcome = await bench.run(FUSSY, variables=variables)
 
@@ -171,7 +173,7 @@ async def test_an_image_that_does_not_is_allowed_as_little_as_it_takes(
 async def test_an_image_that_listens_elsewhere_than_it_says_is_found(bench: Bench) -> None:
     outcome = await bench.run(FUSSY, variables={"LISTENS": "9321"})
 
-    assert (outcome.port, outcome.loosened) == (9321, Loosened())
+    assert (outcome.port, outcome.loosened) == (9321, Relaxations())
     assert any("nothing listens at port 8000, but at 9321" in line for line in bench.said)
 
 
@@ -200,7 +202,7 @@ async def test_an_image_that_listens_nowhere_is_not_tried_at_every_port(bench: B
 async def test_an_image_whose_sessions_fail_whatever_it_is_allowed_is_not_loosened(bench: Bench) -> None:
     outcome = await bench.run(FUSSY, variables={"STARTS_NOT": "1"})
 
-    assert outcome.loosened == Loosened()
+    assert outcome.loosened == Relaxations()
     assert outcome.findings.trouble == "starting sample 0: 500 it is at home"
 
 
@@ -230,28 +232,28 @@ async def test_an_inspection_that_is_cancelled_leaves_nothing(
 @pytest.mark.parametrize(
     ("name", "protocol", "port", "capacity"),
     [
-        ("openenv-counter", Protocol.OPENENV, 8000, Capacity(1, Told.BY_SERVER)),
-        ("openenv-counter-020", Protocol.OPENENV, 8000, Capacity(1, Told.BY_SERVER)),
-        ("openenv-mcp", Protocol.OPENENV, 8000, Capacity(1, Told.BY_SERVER)),
-        ("ors-sdk", Protocol.ORS, 8080, Capacity(16, Told.ASSUMED)),
-        ("openreward", Protocol.ORS, 8080, Capacity(16, Told.ASSUMED)),
-        ("areal", Protocol.AREAL, 5000, Capacity(16, Told.ASSUMED)),
+        ("openenv-counter", ServerProtocol.OPENENV, 8000, Capacity(1, Finding.BY_SERVER)),
+        ("openenv-counter-020", ServerProtocol.OPENENV, 8000, Capacity(1, Finding.BY_SERVER)),
+        ("openenv-mcp", ServerProtocol.OPENENV, 8000, Capacity(1, Finding.BY_SERVER)),
+        ("ors-sdk", ServerProtocol.ORS, 8080, Capacity(16, Finding.ASSUMED)),
+        ("openreward", ServerProtocol.ORS, 8080, Capacity(16, Finding.ASSUMED)),
+        ("areal", ServerProtocol.AREAL, 5000, Capacity(16, Finding.ASSUMED)),
     ],
 )
 async def test_an_image_of_an_unmodified_package_is_known(
-    bench: Bench, name: str, protocol: Protocol, port: int, capacity: Capacity
+    bench: Bench, name: str, protocol: ServerProtocol, port: int, capacity: Capacity
 ) -> None:
     outcome = await bench.run(f"env-gateway-test/{name}")
 
     assert (outcome.findings.protocol, outcome.port, outcome.findings.capacity) == (protocol, port, capacity)
-    assert (outcome.loosened, outcome.findings.trouble) == (Loosened(), "")
+    assert (outcome.loosened, outcome.findings.trouble) == (Relaxations(), "")
 
 
 @pytest.mark.needs("third-party-images")
 async def test_a_variable_changes_what_an_image_holds(bench: Bench) -> None:
     outcome = await bench.run("env-gateway-test/openenv-counter", variables={"MAX_CONCURRENT_ENVS": "5"})
 
-    assert outcome.findings.capacity == Capacity(5, Told.BY_SERVER)
+    assert outcome.findings.capacity == Capacity(5, Finding.BY_SERVER)
 
 
 Env = Callable[..., subprocess.Popen[str]]
@@ -294,7 +296,7 @@ def test_the_command_writes_what_was_found_and_needed(env: Env, shared_dir: Path
     path = shared_dir / "env_images" / "fussy" / "environment.toml"
     environment = read_environment(path)
     assert environment.server == Server(port=8000, ready="/api/task/info")
-    assert environment.loosened == Loosened(writable_root=True)
+    assert environment.loosened == Relaxations(writable_root=True)
     assert environment.variables == {"WRITES": "/srv/all/x"}
     words = path.read_text().replace("\n# ", " ")
     assert "Read-only file system: '/srv/all/x'" in words

@@ -17,7 +17,7 @@ import pytest
 
 from gateway.backends.docker.backend import DockerBackend
 from gateway.backends.docker.third_party import forwarder_body, server_body
-from gateway.core.environment import Environment, Loosened, Server, Volume
+from gateway.core.environment import Environment, Relaxations, Server, Volume
 from gateway.core.errors import BackendError, StartFailed
 from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.node import Gate, Rules, serving_gate
@@ -159,7 +159,7 @@ async def test_from_inside_there_is_no_network_no_folder_of_ours_and_no_right(
 async def test_what_is_loosened_is_loosened_for_the_server_and_not_for_its_forwarder(
     foreign_docker_world: ForeignWorld, docker_engine: docker.APIClient
 ) -> None:
-    loosened = Loosened(user="0:0", writable_root=True)
+    loosened = Relaxations(user="0:0", writable_root=True)
     id, address = await started(foreign_docker_world, loosened=loosened)
 
     found = await inside(
@@ -200,7 +200,7 @@ async def test_volumes_are_mounted_to_be_read_unless_it_says_otherwise(
         Volume(source=str(data), target="/data"),
         Volume(source=named_volume, target="/named", read_only=False),
     )
-    loosened = Loosened(user="0:0")  # whose volume it is
+    loosened = Relaxations(user="0:0")  # whose volume it is
     id, address = await started(foreign_docker_world, volumes=volumes, loosened=loosened)
 
     found = await inside(

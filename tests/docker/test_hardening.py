@@ -14,7 +14,7 @@ import docker
 import httpx
 import pytest
 
-from gateway.core.environment import Limits, Loosened
+from gateway.core.environment import Limits, Relaxations
 from gateway.core.errors import StartFailed
 from gateway.core.session import CloseReason
 from tests.contract.backend_world import World, healthy, labelled, run_inside, worker_of
@@ -381,7 +381,7 @@ async def test_the_kernel_refuses_what_the_engines_seccomp_profile_refuses(docke
 
 
 async def test_what_is_loosened_is_loosened_and_no_more(docker_world: World) -> None:
-    loosened = Loosened(user="0:0", writable_root=True, capabilities=("CHOWN",))
+    loosened = Relaxations(user="0:0", writable_root=True, capabilities=("CHOWN",))
     address = await started(docker_world, loosened=loosened)
 
     found = await inside(

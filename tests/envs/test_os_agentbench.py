@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gateway.tasks.importing import agentbench
 from gateway.tasks.importing.agentbench import read_agentbench
-from gateway.tasks.importing.rows import Entry, Imported, InvalidEntry, Refused
+from gateway.tasks.importing.rows import Entry, Imported, InvalidEntry, RowRefused
 from tests.envs.plain_box import os_module, sandboxes_of
 
 episodes = os_module("os_episode")
@@ -293,5 +293,5 @@ async def test_an_item_about_the_whole_box_is_won_by_its_example_and_lost_by_an_
 def test_a_script_outside_the_scripts_folder_is_not_there(tmp_path: Path) -> None:
     found = entry(tmp_path, {**MATCHED, "create": {"init": {"file": "../../data/3/one.json"}}})
 
-    assert isinstance(found, Refused)
+    assert isinstance(found, RowRefused)
     assert "no script ../../data/3/one.json in scripts/3" in found.reason

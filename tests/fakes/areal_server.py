@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gateway.core.environment import Environment, Protocol, Server
+from gateway.core.environment import Environment, Server, ServerProtocol
 from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
-from gateway.core.session import Session, SessionState, Setup
+from gateway.core.session import Session, SessionSetup, SessionState
 from gateway.core.worker import Worker
 from gateway.upstreams.areal.upstream import ArealUpstream
 from gateway.upstreams.idempotency.recorder import Recorder
-from gateway.upstreams.transport import Relay
+from gateway.upstreams.transport import HttpTransport
 from tests.fakes.raw_http import Connection, RawServer, Request
 
 GUESS = Environment(
@@ -24,7 +24,7 @@ GUESS = Environment(
     image="one",
     directory=Path("/"),
     command=(),
-    protocol=Protocol.AREAL,
+    protocol=ServerProtocol.AREAL,
     server=Server(port=5000),
 )
 INFO = {"name": "guess", "num_samples": 3, "action_type": "text", "description": "Find it"}
@@ -99,7 +99,7 @@ class World:
         )
 
     async def open(self, environment: Environment = GUESS, **fields: Any) -> Session:
-        setup = Setup(**{"spec": {"sample_id": 2}, **fields})
+        setup = SessionSetup(**{"spec": {"sample_id": 2}, **fields})
         handle = await self.upstream.open(self.session, environment, setup)
         return replace(self.session, handle=handle)
 
@@ -107,7 +107,7 @@ class World:
 @contextlib.asynccontextmanager
 async def asked(server: Scripted, recorder: Recorder | None = None) -> AsyncIterator[World]:
     async with RawServer(server) as raw:
-        relay = Relay()
+        relay = HttpTransport()
         upstream = ArealUpstream(relay, recorder=recorder)
         try:
             yield World(upstream, raw.address)

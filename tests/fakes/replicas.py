@@ -12,9 +12,9 @@ from starlette.types import ASGIApp
 
 from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
 from gateway.core.session import Session, SessionState
-from gateway.frontends.replicas import PeersFront
-from gateway.server import BoundedHttp, Server, listen
-from gateway.upstreams.replica_client import HttpPeers
+from gateway.frontends.replicas import ReplicaFrontend
+from gateway.server import BoundedHttp, HttpServer, listen
+from gateway.upstreams.replica_client import ReplicaClient
 from tests.deadlines import scaled
 
 SECRET = b"the gateway's own"
@@ -61,7 +61,7 @@ def failing(error: Exception) -> Holder:
 async def served(app: ASGIApp) -> AsyncIterator[str]:
     """The URL of a server of *app*, as the gateway's is."""
     listener = listen("127.0.0.1", 0)
-    server = Server(uvicorn.Config(app, http=BoundedHttp, ws="none", lifespan="off", log_config=None))
+    server = HttpServer(uvicorn.Config(app, http=BoundedHttp, ws="none", lifespan="off", log_config=None))
     running = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -76,10 +76,10 @@ async def replica(
     holder: Holder, *, secret: bytes = SECRET, max_body_bytes: int = 2**26, clock: Callable[[], float] = time.time
 ) -> AsyncIterator[Holder]:
     """*holder* behind the front."""
-    front = PeersFront(secret, holder.serve, max_body_bytes=max_body_bytes, clock=clock)
+    front = ReplicaFrontend(secret, holder.serve, max_body_bytes=max_body_bytes, clock=clock)
     async with served(front) as holder.url:
         yield holder
 
 
-async def ask(peers: HttpPeers, url: str, message: bytes = b"hello", *, within_s: float = WITHIN_S) -> bytes:
+async def ask(peers: ReplicaClient, url: str, message: bytes = b"hello", *, within_s: float = WITHIN_S) -> bytes:
     return await peers.ask(url, "act", SESSION, message, within_s=within_s)

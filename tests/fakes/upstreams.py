@@ -15,16 +15,16 @@ from gateway.core.environment import Environment, Split, SplitType, TaskSpec
 from gateway.core.episode import Action, Block, StepResult, Summary, TextBlock
 from gateway.core.errors import InvalidRequest, SessionNotFound, UnknownSplit, UpstreamGone
 from gateway.core.ids import SessionId, WorkerId
-from gateway.core.session import Session, Setup
-from gateway.core.worker import Registered, Worker, WorkerSession
-from gateway.upstreams.ors_facade import Translated
+from gateway.core.session import Session, SessionSetup
+from gateway.core.worker import Worker, WorkerSession, WorkerTasks
+from gateway.upstreams.ors_facade import OrsFacade
 
 
 @dataclass(slots=True)
 class Play:
     """One episode."""
 
-    setup: Setup
+    setup: SessionSetup
     value: int = 0
     finished: bool = False
 
@@ -34,7 +34,7 @@ class Play:
         return int(self.setup.spec.get("target", 2))
 
 
-class CounterImage(Translated):
+class CounterImage(OrsFacade):
     """All workers of one foreign environment."""
 
     def __init__(self, splits: Mapping[str, Sequence[TaskSpec]] | None = None, *, has_frames: bool = True) -> None:
@@ -45,7 +45,7 @@ class CounterImage(Translated):
         """Of itself."""
         self.asked: Counter[str] = Counter()
         """How often each question was put."""
-        self.setups: list[Setup] = []
+        self.setups: list[SessionSetup] = []
         """Of the episodes that were begun."""
         self.frames: list[bytes] = []
         """Those that came, the empty one for a reset's reply too."""
@@ -80,10 +80,10 @@ class CounterImage(Translated):
         self.asked["tools"] += 1
         return json.dumps({"tools": [{"name": "move", "description": "Counts", "input_schema": None}]}).encode()
 
-    async def registered(self, worker: Worker, environment: Environment) -> Registered:
+    async def registered(self, worker: Worker, environment: Environment) -> WorkerTasks:
         """See ``Upstream.registered``."""
         self.asked["registered"] += 1
-        return Registered()
+        return WorkerTasks()
 
     async def splits(self, worker: Worker, environment: Environment) -> list[Split]:
         """See ``Upstream.splits``."""
@@ -118,7 +118,7 @@ class CounterImage(Translated):
 
     # -- an episode -----------------------------------------------------------------------------------------------
 
-    async def open(self, session: Session, environment: Environment, setup: Setup) -> str:
+    async def open(self, session: Session, environment: Environment, setup: SessionSetup) -> str:
         """See ``Upstream.open``; refuses the sample ``nosuch``."""
         if setup.spec.get("sample_id") == "nosuch":
             raise InvalidRequest("sample not found: nosuch")
@@ -150,7 +150,7 @@ class CounterImage(Translated):
         return [TextBlock(f"Reach {self._play(session).target}.")]
 
     async def step(self, session: Session, environment: Environment, action: Action) -> StepResult:
-        """See ``Translated.step``."""
+        """See ``OrsFacade.step``."""
         words = action.fields or action.arguments
         return await self._move(session, str(action.text or words.get("op")))
 

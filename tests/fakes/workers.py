@@ -21,7 +21,7 @@ from gateway.core.errors import BackendError, StartFailed
 from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.leader_lease import LeaderLease
 from gateway.core.session import CloseReason
-from gateway.core.worker import Death, Found, Worker
+from gateway.core.worker import BackendWorker, Death, Worker
 from tests.fakes.raw_http import Connection, RawServer, Request
 
 UNKNOWN = {"detail": "Active environment not found"}
@@ -370,11 +370,11 @@ class FakeBackend:
         self._answer()
         return f"the last words of {self.workers[id].environment.name}" if id in self.workers else ""
 
-    async def found(self) -> list[Found]:
+    async def found(self) -> list[BackendWorker]:
         """See ``Backend.found``."""
         self._answer()
         return [
-            Found(
+            BackendWorker(
                 id=id,
                 environment=worker.environment.name,
                 digest=worker.worker.digest,

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 from websockets.asyncio.client import connect
 
-from gateway.core.environment import Environment, Protocol, Server, Wire
+from gateway.core.environment import Environment, Server, ServerProtocol, UpstreamKind
 from tests.fakes.upstreams import CounterImage
 from tests.service.openenv_world import Client
 from tests.service.stack import Replica, Stack, environment, running
@@ -19,7 +19,7 @@ TRAIN = [{"n": 0, "target": 1}, {"n": 1, "target": 2}, {"n": 2, "target": 3}]
 TEST = [{"n": 3, "target": 2, "rate_limit": "whatever the image means by it"}]
 
 
-def image(protocol: Protocol, name: str = "image", **policy: Any) -> Environment:
+def image(protocol: ServerProtocol, name: str = "image", **policy: Any) -> Environment:
     """A foreign environment; *policy* as `environment` takes it, or a field of `Environment`."""
     own = {key: policy.pop(key) for key in ("server", "resets", "openenv", "areal") if key in policy}
     ours = environment(name, **{"slots": 1, "max_workers": 1, **policy})
@@ -64,6 +64,6 @@ async def foreign(
 ) -> AsyncIterator[Foreign]:
     """Serve *environment* from *image*, beside *others* of our own."""
     image = image or CounterImage({"train": TRAIN, "test": TEST})
-    upstreams = {Wire(environment.protocol.value): image}
+    upstreams = {UpstreamKind(environment.protocol.value): image}
     async with running(environment, *others, tasks_image={}, upstreams=upstreams) as (stack, gateway, http):
         yield Foreign(stack, gateway, http, image)

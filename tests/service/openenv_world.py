@@ -14,7 +14,7 @@ import httpx
 from websockets.asyncio.client import ClientConnection, connect
 
 from gateway.core.environment import Environment
-from gateway.server import Server, configured
+from gateway.server import HttpServer, configured
 from tests.deadlines import scaled
 from tests.service.stack import Replica, Stack, environment, stack
 
@@ -74,7 +74,7 @@ class World:
     gateway: Replica
     http: httpx.AsyncClient
     base: str
-    server: Server
+    server: HttpServer
 
     @contextlib.asynccontextmanager
     async def client(
@@ -125,10 +125,10 @@ def message(reply: Json) -> str:
 
 
 @contextlib.asynccontextmanager
-async def serving(replica: Replica) -> AsyncIterator[tuple[httpx.AsyncClient, str, Server]]:
+async def serving(replica: Replica) -> AsyncIterator[tuple[httpx.AsyncClient, str, HttpServer]]:
     """Serve *replica* over loopback; yields a client, the address and the server."""
     config = configured(replica.app, end_s=2)
-    server = Server(config)
+    server = HttpServer(config)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(1024)

@@ -14,22 +14,22 @@ from enum import Enum
 from typing import Any, Final, cast
 
 from gateway.catalog.catalog import Catalog
-from gateway.core.environment import Environment, Wire
+from gateway.core.environment import Environment, UpstreamKind
 from gateway.core.episode import Summary
 from gateway.core.errors import GatewayError, StoreUnavailable
 from gateway.core.ids import EnvironmentName, SessionId, WorkerId
 from gateway.core.ports.store import Store
 from gateway.core.ports.upstream import Upstream
 from gateway.core.retry import STORE_PATIENCE_S
-from gateway.core.session import CloseReason, Session, SessionState, Setup, Ticket
+from gateway.core.session import CloseReason, GroupMembership, Session, SessionSetup, SessionState
 from gateway.core.worker import Worker
 from gateway.metrics import Metrics
-from gateway.sessions.cache import Remembered
-from gateway.sessions.calls import Waiting
-from gateway.sessions.closing import Closer
-from gateway.sessions.opening import Openings
+from gateway.sessions.cache import SessionCache
+from gateway.sessions.calls import AdmissionGate
+from gateway.sessions.closing import SessionCloser
+from gateway.sessions.opening import SessionOpener
 from gateway.sessions.service import Sessions
-from gateway.sessions.worker_queries import Inquiries
+from gateway.sessions.worker_queries import WorkerQueries
 from gateway.stores.memory.sessions import MemoryStore
 from tests.deadlines import scaled
 from tests.fakes.eventually import WITHIN_S, eventually
@@ -61,7 +61,7 @@ class Rooms:
         self.before_open: Callable[[Session], Any] | None = None
         """What happens while the next session is opened."""
 
-    async def open(self, session: Session, environment: Environment, setup: Setup) -> str:
+    async def open(self, session: Session, environment: Environment, setup: SessionSetup) -> str:
         """See ``Upstream.open``."""
         if (hook := self.before_open) is not None:
             self.before_open = None
@@ -89,7 +89,7 @@ class Rooms:
 class _NoTickets:
     """There are no curricula."""
 
-    def unused(self, ticket: Ticket | None) -> None:
+    def unused(self, ticket: GroupMembership | None) -> None:
         """See ``DrawnTickets.unused``."""
 
 
@@ -198,13 +198,13 @@ class World:
         watched = cast(Store, _Watched(self.store, calls, lambda name: self._undone if name == "claim" else None))
         # A worker drops a request whose connection is gone: none is done later.
         upstream = cast(Upstream, _Watched(self.rooms, calls, lambda _: _nothing))
-        upstreams = {Wire.OWN: upstream}
+        upstreams = {UpstreamKind.OWN: upstream}
         metrics = Metrics()
         self.catalog = Catalog(self.environments)
-        self.closer = Closer(store=watched, upstreams=upstreams, metrics=metrics, patience_s=closing_patience_s)
-        waiting, self.remembered = Waiting(), Remembered(watched)
-        self.queries = Inquiries(store=watched, upstreams=upstreams, closer=self.closer, waiting=waiting)
-        openings = Openings(
+        self.closer = SessionCloser(store=watched, upstreams=upstreams, metrics=metrics, patience_s=closing_patience_s)
+        waiting, self.remembered = AdmissionGate(), SessionCache(watched)
+        self.queries = WorkerQueries(store=watched, upstreams=upstreams, closer=self.closer, waiting=waiting)
+        openings = SessionOpener(
             store=watched,
             upstreams=upstreams,
             catalog=self.catalog,
@@ -251,7 +251,13 @@ class World:
 
     def _wish(self, kind: str) -> dict[str, Any]:
         wanted = self.catalog.named(kind)
-        return {"owner": OWNER, "name": "one", "environment": wanted, "setup": Setup(spec={}), "fingerprint": kind}
+        return {
+            "owner": OWNER,
+            "name": "one",
+            "environment": wanted,
+            "setup": SessionSetup(spec={}),
+            "fingerprint": kind,
+        }
 
     async def _undone(self, claimed: Session) -> None:
         """What ``Store.claim`` says of itself: it gives back what was granted to a caller that was cancelled."""

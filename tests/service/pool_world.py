@@ -20,7 +20,7 @@ from gateway.core.errors import BackendError, GatewayError, StoreUnavailable
 from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
 from gateway.core.leader_lease import LEASE_S
 from gateway.core.ports.store import Store
-from gateway.core.session import CloseReason, SessionState, Setup
+from gateway.core.session import CloseReason, SessionSetup, SessionState
 from tests.contract.store_worlds import MemoryWorld, RedisWorld
 from tests.deadlines import scaled
 from tests.fakes.eventually import eventually
@@ -216,7 +216,7 @@ class PoolWorld(Checked):
             owner=owner,
             name=name,
             environment=asked,
-            setup=Setup(spec=spec, of_split="big" if kind == BIG else ""),
+            setup=SessionSetup(spec=spec, of_split="big" if kind == BIG else ""),
             fingerprint=kind,
         )
         episode = Episode(owner, name, kind, process, asyncio.ensure_future(opening), self.now)

@@ -21,7 +21,7 @@ from gateway.app import Gateway
 from gateway.catalog.catalog import Catalog
 from gateway.content import Content
 from gateway.core.curriculum import Curriculum
-from gateway.core.environment import Areal, Environment, Limits, PoolPolicy, Timeouts, Wire
+from gateway.core.environment import Areal, Environment, Limits, PoolPolicy, Timeouts, UpstreamKind
 from gateway.core.ids import EnvironmentName, Owner
 from gateway.core.ports.curricula import CurriculumStore
 from gateway.core.ports.store import Store
@@ -36,7 +36,7 @@ from gateway.stores.memory.curricula import MemoryCurriculumStore
 from gateway.stores.memory.sessions import MemoryStore
 from gateway.stores.memory.tasks import MemoryTaskStore
 from gateway.tasks.registry import TaskRegistry
-from gateway.tasks.runtime import RunTimeTasks
+from gateway.tasks.runtime import RuntimeTasks
 from tests.deadlines import scaled
 from tests.fakes.eventually import eventually
 from tests.fakes.workers import FakeBackend
@@ -74,10 +74,10 @@ def tasks(**splits: Sequence[Mapping[str, Any]]) -> dict[str, Sequence[bytes]]:
 TASKS = tasks(train=[{"question": "1+1"}, {"question": "2+2"}], test=[{"question": "3+3"}])
 
 
-def run_time(registry: TaskRegistry, *environments: Environment) -> RunTimeTasks:
+def run_time(registry: TaskRegistry, *environments: Environment) -> RuntimeTasks:
     """The tasks of *registry*, and a store to which more can come at run time."""
     catalog = Catalog(environments or [environment()])
-    return RunTimeTasks(registry=registry, store=MemoryTaskStore(), catalog=catalog)
+    return RuntimeTasks(registry=registry, store=MemoryTaskStore(), catalog=catalog)
 
 
 class Replica(Gateway):
@@ -90,7 +90,7 @@ class Replica(Gateway):
         backend: FakeBackend,
         environments: Sequence[Environment],
         name: str,
-        upstreams: Mapping[Wire, Upstream] | None = None,
+        upstreams: Mapping[UpstreamKind, Upstream] | None = None,
         curricula: Mapping[str, Curriculum] | None = None,
         curriculum_store: CurriculumStore | None = None,
         task_store: TaskStore | None = None,

@@ -21,11 +21,11 @@ from gateway.cli.main import app as commands
 from gateway.core.environment import Environment, Isolation
 from gateway.core.ids import EnvironmentName, Owner
 from gateway.core.ports.tasks import MAX_TASK_BYTES
-from gateway.core.session import Setup
+from gateway.core.session import SessionSetup
 from gateway.frontends.admin.tasks import MAX_PROBED, TaskRoutes
 from gateway.stores.memory.tasks import MemoryTaskStore
 from gateway.tasks.registry import TaskRegistry
-from gateway.tasks.runtime import RunTimeTasks
+from gateway.tasks.runtime import RuntimeTasks
 from gateway.tasks.signing import make_keys, read_private, read_trusted, sign
 from tests.fakes.eventually import until
 from tests.service.stack import Replica, Stack, environment, stack, tasks
@@ -41,7 +41,7 @@ MAX_BODY_BYTES = 4 * 2**20
 class World:
     """A replica whose operators' routes are served."""
 
-    def __init__(self, built: Stack, replica: Replica, client: httpx.AsyncClient, run_time: RunTimeTasks) -> None:
+    def __init__(self, built: Stack, replica: Replica, client: httpx.AsyncClient, run_time: RuntimeTasks) -> None:
         self.built = built
         self.replica = replica
         self.client = client
@@ -62,7 +62,7 @@ def probe_of(replica: Replica) -> Any:
     async def probe(environment: Environment, task: dict[str, Any]) -> None:
         name = f"probe-{secrets.token_hex(8)}"
         await replica.sessions.open(
-            owner=OPERATOR, name=name, environment=environment, setup=Setup(spec=task), fingerprint=name
+            owner=OPERATOR, name=name, environment=environment, setup=SessionSetup(spec=task), fingerprint=name
         )
         try:
             await replica.sessions.prompt(OPERATOR, name, within_s=20)
@@ -80,7 +80,7 @@ async def world(**routes: Any) -> AsyncIterator[World]:
         registry = TaskRegistry(
             {MATH: FILES}, env_types={one.name: ("sums",) * (one.name == MATH) for one in environments}
         )
-        run_time = RunTimeTasks(registry=registry, store=MemoryTaskStore(), catalog=Catalog(environments))
+        run_time = RuntimeTasks(registry=registry, store=MemoryTaskStore(), catalog=Catalog(environments))
         given = {"probe": probe_of(replica), "max_body_bytes": MAX_BODY_BYTES, **routes}
         replica.app = Starlette(routes=TaskRoutes(tasks=run_time, **given).routes())
         async with replica.looping(), replica.serving() as client:

@@ -27,7 +27,7 @@ from gateway.core.errors import SessionNotFound, StoreUnavailable
 from gateway.core.ids import SessionId, WorkerId, session_id
 from gateway.core.leader_lease import LeaderLease
 from gateway.core.ports.store import Store
-from gateway.core.worker import Found, Worker
+from gateway.core.worker import BackendWorker, Worker
 from gateway.stores.memory.sessions import MemoryStore
 from tests.contract.store_worlds import RedisWorld
 from tests.deadlines import scaled
@@ -82,7 +82,7 @@ class OwnWorkers(FakeBackend):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self._sockets = folder
-        self._servers: dict[WorkerId, tuple[Server, Found]] = {}
+        self._servers: dict[WorkerId, tuple[Server, BackendWorker]] = {}
         self.walk: type[Walk] = type("Walk", (Walk,), {"ran": [], "doors": {}})
 
     async def start(self, worker: Worker, environment: Environment, lease: LeaderLease | None = None) -> str:
@@ -90,7 +90,9 @@ class OwnWorkers(FakeBackend):
         settings = Settings(socket=str(self._sockets / f"{worker.id}.sock"), slots=worker.slots)
         server = Server(settings, kinds_of([self.walk], tasks=settings.tasks))
         address = f"unix:{await server.start()}"
-        found = Found(id=worker.id, environment=worker.environment, digest=worker.digest, address=address, running=True)
+        found = BackendWorker(
+            id=worker.id, environment=worker.environment, digest=worker.digest, address=address, running=True
+        )
         self._servers[worker.id] = (server, found)
         return address
 
@@ -102,7 +104,7 @@ class OwnWorkers(FakeBackend):
     async def logs(self, id: WorkerId, *, lines: int = 20) -> str:
         return ""
 
-    async def found(self) -> list[Found]:
+    async def found(self) -> list[BackendWorker]:
         return [found for _, found in self._servers.values()]
 
     async def aclose(self) -> None:

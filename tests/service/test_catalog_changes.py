@@ -21,7 +21,7 @@ import pytest
 
 from gateway.app import Gateway
 from gateway.backends import process
-from gateway.content import read_all
+from gateway.content import load_content
 from gateway.settings import Settings
 from tests.deadlines import scaled
 from tests.fakes.eventually import eventually, until
@@ -167,7 +167,7 @@ async def world(root: Path) -> AsyncIterator[World]:
         catalog_dir=root / "env_images",
         custom_tasks_dir=root / "custom_tasks",
     ).checked()
-    content = await read_all(settings)
+    content = await load_content(settings)
     gateway = Gateway(settings, content)
     transport = httpx.ASGITransport(app=gateway.app)
     async with (

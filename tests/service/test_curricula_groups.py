@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from gateway.core.curriculum import Component, Curriculum, Sampler, SamplerKind
-from gateway.core.environment import Environment, Protocol
+from gateway.core.environment import Environment, ServerProtocol
 from gateway.core.ids import EnvironmentName
-from gateway.core.session import Group, Setup
+from gateway.core.session import Group, SessionSetup
 from gateway.core.worker import EnvironmentLoad
 from gateway.frontends.seeds import seeded
 from gateway.stores.memory.curricula import MemoryCurriculumStore
@@ -262,18 +262,18 @@ async def test_those_that_open_one_handle_have_one_seed_over_ors_and_openenv() -
     ("kind", "spec", "config", "is_seeded"),
     [
         (environment(), {"seed": 1}, {"seed": 1}, True),
-        (image(Protocol.OPENENV), {}, None, True),
-        (image(Protocol.OPENENV), {"seed": 1}, None, False),
-        (image(Protocol.OPENENV), {"environment_config": {"seed": 1}}, None, False),
-        (image(Protocol.AREAL), {"config": {"seed": 1}}, None, False),
-        (image(Protocol.AREAL), {}, {"seed": 1}, False),
-        (image(Protocol.AREAL), {"config": "no object"}, {"other": 1}, True),
+        (image(ServerProtocol.OPENENV), {}, None, True),
+        (image(ServerProtocol.OPENENV), {"seed": 1}, None, False),
+        (image(ServerProtocol.OPENENV), {"environment_config": {"seed": 1}}, None, False),
+        (image(ServerProtocol.AREAL), {"config": {"seed": 1}}, None, False),
+        (image(ServerProtocol.AREAL), {}, {"seed": 1}, False),
+        (image(ServerProtocol.AREAL), {"config": "no object"}, {"other": 1}, True),
     ],
 )
 def test_a_groups_seed_replaces_none_that_a_foreign_server_finds_in_task_or_configuration(
     kind: Environment, spec: dict[str, Any], config: dict[str, Any] | None, is_seeded: bool
 ) -> None:
-    setup = seeded(kind, Setup(spec=spec, config=config, group=Group("g", 4)))
+    setup = seeded(kind, SessionSetup(spec=spec, config=config, group=Group("g", 4)))
 
     assert (setup.seed is not None) is is_seeded
 

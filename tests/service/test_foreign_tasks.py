@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.core.environment import Environment, Protocol, ResetMapping, Server, Wire
+from gateway.core.environment import Environment, ResetMapping, Server, ServerProtocol, UpstreamKind
 from gateway.core.errors import UpstreamGone
-from gateway.core.session import Session, Setup
+from gateway.core.session import Session, SessionSetup
 from gateway.core.worker import Worker
 from gateway.sessions import opening as openings
 from tests.fakes.eventually import until
@@ -23,11 +23,11 @@ from tests.service.openenv_world import code, message
 from tests.service.stack import environment, running
 from tests.service.wire import call, create, delete, detail, hang_up, result, under_way
 
-ANY = pytest.mark.parametrize("protocol", list(Protocol))
+ANY = pytest.mark.parametrize("protocol", list(ServerProtocol))
 SPLIT_KEYS = ResetMapping(keys=("seed", "episode_id", "split", "index"))
 
 
-def only(setups: list[Setup]) -> Setup:
+def only(setups: list[SessionSetup]) -> SessionSetup:
     """What the one episode was begun with."""
     assert len(setups) == 1, setups
     return setups[0]
@@ -37,7 +37,7 @@ def only(setups: list[Setup]) -> Setup:
 
 
 @ANY
-async def test_ors_lists_what_the_image_has(protocol: Protocol) -> None:
+async def test_ors_lists_what_the_image_has(protocol: ServerProtocol) -> None:
     async with foreign(image(protocol)) as world:
         splits = (await world.ors("splits")).json()
         tasks = (await world.ors("tasks", split="train")).json()
@@ -53,7 +53,7 @@ async def test_ors_lists_what_the_image_has(protocol: Protocol) -> None:
 
 
 @ANY
-async def test_ors_opens_a_task_by_its_place_and_the_image_is_told_the_place(protocol: Protocol) -> None:
+async def test_ors_opens_a_task_by_its_place_and_the_image_is_told_the_place(protocol: ServerProtocol) -> None:
     async with foreign(image(protocol)) as world:
         body = {"env_name": "image", "split": "train", "index": -3}
         assert (await world.http.post("/create", json=body)).status_code == 200
@@ -66,10 +66,10 @@ async def test_ors_opens_a_task_by_its_place_and_the_image_is_told_the_place(pro
 
 
 async def test_a_toolset_is_passed_on_to_a_standard_ors_server_only() -> None:
-    async with foreign(image(Protocol.ORS)) as world:
+    async with foreign(image(ServerProtocol.ORS)) as world:
         wish = {"task_spec": TRAIN[0], "toolset_name": "codex"}
         created = await world.http.post("/create", json={"env_name": "image", **wish})
-    async with foreign(image(Protocol.AREAL)) as elsewhere:
+    async with foreign(image(ServerProtocol.AREAL)) as elsewhere:
         refused = await elsewhere.http.post("/create", json={"env_name": "image", **wish})
 
     assert (created.status_code, world.image.setups[0].toolset) == (200, "codex")
@@ -77,7 +77,7 @@ async def test_a_toolset_is_passed_on_to_a_standard_ors_server_only() -> None:
 
 
 async def test_an_images_own_task_may_have_a_rate_limit_of_its_own_meaning() -> None:
-    async with foreign(image(Protocol.ORS)) as world:
+    async with foreign(image(ServerProtocol.ORS)) as world:
         by_place = await world.http.post("/create", json={"env_name": "image", "split": "test", "index": 0})
         await delete(world.http)
         whole = await world.http.post("/create", json={"env_name": "image", "task_spec": TEST[0]})
@@ -86,7 +86,7 @@ async def test_an_images_own_task_may_have_a_rate_limit_of_its_own_meaning() -> 
 
 
 @ANY
-async def test_ors_refuses_places_that_are_not_there_and_asks_the_image_once(protocol: Protocol) -> None:
+async def test_ors_refuses_places_that_are_not_there_and_asks_the_image_once(protocol: ServerProtocol) -> None:
     async with foreign(image(protocol)) as world:
         for _ in range(3):
             split = await world.ors("num_tasks", split="nosuch")
@@ -102,7 +102,7 @@ async def test_ors_refuses_places_that_are_not_there_and_asks_the_image_once(pro
 
 
 async def test_a_create_that_names_no_environment_starts_no_worker_of_each() -> None:
-    async with foreign(image(Protocol.ORS), None, environment("math")) as world:
+    async with foreign(image(ServerProtocol.ORS), None, environment("math")) as world:
         created = await world.http.post("/create", json={"split": "train", "index": 2})
         assert (created.status_code, world.stack.backend.asked) == (200, 0)
 
@@ -113,7 +113,7 @@ async def test_a_create_that_names_no_environment_starts_no_worker_of_each() -> 
 
 
 async def test_tasks_registered_at_run_time_come_first_and_their_place_is_not_the_images() -> None:
-    async with foreign(image(Protocol.ORS)) as world:
+    async with foreign(image(ServerProtocol.ORS)) as world:
         await world.register(id="mine", target=1)
 
         names = [split["name"] for split in (await world.ors("splits")).json()]
@@ -125,7 +125,7 @@ async def test_tasks_registered_at_run_time_come_first_and_their_place_is_not_th
 
 
 async def test_an_environment_with_a_tasks_folder_asks_its_image_for_none(tmp_path: Any) -> None:
-    async with foreign(replace(image(Protocol.ORS), tasks=tmp_path)) as world:
+    async with foreign(replace(image(ServerProtocol.ORS), tasks=tmp_path)) as world:
         assert (await world.ors("splits")).json() == []
         refused = await world.ors("num_tasks", split="train")
 
@@ -133,7 +133,7 @@ async def test_an_environment_with_a_tasks_folder_asks_its_image_for_none(tmp_pa
 
 
 async def test_a_task_that_is_given_back_whole_is_known_again_by_an_openenv_image() -> None:
-    async with foreign(image(Protocol.OPENENV, resets=SPLIT_KEYS)) as world:
+    async with foreign(image(ServerProtocol.OPENENV, resets=SPLIT_KEYS)) as world:
         for task in (TRAIN[1], {"n": 1, "target": 99}):
             await create_whole(world.http, task)
         await create_whole(world.http, {"seed": 4})
@@ -156,7 +156,7 @@ async def create_whole(http: Any, task: dict[str, Any]) -> None:
 
 
 async def test_a_question_takes_no_place_from_the_episode_that_has_the_only_one() -> None:
-    async with foreign(image(Protocol.ORS)) as world:
+    async with foreign(image(ServerProtocol.ORS)) as world:
         await create_whole(world.http, {"target": 1})
         created = await create(world.http, env_name="image", target=1)
         assert created.status_code == 200
@@ -169,7 +169,7 @@ async def test_a_question_takes_no_place_from_the_episode_that_has_the_only_one(
 
 
 async def test_a_worker_that_was_started_for_a_question_is_free_again_after_it() -> None:
-    async with foreign(image(Protocol.ORS)) as world:
+    async with foreign(image(ServerProtocol.ORS)) as world:
         await world.ors("splits")
 
         await world.gateway.eventually_used(0, "image")
@@ -177,7 +177,7 @@ async def test_a_worker_that_was_started_for_a_question_is_free_again_after_it()
 
 
 async def test_of_images_that_serve_once_one_worker_answers_all_questions_and_then_serves() -> None:
-    async with foreign(image(Protocol.OPENENV, max_uses=1)) as world:
+    async with foreign(image(ServerProtocol.OPENENV, max_uses=1)) as world:
         await world.ors("splits")
         await asyncio.gather(
             world.ors("num_tasks", split="train"),
@@ -195,7 +195,7 @@ async def test_of_images_that_serve_once_one_worker_answers_all_questions_and_th
 
 async def test_a_large_split_is_fetched_in_pages_and_each_of_them_once() -> None:
     many = CounterImage({"train": [{"n": n} for n in range(1000)]})
-    async with foreign(image(Protocol.ORS), many) as world:
+    async with foreign(image(ServerProtocol.ORS), many) as world:
         one = (await world.ors("task", split="train", index=700)).json()["task"]
         few = (await world.ors("task_range", split="train", start=690, stop=710)).json()["tasks"]
         asked = many.asked["tasks"]
@@ -209,7 +209,7 @@ async def test_a_large_split_is_fetched_in_pages_and_each_of_them_once() -> None
 
 
 @ANY
-async def test_areal_counts_and_opens_by_number_and_by_place(protocol: Protocol) -> None:
+async def test_areal_counts_and_opens_by_number_and_by_place(protocol: ServerProtocol) -> None:
     async with foreign(image(protocol)) as world:
         info = (await world.http.get("/areal/image/api/task/info")).json()
         by_number, by_place = await world.start(1), None
@@ -230,7 +230,7 @@ async def cancel(http: Any, started: Any) -> None:
 
 
 @ANY
-async def test_areal_is_told_which_samples_there_are(protocol: Protocol) -> None:
+async def test_areal_is_told_which_samples_there_are(protocol: ServerProtocol) -> None:
     async with foreign(image(protocol)) as world:
         refused = await world.start(3)
 
@@ -240,7 +240,7 @@ async def test_areal_is_told_which_samples_there_are(protocol: Protocol) -> None
 
 
 async def test_areal_takes_the_first_split_of_an_image_that_has_not_the_usual_one() -> None:
-    async with foreign(image(Protocol.ORS), CounterImage({"dev": TEST})) as world:
+    async with foreign(image(ServerProtocol.ORS), CounterImage({"dev": TEST})) as world:
         info = (await world.http.get("/areal/image/api/task/info")).json()
         started = await world.start(0)
 
@@ -248,7 +248,7 @@ async def test_areal_takes_the_first_split_of_an_image_that_has_not_the_usual_on
 
 
 async def test_an_areal_server_is_shown_as_it_says_and_asked_for_samples_that_only_it_knows() -> None:
-    async with foreign(image(Protocol.AREAL)) as world:
+    async with foreign(image(ServerProtocol.AREAL)) as world:
         world.image.told = {"name": "guess", "max_episode_length": 7, "action_type": "structured", "description": 3}
         info = (await world.http.get("/areal/image/api/task/info")).json()
         started = await world.start("dev-001-00042")
@@ -263,7 +263,7 @@ async def test_an_areal_server_is_shown_as_it_says_and_asked_for_samples_that_on
 
 async def test_a_task_that_is_a_seed_gets_no_other_one_unless_it_is_asked_for() -> None:
     seeds = CounterImage({"train": [{"seed": 0}, {"seed": 1}]})
-    async with foreign(image(Protocol.OPENENV), seeds) as world:
+    async with foreign(image(ServerProtocol.OPENENV), seeds) as world:
         await cancel(world.http, await world.start(1))
         await cancel(world.http, await world.start(1, seed=5))
 
@@ -274,7 +274,7 @@ async def test_a_task_that_is_a_seed_gets_no_other_one_unless_it_is_asked_for() 
 
 
 @ANY
-async def test_openenvs_task_api_shows_what_the_image_has(protocol: Protocol) -> None:
+async def test_openenvs_task_api_shows_what_the_image_has(protocol: ServerProtocol) -> None:
     async with foreign(image(protocol)) as world:
         base = "/openenv/image/image"
         splits = (await world.http.get(f"{base}/splits")).json()
@@ -292,14 +292,14 @@ async def test_openenvs_task_api_shows_what_the_image_has(protocol: Protocol) ->
 
 
 async def test_an_image_without_tasks_has_no_task_api() -> None:
-    async with foreign(image(Protocol.ORS), CounterImage()) as world:
+    async with foreign(image(ServerProtocol.ORS), CounterImage()) as world:
         answer = await world.http.get("/openenv/image/image/splits")
 
     assert (answer.status_code, detail(answer)) == (501, "list_splits is not supported for this environment")
 
 
 @ANY
-async def test_openenv_resets_to_a_place_or_to_an_id_that_is_one(protocol: Protocol) -> None:
+async def test_openenv_resets_to_a_place_or_to_an_id_that_is_one(protocol: ServerProtocol) -> None:
     async with foreign(image(protocol)) as world, world.client() as client:
         await client.reset(split="train", index=2)
         await client.reset(task="image/train/1")
@@ -309,8 +309,8 @@ async def test_openenv_resets_to_a_place_or_to_an_id_that_is_one(protocol: Proto
     assert reset["observation"]["text"] == "Reach 2."
 
 
-@pytest.mark.parametrize("protocol", [Protocol.ORS, Protocol.AREAL])
-async def test_openenv_takes_any_task_of_another_protocols_image(protocol: Protocol) -> None:
+@pytest.mark.parametrize("protocol", [ServerProtocol.ORS, ServerProtocol.AREAL])
+async def test_openenv_takes_any_task_of_another_protocols_image(protocol: ServerProtocol) -> None:
     async with foreign(image(protocol)) as world, world.client() as client:
         first = await client.reset()
         await client.reset(task={"n": 7, "target": 1, "id": 7, "class": "algebra"})
@@ -320,8 +320,8 @@ async def test_openenv_takes_any_task_of_another_protocols_image(protocol: Proto
     assert world.image.setups[1].spec == {"n": 7, "target": 1, "id": 7, "class": "algebra"}
 
 
-@pytest.mark.parametrize("protocol", [Protocol.ORS, Protocol.OPENENV])
-async def test_openenv_refuses_what_is_not_there_and_the_episode_goes_on(protocol: Protocol) -> None:
+@pytest.mark.parametrize("protocol", [ServerProtocol.ORS, ServerProtocol.OPENENV])
+async def test_openenv_refuses_what_is_not_there_and_the_episode_goes_on(protocol: ServerProtocol) -> None:
     async with foreign(image(protocol)) as world, world.client() as client:
         await client.reset(split="train", index=1)
         index = await client.ask("reset", {"split": "train", "index": 3})
@@ -338,9 +338,9 @@ async def test_openenv_refuses_what_is_not_there_and_the_episode_goes_on(protoco
 
 
 async def test_a_server_that_somebody_else_runs_is_played_as_images_are() -> None:
-    static = image(Protocol.ORS, server=Server(url="http://127.0.0.1:9/prefix"))
+    static = image(ServerProtocol.ORS, server=Server(url="http://127.0.0.1:9/prefix"))
     upstream = CounterImage({"train": TRAIN})
-    async with running(static, tasks_image={}, upstreams={Wire.ORS: upstream}) as (_, _, http):
+    async with running(static, tasks_image={}, upstreams={UpstreamKind.ORS: upstream}) as (_, _, http):
         answer = await http.post("/image/num_tasks", json={"split": "train"})
 
     assert answer.json() == {"num_tasks": 3}
@@ -350,7 +350,7 @@ async def test_a_server_that_somebody_else_runs_is_played_as_images_are() -> Non
 
 
 async def test_a_step_that_ran_is_a_turn_although_its_trainer_hung_up() -> None:
-    async with foreign(image(Protocol.AREAL)) as world:
+    async with foreign(image(ServerProtocol.AREAL)) as world:
         started = (await world.start("train/2")).json()
 
         def step(text: str) -> Coroutine[Any, Any, httpx.Response]:
@@ -377,15 +377,15 @@ async def test_an_opening_asks_a_server_that_is_away_for_a_sign_of_life_and_open
             if self.signs < 10:
                 raise UpstreamGone("no connection to the worker", sent=False)
 
-        async def open(self, session: Session, environment: Environment, setup: Setup) -> str:
+        async def open(self, session: Session, environment: Environment, setup: SessionSetup) -> str:
             if self.signs < 10:
                 raise UpstreamGone("no connection to the worker", sent=False)
             return await super().open(session, environment, setup)
 
     monkeypatch.setattr(openings, "FULL_PAUSE_S", 0.01)
     caplog.set_level(logging.INFO)
-    static, upstream = image(Protocol.ORS, server=Server(url="http://127.0.0.1:9")), Away({"train": TRAIN})
-    async with running(static, tasks_image={}, upstreams={Wire.ORS: upstream}) as (_, _, http):
+    static, upstream = image(ServerProtocol.ORS, server=Server(url="http://127.0.0.1:9")), Away({"train": TRAIN})
+    async with running(static, tasks_image={}, upstreams={UpstreamKind.ORS: upstream}) as (_, _, http):
         created = await http.post("/create", json={"env_name": "image", "task_spec": TRAIN[0]})
 
     assert created.status_code == 200, created.text

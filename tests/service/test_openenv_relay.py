@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.environment import OpenEnv, Protocol, ResetMapping
+from gateway.core.environment import OpenEnv, ResetMapping, ServerProtocol
 from gateway.core.ids import Owner
 from gateway.core.session import CloseReason
 from tests.deadlines import scaled
@@ -18,8 +18,8 @@ from tests.fakes.upstreams import CounterImage
 from tests.service.foreign_world import TEST, TRAIN, Foreign, foreign, image
 from tests.service.openenv_world import Client, code, message
 
-OPENENV = image(Protocol.OPENENV)
-PLACES = image(Protocol.OPENENV, resets=ResetMapping(keys=("seed", "split", "index")))
+OPENENV = image(ServerProtocol.OPENENV)
+PLACES = image(ServerProtocol.OPENENV, resets=ResetMapping(keys=("seed", "split", "index")))
 
 
 async def raw(client: Client, frame: str) -> str:

@@ -13,7 +13,7 @@ import httpx
 from gateway.core.errors import BackendError
 from gateway.core.ids import EnvironmentName, WorkerId, session_id
 from gateway.core.leader_lease import LeaderLease
-from gateway.core.worker import EnvironmentLoad, Found, WorkerState
+from gateway.core.worker import BackendWorker, EnvironmentLoad, WorkerState
 from gateway.stores.memory.sessions import MemoryStore
 from tests.deadlines import scaled
 from tests.fakes.clock import Clock
@@ -144,7 +144,7 @@ class _Away(FakeBackend):
         super().__init__(folder)
         self.looked = 0
 
-    async def found(self) -> list[Found]:
+    async def found(self) -> list[BackendWorker]:
         self.looked += 1
         raise BackendError("the engine does not answer")
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from gateway.core.environment import Environment, Protocol, Server, Wire
+from gateway.core.environment import Environment, Server, ServerProtocol, UpstreamKind
 from gateway.core.episode import Action, StepResult
 from gateway.core.errors import SessionClosed, SessionNotFound, StoreUnavailable
 from gateway.core.ids import EnvironmentName, SessionId
-from gateway.core.session import Session, SessionState, Setup
+from gateway.core.session import Session, SessionSetup, SessionState
 from gateway.core.worker import WorkerState
 from tests.contract.store_worlds import RedisWorld
 from tests.fakes.eventually import eventually, until
@@ -58,7 +58,7 @@ class Replicas:
             backend=self.backend,
             environments=self.environments,
             name=name,
-            upstreams={Wire.OPENENV: self.foreign},
+            upstreams={UpstreamKind.OPENENV: self.foreign},
             store_patience_s=10.0,
         )
 
@@ -90,7 +90,7 @@ async def opened(gateway: Replica, name: str) -> Session:
     """A session of the first environment, opened by way of *gateway*."""
     kind = gateway.catalog.default
     return await gateway.sessions.open(
-        owner=OWNER, name=name, environment=kind, setup=Setup(spec={"target": 9}), fingerprint="f"
+        owner=OWNER, name=name, environment=kind, setup=SessionSetup(spec={"target": 9}), fingerprint="f"
     )
 
 
@@ -162,7 +162,7 @@ async def test_who_waits_for_a_slot_over_the_loss_gets_one_that_is_really_free(r
 
 
 async def test_a_foreign_worker_keeps_what_replicas_remember_takes_no_more_and_goes(replicas: Replicas) -> None:
-    replicas.environments = [image(Protocol.OPENENV, slots=4, max_workers=2)]
+    replicas.environments = [image(ServerProtocol.OPENENV, slots=4, max_workers=2)]
     async with replicas.serving() as first, replicas.serving() as second:
         before = {"a": (await opened(first, "a")).lease, "b": (await opened(second, "b")).lease}
         async with replicas.serving() as third:
@@ -205,7 +205,7 @@ async def test_a_worker_that_does_not_answer_is_not_taken_back_and_the_audit_rem
 
 
 async def test_a_server_of_somebody_elses_goes_on_taking_sessions(replicas: Replicas) -> None:
-    kind = image(Protocol.OPENENV, slots=4)
+    kind = image(ServerProtocol.OPENENV, slots=4)
     replicas.environments = [replace(kind, server=Server(url="http://127.0.0.1:9"))]
     async with replicas.serving() as first, replicas.serving() as second:
         before = {"a": (await opened(first, "a")).lease, "b": (await opened(second, "b")).lease}

@@ -11,7 +11,7 @@ import pytest
 from gateway.core.environment import Isolation
 from gateway.core.episode import Action
 from gateway.core.errors import InvalidRequest, PoolExhausted, SessionClosed, SessionNotFound
-from gateway.core.session import CloseReason, Session, SessionEnded, Setup
+from gateway.core.session import CloseReason, Session, SessionEnded, SessionSetup
 from tests.fakes.eventually import eventually
 from tests.service.stack import OWNER, Replica, environment, running, stack
 
@@ -22,7 +22,7 @@ async def reset(replica: Replica, name: str = "one", *, to: str = "math", within
         owner=OWNER,
         name=name,
         environment=replica.catalog.named(to),
-        setup=Setup(spec=spec),
+        setup=SessionSetup(spec=spec),
         fingerprint=episode,
         task="train/0",
         episode=episode,

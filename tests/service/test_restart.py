@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway.core.ids import WorkerId, session_id
-from gateway.core.worker import Found, Worker, WorkerState
+from gateway.core.worker import BackendWorker, Worker, WorkerState
 from tests.fakes.eventually import until
 from tests.fakes.workers import FakeBackend, Start
 from tests.service.stack import OWNER, Replica, environment, running, stack
@@ -115,7 +115,7 @@ class _Undoing(FakeBackend):
 
     looks = 0
 
-    async def found(self) -> list[Found]:
+    async def found(self) -> list[BackendWorker]:
         found = await super().found()
         self.looks += 1
         if self.looks == 1:
@@ -150,7 +150,7 @@ class _Late(FakeBackend):
     looks = 0
     tell: Callable[[], Awaitable[None]]
 
-    async def found(self) -> list[Found]:
+    async def found(self) -> list[BackendWorker]:
         self.looks += 1
         if self.looks == 2:
             await self.tell()

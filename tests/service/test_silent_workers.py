@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gateway.core.environment import Protocol, Server
+from gateway.core.environment import Server, ServerProtocol
 from gateway.core.ids import session_id
 from gateway.core.session import SessionState
 from gateway.core.worker import WorkerState
@@ -149,9 +149,9 @@ async def test_a_trainer_that_hangs_up_while_its_worker_is_silent_leaves_nothing
 # -- images of somebody else's -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("protocol", Protocol)
+@pytest.mark.parametrize("protocol", ServerProtocol)
 async def test_an_opening_in_a_foreign_worker_that_is_silent_goes_on_and_others_go_elsewhere(
-    protocol: Protocol,
+    protocol: ServerProtocol,
 ) -> None:
     async with foreign(image(protocol, slots=3, max_workers=2, min_workers=2)) as world:
         gateway, asked = world.gateway, {"env_name": "image"}
@@ -176,7 +176,7 @@ async def test_an_opening_in_a_foreign_worker_that_is_silent_goes_on_and_others_
 
 
 async def test_a_foreign_worker_that_answers_while_it_opens_for_long_is_not_suspect() -> None:
-    async with foreign(image(Protocol.OPENENV, slots=2)) as world:
+    async with foreign(image(ServerProtocol.OPENENV, slots=2)) as world:
         opening = create(world.http, env_name="image", on_open="gate")
         async with under_way(opening) as [caught]:
             await until(lambda: world.image.asked["alive"] > 2)
@@ -192,7 +192,7 @@ async def test_a_silent_server_that_somebody_else_runs_is_asked_and_not_replaced
 ) -> None:
     monkeypatch.setattr("gateway.pool.suspects.REPLACED_S", 0.0)
     server = Server(url="http://127.0.0.1:9")
-    async with foreign(image(Protocol.ORS, slots=2, setup_s=1.0, close_s=0.1, server=server)) as world:
+    async with foreign(image(ServerProtocol.ORS, slots=2, setup_s=1.0, close_s=0.1, server=server)) as world:
         await create(world.http, sid="before", env_name="image")
         [silent] = world.image.opened_in
         await delete(world.http, sid="before")

@@ -27,9 +27,9 @@ import uvloop
 from websockets.sync.client import connect
 
 from gateway.app import Gateway
-from gateway.content import read_all
+from gateway.content import load_content
 from gateway.core.ports.store import Store
-from gateway.server import Server, configured, listen
+from gateway.server import HttpServer, configured, listen
 from gateway.settings import Settings
 from tests.deadlines import scaled
 from tests.wire.gateways import short_folder
@@ -158,11 +158,11 @@ async def serving(folder: Path) -> AsyncIterator[tuple[Meter, int]]:
         default_environment="echo",
         trainer_keys=f"alice:{KEY}",  # type: ignore[arg-type]  # as in a variable
     ).checked()
-    content = await read_all(settings)
+    content = await load_content(settings)
     listener = listen(settings.host, settings.port)
     port = listener.getsockname()[1]
     gateway = Gateway(settings, content, port=port)
-    server = Server(configured(gateway.app, end_s=settings.drain_s))
+    server = HttpServer(configured(gateway.app, end_s=settings.drain_s))
     meter = Meter(gateway)
     async with gateway.running():
         running = asyncio.create_task(server.serve(sockets=[listener]))

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.core.errors import UpstreamTimeout
 from gateway.core.ids import session_id
-from gateway.core.session import Setup
+from gateway.core.session import SessionSetup
 from gateway.core.worker import WorkerState
 from tests.deadlines import scaled
 from tests.fakes.eventually import until
@@ -64,7 +64,7 @@ async def test_an_opening_whose_time_the_wait_used_up_is_told_so_in_plain_number
                 owner=OWNER,
                 name="late",
                 environment=kind,
-                setup=Setup(spec={}),
+                setup=SessionSetup(spec={}),
                 fingerprint="f",
                 task="t",
                 within_s=-0.0008,

@@ -10,10 +10,10 @@ import pytest
 from gateway.core.environment import Areal, Environment, Split, TaskSpec
 from gateway.core.errors import UnknownTask
 from gateway.core.ids import EnvironmentName
-from gateway.core.worker import Registered
+from gateway.core.worker import WorkerTasks
 from gateway.frontends.areal.requests import find_sample
 from gateway.frontends.seeds import seed_of
-from gateway.tasks.lookup import Offers
+from gateway.tasks.lookup import TaskLookup
 from gateway.tasks.registry import TaskRegistry
 from tests.service.stack import run_time
 
@@ -29,7 +29,7 @@ TASKS = TaskRegistry(
 class Nobody:
     """Our own environments' workers are not asked for tasks."""
 
-    async def registered(self, environment: Environment) -> Registered:
+    async def registered(self, environment: Environment) -> WorkerTasks:
         raise AssertionError
 
     async def splits(self, environment: Environment) -> list[Split]:
@@ -42,7 +42,7 @@ class Nobody:
         raise AssertionError
 
 
-OFFERS = Offers(run_time(TASKS), queries=Nobody())
+OFFERS = TaskLookup(run_time(TASKS), queries=Nobody())
 
 
 def environment(split: str) -> Environment:

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.core.errors import InvalidRequest
 from gateway.core.ids import Owner
-from gateway.frontends.areal.step_lock import AT_ONCE_MAX, Turns
+from gateway.frontends.areal.step_lock import AT_ONCE_MAX, StepLocks
 
 ALICE, BOB = Owner("alice"), Owner("bob")
 LONG_S = 60.0
@@ -20,7 +20,7 @@ async def settle() -> None:
 
 
 async def test_steps_of_one_episode_never_overlap_and_keep_their_order() -> None:
-    turns, seen = Turns(), []
+    turns, seen = StepLocks(), []
 
     async def step(number: int) -> None:
         async with turns.one(ALICE, "e", within_s=LONG_S):
@@ -35,7 +35,7 @@ async def test_steps_of_one_episode_never_overlap_and_keep_their_order() -> None
 
 
 async def test_other_episodes_and_other_owners_do_not_wait() -> None:
-    turns = Turns()
+    turns = StepLocks()
 
     async with (
         turns.one(ALICE, "e", within_s=LONG_S),
@@ -48,7 +48,7 @@ async def test_other_episodes_and_other_owners_do_not_wait() -> None:
 
 
 async def test_a_wait_has_an_end() -> None:
-    turns = Turns()
+    turns = StepLocks()
 
     async with turns.one(ALICE, "e", within_s=LONG_S):
         with pytest.raises(InvalidRequest, match="another step"):
@@ -60,7 +60,7 @@ async def test_a_wait_has_an_end() -> None:
 
 
 async def test_not_too_many_wait() -> None:
-    turns = Turns()
+    turns = StepLocks()
 
     async def step() -> None:
         async with turns.one(ALICE, "e", within_s=LONG_S):
@@ -80,7 +80,7 @@ async def test_not_too_many_wait() -> None:
 
 @pytest.mark.parametrize("after", range(8))
 async def test_a_step_that_is_cancelled_at_any_moment_leaves_its_place(after: int) -> None:
-    turns = Turns()
+    turns = StepLocks()
 
     async def step() -> None:
         async with turns.one(ALICE, "e", within_s=LONG_S):

@@ -14,12 +14,12 @@ from gateway.core.episode import Action, Block, ImageBlock, StepResult, TextBloc
 from gateway.core.errors import UpstreamError
 from gateway.core.ids import EnvironmentName
 from gateway.frontends.areal.replies import first_observation
-from gateway.upstreams.areal.codec import Begun, Told, read_step, written
+from gateway.upstreams.areal.codec import Begun, ServerInfo, read_step, written
 from gateway.upstreams.areal.observations import read_messages, read_observation, read_prompt
 
 GUESS = Environment(name=EnvironmentName("guess"), image="one", directory=Path("/"), command=())
-TEXT = Told(b"/api", {"name": "guess", "action_type": "text"})
-STRUCTURED = Told(b"/api", {"name": "guess", "action_type": "structured"})
+TEXT = ServerInfo(b"/api", {"name": "guess", "action_type": "text"})
+STRUCTURED = ServerInfo(b"/api", {"name": "guess", "action_type": "structured"})
 SYSTEM, USER, ASSISTANT = (TextBlock(f"[{role}]", {"role": role}) for role in ("system", "user", "assistant"))
 PNG = "iVBORw0KGgo="
 
@@ -48,7 +48,7 @@ PNG = "iVBORw0KGgo="
     ],
 )
 def test_each_spelling_of_an_action_is_one_of_the_servers(
-    action: Action, actions: Mapping[str, str], told: Told, sent: tuple[str, Any]
+    action: Action, actions: Mapping[str, str], told: ServerInfo, sent: tuple[str, Any]
 ) -> None:
     environment = replace(GUESS, actions=ActionMapping(**actions))
 

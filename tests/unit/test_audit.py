@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gateway.core.ids import EnvironmentName, WorkerId
-from gateway.core.worker import Found, Worker, WorkerState
-from gateway.pool.audit import Findings, compare
+from gateway.core.worker import BackendWorker, Worker, WorkerState
+from gateway.pool.audit import AuditFindings, compare
 
 READY, STARTING, DRAINING = WorkerState.READY, WorkerState.STARTING, WorkerState.DRAINING
 
@@ -18,9 +18,9 @@ def stored(**states: WorkerState) -> dict[WorkerId, Worker]:
     }
 
 
-def seen(*running: str, dead: tuple[str, ...] = ()) -> list[Found]:
+def seen(*running: str, dead: tuple[str, ...] = ()) -> list[BackendWorker]:
     return [
-        Found(
+        BackendWorker(
             id=WorkerId(id),
             environment=EnvironmentName("math"),
             digest="d",
@@ -63,13 +63,13 @@ def seen(*running: str, dead: tuple[str, ...] = ()) -> list[Found]:
 )
 def test_only_what_is_certain_is_removed_or_ended(
     before: dict[WorkerId, Worker],
-    found: list[Found],
+    found: list[BackendWorker],
     after: dict[WorkerId, Worker],
     orphans: list[str],
     lost: list[str],
     adopted: list[str],
 ) -> None:
-    assert compare(before, found, after) == Findings(
+    assert compare(before, found, after) == AuditFindings(
         orphans=tuple(map(WorkerId, orphans)),
         lost=tuple(map(WorkerId, lost)),
         adopted=tuple(map(WorkerId, adopted)),

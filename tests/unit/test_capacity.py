@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.capacity import Expected, Wish, shared
+from gateway.core.capacity import CapacityRequest, Expected, shared
 from gateway.core.environment import PoolPolicy
 from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.scaling import Plan, plan
@@ -22,8 +22,8 @@ def worker(
 
 def wish(
     *workers: WorkerLoad, start: int = 0, waiting: int = 0, retire: tuple[str, ...] = (), min_workers: int = 0
-) -> Wish:
-    return Wish(
+) -> CapacityRequest:
+    return CapacityRequest(
         plan=Plan(start=start, retire=tuple(map(WorkerId, retire))),
         policy=PoolPolicy(max_workers=10, min_workers=min_workers),
         load=EnvironmentLoad(workers=workers, waiting=waiting),
@@ -123,7 +123,7 @@ def test_what_goes_already_is_counted_and_those_who_want_more_give_nothing() -> 
 
 
 def test_a_worker_that_is_retired_to_make_room_is_not_paused() -> None:
-    idle = Wish(
+    idle = CapacityRequest(
         plan=Plan(pause=(WorkerId("a1"),)),
         policy=PoolPolicy(),
         load=EnvironmentLoad(workers=(worker("a1", idle_s=9),)),

@@ -20,14 +20,14 @@ from gateway.core.environment import (
     Environment,
     Isolation,
     Limits,
-    Loosened,
     ObservationType,
     OpenEnv,
     PoolPolicy,
-    Protocol,
+    Relaxations,
     ResetMapping,
     SandboxLimits,
     Server,
+    ServerProtocol,
     Timeouts,
     Volume,
 )
@@ -141,7 +141,7 @@ def test_every_key_arrives_where_it_belongs(tmp_path: Path) -> None:
         ),
         limits=Limits(memory_bytes=256 * 2**20, cpus=0.5, pids=64, tmp_bytes=8 * 2**20, gpus=2),
         timeouts=Timeouts(idle_s=30, start_s=31.5, open_s=32, setup_s=33, call_s=34, close_s=35),
-        loosened=Loosened(user="0:0", writable_root=True, network="bridge", capabilities=("SYS_PTRACE",)),
+        loosened=Relaxations(user="0:0", writable_root=True, network="bridge", capabilities=("SYS_PTRACE",)),
         areal=Areal(
             name="math-gateway",
             description="Sums, one answer each.",
@@ -504,7 +504,7 @@ WORKERS_ARE_MADE_ANEW = {
     "name": replace(BASE, name=EnvironmentName("sums")),
     "image": replace(BASE, image="two"),
     "command": replace(BASE, command=("python3",)),
-    "protocol": replace(BASE, protocol=Protocol.OPENENV),
+    "protocol": replace(BASE, protocol=ServerProtocol.OPENENV),
     "isolation": replace(BASE, isolation=Isolation.SANDBOX),
     "upstream_name": replace(BASE, upstream_name="mathenv"),
     "variables": replace(BASE, variables={"A": "1"}),
@@ -526,10 +526,10 @@ WORKERS_ARE_MADE_ANEW = {
     "server.port": replace(BASE, server=Server(port=8000)),
     "server.url": replace(BASE, server=Server(url="http://127.0.0.1:8000")),
     "volumes": replace(BASE, volumes=(Volume(source="data", target="/data"),)),
-    "loosened.user": replace(BASE, loosened=Loosened(user="0:0")),
-    "loosened.writable_root": replace(BASE, loosened=Loosened(writable_root=True)),
-    "loosened.network": replace(BASE, loosened=Loosened(network="bridge")),
-    "loosened.capabilities": replace(BASE, loosened=Loosened(capabilities=("SYS_PTRACE",))),
+    "loosened.user": replace(BASE, loosened=Relaxations(user="0:0")),
+    "loosened.writable_root": replace(BASE, loosened=Relaxations(writable_root=True)),
+    "loosened.network": replace(BASE, loosened=Relaxations(network="bridge")),
+    "loosened.capabilities": replace(BASE, loosened=Relaxations(capabilities=("SYS_PTRACE",))),
 }
 WORKERS_STAY = {
     "directory": replace(BASE, directory=Path("/b")),
@@ -584,14 +584,14 @@ def test_the_digest_is_the_same_in_every_process_and_whatever_the_order_of_varia
 
 
 def test_what_is_loosened_is_named_word_by_word() -> None:
-    everything = Loosened(user="0:0", writable_root=True, network="bridge", capabilities=("A", "B"))
+    everything = Relaxations(user="0:0", writable_root=True, network="bridge", capabilities=("A", "B"))
 
-    assert Loosened().words() == ()
+    assert Relaxations().words() == ()
     assert everything.words() == ("user=0:0", "writable root", "network=bridge", "capability A", "capability B")
 
 
 def test_a_check_shows_what_an_environment_is() -> None:
-    shown = describe(replace(BASE, loosened=Loosened(user="0:0")))
+    shown = describe(replace(BASE, loosened=Relaxations(user="0:0")))
 
     assert shown == {
         "name": "math",

@@ -8,7 +8,15 @@ import pytest
 
 from gateway.catalog.catalog import Catalog, describe
 from gateway.catalog.toml import read_environment
-from gateway.core.environment import ActionMapping, Environment, Protocol, ResetMapping, Server, Volume, Wire
+from gateway.core.environment import (
+    ActionMapping,
+    Environment,
+    ResetMapping,
+    Server,
+    ServerProtocol,
+    UpstreamKind,
+    Volume,
+)
 from gateway.core.errors import ConfigError
 
 IMAGE = 'name = "counter"\nimage = "counter:1"\nprotocol = "openenv"\n'
@@ -47,7 +55,7 @@ read_only = false
     )
 
     assert environment.server == Server(port=8000, ready="/health")
-    assert (environment.protocol, environment.wire) == (Protocol.OPENENV, Wire.OPENENV)
+    assert (environment.protocol, environment.wire) == (ServerProtocol.OPENENV, UpstreamKind.OPENENV)
     assert environment.actions == ActionMapping(default_tool="step", text_field="message")
     assert environment.resets == ResetMapping(
         keys=("seed", "task_name"), from_task={"task_name": "environment_config.page"}, seeds=5
@@ -75,11 +83,11 @@ def test_an_openenv_image_holds_one_session_unless_it_says_more(
 def test_other_servers_hold_many_sessions(tmp_path: Path, protocol: str) -> None:
     environment = read(tmp_path, PORT.replace("openenv", protocol))
 
-    assert (environment.pool.slots, environment.wire) == (16, Wire(protocol))
+    assert (environment.pool.slots, environment.wire) == (16, UpstreamKind(protocol))
 
 
 def test_our_own_images_are_spoken_to_in_our_own_way(tmp_path: Path) -> None:
-    assert read(tmp_path, 'name = "counter"\nimage = "x"\n').wire is Wire.OWN
+    assert read(tmp_path, 'name = "counter"\nimage = "x"\n').wire is UpstreamKind.OWN
 
 
 def test_a_command_runs_it_without_its_image(tmp_path: Path) -> None:

@@ -16,16 +16,16 @@ from gateway.core.environment import Environment, Split, TaskSpec
 from gateway.core.errors import InvalidRequest, StoreUnavailable, UnknownTask
 from gateway.core.ids import EnvironmentName
 from gateway.core.ports.curricula import Drawn, Turn
-from gateway.core.worker import Registered
+from gateway.core.worker import WorkerTasks
 from gateway.stores.memory.tasks import MemoryTaskStore
-from gateway.tasks.curricula.indices import Offer
-from gateway.tasks.curricula.sampling import Place
+from gateway.tasks.curricula.indices import TaskRef
+from gateway.tasks.curricula.sampling import TaskPlace
 from gateway.tasks.curricula.service import JOINS, MAX_SAMPLE, Curricula, Handed, scope_of, scopes
-from gateway.tasks.curricula.stats import TaskRecords
+from gateway.tasks.curricula.stats import TaskStats
 from gateway.tasks.curricula.task_tables import TaskTables
-from gateway.tasks.lookup import Offers
+from gateway.tasks.lookup import TaskLookup
 from gateway.tasks.registry import TaskRegistry
-from gateway.tasks.runtime import RunTimeTasks
+from gateway.tasks.runtime import RuntimeTasks
 from tests.fakes.eventually import eventually, until
 from tests.service.stack import environment
 from tests.unit.curriculum_parts import GAME, MATH, Store, add, registry_of, remove
@@ -42,7 +42,7 @@ DOCUMENT: dict[str, Any] = {"environment": "math", "group_size": 2, "sampler": {
 class Nobody:
     """Has no worker to ask."""
 
-    async def registered(self, environment: Environment) -> Registered:
+    async def registered(self, environment: Environment) -> WorkerTasks:
         raise AssertionError("nobody is to be asked")
 
     async def splits(self, environment: Environment) -> list[Split]:
@@ -67,7 +67,7 @@ class Replica:
     ) -> None:
         self.registry = registry or registry_of(math=TASKS, game=GAMES)
         catalog = Catalog([environment("math"), environment("game")])
-        self.records = TaskRecords(store, registry=self.registry)
+        self.records = TaskStats(store, registry=self.registry)
         self.curricula = Curricula(
             store=store,
             records=self.records,
@@ -75,10 +75,10 @@ class Replica:
             files={one.name: one for one in files},
             catalog=catalog,
         )
-        run_time = RunTimeTasks(registry=self.registry, store=tasks or MemoryTaskStore(), catalog=catalog)
-        self.offers = Offers(run_time, queries=Nobody(), curricula=self.curricula)
+        run_time = RuntimeTasks(registry=self.registry, store=tasks or MemoryTaskStore(), catalog=catalog)
+        self.offers = TaskLookup(run_time, queries=Nobody(), curricula=self.curricula)
 
-    async def opened(self, name: str, split: str, index: int) -> Offer:
+    async def opened(self, name: str, split: str, index: int) -> TaskRef:
         """The task that an opening by a handle gets."""
         there = environment(name)
         return await self.offers.drawn(there, await self.offers.at(there, split, index))
@@ -112,7 +112,7 @@ async def test_a_draw_without_a_handle_has_no_place_to_give_back() -> None:
     handed = [await curricula.hand_one(MINE) for _ in range(3)]
     curricula.unused(handed[0].ticket)
 
-    assert handed == [Handed(Place(MATH, "train", index, f"t{index}"), None, "") for index in range(3)]
+    assert handed == [Handed(TaskPlace(MATH, "train", index, f"t{index}"), None, "") for index in range(3)]
 
 
 @pytest.mark.parametrize("is_first", [True, False], ids=["it draws", "it joins"])

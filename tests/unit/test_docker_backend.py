@@ -16,7 +16,7 @@ import pytest
 from gateway.backends.docker.backend import DockerBackend
 from gateway.backends.docker.container import sandbox_profile
 from gateway.backends.docker.images import is_from_registry
-from gateway.core.environment import CustomTasks, Environment, Isolation, Limits, Loosened, SandboxLimits
+from gateway.core.environment import CustomTasks, Environment, Isolation, Limits, Relaxations, SandboxLimits
 from gateway.core.errors import BackendError, StartFailed
 from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.worker import Worker
@@ -199,7 +199,7 @@ def differing(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
 
 async def test_what_an_environment_needs_loosened_is_loosened(backend: DockerBackend, engine: FakeEngine) -> None:
-    loosened = Loosened(user="0:0", writable_root=True, network="bridge", capabilities=("SETUID", "CHOWN"))
+    loosened = Relaxations(user="0:0", writable_root=True, network="bridge", capabilities=("SETUID", "CHOWN"))
     environment = Environment(
         name=EnvironmentName("fake"),
         image="env-gateway/fake",

@@ -18,10 +18,10 @@ import pytest
 from gateway.backends.docker import calls
 from gateway.backends.docker.backend import DockerBackend
 from gateway.backends.docker.container import owned_filter
-from gateway.backends.docker.deaths import LOOK_THREADS, Endings
+from gateway.backends.docker.deaths import LOOK_THREADS, DeathWatcher
 from gateway.backends.docker.engine import Engine, EngineError, connect, translated
-from gateway.backends.docker.events import DieEvents, Ended
-from gateway.backends.launch import Launches, Wanted
+from gateway.backends.docker.events import ContainerEnd, DieEvents
+from gateway.backends.launch import CancelToken, Launches
 from gateway.core.environment import Environment, Server
 from gateway.core.errors import BackendError, NotLeading, StartFailed
 from gateway.core.ids import EnvironmentName, WorkerId
@@ -224,9 +224,9 @@ async def test_an_engine_that_tells_of_each_oom_is_not_asked_why(backend: Docker
 
 
 @pytest.fixture
-async def endings(engine: FakeEngine, backend: DockerBackend) -> AsyncIterator[Endings]:
+async def endings(engine: FakeEngine, backend: DockerBackend) -> AsyncIterator[DeathWatcher]:
     """Of *backend*'s workers: they keep a death back for as long as a word may come."""
-    made = Endings(engine.url, LABELS, reason_s=REACHED_S, late_s=REACHED_S)
+    made = DeathWatcher(engine.url, LABELS, reason_s=REACHED_S, late_s=REACHED_S)
     yield made
     engine.release()
     await made.aclose()
@@ -239,7 +239,7 @@ async def is_warm(engine: FakeEngine, before: int) -> None:
 
 
 async def test_an_oom_that_is_told_of_after_the_death_is_its_reason(
-    endings: Endings, backend: DockerBackend, engine: FakeEngine
+    endings: DeathWatcher, backend: DockerBackend, engine: FakeEngine
 ) -> None:
     first, second = await started(backend, engine, "w1"), await started(backend, engine, "w2")
     looks = engine.count("GET inspect")
@@ -329,7 +329,7 @@ async def test_a_stream_that_is_silent_is_asked_for_anew_and_no_death_is_told_tw
     backend: DockerBackend, engine: FakeEngine
 ) -> None:
     first, second = await started(backend, engine, "w1"), await started(backend, engine, "w2")
-    told: queue.Queue[Ended] = queue.Queue()
+    told: queue.Queue[ContainerEnd] = queue.Queue()
     events = DieEvents(engine.url, LABELS, announce=told.put, silence_s=0.1)
     await asyncio.to_thread(engine.followed)
     engine.die(first)
@@ -349,7 +349,7 @@ async def test_deaths_are_told_whatever_the_engines_clock_says(backend: DockerBa
     ids = ("w1", "w2", "w3", "w4")
     containers = [await started(backend, engine, id) for id in ids]
     engine.ahead_s = -3600  # behind this machine's
-    told: queue.Queue[Ended] = queue.Queue()
+    told: queue.Queue[ContainerEnd] = queue.Queue()
     events = DieEvents(engine.url, LABELS, announce=told.put)
     await asyncio.to_thread(engine.followed)
 
@@ -505,7 +505,7 @@ async def test_an_undo_that_waits_for_the_engine_ends_with_the_backend(
 async def test_an_undo_that_fails_again_and_again_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     launches, tries = Launches(undo_pauses_s=[0.0] * 5), []
 
-    async def refused(_: Wanted) -> None:
+    async def refused(_: CancelToken) -> None:
         raise StartFailed("no")
 
     async def undo() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gateway.backends.docker.backend import DockerBackend
-from gateway.core.environment import Environment, Limits, Loosened, Server, Volume
+from gateway.core.environment import Environment, Limits, Relaxations, Server, Volume
 from gateway.core.errors import BackendError, StartFailed
 from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.worker import Worker
@@ -141,7 +141,7 @@ async def test_the_image_runs_as_it_is_with_nothing_of_ours_in_it(
 async def test_its_forwarder_shares_its_network_and_has_the_socket_folder(
     backend: DockerBackend, engine: Engine, sockets: Path
 ) -> None:
-    await backend.start(worker(), replace(ENVIRONMENT, loosened=Loosened(user="0:0", writable_root=True)))
+    await backend.start(worker(), replace(ENVIRONMENT, loosened=Relaxations(user="0:0", writable_root=True)))
 
     server, forwarder = parts(engine)
     host = forwarder.body["HostConfig"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway.frontends.auth import OPEN_PATHS, OPERATOR_SEGMENTS, Door
+from gateway.frontends.auth import OPEN_PATHS, OPERATOR_SEGMENTS, Authenticator
 
 ALICE, BOB, OLGA = "alice-key-1234", "bobs-key-1234", "olgas-key-1234"
 TRAINERS = {"alice": ALICE, "bob": BOB}
@@ -54,7 +54,7 @@ async def knock(
     async def send(message: Message) -> None:
         answers.append(message)
 
-    await Door(inside, trainers=trainers, operators=operators)(wanted, _nothing, send)
+    await Authenticator(inside, trainers=trainers, operators=operators)(wanted, _nothing, send)
     return inside, answers
 
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gateway.sessions.calls import BrokenOff, Until, Watcher
+from gateway.sessions.calls import CallScope, Interrupted, Watcher
 
 
 async def for_ever() -> None:
@@ -18,9 +18,9 @@ async def test_the_end_of_a_session_breaks_off_whatever_waits_in_it() -> None:
 
     async def call() -> str:
         try:
-            with Until(watchers, 60):
+            with CallScope(watchers, 60):
                 await for_ever()
-        except BrokenOff as broken:
+        except Interrupted as broken:
             return broken.cause
         return "went on"
 
@@ -35,14 +35,14 @@ async def test_the_end_of_a_session_breaks_off_whatever_waits_in_it() -> None:
 
 
 async def test_so_does_the_end_of_its_time() -> None:
-    with pytest.raises(BrokenOff) as broken, Until(set(), 0.01):
+    with pytest.raises(Interrupted) as broken, CallScope(set(), 0.01):
         await for_ever()
 
     assert broken.value.cause == "late"
 
 
 async def test_no_time_at_all_still_lets_what_is_there_already_through() -> None:
-    with Until(set(), -1):
+    with CallScope(set(), -1):
         found = "there"
 
     assert found == "there"
@@ -52,7 +52,7 @@ async def test_the_first_cause_is_the_one_that_is_told() -> None:
     watchers: set[Watcher] = set()
 
     async def call() -> None:
-        with Until(watchers, 0.01):
+        with CallScope(watchers, 0.01):
             await for_ever()
 
     task = asyncio.create_task(call())
@@ -61,7 +61,7 @@ async def test_the_first_cause_is_the_one_that_is_told() -> None:
     await asyncio.wait({task})
 
     error = task.exception()
-    assert isinstance(error, BrokenOff)
+    assert isinstance(error, Interrupted)
     assert error.cause == "ended"
 
 
@@ -69,7 +69,7 @@ async def test_a_cancellation_from_outside_goes_on_also_beside_an_end() -> None:
     watchers: set[Watcher] = set()
 
     async def call() -> None:
-        with Until(watchers, 60):
+        with CallScope(watchers, 60):
             await for_ever()
 
     for ends in (False, True):
@@ -91,7 +91,7 @@ async def test_what_swallows_the_cancellation_has_its_answer_taken_and_the_task_
             return "answer"
         return "never"
 
-    with Until(set(), 0.01):
+    with CallScope(set(), 0.01):
         answer = await stubborn()
 
     task = asyncio.current_task()
@@ -101,5 +101,5 @@ async def test_what_swallows_the_cancellation_has_its_answer_taken_and_the_task_
 
 
 async def test_an_error_of_what_ran_is_not_hidden() -> None:
-    with pytest.raises(ValueError, match="broken"), Until(set(), 60):
+    with pytest.raises(ValueError, match="broken"), CallScope(set(), 60):
         raise ValueError("broken")

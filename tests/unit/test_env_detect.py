@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from gateway.catalog.inspect.detect import NotRecognised, detect
-from gateway.catalog.inspect.findings import Capacity, FoundSplit, Told, fields, text_field
+from gateway.catalog.inspect.findings import Capacity, Finding, FoundSplit, fields, text_field
 from gateway.catalog.inspect.image import Image, Use, listening_port, use_of
-from gateway.catalog.inspect.probe import Answer, Socket, Unanswered, one_line, until_up
+from gateway.catalog.inspect.probe import ProbeAnswer, Socket, Unanswered, one_line, until_up
 from gateway.catalog.inspect.trial import ladder, last_line
-from gateway.core.environment import ActionType, Loosened, ObservationType, Protocol, SplitType
+from gateway.core.environment import ActionType, ObservationType, Relaxations, ServerProtocol, SplitType
 from gateway.core.errors import ConfigError
 
 ORS_PATHS = ("/list_environments", "/create", "/delete", "/ping", "/{env_name}/tools")
 OPENENV_PATHS = ("/health", "/metadata", "/schema", "/reset", "/step", "/state")
 TEXT = {"type": "string"}
-NOWHERE = Answer(404, b'{"detail":"Not Found"}')
+NOWHERE = ProbeAnswer(404, b'{"detail":"Not Found"}')
 
 
 @dataclass
@@ -37,11 +37,13 @@ class Scripted:
     most_open: int = 0
     asked: list[str] = field(default_factory=list)
 
-    async def get(self, path: str, *, headers: Mapping[str, str] | None = None) -> Answer:
+    async def get(self, path: str, *, headers: Mapping[str, str] | None = None) -> ProbeAnswer:
         self.asked.append(f"GET {path}")
         return _answer(self.gets.get(path))
 
-    async def post(self, path: str, body: Mapping[str, Any], *, headers: Mapping[str, str] | None = None) -> Answer:
+    async def post(
+        self, path: str, body: Mapping[str, Any], *, headers: Mapping[str, str] | None = None
+    ) -> ProbeAnswer:
         self.asked.append(f"POST {path}")
         return _answer(self.posts.get(path))
 
@@ -71,8 +73,14 @@ class _Place:
         self.server.open -= 1
 
 
-def _answer(said: Any) -> Answer:
-    return NOWHERE if said is None else said if isinstance(said, Answer) else Answer(200, json.dumps(said).encode())
+def _answer(said: Any) -> ProbeAnswer:
+    return (
+        NOWHERE
+        if said is None
+        else said
+        if isinstance(said, ProbeAnswer)
+        else ProbeAnswer(200, json.dumps(said).encode())
+    )
 
 
 def openapi(*paths: str, create: tuple[str, ...] = ()) -> Mapping[str, Any]:
@@ -113,7 +121,7 @@ async def test_an_ors_server_is_asked_all_and_a_session_on_its_first_task_is_end
 
     findings = await detect(server)
 
-    assert (findings.protocol, findings.version, findings.chosen) == (Protocol.ORS, "ors-sdk", "riddles")
+    assert (findings.protocol, findings.version, findings.chosen) == (ServerProtocol.ORS, "ors-sdk", "riddles")
     assert (findings.default_tool, findings.text_field) == ("answer", "text")
     assert findings.splits == (FoundSplit("hard", SplitType.TRAIN, 7), FoundSplit("odd", SplitType.VALIDATION, 7))
     assert findings.trouble == ""
@@ -121,7 +129,7 @@ async def test_an_ors_server_is_asked_all_and_a_session_on_its_first_task_is_end
 
 
 async def test_a_session_that_fails_is_told_in_the_servers_words_and_ended() -> None:
-    server = ors(gets={"/riddles/prompt": Answer(500, b'{"detail":"KeyError: \'OPENAI_API_KEY\'"}')})
+    server = ors(gets={"/riddles/prompt": ProbeAnswer(500, b'{"detail":"KeyError: \'OPENAI_API_KEY\'"}')})
 
     findings = await detect(server)
 
@@ -164,7 +172,7 @@ async def test_the_version_of_an_openenv_server_is_told_by_what_each_brought(
 ) -> None:
     findings = await detect(openenv(action=properties(text=TEXT), gets=gets, posts=posts))
 
-    assert (findings.protocol, findings.version) == (Protocol.OPENENV, version)
+    assert (findings.protocol, findings.version) == (ServerProtocol.OPENENV, version)
 
 
 async def test_an_openenv_server_with_a_task_api_is_no_ors_server() -> None:
@@ -174,7 +182,7 @@ async def test_an_openenv_server_with_a_task_api_is_no_ors_server() -> None:
 
     findings = await detect(openenv(action=properties(text=TEXT), paths=paths, gets=gets, posts=posts))
 
-    assert findings.protocol is Protocol.OPENENV
+    assert findings.protocol is ServerProtocol.OPENENV
     assert findings.splits == (FoundSplit("train", SplitType.TRAIN, 3),)
     assert findings.places
 
@@ -182,7 +190,7 @@ async def test_an_openenv_server_with_a_task_api_is_no_ors_server() -> None:
 async def test_without_its_http_reset_an_openenv_server_is_known_too() -> None:
     findings = await detect(openenv(action=properties(text=TEXT), paths=("/health", "/metadata", "/schema", "/mcp")))
 
-    assert findings.protocol is Protocol.OPENENV
+    assert findings.protocol is ServerProtocol.OPENENV
 
 
 async def test_a_server_of_openenv_0_1_is_refused_with_what_to_do() -> None:
@@ -191,9 +199,10 @@ async def test_a_server_of_openenv_0_1_is_refused_with_what_to_do() -> None:
 
 
 @pytest.mark.parametrize(
-    ("capacity", "told"), [(1, Told.BY_SERVER), (5, Told.BY_SERVER), (64, Told.AT_LEAST), (1000, Told.AT_LEAST)]
+    ("capacity", "told"),
+    [(1, Finding.BY_SERVER), (5, Finding.BY_SERVER), (64, Finding.AT_LEAST), (1000, Finding.AT_LEAST)],
 )
-async def test_sockets_are_opened_until_one_is_refused_and_all_are_closed(capacity: int, told: Told) -> None:
+async def test_sockets_are_opened_until_one_is_refused_and_all_are_closed(capacity: int, told: Finding) -> None:
     server = openenv(action=properties(text=TEXT), capacity=capacity)
 
     findings = await detect(server)
@@ -210,7 +219,7 @@ async def test_a_server_whose_places_are_taken_tells_how_many_it_has() -> None:
 
     findings = await detect(server)
 
-    assert findings.capacity == Capacity(3, Told.BY_SERVER)
+    assert findings.capacity == Capacity(3, Finding.BY_SERVER)
     assert any("taken by others" in remark for remark in findings.remarks)
     assert server.open == others
 
@@ -237,7 +246,7 @@ async def test_a_state_that_cannot_be_told_before_a_reset_is_no_trouble() -> Non
 
     findings = await detect(openenv(action=properties(text=TEXT), first_frame=frame))
 
-    assert (findings.trouble, findings.capacity) == ("", Capacity(2, Told.BY_SERVER))
+    assert (findings.trouble, findings.capacity) == ("", Capacity(2, Finding.BY_SERVER))
 
 
 async def test_an_environment_on_mcp_of_an_old_version_tells_its_tools_on_a_socket() -> None:
@@ -256,7 +265,7 @@ async def test_an_areal_server_is_known_by_its_task_info(prefix: str) -> None:
 
     findings = await detect(server)
 
-    assert (findings.protocol, findings.max_turns, findings.trouble) == (Protocol.AREAL, 8, "")
+    assert (findings.protocol, findings.max_turns, findings.trouble) == (ServerProtocol.AREAL, 8, "")
     assert findings.splits == (FoundSplit("train", SplitType.TRAIN, 12),)
     assert (findings.observation_type, findings.action_type) == (ObservationType.TEXT, None)
     assert findings.ready == f"{prefix}/health"
@@ -271,7 +280,7 @@ async def test_samples_of_other_names_are_no_trouble_but_remarked() -> None:
 
 
 async def test_what_is_none_of_them_is_refused_with_what_was_seen() -> None:
-    server = Scripted(gets={"/openapi.json": openapi("/predict"), "/health": Answer(418, b"teapot")})
+    server = Scripted(gets={"/openapi.json": openapi("/predict"), "/health": ProbeAnswer(418, b"teapot")})
 
     with pytest.raises(NotRecognised, match=r"as no ORS, .* GET /health is 418 'teapot'.*/predict"):
         await detect(server)
@@ -311,9 +320,9 @@ def test_what_others_write_is_shown_on_one_line(text: str, line: str) -> None:
 
 async def test_a_proxy_that_says_not_yet_is_asked_again() -> None:
     class Slow(Scripted):
-        async def get(self, path: str, *, headers: Mapping[str, str] | None = None) -> Answer:
+        async def get(self, path: str, *, headers: Mapping[str, str] | None = None) -> ProbeAnswer:
             self.asked.append(path)
-            return Answer(502 if len(self.asked) < 3 else 404, b"")
+            return ProbeAnswer(502 if len(self.asked) < 3 else 404, b"")
 
     server = Slow()
 
@@ -324,7 +333,7 @@ async def test_a_proxy_that_says_not_yet_is_asked_again() -> None:
 
 async def test_a_wait_ends_with_what_happened_last_or_what_the_check_raises() -> None:
     class Down(Scripted):
-        async def get(self, path: str, *, headers: Mapping[str, str] | None = None) -> Answer:
+        async def get(self, path: str, *, headers: Mapping[str, str] | None = None) -> ProbeAnswer:
             raise Unanswered("connection refused")
 
     async def died() -> None:
@@ -340,10 +349,10 @@ def test_an_image_is_allowed_a_little_more_at_each_try_and_never_a_network() -> 
     steps = list(ladder(Image(ports=(), user="0:0")))
 
     assert steps == [
-        Loosened(),
-        Loosened(writable_root=True),
-        Loosened(user="0:0"),
-        Loosened(user="0:0", writable_root=True),
+        Relaxations(),
+        Relaxations(writable_root=True),
+        Relaxations(user="0:0"),
+        Relaxations(user="0:0", writable_root=True),
     ]
     assert len(list(ladder(Image(ports=(), user="10001:10001")))) == 2
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway.catalog.inspect.external import environment_of
-from gateway.catalog.inspect.findings import Capacity, Findings, FoundSplit, Told
+from gateway.catalog.inspect.findings import Capacity, Finding, Findings, FoundSplit
 from gateway.catalog.inspect.toml_writer import Ran, check_name, check_place, file_text, memory_mib, put
 from gateway.catalog.toml import RESERVED, STATIC_IMAGE, read_environment
 from gateway.cli.env import default_name
@@ -18,13 +18,13 @@ from gateway.core.environment import (
     ActionMapping,
     ActionType,
     Environment,
-    Loosened,
     ObservationType,
-    Protocol,
+    Relaxations,
     ResetMapping,
     Server,
+    ServerProtocol,
     SplitType,
-    Wire,
+    UpstreamKind,
 )
 from gateway.core.errors import ConfigError
 
@@ -32,12 +32,12 @@ URL = "http://10.0.0.7:8000/env"
 MIB = 2**20
 TRAIN = FoundSplit("train", SplitType.TRAIN, 20)
 OPENENV = Findings(
-    protocol=Protocol.OPENENV,
+    protocol=ServerProtocol.OPENENV,
     version="openenv 0.8 or later",
     environments=("counter",),
     chosen="counter",
     ready="/health",
-    capacity=Capacity(1, Told.BY_SERVER),
+    capacity=Capacity(1, Finding.BY_SERVER),
     splits=(TRAIN,),
     fields=("message",),
     text_field="message",
@@ -46,12 +46,12 @@ OPENENV = Findings(
 NAMELESS = replace(OPENENV, environments=(), chosen="", splits=(), places=False)
 MCP = replace(NAMELESS, fields=(), tools=("echo", "end"), text_field="")
 ORS = Findings(
-    protocol=Protocol.ORS,
+    protocol=ServerProtocol.ORS,
     version="ors-sdk",
     environments=("riddles", "sums"),
     chosen="riddles",
     ready="/health",
-    capacity=Capacity(16, Told.ASSUMED),
+    capacity=Capacity(16, Finding.ASSUMED),
     splits=(FoundSplit("hard", SplitType.TRAIN, None), FoundSplit("odd", SplitType.TEST, 3)),
     tools=("answer",),
     default_tool="answer",
@@ -59,13 +59,13 @@ ORS = Findings(
     remarks=("No ORS server tells how many sessions it holds.",),
 )
 AREAL = Findings(
-    protocol=Protocol.AREAL,
+    protocol=ServerProtocol.AREAL,
     version="an AReaL task server",
     description="Shell puzzles",
     environments=("os",),
     chosen="os",
     ready="/api/health",
-    capacity=Capacity(16, Told.ASSUMED),
+    capacity=Capacity(16, Finding.ASSUMED),
     splits=(TRAIN,),
     max_turns=8,
     observation_type=ObservationType.MESSAGES,
@@ -96,9 +96,9 @@ def test_the_file_of_an_image_means_what_was_found(tmp_path: Path, findings: Fin
 
     assert environment.image == RAN.image
     assert environment.server == Server(port=8000, ready=findings.ready)
-    assert environment.wire is Wire(findings.protocol.value)
+    assert environment.wire is UpstreamKind(findings.protocol.value)
     assert environment.needs_an_engine
-    assert environment.loosened == Loosened()
+    assert environment.loosened == Relaxations()
     assert (environment.limits.memory_bytes, environment.limits.pids) == (320 * MIB, 256)
     assert environment.actions == ActionMapping(default_tool=findings.default_tool, text_field=findings.text_field)
     usual = environment_of("thing", URL, findings)
@@ -119,7 +119,7 @@ def test_places_and_splits_are_taken_over(tmp_path: Path) -> None:
 
 
 def test_what_had_to_be_loosened_is_written_with_its_reason(tmp_path: Path) -> None:
-    loosened = Loosened(writable_root=True, user="0:0")
+    loosened = Relaxations(writable_root=True, user="0:0")
     text = file_text("thing", ORS, ran=replace(RAN, loosened=loosened, reason="OSError: Read-only\nfile system"))
 
     assert read(tmp_path, text).loosened == loosened
@@ -130,7 +130,7 @@ def test_what_had_to_be_loosened_is_written_with_its_reason(tmp_path: Path) -> N
 def test_an_image_of_our_own_stays_on_its_socket(tmp_path: Path) -> None:
     environment = read(tmp_path, file_text("thing", OWN, ran=replace(RAN, port=0)))
 
-    assert (environment.wire, environment.server, environment.needs_an_engine) == (Wire.OWN, Server(), True)
+    assert (environment.wire, environment.server, environment.needs_an_engine) == (UpstreamKind.OWN, Server(), True)
 
 
 @pytest.mark.parametrize(("findings", "place"), list(itertools.product(KINDS.values(), ["image", "url"])))
@@ -165,7 +165,7 @@ def test_words_of_the_server_cannot_break_the_file(tmp_path: Path) -> None:
 
     environment = read(tmp_path, file_text("thing", findings, ran=ran))
 
-    assert environment.loosened == Loosened()
+    assert environment.loosened == Relaxations()
     assert environment.actions == ActionMapping(default_tool=nasty, text_field=nasty)
     assert environment.variables == {"A": nasty}
     assert environment.upstream_name == ""  # it is no name
@@ -238,7 +238,7 @@ def test_a_file_is_overwritten_only_if_that_is_forced(tmp_path: Path) -> None:
     assert path.read_text() == text
     assert check_place(tmp_path / "catalog", "thing", force=True) == path
     put(path, file_text("thing", AREAL, url=URL), force=True)
-    assert read_environment(path).protocol is Protocol.AREAL
+    assert read_environment(path).protocol is ServerProtocol.AREAL
     assert list(path.parent.iterdir()) == [path]
 
 

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.backends.docker.container import container_body, sandbox_profile
-from gateway.core.environment import CustomTasks, Environment, Isolation, Limits, Loosened
+from gateway.core.environment import CustomTasks, Environment, Isolation, Limits, Relaxations
 from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.worker import Worker
 from gateway.node.policy import BODY, HOST_CONFIG, mounts_custom_tasks, refusal, rewritten
-from gateway.node.routes import Kind, Malformed, Refused, find, own_containers, own_events, parse
+from gateway.node.routes import GateRefusal, Malformed, RouteKind, find, own_containers, own_events, parse
 from gateway.node.rules import Rules
 
 ROOT = "/var/lib/docker/volumes/sockets/_data"
@@ -34,14 +34,14 @@ FOREIGN = Environment(
     image="registry.example/foreign:1",
     directory=Path("/nowhere"),
     command=("python3",),
-    loosened=Loosened(user="0:0", writable_root=True, network="bridge", capabilities=("SETUID", "SYS_ADMIN")),
+    loosened=Relaxations(user="0:0", writable_root=True, network="bridge", capabilities=("SETUID", "SYS_ADMIN")),
 )
 GREEDY = Environment(
     name=EnvironmentName("greedy"),
     image="env-gateway/greedy",
     directory=Path("/nowhere"),
     command=("python3",),
-    loosened=Loosened(network="host"),
+    loosened=Relaxations(network="host"),
 )
 SANDBOXED = Environment(
     name=EnvironmentName("os"),
@@ -507,23 +507,23 @@ def test_a_body_that_could_mean_two_things_is_malformed(body: bytes, reason: str
 @pytest.mark.parametrize(
     ("method", "target", "kind"),
     [
-        ("GET", "/_ping", Kind.PLAIN),
-        ("HEAD", "/_ping", Kind.PLAIN),
-        ("GET", "/v1.41/version", Kind.PLAIN),
-        ("GET", "/v1.47/info", Kind.INFO),
-        ("GET", "/v1.41/containers/json?all=1&limit=-1&size=0&trunc_cmd=0", Kind.LIST),
-        ("POST", "/v1.41/containers/create?name=ours-math-w1", Kind.CREATE),
-        ("GET", "/v1.41/containers/abc/json", Kind.INSPECT),
-        ("GET", "/containers/abc/logs?tail=20&stdout=1&stderr=1&follow=0&timestamps=0", Kind.CONTAINER),
-        ("POST", "/containers/abc/kill?signal=SIGTERM", Kind.CONTAINER),
-        ("DELETE", "/containers/abc?v=True&force=True&link=False", Kind.REMOVE),
-        ("GET", "/images/env-gateway/math/json", Kind.IMAGE),
-        ("GET", "/images/registry.example:5000/a/b:1.2/json", Kind.IMAGE),
-        ("GET", "/events?since=1700000000.000000001", Kind.EVENTS),
-        ("GET", "/volumes/sockets", Kind.VOLUME),
+        ("GET", "/_ping", RouteKind.PLAIN),
+        ("HEAD", "/_ping", RouteKind.PLAIN),
+        ("GET", "/v1.41/version", RouteKind.PLAIN),
+        ("GET", "/v1.47/info", RouteKind.INFO),
+        ("GET", "/v1.41/containers/json?all=1&limit=-1&size=0&trunc_cmd=0", RouteKind.LIST),
+        ("POST", "/v1.41/containers/create?name=ours-math-w1", RouteKind.CREATE),
+        ("GET", "/v1.41/containers/abc/json", RouteKind.INSPECT),
+        ("GET", "/containers/abc/logs?tail=20&stdout=1&stderr=1&follow=0&timestamps=0", RouteKind.CONTAINER),
+        ("POST", "/containers/abc/kill?signal=SIGTERM", RouteKind.CONTAINER),
+        ("DELETE", "/containers/abc?v=True&force=True&link=False", RouteKind.REMOVE),
+        ("GET", "/images/env-gateway/math/json", RouteKind.IMAGE),
+        ("GET", "/images/registry.example:5000/a/b:1.2/json", RouteKind.IMAGE),
+        ("GET", "/events?since=1700000000.000000001", RouteKind.EVENTS),
+        ("GET", "/volumes/sockets", RouteKind.VOLUME),
     ],
 )
-def test_requests_of_the_table_are_known(method: str, target: str, kind: Kind) -> None:
+def test_requests_of_the_table_are_known(method: str, target: str, kind: RouteKind) -> None:
     path, _, query = target.partition("?")
 
     assert find(method, path.encode(), query.encode()).kind is kind
@@ -598,12 +598,12 @@ def test_requests_of_the_table_are_known(method: str, target: str, kind: Kind) -
 def test_requests_that_are_not_in_the_table_are_refused(method: str, target: str) -> None:
     path, _, query = target.partition("?")
 
-    with pytest.raises(Refused):
+    with pytest.raises(GateRefusal):
         find(method, path.encode(), query.encode())
 
 
 def test_an_old_api_version_is_refused_as_the_engine_does() -> None:
-    with pytest.raises(Refused, match=r"client version 1.24 is too old. Minimum supported API version is 1.41"):
+    with pytest.raises(GateRefusal, match=r"client version 1.24 is too old. Minimum supported API version is 1.41"):
         find("GET", b"/v1.24/containers/json", b"")
 
 
@@ -649,10 +649,10 @@ def test_events_are_narrowed_to_containers() -> None:
     ],
 )
 def test_filters_of_another_kind_are_refused(given: str) -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(GateRefusal):
         own_containers(given, "ours")
 
 
 def test_events_of_other_things_are_refused() -> None:
-    with pytest.raises(Refused, match="container"):
+    with pytest.raises(GateRefusal, match="container"):
         own_events('{"type": ["image"]}', "ours")

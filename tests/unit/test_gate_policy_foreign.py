@@ -10,7 +10,7 @@ import pytest
 
 from gateway.backends.docker.container import container_body
 from gateway.backends.docker.third_party import forwarder_body, server_body
-from gateway.core.environment import Environment, Limits, Loosened, Server, Volume
+from gateway.core.environment import Environment, Limits, Relaxations, Server, Volume
 from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.worker import Worker
 from gateway.node.policy import refusal, rewritten, shared_with
@@ -28,7 +28,9 @@ THEIRS = Environment(
     limits=Limits(memory_bytes=2**28, cpus=1.5, pids=64, tmp_bytes=2**24),
     volumes=(Volume(source="/srv/models", target="/models"), Volume(source="data", target="/data", read_only=False)),
 )
-ROOTED = replace(THEIRS, name=EnvironmentName("rooted"), loosened=Loosened(user="0:0", writable_root=True), volumes=())
+ROOTED = replace(
+    THEIRS, name=EnvironmentName("rooted"), loosened=Relaxations(user="0:0", writable_root=True), volumes=()
+)
 STATIC = replace(THEIRS, name=EnvironmentName("far"), server=Server(url="http://far.example"), volumes=())
 OWN = replace(THEIRS, name=EnvironmentName("own"), image="env-gateway/own", server=Server(), command=("python3",))
 RULES = Rules.of([THEIRS, ROOTED, STATIC, OWN], instance="ours", socket_root=ROOT)

@@ -12,7 +12,7 @@ from gateway.core.environment import SplitType
 from gateway.core.errors import ConfigError
 from gateway.tasks.importing import agentbench
 from gateway.tasks.importing.agentbench import item_files, read_agentbench
-from gateway.tasks.importing.rows import Entry, Imported, Refused
+from gateway.tasks.importing.rows import Entry, Imported, RowRefused
 
 MATCHED = {"description": "Say 7.", "evaluation": {"match": "7"}}
 SETS: dict[str, Any] = {
@@ -121,7 +121,7 @@ def test_a_line_that_is_no_json_keeps_its_position(tmp_path: Path) -> None:
     assert isinstance(other, Imported)
     assert (first.task["id"], last.task["id"]) == ("train-0223-train-a-00000", "train-0223-train-a-00002")
     assert "aliases" not in other.task  # of two files of a set, a position alone names no item
-    assert isinstance(broken, Refused)
+    assert isinstance(broken, RowRefused)
     assert broken.where == f"{home}/data/train-a.jsonl:2 (train-0223-train-a-00001)"
 
 
@@ -151,7 +151,7 @@ def test_a_line_that_is_no_json_keeps_its_position(tmp_path: Path) -> None:
 def test_what_cannot_be_used_is_named(tmp_path: Path, item: object, says: str) -> None:
     refused = one(tmp_path, item)
 
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, RowRefused)
     assert refused.where == f"{tmp_path}/data/3/one.json: entry 1 (std-003-one-00000)"
     assert says in refused.reason
 
@@ -186,7 +186,7 @@ def test_a_script_that_cannot_be_used_is_named(
 
     refused = one(tmp_path, {**MATCHED, "create": {"init": {"file": "init/a.sh"}}})
 
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, RowRefused)
     assert refused.reason.startswith("create.init: init/a.sh ")
     assert says in refused.reason
 
@@ -197,5 +197,5 @@ def test_a_link_out_of_the_scripts_is_not_followed(tmp_path: Path) -> None:
 
     refused = one(tmp_path, {**MATCHED, "start": {"file": "a.sh"}})
 
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, RowRefused)
     assert refused.reason == "start: no script a.sh in scripts/3"

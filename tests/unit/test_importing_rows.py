@@ -10,7 +10,7 @@ import pytest
 
 from gateway.core.errors import ConfigError
 from gateway.tasks.importing import rows
-from gateway.tasks.importing.rows import Imported, InvalidEntry, Refused, Row, convert, read_rows, text_of, texts_of
+from gateway.tasks.importing.rows import Imported, InvalidEntry, Row, RowRefused, convert, read_rows, text_of, texts_of
 
 
 def written(folder: Path, data: bytes, name: str = "rows.jsonl") -> Path:
@@ -117,9 +117,9 @@ def test_each_row_becomes_a_task_or_a_reason_or_is_not_asked_for() -> None:
 
     assert found == [
         Imported("f:0", {"id": "a"}),
-        Refused("f:2", "no id"),
-        Refused("f:3", "an object is wanted, not list"),
-        Refused("f:9", "broken"),
+        RowRefused("f:2", "no id"),
+        RowRefused("f:3", "an object is wanted, not list"),
+        RowRefused("f:9", "broken"),
     ]
 
 

@@ -13,7 +13,7 @@ from gateway.core.errors import ConfigError
 from gateway.tasks.documents import read_split
 from gateway.tasks.importing import batch as batches
 from gateway.tasks.importing.batch import gather, write_lines
-from gateway.tasks.importing.rows import Entry, Imported, Refused
+from gateway.tasks.importing.rows import Entry, Imported, RowRefused
 
 
 def task(name: str, **more: object) -> Imported:
@@ -25,20 +25,20 @@ def names(folder: Path) -> list[str]:
 
 
 def test_what_is_gathered_and_written_is_a_split(tmp_path: Path) -> None:
-    found = gather([task("a", aliases=["b"], instruction="é\u2028\n"), Refused("f:2", "no"), task("c")])
+    found = gather([task("a", aliases=["b"], instruction="é\u2028\n"), RowRefused("f:2", "no"), task("c")])
     path = tmp_path / "train.jsonl"
 
     write_lines(path, found.lines)
 
     assert tuple(read_split(path)) == found.lines
     assert found.lines[0] == '{"id":"a","aliases":["b"],"instruction":"é\u2028\\n"}'.encode()
-    assert found.refused == (Refused("f:2", "no"),)
+    assert found.refused == (RowRefused("f:2", "no"),)
 
 
 def test_after_the_limit_nothing_more_is_read() -> None:
     def entries() -> Iterator[Entry]:
         yield task("a")
-        yield Refused("f:2", "no")
+        yield RowRefused("f:2", "no")
         yield task("b")
         raise AssertionError("read on")
 
@@ -51,9 +51,9 @@ def test_a_name_that_stands_twice_is_refused_with_both_places() -> None:
     found = gather([task("a", aliases=["x"]), task("a"), task("b", aliases=["x"]), task("x"), task("c")])
 
     assert found.refused == (
-        Refused("f:a", "a is the name of f:a already"),
-        Refused("f:b", "x is the name of f:a already"),
-        Refused("f:x", "x is the name of f:a already"),
+        RowRefused("f:a", "a is the name of f:a already"),
+        RowRefused("f:b", "x is the name of f:a already"),
+        RowRefused("f:x", "x is the name of f:a already"),
     )
     assert len(found.lines) == 2
 
@@ -74,7 +74,7 @@ def test_a_task_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_of_many_complaints_the_first_are_told_and_the_others_counted() -> None:
-    found = gather([Refused(f"f:{n}", "no") for n in range(25)])
+    found = gather([RowRefused(f"f:{n}", "no") for n in range(25)])
 
     assert list(found.complaints()) == [*(f"f:{n}: no" for n in range(20)), "… and 5 more"]
 
@@ -89,7 +89,7 @@ def test_notes_are_told_of_tasks_that_are_written() -> None:
     ("entries", "said"),
     [
         ([task("a")], "1 entry read, 1 task"),
-        ([task("a"), task("b"), Refused("f", "no")], "3 entries read, 2 tasks, 1 skipped"),
+        ([task("a"), task("b"), RowRefused("f", "no")], "3 entries read, 2 tasks, 1 skipped"),
         ([], "0 entries read, 0 tasks"),
     ],
 )

@@ -30,7 +30,7 @@ from gateway.node.report import available_bytes, built_at
 from gateway.node.rules import Rules
 from gateway.node.serve import listen_address, run_node, serving_cluster
 from gateway.node.tls import client_context, server_context
-from gateway.node.tunnel import Relay
+from gateway.node.tunnel import Tunnel
 from gateway.settings import Settings
 from tests.deadlines import scaled
 from tests.fakes import engine as fakes
@@ -166,7 +166,7 @@ async def node(
     app = Cluster(gate, engine=engine.url, rules=rules, state=folder / "state", image_max_bytes=IMAGE_MAX_BYTES)
     app.check()
     port, tls = port_and_next(), server_context(own.ca, own.cert, own.key)
-    relay = Relay(sockets=folder / "sockets", tls=tls)
+    relay = Tunnel(sockets=folder / "sockets", tls=tls)
     async with (
         serving_cluster(app, relay, host="127.0.0.1", port=port, tls=tls, drain_s=drain_s),
         client_of(files, port) as client,

@@ -18,7 +18,7 @@ import uvloop
 
 from gateway.node import tunnel as relays
 from gateway.node.tls import client_context, server_context
-from gateway.node.tunnel import Relay
+from gateway.node.tunnel import Tunnel
 from gateway.node.worker_sockets import UnderWay
 from gateway.server import listen
 from tests.deadlines import scaled
@@ -68,7 +68,7 @@ class Worker:
 
 @dataclass
 class World:
-    relay: Relay
+    relay: Tunnel
     address: tuple[str, int]
     tls: ssl.SSLContext
     worker: Worker
@@ -112,7 +112,7 @@ def play(
     async def played() -> None:
         gateway, node = files
         tls = server_context(node.ca, node.cert, node.key)
-        made = Relay(sockets=folder, tls=tls, max_connections=max_connections)
+        made = Tunnel(sockets=folder, tls=tls, max_connections=max_connections)
         listener = listen("127.0.0.1", 0)
         await made.start(listener)
         async with asyncio.timeout(WITHIN_S), Worker(folder / "w1" / "worker.sock").serving() as worker:

@@ -9,18 +9,27 @@ from typing import Any
 
 import pytest
 
-from gateway.core.environment import Environment, Protocol, ResetMapping, Server, Split, SplitType, TaskSpec, Wire
+from gateway.core.environment import (
+    Environment,
+    ResetMapping,
+    Server,
+    ServerProtocol,
+    Split,
+    SplitType,
+    TaskSpec,
+    UpstreamKind,
+)
 from gateway.core.errors import InvalidRequest, TaskInvalid, TaskRateLimited, UnknownSplit, UnknownTask
 from gateway.core.ids import WorkerId
-from gateway.core.session import Setup
-from gateway.core.worker import Registered, Worker
+from gateway.core.session import SessionSetup
+from gateway.core.worker import Worker, WorkerTasks
 from gateway.metrics import Metrics
-from gateway.sessions.calls import Waiting
-from gateway.sessions.closing import Closer
-from gateway.sessions.worker_queries import FRESH_S, PAGE, Inquiries, TaskPages
+from gateway.sessions.calls import AdmissionGate
+from gateway.sessions.closing import SessionCloser
+from gateway.sessions.worker_queries import FRESH_S, PAGE, TaskPages, WorkerQueries
 from gateway.stores.memory.sessions import MemoryStore
 from gateway.tasks.curricula.indices import LISTED_MAX
-from gateway.tasks.lookup import SEARCHED_S, Offers, TaskPlaces
+from gateway.tasks.lookup import SEARCHED_S, TaskLookup, TaskPlaces
 from gateway.tasks.registry import TaskRegistry
 from tests.fakes.clock import Clock
 from tests.fakes.upstreams import CounterImage
@@ -31,7 +40,7 @@ ONCE = {"rate_limit": {"starts": 1, "per_s": 60}}
 SPLITS = {"train": [{"n": 0}, {"n": 1}], "dev": [{"n": 2}]}
 
 
-def image(protocol: Protocol = Protocol.ORS, **more: Any) -> Environment:
+def image(protocol: ServerProtocol = ServerProtocol.ORS, **more: Any) -> Environment:
     return replace(environment("image"), protocol=protocol, tasks=None, **{"server": Server(port=8000), **more})
 
 
@@ -42,7 +51,7 @@ class Image:
         self.splits_kept = splits
         self.asked: list[str] = []
 
-    async def registered(self, environment: Environment) -> Registered:
+    async def registered(self, environment: Environment) -> WorkerTasks:
         raise AssertionError("images know no tasks by id")
 
     async def splits(self, environment: Environment) -> list[Split]:
@@ -58,9 +67,9 @@ class Image:
         return list(self.splits_kept[split][start:stop])
 
 
-def offers(image: Image, **registered: Any) -> Offers:
+def offers(image: Image, **registered: Any) -> TaskLookup:
     registry = TaskRegistry({OURS.name: tasks(train=[{"id": "a"}]), environment("image").name: tasks(**registered)})
-    return Offers(run_time(registry), queries=image)
+    return TaskLookup(run_time(registry), queries=image)
 
 
 # -- offers ---------------------------------------------------------------------------------------------------------
@@ -82,7 +91,7 @@ async def test_for_our_own_environments_nobody_is_asked() -> None:
 
 async def test_workers_are_asked_for_tasks_of_an_environment_of_ours_without_task_files() -> None:
     ours = replace(OURS, tasks=None)
-    found = Offers(run_time(TaskRegistry({})), queries=Image(SPLITS))
+    found = TaskLookup(run_time(TaskRegistry({})), queries=Image(SPLITS))
 
     assert [split.name for split in await found.splits(ours)] == ["train", "dev"]
     own = await found.at(ours, "train", -1)
@@ -121,16 +130,16 @@ async def test_too_many_tasks_for_one_answer_are_refused() -> None:
 @pytest.mark.parametrize(
     ("protocol", "id", "place"),
     [
-        pytest.param(Protocol.ORS, "train/1", ("train", 1), id="a place"),
-        pytest.param(Protocol.ORS, "1", None, id="a number says nothing of a split"),
-        pytest.param(Protocol.ORS, "nosuch/1", None, id="no such split"),
-        pytest.param(Protocol.AREAL, "1", ("train", 1), id="AReaL's samples are numbers"),
-        pytest.param(Protocol.AREAL, "dev/0", ("dev", 0), id="or places"),
-        pytest.param(Protocol.AREAL, "dev-001", ("", None), id="or what the server alone knows"),
-        pytest.param(Protocol.OPENENV, "dev-001", None, id="OpenEnv has no ids"),
+        pytest.param(ServerProtocol.ORS, "train/1", ("train", 1), id="a place"),
+        pytest.param(ServerProtocol.ORS, "1", None, id="a number says nothing of a split"),
+        pytest.param(ServerProtocol.ORS, "nosuch/1", None, id="no such split"),
+        pytest.param(ServerProtocol.AREAL, "1", ("train", 1), id="AReaL's samples are numbers"),
+        pytest.param(ServerProtocol.AREAL, "dev/0", ("dev", 0), id="or places"),
+        pytest.param(ServerProtocol.AREAL, "dev-001", ("", None), id="or what the server alone knows"),
+        pytest.param(ServerProtocol.OPENENV, "dev-001", None, id="OpenEnv has no ids"),
     ],
 )
-async def test_ids_of_an_images_own(protocol: Protocol, id: str, place: tuple[str, int | None] | None) -> None:
+async def test_ids_of_an_images_own(protocol: ServerProtocol, id: str, place: tuple[str, int | None] | None) -> None:
     found = await offers(Image(SPLITS)).images_own(image(protocol), id)
 
     assert (None if found is None else (found.split, found.index)) == place
@@ -151,14 +160,16 @@ async def test_what_is_surely_nowhere_is_known_only_once_it_was_asked_for() -> N
 @pytest.mark.parametrize(
     ("protocol", "spec", "place"),
     [
-        pytest.param(Protocol.OPENENV, {"n": 2}, ("dev", 0), id="word for word"),
-        pytest.param(Protocol.OPENENV, {"n": 3}, ("", None), id="another one"),
-        pytest.param(Protocol.OPENENV, {"seed": 1}, ("", None), id="arguments of its reset"),
-        pytest.param(Protocol.OPENENV, {"n": 2, "env_type": "image"}, ("", None), id="a task as RFC 005 has it"),
-        pytest.param(Protocol.ORS, {"n": 2}, ("", None), id="ORS takes tasks as they are"),
+        pytest.param(ServerProtocol.OPENENV, {"n": 2}, ("dev", 0), id="word for word"),
+        pytest.param(ServerProtocol.OPENENV, {"n": 3}, ("", None), id="another one"),
+        pytest.param(ServerProtocol.OPENENV, {"seed": 1}, ("", None), id="arguments of its reset"),
+        pytest.param(ServerProtocol.OPENENV, {"n": 2, "env_type": "image"}, ("", None), id="a task as RFC 005 has it"),
+        pytest.param(ServerProtocol.ORS, {"n": 2}, ("", None), id="ORS takes tasks as they are"),
     ],
 )
-async def test_tasks_that_are_given_back_whole(protocol: Protocol, spec: TaskSpec, place: tuple[str, Any]) -> None:
+async def test_tasks_that_are_given_back_whole(
+    protocol: ServerProtocol, spec: TaskSpec, place: tuple[str, Any]
+) -> None:
     found = await offers(Image(SPLITS)).recognised(image(protocol, resets=ResetMapping(keys=("seed",))), spec)
 
     assert (found.split, found.index) == place
@@ -168,23 +179,23 @@ async def test_tasks_that_are_given_back_whole(protocol: Protocol, spec: TaskSpe
 async def test_a_task_that_moved_is_not_taken_for_the_one_in_its_place() -> None:
     kept = {"train": [{"n": 0}, {"n": 1}]}
     found = offers(Image(kept))
-    assert (await found.recognised(image(Protocol.OPENENV), {"n": 1})).index == 1
+    assert (await found.recognised(image(ServerProtocol.OPENENV), {"n": 1})).index == 1
 
     kept["train"].reverse()
 
-    assert (await found.recognised(image(Protocol.OPENENV), {"n": 1})).index == 0
+    assert (await found.recognised(image(ServerProtocol.OPENENV), {"n": 1})).index == 0
 
 
 @pytest.mark.parametrize(
     ("where", "setup", "is_limited"),
     [
-        (OURS, Setup(spec=ONCE), True),
-        (image(), Setup(spec=ONCE), True),
-        (image(), Setup(spec={"rate_limit": "odd"}), False),
-        (image(), Setup(spec=ONCE, split="train", index=0), False),
+        (OURS, SessionSetup(spec=ONCE), True),
+        (image(), SessionSetup(spec=ONCE), True),
+        (image(), SessionSetup(spec={"rate_limit": "odd"}), False),
+        (image(), SessionSetup(spec=ONCE, split="train", index=0), False),
     ],
 )
-async def test_whose_rate_limits_count(where: Environment, setup: Setup, is_limited: bool) -> None:
+async def test_whose_rate_limits_count(where: Environment, setup: SessionSetup, is_limited: bool) -> None:
     found = offers(Image(SPLITS))
     await found.admit(where, setup)
 
@@ -197,7 +208,7 @@ async def test_whose_rate_limits_count(where: Environment, setup: Setup, is_limi
 
 async def test_a_rate_limit_of_our_own_environment_that_is_none_is_refused() -> None:
     with pytest.raises(TaskInvalid):
-        await offers(Image(SPLITS)).admit(OURS, Setup(spec={"rate_limit": "odd"}))
+        await offers(Image(SPLITS)).admit(OURS, SessionSetup(spec={"rate_limit": "odd"}))
 
 
 # -- what is kept ---------------------------------------------------------------------------------------------------
@@ -251,9 +262,9 @@ async def test_a_search_that_found_nothing_holds_for_a_while() -> None:
 async def test_only_a_server_that_somebody_else_runs_is_asked_again(server: Server, asked: int) -> None:
     clock, upstream = Clock(), CounterImage({"train": [{"n": 0}]})
     one, store = image(server=server), MemoryStore()
-    upstreams = {Wire.ORS: upstream}
-    closer = Closer(store=store, upstreams=upstreams, metrics=Metrics())
-    inquiries = Inquiries(store=store, upstreams=upstreams, closer=closer, waiting=Waiting(), clock=clock)
+    upstreams = {UpstreamKind.ORS: upstream}
+    closer = SessionCloser(store=store, upstreams=upstreams, metrics=Metrics())
+    inquiries = WorkerQueries(store=store, upstreams=upstreams, closer=closer, waiting=AdmissionGate(), clock=clock)
     await store.add_worker(
         Worker(id=WorkerId("w"), environment=one.name, digest=one.digest(), slots=1, address="tcp:127.0.0.1:1")
     )

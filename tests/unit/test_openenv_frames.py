@@ -12,8 +12,8 @@ from gateway.core.episode import Block, ImageBlock, StepResult, TextBlock
 from gateway.core.errors import SessionClosed, TaskInvalid, UnknownTask, UpstreamTimeout
 from gateway.frontends.openenv.frames import (
     Code,
+    FrameError,
     Json,
-    Refused,
     ResetWish,
     ToolCall,
     error_frame,
@@ -56,7 +56,7 @@ def test_a_frame_is_its_type_and_its_data(text: str, read: tuple[str, Json]) -> 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "", "\x00", '{"type":"step","data":{"x":Infinity}}', "1" * 5000])
 def test_what_is_no_json_is_refused_and_no_more(text: str) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(FrameError) as refused:
         read_frame(text)
 
     assert refused.value.code is Code.INVALID_JSON
@@ -65,7 +65,7 @@ def test_what_is_no_json_is_refused_and_no_more(text: str) -> None:
 
 @pytest.mark.parametrize("text", ['{"type":"step","data":[]}', '{"type":"reset","data":"x"}', '{"type":"mcp"}'])
 def test_the_refusal_of_a_frame_can_be_written_as_one(text: str) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(FrameError) as refused:
         read_frame(text)
 
     reply = json.loads(error_frame(refused.value))
@@ -80,7 +80,7 @@ def test_keys_that_mean_nothing_to_the_gateway_are_the_environments() -> None:
 
 
 def test_a_place_names_where_in_the_request_the_fault_is() -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(FrameError) as refused:
         validated(ToolCall, {"type": "call_tool", "tool_name": "x", "arguments": [1]})
 
     assert [entry["loc"] for entry in refused.value.entries] == [["arguments"]]
@@ -157,7 +157,7 @@ def test_the_prompt_may_bring_a_structured_observation() -> None:
     ],
 )
 def test_a_plain_action_that_failed_is_an_error_and_the_socket_stays(reason: str, code: Code) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(FrameError) as refused:
         step_reply(StepResult(error="boom from env", reason=reason), {"op": 1})
 
     assert (refused.value.code, refused.value.closes) == (code, False)
@@ -169,7 +169,7 @@ def test_faults_that_a_worker_lists_are_told_in_their_places() -> None:
     absent = {"type": "missing", "loc": ("by", 0), "msg": "Field required", "input": {}}
     result = StepResult(error=f"Tool input validation error: {[fault, absent]}", reason="input_validation")
 
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(FrameError) as refused:
         step_reply(result, {"op": "fly"})
 
     assert refused.value.message == "Invalid action: op: Input should be 'inc'; by.0: Field required"
@@ -183,7 +183,7 @@ def test_faults_that_a_worker_lists_are_told_in_their_places() -> None:
 def test_words_that_list_no_faults_are_told_as_they_are(rest: str) -> None:
     message = f"Tool input validation error: {rest}"
 
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(FrameError) as refused:
         step_reply(StepResult(error=message, reason="input_validation"), {"op": 1})
 
     assert refused.value.message == f"Invalid action: {message}"
@@ -208,7 +208,7 @@ def test_a_tool_that_failed_is_an_observation(reason: str, kind: str) -> None:
 
 
 def test_a_tool_of_an_episode_that_is_over_is_an_error() -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(FrameError):
         tool_reply("t", StepResult(error="over", reason="episode_finished"))
 
 

@@ -8,7 +8,7 @@ import pytest
 from starlette.types import Message
 
 from gateway.frontends.openenv import websocket as openenv_peer
-from gateway.frontends.openenv.websocket import AHEAD_MAX, Left, Peer
+from gateway.frontends.openenv.websocket import AHEAD_MAX, ClientSocket, Left
 from tests.fakes.eventually import until
 
 GONE: Message = {"type": "websocket.disconnect", "code": 1006}
@@ -25,7 +25,7 @@ class Wire:
         self.queue: asyncio.Queue[Message] = asyncio.Queue()
         self.sent: list[Message] = []
         self.is_lost = False
-        self.peer = Peer(self.queue.get, self.take)
+        self.peer = ClientSocket(self.queue.get, self.take)
 
     async def take(self, message: Message) -> None:
         if self.is_lost:

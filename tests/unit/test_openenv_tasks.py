@@ -11,15 +11,15 @@ import pytest
 from gateway.catalog.catalog import Catalog
 from gateway.core.environment import Environment, OpenEnv, Split, TaskSpec
 from gateway.core.errors import EnvironmentUnavailable, GatewayError, PoolExhausted, UnknownTask, WrongEnvironment
-from gateway.core.worker import Registered
+from gateway.core.worker import WorkerTasks
 from gateway.frontends.openenv import tasks as openenv_tasks
-from gateway.frontends.openenv.frames import Code, Refused, ResetWish
-from gateway.frontends.openenv.tasks import Chosen, TaskChooser
+from gateway.frontends.openenv.frames import Code, FrameError, ResetWish
+from gateway.frontends.openenv.tasks import ResolvedTask, TaskChooser
 from gateway.sessions.worker_queries import BeingReplaced
 from gateway.stores.memory.tasks import MemoryTaskStore
-from gateway.tasks.lookup import Offers
+from gateway.tasks.lookup import TaskLookup
 from gateway.tasks.registry import TaskRegistry
-from gateway.tasks.runtime import RunTimeTasks
+from gateway.tasks.runtime import RuntimeTasks
 from tests.service.stack import environment, run_time, tasks
 
 MATH = environment()
@@ -28,7 +28,7 @@ MATH = environment()
 class Workers:
     """What an environment's workers answer: the next of *answers*, the last one again and again."""
 
-    def __init__(self, *answers: Registered | GatewayError) -> None:
+    def __init__(self, *answers: WorkerTasks | GatewayError) -> None:
         self.answers = list(answers)
         self.asked: list[float] = []
 
@@ -41,7 +41,7 @@ class Workers:
     async def tasks(self, environment: Environment, split: str, start: int, stop: int) -> list[TaskSpec]:
         raise AssertionError("our own workers have no tasks")
 
-    async def registered(self, environment: Environment) -> Registered:
+    async def registered(self, environment: Environment) -> WorkerTasks:
         self.asked.append(environment.timeouts.open_s)
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, GatewayError):
@@ -54,12 +54,12 @@ def chooser(workers: Workers, **splits: Any) -> TaskChooser:
 
 
 def chooser_of(workers: Workers, registry: TaskRegistry) -> TaskChooser:
-    offers = Offers(run_time(registry), queries=workers)
+    offers = TaskLookup(run_time(registry), queries=workers)
     return TaskChooser(offers=offers, queries=workers, catalog=Catalog([MATH, environment("chess")]))
 
 
-def known(*ids: str, failed: Mapping[str, str] | None = None) -> Registered:
-    return Registered(tasks={id: {} for id in ids}, failed=failed or {})
+def known(*ids: str, failed: Mapping[str, str] | None = None) -> WorkerTasks:
+    return WorkerTasks(tasks={id: {} for id in ids}, failed=failed or {})
 
 
 async def test_an_id_that_only_workers_know_goes_to_them_as_it_is() -> None:
@@ -67,7 +67,7 @@ async def test_an_id_that_only_workers_know_goes_to_them_as_it_is() -> None:
 
     chosen = await chooser(workers).choose(MATH, ResetWish(task="custom/login"))
 
-    assert chosen == Chosen(spec={"id": "custom/login"}, id="custom/login")
+    assert chosen == ResolvedTask(spec={"id": "custom/login"}, id="custom/login")
     assert (chosen.place, chosen.told) == ("custom/login", {"task_id": "custom/login"})
 
 
@@ -171,12 +171,12 @@ async def test_keys_of_a_reset_select_a_task_by_its_values(wish: dict[str, Any],
 
 
 async def test_a_task_that_only_workers_know_is_selected_by_its_values_too() -> None:
-    listed = Registered(tasks={"miniwob/book": page("miniwob", "book"), "custom/book": page("custom", "book")})
+    listed = WorkerTasks(tasks={"miniwob/book": page("miniwob", "book"), "custom/book": page("custom", "book")})
     asked = chooser(Workers(listed), **tasks(**PAGES))
 
     chosen = await asked.choose(BROWSER, ResetWish.model_validate({"benchmark": "miniwob", "task_name": "book"}))
 
-    assert chosen == Chosen(spec={"id": "miniwob/book"}, id="miniwob/book")
+    assert chosen == ResolvedTask(spec={"id": "miniwob/book"}, id="miniwob/book")
 
 
 async def test_tasks_that_come_later_are_selected_too() -> None:
@@ -186,7 +186,7 @@ async def test_tasks_that_come_later_are_selected_too() -> None:
     with pytest.raises(UnknownTask, match="no task of 'math' has task_name 'click-test'"):
         await asked.choose(BROWSER, wish)
 
-    run_time = RunTimeTasks(registry=registry, store=MemoryTaskStore(), catalog=Catalog([MATH]))
+    run_time = RuntimeTasks(registry=registry, store=MemoryTaskStore(), catalog=Catalog([MATH]))
     await run_time.register(run_time.check([("task", page("miniwob", "click-test"))], environment="math"))
 
     assert (await asked.choose(BROWSER, wish)).id == "miniwob/click-test"
@@ -205,9 +205,9 @@ async def test_tasks_that_come_later_are_selected_too() -> None:
     ],
 )
 async def test_a_key_that_nobody_looks_at_or_a_second_choice_is_refused(wish: dict[str, Any], told: str) -> None:
-    asked = chooser(Workers(Registered(config_keys=("level",))), **tasks(**PAGES))
+    asked = chooser(Workers(WorkerTasks(config_keys=("level",))), **tasks(**PAGES))
 
-    with pytest.raises(Refused, match=told) as refused:
+    with pytest.raises(FrameError, match=told) as refused:
         await asked.choose(BROWSER, ResetWish(**wish))
 
     assert refused.value.code is Code.VALIDATION_ERROR
@@ -218,7 +218,7 @@ async def test_a_key_that_nobody_looks_at_or_a_second_choice_is_refused(wish: di
 async def test_keys_that_the_environment_takes_and_those_of_a_worker_that_does_not_say_are_passed_on(
     keys: tuple[str, ...] | None,
 ) -> None:
-    asked = chooser(Workers(Registered(config_keys=keys)), **tasks(**PAGES))
+    asked = chooser(Workers(WorkerTasks(config_keys=keys)), **tasks(**PAGES))
     wish = ResetWish.model_validate({"index": 0, "level": 2})
 
     assert (await asked.choose(BROWSER, wish)).id == "custom/login"

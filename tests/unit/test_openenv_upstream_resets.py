@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from gateway.core.environment import Environment, Protocol, ResetMapping, Server
+from gateway.core.environment import Environment, ResetMapping, Server, ServerProtocol
 from gateway.core.errors import InvalidRequest
 from gateway.core.ids import EnvironmentName
-from gateway.core.session import Setup
+from gateway.core.session import SessionSetup
 from gateway.upstreams.openenv.resets import reset_data
 
 PLAIN = Environment(
@@ -20,7 +20,7 @@ PLAIN = Environment(
     image="maze",
     directory=Path("/"),
     command=(),
-    protocol=Protocol.OPENENV,
+    protocol=ServerProtocol.OPENENV,
     server=Server(port=8000),
 )
 
@@ -36,66 +36,85 @@ GAME = looking_at("seed", "dataset_name", "size", task_name="environment_config.
 @pytest.mark.parametrize(
     ("environment", "setup", "data"),
     [
-        pytest.param(PLAIN, Setup(spec={}), {}, id="nothing asked for, nothing said"),
-        pytest.param(PLAIN, Setup(spec={}, seed=3, episode="e"), {"seed": 3, "episode_id": "e"}, id="seed and episode"),
+        pytest.param(PLAIN, SessionSetup(spec={}), {}, id="nothing asked for, nothing said"),
         pytest.param(
-            looking_at("level"), Setup(spec={}, seed=3, episode="e"), {}, id="an image that looks at neither gets none"
+            PLAIN, SessionSetup(spec={}, seed=3, episode="e"), {"seed": 3, "episode_id": "e"}, id="seed and episode"
+        ),
+        pytest.param(
+            looking_at("level"),
+            SessionSetup(spec={}, seed=3, episode="e"),
+            {},
+            id="an image that looks at neither gets none",
         ),
         pytest.param(
             PLACED,
-            Setup(spec={"id": "x", "target": 4}, split="test", index=2),
+            SessionSetup(spec={"id": "x", "target": 4}, split="test", index=2),
             {"split": "test", "index": 2},
             id="a task of the image's own needs its place only",
         ),
         pytest.param(
             PLACED,
-            Setup(spec={"seed": 7}, split="train", index=7, seed=99),
+            SessionSetup(spec={"seed": 7}, split="train", index=7, seed=99),
             {"split": "train", "index": 7, "seed": 99},
             id="its seed is the trainer's",
         ),
         pytest.param(
-            PLAIN, Setup(spec={"seed": 7}, split="train", index=7, seed=99), {"seed": 7}, id="a task that is a seed"
+            PLAIN,
+            SessionSetup(spec={"seed": 7}, split="train", index=7, seed=99),
+            {"seed": 7},
+            id="a task that is a seed",
         ),
         pytest.param(
-            PLAIN, Setup(spec={"seed": 7}, seed=99), {"seed": 99}, id="a trainer's seed, where no place was asked for"
-        ),
-        pytest.param(
-            GAME, Setup(spec={"dataset_name": "sum", "size": 4}), {"dataset_name": "sum", "size": 4}, id="key by key"
+            PLAIN,
+            SessionSetup(spec={"seed": 7}, seed=99),
+            {"seed": 99},
+            id="a trainer's seed, where no place was asked for",
         ),
         pytest.param(
             GAME,
-            Setup(spec={"env_type": "maze", "environment_config": {"page": "p1", "size": 2}, "tags": ["a"]}),
+            SessionSetup(spec={"dataset_name": "sum", "size": 4}),
+            {"dataset_name": "sum", "size": 4},
+            id="key by key",
+        ),
+        pytest.param(
+            GAME,
+            SessionSetup(spec={"env_type": "maze", "environment_config": {"page": "p1", "size": 2}, "tags": ["a"]}),
             {"task_name": "p1", "size": 2},
             id="a generic task's configuration",
         ),
         pytest.param(
-            GAME, Setup(spec={"config": {"size": 2}, "name": "n"}), {"size": 2}, id="and that of one in a file"
+            GAME, SessionSetup(spec={"config": {"size": 2}, "name": "n"}), {"size": 2}, id="and that of one in a file"
         ),
         pytest.param(
             looking_at(goal="instruction", fen="environment_config.board.fen"),
-            Setup(spec={"instruction": "win", "environment_config": {"board": {"fen": "8/8"}}}),
+            SessionSetup(spec={"instruction": "win", "environment_config": {"board": {"fen": "8/8"}}}),
             {"goal": "win", "fen": "8/8"},
             id="places in it, as deep as they are",
         ),
         pytest.param(
             looking_at(task="environment_config"),
-            Setup(spec={"environment_config": {"a": 1, "b": 2}}),
+            SessionSetup(spec={"environment_config": {"a": 1, "b": 2}}),
             {"task": {"a": 1, "b": 2}},
             id="the configuration as a whole",
         ),
         pytest.param(
             GAME,
-            Setup(spec={"size": 4}, config={"size": 9, "anything": [1]}),
+            SessionSetup(spec={"size": 4}, config={"size": 9, "anything": [1]}),
             {"size": 9, "anything": [1]},
             id="the trainer's own keys are passed as they are",
         ),
         pytest.param(
-            PLAIN, Setup(spec={"id": "t", "instruction": "", "evaluation": {}}), {}, id="what is empty is not lost"
+            PLAIN,
+            SessionSetup(spec={"id": "t", "instruction": "", "evaluation": {}}),
+            {},
+            id="what is empty is not lost",
         ),
-        pytest.param(PLAIN, Setup(spec={}, secrets={"api_key": "k"}), {}, id="a platform's key is left out"),
+        pytest.param(PLAIN, SessionSetup(spec={}, secrets={"api_key": "k"}), {}, id="a platform's key is left out"),
     ],
 )
-def test_a_reset_says_what_the_image_looks_at(environment: Environment, setup: Setup, data: Mapping[str, Any]) -> None:
+def test_a_reset_says_what_the_image_looks_at(
+    environment: Environment, setup: SessionSetup, data: Mapping[str, Any]
+) -> None:
     assert reset_data(environment, setup) == data
 
 
@@ -114,7 +133,7 @@ def test_a_task_that_would_be_dropped_is_refused_with_what_to_write(
     environment: Environment, spec: Mapping[str, Any], named: str
 ) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        reset_data(environment, Setup(spec=spec))
+        reset_data(environment, SessionSetup(spec=spec))
 
     assert f"the task says {named}, which 'maze' would drop" in refused.value.detail
     assert "[resets]" in refused.value.detail
@@ -123,19 +142,19 @@ def test_a_task_that_would_be_dropped_is_refused_with_what_to_write(
 
 def test_a_place_that_the_image_does_not_look_at_does_not_make_a_task_whole() -> None:
     with pytest.raises(InvalidRequest, match="target"):
-        reset_data(PLAIN, Setup(spec={"id": "x", "target": 4}, split="test", index=2))
+        reset_data(PLAIN, SessionSetup(spec={"id": "x", "target": 4}, split="test", index=2))
 
 
 def test_a_task_in_a_file_is_checked_although_it_has_a_place() -> None:
     in_files = replace(PLACED, tasks=Path("/tasks"))
 
     with pytest.raises(InvalidRequest, match="target"):
-        reset_data(in_files, Setup(spec={"id": "x", "target": 4}, split="test", index=2))
+        reset_data(in_files, SessionSetup(spec={"id": "x", "target": 4}, split="test", index=2))
 
 
 def test_secrets_are_refused_by_name_and_never_shown() -> None:
     with pytest.raises(InvalidRequest) as refused:
-        reset_data(PLAIN, Setup(spec={}, secrets={"api_key": "k", "TOKEN": "hush"}))
+        reset_data(PLAIN, SessionSetup(spec={}, secrets={"api_key": "k", "TOKEN": "hush"}))
 
     assert "TOKEN" in refused.value.detail
     assert "hush" not in refused.value.detail

@@ -9,7 +9,7 @@ import pytest
 from gateway.core import errors
 from gateway.core.errors import UpstreamError
 from gateway.frontends.errors import ORS_STATUS, WorkerDied, status_of
-from gateway.frontends.ors.replies import ONCE, Answer, as_order
+from gateway.frontends.ors.replies import ONCE, OrsError, as_order
 
 FAILURES: list[tuple[UpstreamError, int, str]] = [
     (errors.UpstreamGone("it broke", sent=True), 410, "worker_lost"),
@@ -30,7 +30,7 @@ def test_what_may_have_run_is_never_an_order_to_run_it_again(
 
     answer = as_order(error, operation)
 
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, OrsError)
     assert (answer.status, answer.body.get("reason", "")) == (status, reason)
     assert answer.body["code"] == error.code
     assert answer.body["detail"].startswith(f"{reason}: {error.detail}" if reason else error.detail)

@@ -22,10 +22,10 @@ from gateway.core.errors import (
     UpstreamGone,
 )
 from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
-from gateway.core.session import Session, SessionState, Setup
+from gateway.core.session import Session, SessionSetup, SessionState
 from gateway.core.worker import Worker
 from gateway.upstreams.ors.own import OrsUpstream
-from gateway.upstreams.transport import Relay
+from gateway.upstreams.transport import HttpTransport
 from tests.fakes.raw_http import Connection, RawServer, Request
 
 MATH = Environment(
@@ -59,9 +59,9 @@ class Scripted:
 
 
 @contextlib.asynccontextmanager
-async def asked(worker: Scripted, relay: Relay | None = None) -> AsyncIterator[tuple[OrsUpstream, Session]]:
+async def asked(worker: Scripted, relay: HttpTransport | None = None) -> AsyncIterator[tuple[OrsUpstream, Session]]:
     async with RawServer(worker) as server:
-        relay = relay or Relay()
+        relay = relay or HttpTransport()
         session = Session(
             id=SessionId("5e5510"),
             name="episode",
@@ -128,7 +128,7 @@ async def test_what_is_no_number_of_a_turn_is_no_answer(number: bytes) -> None:
     [(b"application/json", 3605.0), (b"text/event-stream", 30.0), (b"application/json, text/event-stream", 30.0)],
 )
 async def test_an_answer_in_one_piece_is_waited_for_as_long_as_a_call_may_take(accept: bytes, silence_s: float) -> None:
-    class Recording(Relay):
+    class Recording(HttpTransport):
         async def send(self, *arguments: Any, silence_s: float) -> Any:
             waited.append(silence_s)
             return await super().send(*arguments, silence_s=silence_s)
@@ -223,14 +223,14 @@ async def test_an_action_is_never_sent_twice() -> None:
 async def test_a_session_that_is_ended_while_it_is_opened_may_be_opened_elsewhere(status: int) -> None:
     async with asked(Scripted((status, b'{"detail":"Session deleted"}'))) as (upstream, session):
         with pytest.raises(UpstreamGone, match="Session deleted"):
-            await upstream.open(session, MATH, Setup(spec={"id": "t1"}))
+            await upstream.open(session, MATH, SessionSetup(spec={"id": "t1"}))
 
 
 async def test_the_worker_is_told_which_of_its_ids_sessions_is_opened_and_ended() -> None:
     worker = Scripted((200, b'{"sid":"5e5510"}'), (200, b'{"sid":"5e5510","summary":null}'))
 
     async with asked(worker) as (upstream, session):
-        await upstream.open(session, MATH, Setup(spec={"id": "t1"}))
+        await upstream.open(session, MATH, SessionSetup(spec={"id": "t1"}))
         await upstream.close(session, MATH)
 
     assert [request.headers["x-session-lease"] for request in worker.requests] == [session.lease] * 2

@@ -17,13 +17,13 @@ from gateway.core.errors import (
     UpstreamGone,
     UpstreamTimeout,
 )
-from gateway.upstreams.replica_client import HttpPeers, default_peer_url, read_error, told
+from gateway.upstreams.replica_client import ReplicaClient, default_peer_url, read_error, told
 from tests.fakes.replicas import SECRET, SESSION, WITHIN_S, Holder, ask, failing, replica
 
 
 @pytest.fixture
-async def peers() -> AsyncIterator[HttpPeers]:
-    made = HttpPeers("http://127.0.0.1:1/", SECRET, late_s=0.2)
+async def peers() -> AsyncIterator[ReplicaClient]:
+    made = ReplicaClient("http://127.0.0.1:1/", SECRET, late_s=0.2)
     yield made
     await made.aclose()
 
@@ -31,7 +31,7 @@ async def peers() -> AsyncIterator[HttpPeers]:
 # -- answers ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_replica_is_asked_in_full_and_its_answer_comes_back(peers: HttpPeers) -> None:
+async def test_a_replica_is_asked_in_full_and_its_answer_comes_back(peers: ReplicaClient) -> None:
     async with replica(Holder()) as holder:
         answer = await peers.ask(holder.url + "/", "take_over", SESSION, b"\x00\xff{}", within_s=7)
 
@@ -40,7 +40,7 @@ async def test_a_replica_is_asked_in_full_and_its_answer_comes_back(peers: HttpP
     assert peers.me == "http://127.0.0.1:1"
 
 
-async def test_messages_of_many_megabytes_and_of_none_come_unchanged(peers: HttpPeers) -> None:
+async def test_messages_of_many_megabytes_and_of_none_come_unchanged(peers: ReplicaClient) -> None:
     big = bytes(range(256)) * 2**16
 
     async def echo(message: bytes) -> bytes:
@@ -51,7 +51,7 @@ async def test_messages_of_many_megabytes_and_of_none_come_unchanged(peers: Http
         assert await ask(peers, holder.url, b"") == b""
 
 
-async def test_many_ask_at_once_and_each_gets_its_own_answer(peers: HttpPeers) -> None:
+async def test_many_ask_at_once_and_each_gets_its_own_answer(peers: ReplicaClient) -> None:
     async with replica(Holder()) as holder:
         answers = await asyncio.gather(*(ask(peers, holder.url, b"%d" % n) for n in range(200)))
 
@@ -61,7 +61,7 @@ async def test_many_ask_at_once_and_each_gets_its_own_answer(peers: HttpPeers) -
 async def test_a_proxy_for_the_world_outside_is_none_for_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
-    peers = HttpPeers("", SECRET)
+    peers = ReplicaClient("", SECRET)
 
     async with replica(Holder()) as holder:
         assert await ask(peers, holder.url) == b"answer to hello"
@@ -95,7 +95,7 @@ def made(kind: type[GatewayError]) -> GatewayError:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_what_failed_at_the_other_replica_fails_here_as_the_same(
-    kind: type[GatewayError], peers: HttpPeers
+    kind: type[GatewayError], peers: ReplicaClient
 ) -> None:
     there = made(kind)
 
@@ -108,7 +108,7 @@ async def test_what_failed_at_the_other_replica_fails_here_as_the_same(
     assert vars(caught.value) == vars(there)
 
 
-async def test_nothing_was_sent_to_the_worker_if_the_holder_says_so(peers: HttpPeers) -> None:
+async def test_nothing_was_sent_to_the_worker_if_the_holder_says_so(peers: ReplicaClient) -> None:
     async with replica(failing(UpstreamGone("no connection", sent=False))) as holder:
         with pytest.raises(UpstreamGone) as caught:
             await ask(peers, holder.url)
@@ -116,7 +116,7 @@ async def test_nothing_was_sent_to_the_worker_if_the_holder_says_so(peers: HttpP
     assert not caught.value.sent
 
 
-async def test_an_error_that_an_adapter_refined_for_itself_is_its_ancestor_here(peers: HttpPeers) -> None:
+async def test_an_error_that_an_adapter_refined_for_itself_is_its_ancestor_here(peers: ReplicaClient) -> None:
     class Refined(errors.SessionClosed):
         pass
 
@@ -129,7 +129,7 @@ async def test_an_error_that_an_adapter_refined_for_itself_is_its_ancestor_here(
 
 
 async def test_a_bug_at_the_other_replica_is_in_its_log_and_not_in_its_answer(
-    peers: HttpPeers, caplog: pytest.LogCaptureFixture
+    peers: ReplicaClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     for bug in (RuntimeError("the secret"), TimeoutError("the secret")):
         async with replica(failing(bug)) as holder:
@@ -170,7 +170,7 @@ def test_an_error_says_in_its_answer_what_its_class_tells() -> None:
     assert told(InvalidRequest("bad")) == {"code": "invalid_request", "detail": "bad"}
 
 
-async def test_what_takes_longer_than_it_may_is_ended_there(peers: HttpPeers) -> None:
+async def test_what_takes_longer_than_it_may_is_ended_there(peers: ReplicaClient) -> None:
     ended = asyncio.Event()
 
     async def hang(message: bytes) -> bytes:
@@ -188,7 +188,7 @@ async def test_what_takes_longer_than_it_may_is_ended_there(peers: HttpPeers) ->
 
 
 @pytest.mark.parametrize("within_s", [0.0, -1.0, float("nan")])
-async def test_nobody_is_asked_when_no_time_is_left(within_s: float, peers: HttpPeers) -> None:
+async def test_nobody_is_asked_when_no_time_is_left(within_s: float, peers: ReplicaClient) -> None:
     async with replica(Holder()) as holder:
         with pytest.raises(UpstreamTimeout):
             await ask(peers, holder.url, within_s=within_s)
@@ -199,8 +199,8 @@ async def test_nobody_is_asked_when_no_time_is_left(within_s: float, peers: Http
 # -- bounds -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_message_that_is_too_large_is_refused_here_and_there(peers: HttpPeers) -> None:
-    small = HttpPeers("", SECRET, max_body_bytes=100)
+async def test_a_message_that_is_too_large_is_refused_here_and_there(peers: ReplicaClient) -> None:
+    small = ReplicaClient("", SECRET, max_body_bytes=100)
     async with replica(Holder(), max_body_bytes=1000) as holder:
         with pytest.raises(InvalidRequest, match="100 bytes"):
             await ask(small, holder.url, b"x" * 101)
@@ -212,8 +212,8 @@ async def test_a_message_that_is_too_large_is_refused_here_and_there(peers: Http
     await small.aclose()
 
 
-async def test_an_answer_that_is_too_large_is_an_error_here_and_there(peers: HttpPeers) -> None:
-    small = HttpPeers("", SECRET, max_body_bytes=100)
+async def test_an_answer_that_is_too_large_is_an_error_here_and_there(peers: ReplicaClient) -> None:
+    small = ReplicaClient("", SECRET, max_body_bytes=100)
     async with replica(Holder(), max_body_bytes=1000) as holder:
         with pytest.raises(UpstreamError, match="answer exceeds 100 bytes"):
             await ask(small, holder.url, b"x" * 91)

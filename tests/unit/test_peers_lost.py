@@ -21,7 +21,7 @@ from gateway.core.errors import (
     UpstreamTimeout,
 )
 from gateway.frontends.asgi import respond
-from gateway.upstreams.replica_client import SKEW_S, HttpPeers
+from gateway.upstreams.replica_client import SKEW_S, ReplicaClient
 from tests.fakes.eventually import until
 from tests.fakes.raw_http import Connection, RawServer
 from tests.fakes.replicas import SECRET, WITHIN_S, Holder, ask, failing, replica, served
@@ -30,8 +30,8 @@ PROJECT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-async def peers() -> AsyncIterator[HttpPeers]:
-    made = HttpPeers("http://127.0.0.1:1/", SECRET, late_s=0.2)
+async def peers() -> AsyncIterator[ReplicaClient]:
+    made = ReplicaClient("http://127.0.0.1:1/", SECRET, late_s=0.2)
     yield made
     await made.aclose()
 
@@ -46,7 +46,7 @@ async def recorded(secret: bytes = SECRET, clock: Callable[[], float] = time.tim
         await connection.request()
         connection.abort()
 
-    peers = HttpPeers("", secret, clock=clock)
+    peers = ReplicaClient("", secret, clock=clock)
     async with RawServer(drop) as server:
         with pytest.raises(UpstreamGone):
             await ask(peers, server.address.replace("tcp:", "http://"))
@@ -107,7 +107,7 @@ async def test_a_body_that_is_not_signed_is_not_read_into_memory() -> None:
 async def test_a_replica_of_another_secret_is_not_believed_and_does_not_believe(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    stranger = HttpPeers("", b"another secret")
+    stranger = ReplicaClient("", b"another secret")
     async with replica(Holder()) as holder:
         with pytest.raises(UpstreamError, match="the same secret") as caught:
             await ask(stranger, holder.url)
@@ -121,7 +121,7 @@ async def test_a_replica_of_another_secret_is_not_believed_and_does_not_believe(
 
 @pytest.mark.parametrize("apart_s", [-SKEW_S - 2, SKEW_S + 2])
 async def test_a_request_counts_for_a_minute(apart_s: float, caplog: pytest.LogCaptureFixture) -> None:
-    peers = HttpPeers("", SECRET, clock=lambda: 1000.0)
+    peers = ReplicaClient("", SECRET, clock=lambda: 1000.0)
     async with replica(Holder(), clock=lambda: 1000.0 + apart_s) as holder:
         with pytest.raises(UpstreamError, match="clocks"):
             await ask(peers, holder.url)
@@ -133,14 +133,14 @@ async def test_a_request_counts_for_a_minute(apart_s: float, caplog: pytest.LogC
 
 @pytest.mark.parametrize("apart_s", [-SKEW_S + 2, SKEW_S - 2])
 async def test_clocks_may_differ_a_little(apart_s: float) -> None:
-    peers = HttpPeers("", SECRET, clock=lambda: 1000.0)
+    peers = ReplicaClient("", SECRET, clock=lambda: 1000.0)
     async with replica(Holder(), clock=lambda: 1000.0 + apart_s) as holder:
         assert await ask(peers, holder.url) == b"answer to hello"
     await peers.aclose()
 
 
 @pytest.mark.parametrize("status", [200, 302, 404, 502])
-async def test_another_server_at_the_address_is_not_taken_for_a_replica(status: int, peers: HttpPeers) -> None:
+async def test_another_server_at_the_address_is_not_taken_for_a_replica(status: int, peers: ReplicaClient) -> None:
     async def other(scope: Scope, receive: Receive, send: Send) -> None:
         found = b'{"code": "session_not_found", "detail": "x"}'
         await respond(send, status, found, [(b"location", b"/elsewhere"), (b"x-gateway-proof", b"00\xff")])
@@ -152,7 +152,7 @@ async def test_another_server_at_the_address_is_not_taken_for_a_replica(status: 
     assert type(caught.value) is UpstreamError
 
 
-async def test_the_answer_to_another_request_is_not_taken_for_this_one_s(peers: HttpPeers) -> None:
+async def test_the_answer_to_another_request_is_not_taken_for_this_one_s(peers: ReplicaClient) -> None:
     async with replica(Holder()) as holder, httpx.AsyncClient(trust_env=False, verify=False) as client:
         headers, body = await recorded()
         earlier = await client.post(f"{holder.url}/peers/v1/act", headers=headers, content=body)
@@ -209,7 +209,7 @@ async def line(running: asyncio.subprocess.Process) -> bytes:
         return await running.stdout.readline()
 
 
-async def test_a_holder_that_was_killed_before_is_not_there_and_nothing_was_sent(peers: HttpPeers) -> None:
+async def test_a_holder_that_was_killed_before_is_not_there_and_nothing_was_sent(peers: ReplicaClient) -> None:
     async with process() as (url, running):
         assert await ask(peers, url) == b"hello"  # over a connection that is kept
         running.send_signal(signal.SIGKILL)
@@ -222,7 +222,7 @@ async def test_a_holder_that_was_killed_before_is_not_there_and_nothing_was_sent
     assert url not in caught.value.detail
 
 
-async def test_a_holder_that_is_killed_while_it_works_may_have_run_it(peers: HttpPeers) -> None:
+async def test_a_holder_that_is_killed_while_it_works_may_have_run_it(peers: ReplicaClient) -> None:
     async with process() as (url, running):
         asking = asyncio.create_task(ask(peers, url, b"hang"))
         assert await line(running) == b"begun\n"
@@ -235,14 +235,14 @@ async def test_a_holder_that_is_killed_while_it_works_may_have_run_it(peers: Htt
 
 
 @pytest.mark.parametrize("url", ["", "nonsense", "ftp://127.0.0.1", "http://", "http://[::1", "http://no.invalid:1"])
-async def test_an_address_that_is_none_is_a_replica_that_is_not_there(url: str, peers: HttpPeers) -> None:
+async def test_an_address_that_is_none_is_a_replica_that_is_not_there(url: str, peers: ReplicaClient) -> None:
     with pytest.raises(UpstreamGone) as caught:
         await ask(peers, url)
 
     assert not caught.value.sent
 
 
-async def test_a_broken_request_is_never_sent_again(peers: HttpPeers) -> None:
+async def test_a_broken_request_is_never_sent_again(peers: ReplicaClient) -> None:
     async def broken(connection: Connection) -> None:
         await connection.request()
         connection.abort()
@@ -256,7 +256,7 @@ async def test_a_broken_request_is_never_sent_again(peers: HttpPeers) -> None:
         assert len(server.connections) == 1
 
 
-async def test_an_answer_that_breaks_off_is_none(peers: HttpPeers) -> None:
+async def test_an_answer_that_breaks_off_is_none(peers: ReplicaClient) -> None:
     async def half(connection: Connection) -> None:
         await connection.request()
         await connection.send(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhalf")
@@ -270,7 +270,9 @@ async def test_an_answer_that_breaks_off_is_none(peers: HttpPeers) -> None:
 
 
 @pytest.mark.parametrize("said", [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhalf"])
-async def test_a_holder_that_falls_silent_is_waited_for_no_longer_than_its_time(said: bytes, peers: HttpPeers) -> None:
+async def test_a_holder_that_falls_silent_is_waited_for_no_longer_than_its_time(
+    said: bytes, peers: ReplicaClient
+) -> None:
     async def silent(connection: Connection) -> None:
         await connection.request()
         await connection.send(said)
@@ -282,7 +284,7 @@ async def test_a_holder_that_falls_silent_is_waited_for_no_longer_than_its_time(
         await until(lambda: server.open_connections == 0)
 
 
-async def test_a_holder_that_answers_byte_by_byte_has_no_longer(peers: HttpPeers) -> None:
+async def test_a_holder_that_answers_byte_by_byte_has_no_longer(peers: ReplicaClient) -> None:
     async def trickle(connection: Connection) -> None:
         await connection.request()
         await connection.send(b"HTTP/1.1 200 OK\r\ncontent-length: 1000000\r\n\r\n")
@@ -303,7 +305,7 @@ async def test_with_too_many_requests_under_way_nothing_is_sent_and_nobody_is_th
     """Else a session would be taken from a holder that lives."""
     for name, value in (("CLIENTS", 2), ("CONNECTIONS_MAX", 1), ("CONNECT_S", 0.1)):
         monkeypatch.setattr(f"gateway.upstreams.replica_client.{name}", value)
-    peers = HttpPeers("", SECRET)
+    peers = ReplicaClient("", SECRET)
     may_end = asyncio.Event()
 
     async def wait(message: bytes) -> bytes:
@@ -325,7 +327,7 @@ async def test_with_too_many_requests_under_way_nothing_is_sent_and_nobody_is_th
     await peers.aclose()
 
 
-async def test_an_asker_that_leaves_ends_nothing_there_and_keeps_no_connection(peers: HttpPeers) -> None:
+async def test_an_asker_that_leaves_ends_nothing_there_and_keeps_no_connection(peers: ReplicaClient) -> None:
     began, may_end = asyncio.Event(), asyncio.Event()
 
     async def wait(message: bytes) -> bytes:
@@ -346,7 +348,7 @@ async def test_an_asker_that_leaves_ends_nothing_there_and_keeps_no_connection(p
         assert await ask(peers, holder.url, b"next") == b"next"
 
 
-async def test_an_asker_may_leave_at_any_turn_and_the_next_is_answered(peers: HttpPeers) -> None:
+async def test_an_asker_may_leave_at_any_turn_and_the_next_is_answered(peers: ReplicaClient) -> None:
     async with replica(Holder()) as holder:
         for turns in range(40):
             asking = asyncio.create_task(ask(peers, holder.url))
@@ -359,7 +361,7 @@ async def test_an_asker_may_leave_at_any_turn_and_the_next_is_answered(peers: Ht
             assert await ask(peers, holder.url, b"next") == b"answer to next"
 
 
-async def test_a_replica_that_goes_away_asks_nobody(peers: HttpPeers) -> None:
+async def test_a_replica_that_goes_away_asks_nobody(peers: ReplicaClient) -> None:
     async with replica(Holder()) as holder:
         await peers.aclose()
 
@@ -369,7 +371,7 @@ async def test_a_replica_that_goes_away_asks_nobody(peers: HttpPeers) -> None:
     assert holder.asked == []
 
 
-async def test_a_holder_that_began_anew_does_not_know_the_session(peers: HttpPeers) -> None:
+async def test_a_holder_that_began_anew_does_not_know_the_session(peers: ReplicaClient) -> None:
     async with replica(failing(SessionNotFound("no such session"))) as holder:
         with pytest.raises(SessionNotFound):
             await ask(peers, holder.url)

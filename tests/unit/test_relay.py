@@ -17,7 +17,7 @@ from gateway.core.ports.transport import Request
 from gateway.upstreams import http1 as connection_module
 from gateway.upstreams import transport as module
 from gateway.upstreams.http1 import HIGH_WATER_BYTES, MAX_HEAD_BYTES
-from gateway.upstreams.transport import Relay, RelayExchange
+from gateway.upstreams.transport import HttpTransport, RelayExchange
 from tests.fakes.eventually import until
 from tests.fakes.raw_http import Connection, RawServer, Script
 
@@ -52,8 +52,8 @@ def serve(request: pytest.FixtureRequest, folder: Path) -> Serve:
 
 
 @pytest.fixture
-async def relay() -> AsyncIterator[Relay]:
-    relay = Relay()
+async def relay() -> AsyncIterator[HttpTransport]:
+    relay = HttpTransport()
     yield relay
     await relay.aclose()
 
@@ -78,7 +78,12 @@ async def close(connection: Connection) -> None:
 
 
 async def ask(
-    relay: Relay, server: RawServer, request: Request = GET, *, worker: WorkerId = ONE, silence_s: float = SILENCE_S
+    relay: HttpTransport,
+    server: RawServer,
+    request: Request = GET,
+    *,
+    worker: WorkerId = ONE,
+    silence_s: float = SILENCE_S,
 ) -> tuple[int, bytes]:
     """Send a request and read the whole answer."""
     exchange = await relay.send(worker, server.address, request, silence_s=silence_s)
@@ -88,12 +93,12 @@ async def ask(
         await exchange.aclose()
 
 
-def in_use(relay: Relay) -> int:
+def in_use(relay: HttpTransport) -> int:
     """Connections that requests hold, over all workers; the relay shows it to nobody else."""
     return sum(len(worker._busy) for worker in relay._workers.values())
 
 
-def idle(relay: Relay) -> int:
+def idle(relay: HttpTransport) -> int:
     """Connections that wait for a request."""
     return sum(len(worker._idle) for worker in relay._workers.values())
 
@@ -101,7 +106,7 @@ def idle(relay: Relay) -> int:
 # -- what is sent and what comes back -------------------------------------------------------------------------------
 
 
-async def test_a_request_arrives_as_it_was_asked_for(relay: Relay, serve: Serve) -> None:
+async def test_a_request_arrives_as_it_was_asked_for(relay: HttpTransport, serve: Serve) -> None:
     async with serve(answering(OK)) as server:
         await ask(relay, server, GET)
         await ask(relay, server, POST)
@@ -114,7 +119,7 @@ async def test_a_request_arrives_as_it_was_asked_for(relay: Relay, serve: Serve)
         assert posted.headers == {"host": host, "x-session-id": "s", "content-length": "15"}
 
 
-async def test_a_post_without_a_body_says_that_it_is_empty(relay: Relay, serve: Serve) -> None:
+async def test_a_post_without_a_body_says_that_it_is_empty(relay: HttpTransport, serve: Serve) -> None:
     async with serve(answering(OK)) as server:
         await ask(relay, server, Request(b"POST", b"/delete"))
 
@@ -151,21 +156,21 @@ async def test_a_post_without_a_body_says_that_it_is_empty(relay: Relay, serve: 
     ],
 )
 async def test_a_body_is_read_whole_however_it_is_framed(
-    relay: Relay, serve: Serve, answer: bytes, status: int, body: bytes
+    relay: HttpTransport, serve: Serve, answer: bytes, status: int, body: bytes
 ) -> None:
     async with serve(answering(answer)) as server:
         assert await ask(relay, server) == (status, body)
         assert in_use(relay) == 0
 
 
-async def test_a_body_without_framing_ends_with_its_connection(relay: Relay, serve: Serve) -> None:
+async def test_a_body_without_framing_ends_with_its_connection(relay: HttpTransport, serve: Serve) -> None:
     async with serve(answering(b"HTTP/1.1 200 OK\r\n\r\nuntil the end", then=close)) as server:
         assert await ask(relay, server) == (200, b"until the end")
         assert await ask(relay, server) == (200, b"until the end")
         assert len(server.connections) == 2
 
 
-async def test_an_answer_that_comes_byte_by_byte_is_the_same_answer(relay: Relay, serve: Serve) -> None:
+async def test_an_answer_that_comes_byte_by_byte_is_the_same_answer(relay: HttpTransport, serve: Serve) -> None:
     answer = b"HTTP/1.1 200 OK\r\nx-a: 1\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"
 
     async def script(connection: Connection) -> None:
@@ -182,7 +187,7 @@ async def test_an_answer_that_comes_byte_by_byte_is_the_same_answer(relay: Relay
         await exchange.aclose()
 
 
-async def test_headers_come_in_lower_case_without_those_of_the_connection(relay: Relay, serve: Serve) -> None:
+async def test_headers_come_in_lower_case_without_those_of_the_connection(relay: HttpTransport, serve: Serve) -> None:
     answer = (
         b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nConnection: keep-alive\r\nKeep-Alive: timeout=5\r\n"
         b"X-Twice: 1\r\nX-Twice: 2\r\nTransfer-Encoding: chunked\r\nTrailer: x\r\n\r\n0\r\n\r\n"
@@ -194,7 +199,7 @@ async def test_headers_come_in_lower_case_without_those_of_the_connection(relay:
         await exchange.aclose()
 
 
-async def test_interim_answers_leave_no_headers(relay: Relay, serve: Serve) -> None:
+async def test_interim_answers_leave_no_headers(relay: HttpTransport, serve: Serve) -> None:
     answer = b"HTTP/1.1 103 Early Hints\r\nlink: early\r\n\r\nHTTP/1.1 200 OK\r\nx-a: 1\r\ncontent-length: 0\r\n\r\n"
     async with serve(answering(answer)) as server:
         exchange = await relay.send(ONE, server.address, GET, silence_s=SILENCE_S)
@@ -203,7 +208,7 @@ async def test_interim_answers_leave_no_headers(relay: Relay, serve: Serve) -> N
         await exchange.aclose()
 
 
-async def test_pieces_of_a_body_come_as_they_are_written(relay: Relay, serve: Serve) -> None:
+async def test_pieces_of_a_body_come_as_they_are_written(relay: HttpTransport, serve: Serve) -> None:
     go_on = asyncio.Event()
 
     async def script(connection: Connection) -> None:
@@ -226,7 +231,7 @@ async def test_pieces_of_a_body_come_as_they_are_written(relay: Relay, serve: Se
 
 
 async def test_a_body_beyond_the_limit_is_an_error_and_its_connection_is_not_used_again(
-    relay: Relay, serve: Serve
+    relay: HttpTransport, serve: Serve
 ) -> None:
     async with serve(answering(OK)) as server:
         exchange = await relay.send(ONE, server.address, GET, silence_s=SILENCE_S)
@@ -241,7 +246,7 @@ async def test_a_body_beyond_the_limit_is_an_error_and_its_connection_is_not_use
 # -- connections kept -----------------------------------------------------------------------------------------------
 
 
-async def test_requests_one_after_the_other_share_a_connection(relay: Relay, serve: Serve) -> None:
+async def test_requests_one_after_the_other_share_a_connection(relay: HttpTransport, serve: Serve) -> None:
     async with serve(answering(OK)) as server:
         for _ in range(20):
             await ask(relay, server)
@@ -251,7 +256,7 @@ async def test_requests_one_after_the_other_share_a_connection(relay: Relay, ser
         assert (in_use(relay), idle(relay)) == (0, 1)
 
 
-async def test_requests_at_once_have_a_connection_each_and_share_them_later(relay: Relay, serve: Serve) -> None:
+async def test_requests_at_once_have_a_connection_each_and_share_them_later(relay: HttpTransport, serve: Serve) -> None:
     arrived = 0
     all_there = asyncio.Event()
 
@@ -275,7 +280,7 @@ async def test_requests_at_once_have_a_connection_each_and_share_them_later(rela
 
 
 async def test_more_requests_than_connections_wait_for_one(
-    relay: Relay, serve: Serve, monkeypatch: pytest.MonkeyPatch
+    relay: HttpTransport, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_CONNECTIONS", 3)
     busy: set[int] = set()
@@ -301,7 +306,7 @@ async def test_more_requests_than_connections_wait_for_one(
 
 
 async def test_a_request_that_gets_no_connection_in_time_has_not_been_sent(
-    relay: Relay, serve: Serve, monkeypatch: pytest.MonkeyPatch
+    relay: HttpTransport, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_CONNECTIONS", 1)
 
@@ -331,7 +336,9 @@ def behind(gate: asyncio.Event) -> Callable[[Connection], Awaitable[None]]:
     return script
 
 
-async def test_what_a_burst_left_is_bounded(relay: Relay, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_a_burst_left_is_bounded(
+    relay: HttpTransport, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "MAX_IDLE", 2)
     monkeypatch.setattr(module, "REST_S", 0.05)
     gate = asyncio.Event()
@@ -347,7 +354,7 @@ async def test_what_a_burst_left_is_bounded(relay: Relay, serve: Serve, monkeypa
 
 
 async def test_a_burst_that_comes_again_finds_its_connections(
-    relay: Relay, serve: Serve, monkeypatch: pytest.MonkeyPatch
+    relay: HttpTransport, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_IDLE", 2)
     gate = asyncio.Event()
@@ -363,7 +370,9 @@ async def test_a_burst_that_comes_again_finds_its_connections(
         assert len(server.connections) == 10
 
 
-async def test_a_connection_belongs_to_one_worker_s_life_and_not_to_an_address(relay: Relay, serve: Serve) -> None:
+async def test_a_connection_belongs_to_one_worker_s_life_and_not_to_an_address(
+    relay: HttpTransport, serve: Serve
+) -> None:
     async with serve(answering(OK)) as server:
         await ask(relay, server, worker=ONE)
         await ask(relay, server, worker=TWO)
@@ -372,7 +381,7 @@ async def test_a_connection_belongs_to_one_worker_s_life_and_not_to_an_address(r
         assert [len(connection.requests) for connection in server.connections] == [2, 1]
 
 
-async def test_a_worker_that_moved_is_reached_at_its_new_address_only(relay: Relay, serve: Serve) -> None:
+async def test_a_worker_that_moved_is_reached_at_its_new_address_only(relay: HttpTransport, serve: Serve) -> None:
     async with serve(answering(OK)) as before, serve(answering(OK)) as after:
         await ask(relay, before)
         await ask(relay, after)
@@ -381,7 +390,7 @@ async def test_a_worker_that_moved_is_reached_at_its_new_address_only(relay: Rel
         assert (len(before.requests), len(after.requests)) == (1, 1)
 
 
-async def test_an_idle_connection_that_the_server_closed_is_not_used(relay: Relay, serve: Serve) -> None:
+async def test_an_idle_connection_that_the_server_closed_is_not_used(relay: HttpTransport, serve: Serve) -> None:
     async with serve(answering(OK)) as server:
         await ask(relay, server)
         server.connections[0].abort()
@@ -393,7 +402,7 @@ async def test_an_idle_connection_that_the_server_closed_is_not_used(relay: Rela
 
 
 async def test_a_tcp_connection_that_was_idle_for_long_is_not_used(
-    relay: Relay, monkeypatch: pytest.MonkeyPatch
+    relay: HttpTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "KEEP_FOREIGN_S", 0.0)
     async with RawServer(answering(OK)) as server:
@@ -413,7 +422,7 @@ async def test_a_tcp_connection_that_was_idle_for_long_is_not_used(
     ],
 )
 async def test_a_connection_that_the_server_does_not_keep_is_not_used_again(
-    relay: Relay, serve: Serve, answer: bytes
+    relay: HttpTransport, serve: Serve, answer: bytes
 ) -> None:
     async with serve(answering(answer)) as server:
         assert (await ask(relay, server))[1] == b"ok"
@@ -422,7 +431,7 @@ async def test_a_connection_that_the_server_does_not_keep_is_not_used_again(
         assert [len(connection.requests) for connection in server.connections] == [1, 1]
 
 
-async def test_bytes_that_nobody_asked_for_are_never_taken_for_an_answer(relay: Relay, serve: Serve) -> None:
+async def test_bytes_that_nobody_asked_for_are_never_taken_for_an_answer(relay: HttpTransport, serve: Serve) -> None:
     async with serve(answering(OK)) as server:
         await ask(relay, server)
         await server.connections[0].send(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nwrong")
@@ -442,7 +451,7 @@ async def test_bytes_that_nobody_asked_for_are_never_taken_for_an_answer(relay: 
     ],
 )
 async def test_bytes_behind_an_answer_are_no_part_of_it_nor_of_the_next(
-    relay: Relay, serve: Serve, more: bytes
+    relay: HttpTransport, serve: Serve, more: bytes
 ) -> None:
     async with serve(answering(OK + more, OK)) as server:
         exchange = await relay.send(ONE, server.address, GET, silence_s=SILENCE_S)
@@ -455,7 +464,7 @@ async def test_bytes_behind_an_answer_are_no_part_of_it_nor_of_the_next(
         assert [len(connection.requests) for connection in server.connections] == [1, 1]
 
 
-async def test_a_body_that_was_not_read_to_its_end_costs_its_connection(relay: Relay, serve: Serve) -> None:
+async def test_a_body_that_was_not_read_to_its_end_costs_its_connection(relay: HttpTransport, serve: Serve) -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
         await connection.send(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nsome")
@@ -473,7 +482,7 @@ async def test_a_body_that_was_not_read_to_its_end_costs_its_connection(relay: R
 # -- failures -------------------------------------------------------------------------------------------------------
 
 
-async def test_a_worker_that_takes_no_connection_has_not_run_anything(relay: Relay, serve: Serve) -> None:
+async def test_a_worker_that_takes_no_connection_has_not_run_anything(relay: HttpTransport, serve: Serve) -> None:
     async with serve(answering(OK)) as server:
         pass
 
@@ -484,7 +493,7 @@ async def test_a_worker_that_takes_no_connection_has_not_run_anything(relay: Rel
     assert in_use(relay) == 0
 
 
-async def test_a_worker_that_ends_before_it_answers_may_have_run_it(relay: Relay, serve: Serve) -> None:
+async def test_a_worker_that_ends_before_it_answers_may_have_run_it(relay: HttpTransport, serve: Serve) -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
 
@@ -506,7 +515,7 @@ async def test_a_worker_that_ends_before_it_answers_may_have_run_it(relay: Relay
     ],
 )
 async def test_an_answer_that_breaks_off_is_an_error_and_never_a_short_body(
-    relay: Relay, serve: Serve, piece: bytes
+    relay: HttpTransport, serve: Serve, piece: bytes
 ) -> None:
     async with serve(answering(piece, then=close)) as server:
         with pytest.raises(UpstreamGone) as error:
@@ -516,7 +525,7 @@ async def test_an_answer_that_breaks_off_is_an_error_and_never_a_short_body(
         assert in_use(relay) == 0
 
 
-async def test_a_reset_in_a_body_without_framing_is_an_error(relay: Relay) -> None:
+async def test_a_reset_in_a_body_without_framing_is_an_error(relay: HttpTransport) -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
         await connection.send(b"HTTP/1.1 200 OK\r\n\r\nhalf")
@@ -548,7 +557,7 @@ async def test_a_reset_in_a_body_without_framing_is_an_error(relay: Relay) -> No
         b"HTTP/1.1 200 OK\r\nno colon here\r\n\r\n",
     ],
 )
-async def test_what_is_not_http_is_an_error_of_the_worker(relay: Relay, serve: Serve, garbage: bytes) -> None:
+async def test_what_is_not_http_is_an_error_of_the_worker(relay: HttpTransport, serve: Serve, garbage: bytes) -> None:
     async with serve(answering(garbage)) as server:
         with pytest.raises(UpstreamError) as error:
             await ask(relay, server)
@@ -557,7 +566,7 @@ async def test_what_is_not_http_is_an_error_of_the_worker(relay: Relay, serve: S
         assert (in_use(relay), idle(relay)) == (0, 0)
 
 
-async def test_a_head_without_end_is_an_error(relay: Relay, serve: Serve) -> None:
+async def test_a_head_without_end_is_an_error(relay: HttpTransport, serve: Serve) -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
         await connection.send(b"HTTP/1.1 200 OK\r\n")
@@ -570,7 +579,7 @@ async def test_a_head_without_end_is_an_error(relay: Relay, serve: Serve) -> Non
         assert in_use(relay) == 0
 
 
-async def test_a_head_may_be_as_large_as_what_clients_send(relay: Relay, serve: Serve) -> None:
+async def test_a_head_may_be_as_large_as_what_clients_send(relay: HttpTransport, serve: Serve) -> None:
     filler = b"x" * (MAX_HEAD_BYTES // 4)
     async with serve(
         answering(b"HTTP/1.1 200 OK\r\nx-filler: " + filler + b"\r\ncontent-length: 2\r\n\r\nok")
@@ -584,7 +593,7 @@ async def test_a_head_may_be_as_large_as_what_clients_send(relay: Relay, serve: 
 
 
 async def test_a_body_behind_the_last_piece_of_a_head_does_not_count_as_head(
-    relay: Relay, serve: Serve, monkeypatch: pytest.MonkeyPatch
+    relay: HttpTransport, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection_module, "MAX_HEAD_BYTES", 200)
     body = b"z" * 10_000
@@ -600,11 +609,11 @@ async def test_a_body_behind_the_last_piece_of_a_head_does_not_count_as_head(
         assert await ask(relay, server) == (200, body)
 
 
-def _head_bytes(relay: Relay) -> int:
+def _head_bytes(relay: HttpTransport) -> int:
     return sum(connection._head_bytes for worker in relay._workers.values() for connection in worker._busy)
 
 
-async def test_silence_before_the_head_is_a_timeout(relay: Relay, serve: Serve) -> None:
+async def test_silence_before_the_head_is_a_timeout(relay: HttpTransport, serve: Serve) -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
         await connection.left()
@@ -617,7 +626,7 @@ async def test_silence_before_the_head_is_a_timeout(relay: Relay, serve: Serve) 
         await until(lambda: server.open_connections == 0)
 
 
-async def test_silence_within_a_body_is_a_timeout(relay: Relay, serve: Serve) -> None:
+async def test_silence_within_a_body_is_a_timeout(relay: HttpTransport, serve: Serve) -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
         await connection.send(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf")
@@ -630,7 +639,7 @@ async def test_silence_within_a_body_is_a_timeout(relay: Relay, serve: Serve) ->
         assert in_use(relay) == 0
 
 
-async def test_a_worker_that_says_something_now_and_then_is_not_silent(relay: Relay, serve: Serve) -> None:
+async def test_a_worker_that_says_something_now_and_then_is_not_silent(relay: HttpTransport, serve: Serve) -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
         await connection.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
@@ -644,7 +653,7 @@ async def test_a_worker_that_says_something_now_and_then_is_not_silent(relay: Re
         assert await ask(relay, server, silence_s=0.5) == (200, b"." * 20)
 
 
-async def test_a_worker_that_does_not_read_a_request_is_a_timeout(relay: Relay, serve: Serve) -> None:
+async def test_a_worker_that_does_not_read_a_request_is_a_timeout(relay: HttpTransport, serve: Serve) -> None:
     async def script(connection: Connection) -> None:
         connection.writer.transport.pause_reading()  # type: ignore[attr-defined]  # a stream's transport reads too
         await asyncio.get_running_loop().create_future()
@@ -656,7 +665,7 @@ async def test_a_worker_that_does_not_read_a_request_is_a_timeout(relay: Relay, 
         assert in_use(relay) == 0
 
 
-async def test_an_early_answer_to_a_large_request_is_heard(relay: Relay, serve: Serve) -> None:
+async def test_an_early_answer_to_a_large_request_is_heard(relay: HttpTransport, serve: Serve) -> None:
     async def script(connection: Connection) -> None:
         await connection.reader.readuntil(b"\r\n\r\n")
         await connection.send(b"HTTP/1.1 413 Too Large\r\nconnection: close\r\ncontent-length: 2\r\n\r\nno")
@@ -671,7 +680,7 @@ async def test_an_early_answer_to_a_large_request_is_heard(relay: Relay, serve: 
 # -- back-pressure --------------------------------------------------------------------------------------------------
 
 
-async def test_a_reader_that_stops_makes_the_worker_stop(relay: Relay, serve: Serve) -> None:
+async def test_a_reader_that_stops_makes_the_worker_stop(relay: HttpTransport, serve: Serve) -> None:
     written = 0
     total = 64 * 2**20
     piece = b"x" * 2**16
@@ -705,7 +714,7 @@ async def test_a_reader_that_stops_makes_the_worker_stop(relay: Relay, serve: Se
         assert in_use(relay) == 0
 
 
-async def test_a_reader_that_stops_for_long_is_not_the_worker_s_silence(relay: Relay, serve: Serve) -> None:
+async def test_a_reader_that_stops_for_long_is_not_the_worker_s_silence(relay: HttpTransport, serve: Serve) -> None:
     total = 32 * 2**20
 
     async def script(connection: Connection) -> None:
@@ -749,7 +758,7 @@ async def _settled(value: Callable[[], int]) -> None:
 
 @contextlib.asynccontextmanager
 async def _asking(
-    relay: Relay, server: RawServer, *, count: int = 1
+    relay: HttpTransport, server: RawServer, *, count: int = 1
 ) -> AsyncIterator[list[asyncio.Task[tuple[int, bytes]]]]:
     asking = [asyncio.ensure_future(ask(relay, server)) for _ in range(count)]
     try:
@@ -760,7 +769,7 @@ async def _asking(
         await asyncio.gather(*asking, return_exceptions=True)
 
 
-async def test_forgetting_a_worker_breaks_its_calls_off_at_once(relay: Relay, serve: Serve) -> None:
+async def test_forgetting_a_worker_breaks_its_calls_off_at_once(relay: HttpTransport, serve: Serve) -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
         await connection.send(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf")
@@ -786,7 +795,7 @@ async def test_forgetting_a_worker_breaks_its_calls_off_at_once(relay: Relay, se
         assert relay._workers == {}
 
 
-async def test_forgetting_a_worker_leaves_others_alone(relay: Relay, serve: Serve) -> None:
+async def test_forgetting_a_worker_leaves_others_alone(relay: HttpTransport, serve: Serve) -> None:
     async with serve(answering(OK)) as server:
         await ask(relay, server, worker=ONE)
         await ask(relay, server, worker=TWO)
@@ -800,7 +809,7 @@ async def test_forgetting_a_worker_leaves_others_alone(relay: Relay, serve: Serv
 
 
 async def test_a_request_that_waits_for_a_connection_while_its_worker_is_forgotten_was_not_sent(
-    relay: Relay, serve: Serve, monkeypatch: pytest.MonkeyPatch
+    relay: HttpTransport, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_CONNECTIONS", 1)
 
@@ -817,7 +826,7 @@ async def test_a_request_that_waits_for_a_connection_while_its_worker_is_forgott
 
 
 async def test_an_answer_is_read_to_its_end_after_the_relay_kept_nothing_of_a_worker(
-    relay: Relay, serve: Serve
+    relay: HttpTransport, serve: Serve
 ) -> None:
     async with serve(answering(OK)) as server:
         exchange = await relay.send(ONE, server.address, GET, silence_s=SILENCE_S)
@@ -828,7 +837,7 @@ async def test_an_answer_is_read_to_its_end_after_the_relay_kept_nothing_of_a_wo
         assert in_use(relay) == 0
 
 
-async def test_requests_to_a_worker_that_is_gone_leave_nothing_behind(relay: Relay, folder: Path) -> None:
+async def test_requests_to_a_worker_that_is_gone_leave_nothing_behind(relay: HttpTransport, folder: Path) -> None:
     for number in range(10):
         worker = WorkerId(f"w{number}")
         with pytest.raises(UpstreamGone):
@@ -842,7 +851,7 @@ async def test_requests_to_a_worker_that_is_gone_leave_nothing_behind(relay: Rel
 
 @pytest.mark.parametrize("turns", range(0, 30, 1))
 async def test_a_request_that_is_cancelled_at_any_turn_holds_no_connection(
-    relay: Relay, serve: Serve, turns: int
+    relay: HttpTransport, serve: Serve, turns: int
 ) -> None:
     async def script(connection: Connection) -> None:
         while True:
@@ -866,7 +875,7 @@ async def test_a_request_that_is_cancelled_at_any_turn_holds_no_connection(
 
 
 async def test_a_request_that_is_cancelled_while_it_waits_for_room_leaves_the_room(
-    relay: Relay, serve: Serve, monkeypatch: pytest.MonkeyPatch
+    relay: HttpTransport, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_CONNECTIONS", 1)
     gate = asyncio.Event()
@@ -884,7 +893,7 @@ async def test_a_request_that_is_cancelled_while_it_waits_for_room_leaves_the_ro
 
 
 async def test_a_request_that_is_cancelled_while_the_worker_does_not_read_it_holds_no_connection(
-    relay: Relay, serve: Serve
+    relay: HttpTransport, serve: Serve
 ) -> None:
     async def script(connection: Connection) -> None:
         connection.writer.transport.pause_reading()  # type: ignore[attr-defined]  # a stream's transport reads too
@@ -905,7 +914,7 @@ async def test_closing_the_relay_breaks_everything_off(serve: Serve) -> None:
         await connection.request()
         await connection.left()
 
-    relay = Relay()
+    relay = HttpTransport()
     async with serve(script) as server, _asking(relay, server, count=2) as both:
         await until(lambda: len(server.requests) == 2)
         await relay.aclose()

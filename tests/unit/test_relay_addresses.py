@@ -22,7 +22,7 @@ from gateway.core.errors import UpstreamGone
 from gateway.core.ids import WorkerId
 from gateway.core.ports.transport import Request
 from gateway.upstreams import transport as module
-from gateway.upstreams.transport import Relay
+from gateway.upstreams.transport import HttpTransport
 from tests.fakes.eventually import until
 from tests.fakes.raw_http import Connection, RawServer
 
@@ -32,8 +32,8 @@ SILENCE_S = 5.0
 
 
 @pytest.fixture
-async def relay() -> AsyncIterator[Relay]:
-    relay = Relay()
+async def relay() -> AsyncIterator[HttpTransport]:
+    relay = HttpTransport()
     yield relay
     await relay.aclose()
 
@@ -50,7 +50,7 @@ async def answers(connection: Connection) -> None:
         await connection.answer(b"ok")
 
 
-async def ask(relay: Relay, address: str, request: Request = GET) -> bytes:
+async def ask(relay: HttpTransport, address: str, request: Request = GET) -> bytes:
     exchange = await relay.send(ONE, address, request, silence_s=SILENCE_S)
     try:
         return await exchange.read(1000)
@@ -148,7 +148,7 @@ def test_urls_for_other_clients_are_made_of_an_address() -> None:
     assert parse_address("unix:/run/server.sock").url("/health") == "http://localhost/health"
 
 
-async def test_the_prefix_of_a_url_stands_before_the_path_and_its_host_in_the_request(relay: Relay) -> None:
+async def test_the_prefix_of_a_url_stands_before_the_path_and_its_host_in_the_request(relay: HttpTransport) -> None:
     async with serving("127.0.0.1") as (port, connections):
         assert await ask(relay, f"http://localhost:{port}/envs/math/") == b"ok"
 
@@ -157,7 +157,7 @@ async def test_the_prefix_of_a_url_stands_before_the_path_and_its_host_in_the_re
     assert request.headers == {"host": f"localhost:{port}"}
 
 
-async def test_a_url_without_a_path_has_no_prefix(relay: Relay) -> None:
+async def test_a_url_without_a_path_has_no_prefix(relay: HttpTransport) -> None:
     async with serving("127.0.0.1") as (port, connections):
         assert await ask(relay, f"http://127.0.0.1:{port}") == b"ok"
 
@@ -165,7 +165,7 @@ async def test_a_url_without_a_path_has_no_prefix(relay: Relay) -> None:
 
 
 @pytest.mark.parametrize("address", ["http://[::1]:{port}/x", "tcp:[::1]:{port}"])
-async def test_an_address_of_the_new_kind_is_reached(relay: Relay, address: str) -> None:
+async def test_an_address_of_the_new_kind_is_reached(relay: HttpTransport, address: str) -> None:
     if not _has_ipv6():
         pytest.skip("this machine has no IPv6")
     async with serving("::1") as (port, connections):
@@ -220,7 +220,7 @@ def system_trust(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 
 @pytest.mark.usefixtures("system_trust")
-async def test_a_url_with_tls_is_reached_if_the_system_trusts_it(relay: Relay, tls: ssl.SSLContext) -> None:
+async def test_a_url_with_tls_is_reached_if_the_system_trusts_it(relay: HttpTransport, tls: ssl.SSLContext) -> None:
     async with serving("127.0.0.1", tls=tls) as (port, connections):
         assert await ask(relay, f"https://localhost:{port}/x") == b"ok"
         assert await ask(relay, f"https://localhost:{port}/x") == b"ok"
@@ -230,7 +230,7 @@ async def test_a_url_with_tls_is_reached_if_the_system_trusts_it(relay: Relay, t
 
 
 async def test_a_certificate_that_nobody_trusts_is_an_error_and_nothing_was_sent(
-    relay: Relay, tls: ssl.SSLContext
+    relay: HttpTransport, tls: ssl.SSLContext
 ) -> None:
     async with serving("127.0.0.1", tls=tls) as (port, connections):
         with pytest.raises(UpstreamGone, match="certificate") as error:
@@ -240,7 +240,7 @@ async def test_a_certificate_that_nobody_trusts_is_an_error_and_nothing_was_sent
         assert [connection.requests for connection in connections] == []
 
 
-async def test_what_is_no_address_can_t_be_reached_and_leaves_nothing(relay: Relay) -> None:
+async def test_what_is_no_address_can_t_be_reached_and_leaves_nothing(relay: HttpTransport) -> None:
     with pytest.raises(UpstreamGone, match="no address") as error:
         await ask(relay, "carrier-pigeon:7")
 
@@ -248,7 +248,7 @@ async def test_what_is_no_address_can_t_be_reached_and_leaves_nothing(relay: Rel
     assert relay._workers == {}
 
 
-async def test_a_name_that_nobody_knows_can_t_be_reached(relay: Relay) -> None:
+async def test_a_name_that_nobody_knows_can_t_be_reached(relay: HttpTransport) -> None:
     with pytest.raises(UpstreamGone, match="no connection") as error:
         await ask(relay, "http://nowhere.invalid")
 
@@ -257,7 +257,7 @@ async def test_a_name_that_nobody_knows_can_t_be_reached(relay: Relay) -> None:
 
 
 async def test_of_connections_that_rest_only_those_to_a_server_of_ours_are_used_again_for_ever(
-    relay: Relay, folder: Path, monkeypatch: pytest.MonkeyPatch
+    relay: HttpTransport, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "KEEP_FOREIGN_S", 0.0)
     async with (

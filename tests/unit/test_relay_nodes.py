@@ -19,9 +19,9 @@ from gateway.core.errors import UpstreamGone
 from gateway.core.ids import WorkerId
 from gateway.core.placement import NodeId
 from gateway.core.ports.transport import Request
-from gateway.upstreams.http1 import Connection as WorkerConnection
-from gateway.upstreams.openenv.websocket import NotListening, Sockets
-from gateway.upstreams.transport import Relay
+from gateway.upstreams.http1 import Http1Connection as WorkerConnection
+from gateway.upstreams.openenv.websocket import NotListening, WebSocketPool
+from gateway.upstreams.transport import HttpTransport
 from tests.fakes.certificates import Files, cluster
 from tests.fakes.eventually import until
 from tests.fakes.nodes import FakeNode, knowing
@@ -59,8 +59,8 @@ async def nodes(files: tuple[Files, Files], node: FakeNode) -> AsyncIterator[Nod
 
 
 @pytest.fixture
-async def relay(nodes: Nodes) -> AsyncIterator[Relay]:
-    made = Relay(dial=NodeDialer(nodes).dial)
+async def relay(nodes: Nodes) -> AsyncIterator[HttpTransport]:
+    made = HttpTransport(dial=NodeDialer(nodes).dial)
     yield made
     await made.aclose()
 
@@ -71,7 +71,7 @@ async def answers(connection: Connection) -> None:
         await connection.answer(b"ok")
 
 
-async def ask(relay: Relay, address: str = OWN, request: Request = GET) -> bytes:
+async def ask(relay: HttpTransport, address: str = OWN, request: Request = GET) -> bytes:
     exchange = await relay.send(ONE, address, request, silence_s=10.0)
     try:
         return await exchange.read(2**24)
@@ -115,7 +115,9 @@ def test_what_is_no_address_on_a_node_is_refused(text: str) -> None:
         parse_address(text)
 
 
-async def test_a_worker_on_a_node_is_asked_and_its_connection_kept(relay: Relay, node: FakeNode, folder: Path) -> None:
+async def test_a_worker_on_a_node_is_asked_and_its_connection_kept(
+    relay: HttpTransport, node: FakeNode, folder: Path
+) -> None:
     async with RawServer(answers, path=folder / "w1" / "worker.sock") as worker:
         assert [await ask(relay) for _ in range(3)] == [b"ok"] * 3
 
@@ -135,7 +137,7 @@ async def test_in_the_steady_state_nothing_stands_between_the_connection_and_its
         made.abort()
 
 
-async def test_large_bodies_pass_whole(relay: Relay, folder: Path) -> None:
+async def test_large_bodies_pass_whole(relay: HttpTransport, folder: Path) -> None:
     async def echo(connection: Connection) -> None:
         request = await connection.request()
         await connection.answer(request.body)
@@ -145,7 +147,7 @@ async def test_large_bodies_pass_whole(relay: Relay, folder: Path) -> None:
         assert await ask(relay, request=Request(b"POST", b"/call", body=body)) == body
 
 
-async def test_many_calls_at_once_each_get_their_own_answer(relay: Relay, folder: Path) -> None:
+async def test_many_calls_at_once_each_get_their_own_answer(relay: HttpTransport, folder: Path) -> None:
     async def echo(connection: Connection) -> None:
         while True:
             request = await connection.request()
@@ -157,21 +159,21 @@ async def test_many_calls_at_once_each_get_their_own_answer(relay: Relay, folder
         assert await asyncio.gather(*(ask(relay, request=Request(b"POST", b"/", body=one)) for one in bodies)) == bodies
 
 
-async def test_a_worker_that_is_not_there_is_gone_and_nothing_was_sent(relay: Relay) -> None:
+async def test_a_worker_that_is_not_there_is_gone_and_nothing_was_sent(relay: HttpTransport) -> None:
     with pytest.raises(UpstreamGone, match=r"has no worker\.sock") as caught:
         await ask(relay)
 
     assert not caught.value.sent
 
 
-async def test_a_node_that_nobody_knows_is_gone_at_once(relay: Relay) -> None:
+async def test_a_node_that_nobody_knows_is_gone_at_once(relay: HttpTransport) -> None:
     with pytest.raises(UpstreamGone, match="node n9 is not there") as caught:
         await ask(relay, node_address("n9", "w1", "worker.sock"))
 
     assert not caught.value.sent
 
 
-async def test_a_node_that_is_expected_is_waited_for_until_it_is_lost(relay: Relay, nodes: Nodes) -> None:
+async def test_a_node_that_is_expected_is_waited_for_until_it_is_lost(relay: HttpTransport, nodes: Nodes) -> None:
     nodes.expect(NodeId("n9"))
     asked = asyncio.ensure_future(ask(relay, node_address("n9", "w1", "worker.sock")))
     for _ in range(100):
@@ -186,14 +188,14 @@ async def test_a_node_that_is_expected_is_waited_for_until_it_is_lost(relay: Rel
 
 
 async def test_a_gateway_without_nodes_says_so() -> None:
-    relay = Relay()
+    relay = HttpTransport()
 
     with pytest.raises(UpstreamGone, match="has no nodes"):
         await ask(relay)
 
 
 async def test_a_node_whose_process_is_replaced_is_waited_for(
-    relay: Relay, nodes: Nodes, node: FakeNode, folder: Path
+    relay: HttpTransport, nodes: Nodes, node: FakeNode, folder: Path
 ) -> None:
     node.refusal = "this node's process ends"
     async with RawServer(answers, path=folder / "w1" / "worker.sock"):
@@ -206,7 +208,9 @@ async def test_a_node_whose_process_is_replaced_is_waited_for(
         assert await asked == b"ok"
 
 
-async def test_a_call_to_a_node_that_is_lost_fails_and_was_not_sent(relay: Relay, nodes: Nodes, node: FakeNode) -> None:
+async def test_a_call_to_a_node_that_is_lost_fails_and_was_not_sent(
+    relay: HttpTransport, nodes: Nodes, node: FakeNode
+) -> None:
     await node.aclose()
 
     with pytest.raises(UpstreamGone) as caught:
@@ -219,7 +223,7 @@ async def test_a_call_to_a_node_that_is_lost_fails_and_was_not_sent(relay: Relay
 
 
 async def test_a_connection_that_breaks_in_mid_call_is_an_error_and_is_not_tried_again(
-    relay: Relay, node: FakeNode, folder: Path
+    relay: HttpTransport, node: FakeNode, folder: Path
 ) -> None:
     reached = asyncio.Event()
 
@@ -267,7 +271,7 @@ async def test_an_openenv_socket_opens_on_a_node_and_closes(nodes: Nodes, folder
                 await socket.send(json.dumps({"heard": json.loads(message)}))
 
     async with websockets.unix_serve(serve, str(folder / "w1" / "server.sock")) as server:
-        line = await Sockets(NodeDialer(nodes).dial_socket).open(FOREIGN, "/ws", answer_s=10.0)
+        line = await WebSocketPool(NodeDialer(nodes).dial_socket).open(FOREIGN, "/ws", answer_s=10.0)
         big = "x" * 500_000
 
         assert json.loads(await line.ask(json.dumps(big).encode())) == {"heard": big}
@@ -277,13 +281,13 @@ async def test_an_openenv_socket_opens_on_a_node_and_closes(nodes: Nodes, folder
 
 async def test_where_nobody_listens_on_a_node_the_server_is_known_to_be_gone(nodes: Nodes) -> None:
     with pytest.raises(NotListening):
-        await Sockets(NodeDialer(nodes).dial_socket).open(FOREIGN, "/ws", answer_s=10.0)
+        await WebSocketPool(NodeDialer(nodes).dial_socket).open(FOREIGN, "/ws", answer_s=10.0)
 
 
 async def test_a_node_that_is_away_does_not_mean_that_the_server_is_gone(nodes: Nodes, node: FakeNode) -> None:
     await node.aclose()
 
     with pytest.raises(UpstreamGone) as caught:
-        await Sockets(NodeDialer(nodes).dial_socket).open(FOREIGN, "/ws", answer_s=10.0)
+        await WebSocketPool(NodeDialer(nodes).dial_socket).open(FOREIGN, "/ws", answer_s=10.0)
 
     assert not isinstance(caught.value, NotListening)

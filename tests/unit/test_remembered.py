@@ -13,8 +13,8 @@ from gateway.core.environment import Environment
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
 from gateway.core.ports.store import Store
-from gateway.core.session import Note, Session, SessionState
-from gateway.sessions.cache import Entry, Remembered
+from gateway.core.session import Activity, Session, SessionState
+from gateway.sessions.cache import ActiveSession, SessionCache
 from tests.fakes.eventually import until
 
 KIND = Environment(name=EnvironmentName("math"), image="one", directory=Path("/"), command=("python3",))
@@ -30,7 +30,7 @@ class Told:
         self.may_answer.set()
         self.ended: list[SessionId] = []
 
-    async def touch(self, notes: Sequence[Note]) -> list[SessionId]:
+    async def touch(self, notes: Sequence[Activity]) -> list[SessionId]:
         if self.is_away:
             raise StoreUnavailable("away")
         self.notes.append({note.id: note.quiet_s for note in notes})
@@ -44,11 +44,11 @@ def store() -> Told:
 
 
 @pytest.fixture
-def remembered(store: Told) -> Remembered:
-    return Remembered(cast(Store, store))
+def remembered(store: Told) -> SessionCache:
+    return SessionCache(cast(Store, store))
 
 
-def add(remembered: Remembered, name: str) -> Entry:
+def add(remembered: SessionCache, name: str) -> ActiveSession:
     session = Session(
         id=SessionId(name),
         name=name,
@@ -64,7 +64,7 @@ def add(remembered: Remembered, name: str) -> Entry:
     return remembered.add(session, KIND, noted=True)
 
 
-async def test_what_is_idle_is_not_told(remembered: Remembered, store: Told) -> None:
+async def test_what_is_idle_is_not_told(remembered: SessionCache, store: Told) -> None:
     idle, active, touched = (add(remembered, name) for name in ("idle", "active", "touched"))
     active.begin()
     active.finish()
@@ -77,7 +77,7 @@ async def test_what_is_idle_is_not_told(remembered: Remembered, store: Told) -> 
     assert idle.noted_at < active.noted_at
 
 
-async def test_a_session_whose_deadline_may_be_near_is_told_at_once(remembered: Remembered, store: Told) -> None:
+async def test_a_session_whose_deadline_may_be_near_is_told_at_once(remembered: SessionCache, store: Told) -> None:
     found = add(remembered, "one").session
     remembered.forget(found.id)
 
@@ -88,7 +88,7 @@ async def test_a_session_whose_deadline_may_be_near_is_told_at_once(remembered: 
 
 
 async def test_a_busy_session_is_told_each_time_and_once_more_when_it_is_not(
-    remembered: Remembered, store: Told
+    remembered: SessionCache, store: Told
 ) -> None:
     one = add(remembered, "one")
     one.begin()
@@ -103,7 +103,7 @@ async def test_a_busy_session_is_told_each_time_and_once_more_when_it_is_not(
     assert [set(notes) for notes in store.notes] == [{"one"}] * 3
 
 
-async def test_what_the_store_did_not_hear_is_told_again(remembered: Remembered, store: Told) -> None:
+async def test_what_the_store_did_not_hear_is_told_again(remembered: SessionCache, store: Told) -> None:
     add(remembered, "one").stir()
     store.is_away = True
     with pytest.raises(StoreUnavailable):
@@ -115,7 +115,7 @@ async def test_what_the_store_did_not_hear_is_told_again(remembered: Remembered,
     assert [set(notes) for notes in store.notes] == [{"one"}]
 
 
-async def test_what_happens_while_notes_are_written_is_told_next(remembered: Remembered, store: Told) -> None:
+async def test_what_happens_while_notes_are_written_is_told_next(remembered: SessionCache, store: Told) -> None:
     one, two = add(remembered, "one"), add(remembered, "two")
     one.stir()
     store.may_answer.clear()
@@ -134,7 +134,7 @@ async def test_what_happens_while_notes_are_written_is_told_next(remembered: Rem
 
 
 async def test_a_session_that_was_forgotten_is_not_told_and_keeps_nobody_busy(
-    remembered: Remembered, store: Told
+    remembered: SessionCache, store: Told
 ) -> None:
     gone, successor = add(remembered, "one"), "one"
     gone.begin()
@@ -148,7 +148,7 @@ async def test_a_session_that_was_forgotten_is_not_told_and_keeps_nobody_busy(
     assert store.notes == []
 
 
-async def test_what_the_store_does_not_know_any_more_is_forgotten(remembered: Remembered, store: Told) -> None:
+async def test_what_the_store_does_not_know_any_more_is_forgotten(remembered: SessionCache, store: Told) -> None:
     add(remembered, "one").stir()
     store.ended = [SessionId("one")]
 

@@ -15,8 +15,8 @@ import pytest
 
 from gateway.catalog import scan as environment_looks
 from gateway.catalog.catalog import Catalog, load_catalog
-from gateway.catalog.reload import RETRY_MAX_S, Rollover, retry_s
-from gateway.catalog.scan import look_at
+from gateway.catalog.reload import RETRY_MAX_S, CatalogReload, retry_s
+from gateway.catalog.scan import scan_catalog
 from gateway.core.environment import CustomTasks, Environment, Server
 from gateway.core.errors import BackendError, ConfigError, StartFailed
 from gateway.core.ids import EnvironmentName
@@ -71,7 +71,7 @@ class World:
         """Read the catalog and watch it anew, as a gateway does that is started."""
         self.catalog = catalog or load_catalog(self.directory, names=options.get("names", ()))
         image_of = self.engine.image_of if asks else None
-        self.rollover = Rollover(self.catalog, image_of=image_of, directory=self.directory, **options)
+        self.rollover = CatalogReload(self.catalog, image_of=image_of, directory=self.directory, **options)
         self.rollover.changed(self._count)
 
     def _count(self) -> None:
@@ -252,13 +252,13 @@ async def test_a_file_at_rest_is_read_when_it_changes_though_its_date_is_kept(wo
 
 def test_a_file_that_was_just_written_is_read_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     # Within one tick of a file system's clock a second edit has the date of the first.
-    just_written = look_at(world.directory, frozenset(), {})
+    just_written = scan_catalog(world.directory, frozenset(), {})
     monkeypatch.setattr(environment_looks, "_SETTLED_S", -60.0)
-    at_rest = look_at(world.directory, frozenset(), {})
+    at_rest = scan_catalog(world.directory, frozenset(), {})
 
     assert [stamp for stamp, _ in just_written.read.values()] == [None, None]
     assert None not in [stamp for stamp, _ in at_rest.read.values()]
-    assert look_at(world.directory, frozenset(), {path: one for path, (one, _) in at_rest.read.items()}).read == {}
+    assert scan_catalog(world.directory, frozenset(), {path: one for path, (one, _) in at_rest.read.items()}).read == {}
 
 
 async def test_a_file_that_says_the_same_is_not_completed_again(world: World) -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from gateway.core.curriculum import Component, Curriculum, Outcome, Sampler, SamplerKind, Stage, TaskRecord
 from gateway.core.errors import InvalidRequest
 from gateway.core.ids import EnvironmentName
-from gateway.tasks.curricula.sampling import Place, prepare, turn
+from gateway.tasks.curricula.sampling import TaskPlace, prepare, turn
 from gateway.tasks.curricula.tables import Records, Tables, TaskRow, TaskTable, count_tasks, tabulate
 from tests.deadlines import scaled
 
@@ -292,7 +292,7 @@ def test_seed_and_name_make_other_draws() -> None:
 
 
 def test_a_draw_says_where_its_task_stands() -> None:
-    assert prepare(curriculum(SEQUENTIAL), tables(table()), {}, b"").draw(13) == Place(MATH, "train", 3, "math-3")
+    assert prepare(curriculum(SEQUENTIAL), tables(table()), {}, b"").draw(13) == TaskPlace(MATH, "train", 3, "math-3")
 
 
 # -- whatever comes -------------------------------------------------------------------------------------------------

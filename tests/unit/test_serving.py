@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.core.errors import ConfigError
 from gateway.frontends.asgi import respond
-from gateway.server import BoundedHttp, Server, listen
+from gateway.server import BoundedHttp, HttpServer, listen
 from tests.deadlines import scaled
 
 WAIT_S = scaled(10.0)
@@ -25,11 +25,11 @@ async def hello(scope: Scope, receive: Receive, send: Send) -> None:
 
 @asynccontextmanager
 async def served(
-    app: ASGIApp = hello, *, told: Callable[[Server], None] = lambda _: None
+    app: ASGIApp = hello, *, told: Callable[[HttpServer], None] = lambda _: None
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """A connection to a server that says hello; *told* is given the server."""
     listener = listen("127.0.0.1", 0)
-    server = Server(uvicorn.Config(app, http=BoundedHttp, ws="none", lifespan="off", log_config=None))
+    server = HttpServer(uvicorn.Config(app, http=BoundedHttp, ws="none", lifespan="off", log_config=None))
     told(server)
     running = asyncio.create_task(server.serve(sockets=[listener]))
     reader, writer = await asyncio.open_connection(*listener.getsockname())
@@ -168,7 +168,7 @@ def test_an_address_in_use_is_a_clear_error() -> None:
 
 
 async def test_a_server_that_leaves_goes_on_taking_connections_and_each_answer_is_its_last_one() -> None:
-    servers: list[Server] = []
+    servers: list[HttpServer] = []
     async with served(told=servers.append) as (reader, writer):
         writer.write(b"GET / HTTP/1.1\r\nhost: h\r\n\r\n")
         assert b"connection: close" not in await read(reader, b"hello")
@@ -189,7 +189,7 @@ async def test_a_server_that_leaves_goes_on_taking_connections_and_each_answer_i
 
 
 async def test_an_answer_that_had_begun_leaves_its_connection_and_one_that_had_not_does_not() -> None:
-    servers: list[Server] = []
+    servers: list[HttpServer] = []
     begun, go_on = asyncio.Event(), asyncio.Event()
 
     async def slow(scope: Scope, receive: Receive, send: Send) -> None:

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from gateway.server import FRAME_MAX_BYTES, LOST_AFTER_S, BoundedHttp, BoundedSocket, Server, listen
+from gateway.server import FRAME_MAX_BYTES, LOST_AFTER_S, BoundedHttp, BoundedSocket, HttpServer, listen
 from tests.deadlines import scaled
 from tests.fakes.eventually import until
 
@@ -41,7 +41,7 @@ class Echo:
 
 
 @asynccontextmanager
-async def served(app: ASGIApp) -> AsyncIterator[tuple[Server, str]]:
+async def served(app: ASGIApp) -> AsyncIterator[tuple[HttpServer, str]]:
     """A server of *app*, and its address."""
     listener = listen("127.0.0.1", 0)
     config = uvicorn.Config(
@@ -54,7 +54,7 @@ async def served(app: ASGIApp) -> AsyncIterator[tuple[Server, str]]:
         log_config=None,
         timeout_graceful_shutdown=5,
     )
-    server = Server(config)
+    server = HttpServer(config)
     running = asyncio.create_task(server.serve(sockets=[listener]))
     host, port = listener.getsockname()
     try:

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.environment import Wire
+from gateway.core.environment import UpstreamKind
 from gateway.core.errors import EnvironmentUnavailable, PoolExhausted
 from gateway.core.ids import WorkerId
 from gateway.core.leader_lease import Lead, LeaderLease
 from gateway.core.scaling import Demands
 from gateway.core.worker import EnvironmentLoad, Worker
 from gateway.metrics import Metrics
-from gateway.pool.starts import TRIALS_ALONE, Starts
+from gateway.pool.starts import TRIALS_ALONE, WorkerStarts
 from gateway.stores.memory.sessions import MemoryStore
 from gateway.upstreams.ors.own import OrsUpstream
-from gateway.upstreams.transport import Relay
+from gateway.upstreams.transport import HttpTransport
 from tests.contract.store_worlds import MATH, opening, queued
 from tests.fakes.workers import FakeBackend, Start
 from tests.service.stack import environment, stack
 
 
-def starts(store: MemoryStore, backend: FakeBackend, fence: int) -> Starts:
-    relay = Relay()
-    return Starts(
+def starts(store: MemoryStore, backend: FakeBackend, fence: int) -> WorkerStarts:
+    relay = HttpTransport()
+    return WorkerStarts(
         store=store,
         backend=backend,
-        upstreams={Wire.OWN: OrsUpstream(relay, secret=b"a secret")},
+        upstreams={UpstreamKind.OWN: OrsUpstream(relay, secret=b"a secret")},
         transport=relay,
         metrics=Metrics(),
         lease=LeaderLease(Lead(fence)),

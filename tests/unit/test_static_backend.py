@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway.backends.docker.backend import DockerBackend
-from gateway.backends.external import RoutedBackend, StaticBackend, is_static
+from gateway.backends.external import ExternalBackend, RoutedBackend, is_static
 from gateway.backends.process import ProcessBackend
 from gateway.core.environment import Environment, Server
 from gateway.core.errors import BackendError, StartFailed
@@ -76,7 +76,7 @@ async def no_engine(folder: Path) -> AsyncIterator[DockerBackend]:
 
 
 async def test_its_url_is_its_address() -> None:
-    backend = StaticBackend()
+    backend = ExternalBackend()
 
     assert await backend.start(worker(STATIC), STATIC) == "http://far.example:8000/envs"
     (found,) = await backend.found()
@@ -85,7 +85,7 @@ async def test_its_url_is_its_address() -> None:
 
 
 async def test_a_url_that_leads_nowhere_is_a_failed_start_that_names_it() -> None:
-    backend = StaticBackend()
+    backend = ExternalBackend()
     environment = replace(STATIC, server=Server(url="http://user:secret@far.example"))
 
     with pytest.raises(StartFailed, match=r"environment far: .* a user in it"):
@@ -100,7 +100,7 @@ async def test_a_gateway_that_is_started_again_finds_what_the_store_knows() -> N
     container = worker(LOCAL, "container", address="unix:/run/container/worker.sock", state=WorkerState.READY)
     records = Records(ready, starting, container)
 
-    found = await StaticBackend(records).found()
+    found = await ExternalBackend(records).found()
 
     assert [(entry.id, entry.address, entry.running) for entry in found] == [("kept", STATIC.server.url, True)]
     findings = compare(records.workers, found, records.workers)
@@ -108,7 +108,7 @@ async def test_a_gateway_that_is_started_again_finds_what_the_store_knows() -> N
 
 
 async def test_what_is_noted_here_and_forgotten_by_the_store_is_an_orphan_until_it_is_stopped() -> None:
-    backend = StaticBackend(Records())
+    backend = ExternalBackend(Records())
     await backend.start(worker(STATIC), STATIC)
     assert compare({}, await backend.found(), {}).orphans == ("w1",)
 
@@ -118,7 +118,7 @@ async def test_what_is_noted_here_and_forgotten_by_the_store_is_an_orphan_until_
 
 
 async def test_what_both_know_is_found_once() -> None:
-    backend = StaticBackend(Records(worker(STATIC, address=STATIC.server.url)))
+    backend = ExternalBackend(Records(worker(STATIC, address=STATIC.server.url)))
     await backend.start(worker(STATIC), STATIC)
 
     assert [entry.id for entry in await backend.found()] == ["w1"]
@@ -139,7 +139,7 @@ def test_a_url_tells_a_static_server_from_the_others(address: str, static: bool)
 
 
 async def test_each_environment_and_each_worker_has_its_backend(processes: ProcessBackend) -> None:
-    backend = RoutedBackend(processes, StaticBackend(), [STATIC, LOCAL])
+    backend = RoutedBackend(processes, ExternalBackend(), [STATIC, LOCAL])
 
     far = await backend.start(worker(STATIC, "far"), STATIC)
     near = await backend.start(worker(LOCAL, "near"), LOCAL)
@@ -155,7 +155,7 @@ async def test_each_environment_and_each_worker_has_its_backend(processes: Proce
 
 
 async def test_with_static_servers_only_an_engine_need_not_be_there(no_engine: DockerBackend) -> None:
-    backend = RoutedBackend(no_engine, StaticBackend(), [STATIC])
+    backend = RoutedBackend(no_engine, ExternalBackend(), [STATIC])
 
     await backend.check()
     await backend.start(worker(STATIC), STATIC)
@@ -169,7 +169,7 @@ async def test_with_static_servers_only_an_engine_need_not_be_there(no_engine: D
 async def test_where_an_environment_needs_it_its_absence_is_an_error_and_never_an_empty_list(
     no_engine: DockerBackend,
 ) -> None:
-    backend = RoutedBackend(no_engine, StaticBackend(), [STATIC, LOCAL])
+    backend = RoutedBackend(no_engine, ExternalBackend(), [STATIC, LOCAL])
 
     with pytest.raises(BackendError):
         await backend.check()
@@ -180,7 +180,7 @@ async def test_where_an_environment_needs_it_its_absence_is_an_error_and_never_a
 
 async def test_what_a_gateway_with_other_environments_left_behind_is_found_still(processes: ProcessBackend) -> None:
     await processes.start(worker(LOCAL, "left"), LOCAL)
-    backend = RoutedBackend(processes, StaticBackend(), [STATIC])
+    backend = RoutedBackend(processes, ExternalBackend(), [STATIC])
 
     assert [entry.id for entry in await backend.found()] == ["left"]
     await backend.stop(WorkerId("left"))
@@ -189,7 +189,7 @@ async def test_what_a_gateway_with_other_environments_left_behind_is_found_still
 
 
 async def test_deaths_are_those_of_the_backend_that_can_tell(processes: ProcessBackend) -> None:
-    backend = RoutedBackend(processes, StaticBackend(), [STATIC, LOCAL])
+    backend = RoutedBackend(processes, ExternalBackend(), [STATIC, LOCAL])
     deaths = backend.deaths()
     environment = replace(LOCAL, command=("python3", "-c", "pass"))
 

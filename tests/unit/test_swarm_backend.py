@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.backends.broadcast import Deaths
+from gateway.backends.broadcast import DeathBroadcast
 from gateway.backends.folders import Folders
 from gateway.backends.swarm.backend import SwarmBackend
 from gateway.backends.swarm.nodes import NodeState
@@ -24,7 +24,7 @@ from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.leader_lease import Lead, LeaderLease
 from gateway.core.placement import NodeId
 from gateway.core.session import CloseReason
-from gateway.core.worker import Death, EnvironmentLoad, Found, Worker, WorkerLoad
+from gateway.core.worker import BackendWorker, Death, EnvironmentLoad, Worker, WorkerLoad
 from tests.fakes.certificates import Files, cluster
 from tests.fakes.eventually import until
 from tests.fakes.nodes import FakeNode, image_id, knowing
@@ -47,7 +47,7 @@ class Engine:
         self.node = node
         self.folders = folders
         self.workers: dict[WorkerId, Worker] = {}
-        self.deaths_told = Deaths()
+        self.deaths_told = DeathBroadcast()
         self.is_down = False
         self.asked = 0
         self.may_start = asyncio.Event()
@@ -71,7 +71,7 @@ class Engine:
         self._answer()
         return f"words of {id}" if id in self.workers else ""
 
-    async def found(self) -> list[Found]:
+    async def found(self) -> list[BackendWorker]:
         self._answer()
         return [found(worker) for worker in self.workers.values()]
 
@@ -105,8 +105,8 @@ class Engine:
             raise BackendError(f"the engine of {self.node.id} does not answer")
 
 
-def found(worker: Worker) -> Found:
-    return Found(
+def found(worker: Worker) -> BackendWorker:
+    return BackendWorker(
         id=worker.id, environment=worker.environment, digest=worker.digest, address=worker.address, running=True
     )
 

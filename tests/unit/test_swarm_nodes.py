@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.backends.swarm.gate_sockets import Gates
+from gateway.backends.swarm.gate_sockets import GateSockets
 from gateway.backends.swarm.nodes import Nodes, NodeState, NodeView
 from gateway.backends.swarm.reports import parse_hosts, read_report
 from gateway.core.errors import BackendError, ConfigError
@@ -241,8 +241,8 @@ async def nodes(files: tuple[Files, Files], node: FakeNode) -> AsyncIterator[Nod
 
 
 @pytest.fixture
-async def gates(folder: Path, nodes: Nodes) -> AsyncIterator[Gates]:
-    made = Gates(folder / "sockets", nodes)
+async def gates(folder: Path, nodes: Nodes) -> AsyncIterator[GateSockets]:
+    made = GateSockets(folder / "sockets", nodes)
     yield made
     await made.aclose()
 
@@ -259,14 +259,14 @@ async def ask(url: str, path: str) -> bytes:
         writer.close()
 
 
-async def test_a_nodes_gate_answers_at_a_local_socket(gates: Gates) -> None:
+async def test_a_nodes_gate_answers_at_a_local_socket(gates: GateSockets) -> None:
     url = await gates.open(N1)
 
     assert await ask(url, "/v1.41/_ping") == b"GET /v1.41/_ping"
     assert await gates.open(N1) == url
 
 
-async def test_the_socket_is_for_this_user_only_and_goes_with_the_gates(gates: Gates, folder: Path) -> None:
+async def test_the_socket_is_for_this_user_only_and_goes_with_the_gates(gates: GateSockets, folder: Path) -> None:
     path = Path((await gates.open(N1)).removeprefix("unix://"))
 
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
@@ -275,7 +275,7 @@ async def test_the_socket_is_for_this_user_only_and_goes_with_the_gates(gates: G
     assert list((folder / "sockets").iterdir()) == []
 
 
-async def test_where_no_node_answers_the_connection_is_closed_at_once(gates: Gates, node: FakeNode) -> None:
+async def test_where_no_node_answers_the_connection_is_closed_at_once(gates: GateSockets, node: FakeNode) -> None:
     url = await gates.open(N1)
     await node.aclose()
 
@@ -283,7 +283,7 @@ async def test_where_no_node_answers_the_connection_is_closed_at_once(gates: Gat
         await ask(url, "/_ping")
 
 
-async def test_a_look_whether_anybody_listens_costs_the_node_nothing(gates: Gates, node: FakeNode) -> None:
+async def test_a_look_whether_anybody_listens_costs_the_node_nothing(gates: GateSockets, node: FakeNode) -> None:
     url = await gates.open(N1)
 
     for _ in range(3):
@@ -295,7 +295,7 @@ async def test_a_look_whether_anybody_listens_costs_the_node_nothing(gates: Gate
     assert [one.target for one in node.requests if one.target != "/env-gateway/node"] == ["/first"]
 
 
-async def test_who_waits_for_a_node_that_is_given_up_hears_of_it(gates: Gates, node: FakeNode) -> None:
+async def test_who_waits_for_a_node_that_is_given_up_hears_of_it(gates: GateSockets, node: FakeNode) -> None:
     url = await gates.open(N1)
     node.hangs = True
     asked = asyncio.ensure_future(ask(url, "/events"))
@@ -318,7 +318,7 @@ async def test_what_a_killed_process_left_is_removed_and_what_a_live_one_has_is_
         alive.listen()
         for place in (left, used):
             os.utime(place, (0, 0))
-        gates = Gates(folder, nodes)
+        gates = GateSockets(folder, nodes)
 
         await gates.open(N1)
 

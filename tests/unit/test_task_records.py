@@ -18,7 +18,7 @@ from gateway.core.ports.curricula import MAX_OUTCOMES
 from gateway.core.session import CloseReason, Session, SessionState
 from gateway.stores.memory.curricula import MemoryCurriculumStore
 from gateway.stores.memory.tasks import MemoryTaskStore
-from gateway.tasks.curricula.stats import MAX_WAITING, TaskRecords
+from gateway.tasks.curricula.stats import MAX_WAITING, TaskStats
 from tests.fakes.eventually import eventually, until
 from tests.service.stack import environment
 from tests.unit.curriculum_parts import MATH, Store, add, registry_of, remove
@@ -50,9 +50,9 @@ def session(**more: Any) -> Session:
     )
 
 
-def records(store: MemoryCurriculumStore, *tasks: dict[str, Any]) -> TaskRecords:
+def records(store: MemoryCurriculumStore, *tasks: dict[str, Any]) -> TaskStats:
     usual: list[dict[str, Any]] = [{"id": "first", "aliases": ["one"]}, {"n": 1}]
-    return TaskRecords(store, registry=registry_of(math=tasks or usual))
+    return TaskStats(store, registry=registry_of(math=tasks or usual))
 
 
 async def attempts(store: MemoryCurriculumStore) -> dict[str, int]:
@@ -67,7 +67,7 @@ class Taking(MemoryCurriculumStore):
         super().__init__()
         self.told: list[Outcome] = []
         self.meanwhile: list[Outcome] = []
-        self.teller: TaskRecords | None = None
+        self.teller: TaskStats | None = None
         """Who is told `meanwhile`."""
 
     async def note(self, outcomes: Sequence[Outcome]) -> int:
@@ -283,7 +283,7 @@ def test_an_id_that_looks_like_a_place_is_found_by_its_name() -> None:
 
 async def test_a_task_that_was_removed_meanwhile_is_kept_under_what_it_was_called() -> None:
     registry, tasks = registry_of(math=[{"id": "first"}]), MemoryTaskStore()
-    known = TaskRecords(Store(), registry=registry)
+    known = TaskStats(Store(), registry=registry)
     await add(registry, tasks, {"id": "short-lived"}, {"id": "stays"})
     before = known.key(MATH, "custom/0")
 

@@ -27,7 +27,7 @@ from gateway.core.ids import EnvironmentName
 from gateway.core.ports.tasks import StoredTask, TaskChanges
 from gateway.stores.memory.tasks import MemoryTaskStore
 from gateway.tasks.registry import TaskRegistry, load_tasks
-from gateway.tasks.runtime import Registered, RunTimeTasks
+from gateway.tasks.runtime import RegisteredTask, RuntimeTasks
 from tests.fakes.clock import Clock
 from tests.fakes.eventually import until
 
@@ -81,9 +81,9 @@ class Store(MemoryTaskStore):
             raise StoreUnavailable("the store does not answer")
 
 
-def replica(store: Store) -> RunTimeTasks:
+def replica(store: Store) -> RuntimeTasks:
     registry = TaskRegistry(FILES, env_types={BROWSER: ("page", "browsergym", "browsergym_env"), MATH: (), CODING: ()})
-    return RunTimeTasks(registry=registry, store=store, catalog=Catalog(ENVIRONMENTS))
+    return RuntimeTasks(registry=registry, store=store, catalog=Catalog(ENVIRONMENTS))
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def store() -> Store:
 
 
 @pytest.fixture
-def tasks(store: Store) -> RunTimeTasks:
+def tasks(store: Store) -> RuntimeTasks:
     return replica(store)
 
 
@@ -100,12 +100,12 @@ def task(id: str = "custom/a", env_type: str = "math", **more: Any) -> dict[str,
     return {"id": id, "env_type": env_type, "instruction": "go", **more}
 
 
-async def add(tasks: RunTimeTasks, *documents: dict[str, Any], **how: Any) -> list[Registered]:
+async def add(tasks: RuntimeTasks, *documents: dict[str, Any], **how: Any) -> list[RegisteredTask]:
     checked = tasks.check([(f"tasks[{number}]", document) for number, document in enumerate(documents)])
     return await tasks.register(checked, **how)
 
 
-def ids(tasks: RunTimeTasks, **narrowed: Any) -> list[str]:
+def ids(tasks: RuntimeTasks, **narrowed: Any) -> list[str]:
     entries, _ = tasks.registry.listing(**narrowed)
     return [str(entry.task.get("id")) for entry in entries]
 
@@ -113,11 +113,11 @@ def ids(tasks: RunTimeTasks, **narrowed: Any) -> list[str]:
 # -- what a new task is in ----------------------------------------------------------------------------------------
 
 
-async def test_a_task_is_everywhere_at_once(tasks: RunTimeTasks) -> None:
+async def test_a_task_is_everywhere_at_once(tasks: RuntimeTasks) -> None:
     registered = await add(tasks, task("custom/a", aliases=["also"]))
     registry = tasks.registry
 
-    assert registered == [Registered(MATH, "custom/a", "custom", 0, True)]
+    assert registered == [RegisteredTask(MATH, "custom/a", "custom", 0, True)]
     assert Split("custom", SplitType.VALIDATION) in registry.splits(MATH)
     assert registry.count(MATH, "custom") == 1
     assert registry.task(MATH, "custom", -1) == task("custom/a", aliases=["also"])
@@ -126,7 +126,7 @@ async def test_a_task_is_everywhere_at_once(tasks: RunTimeTasks) -> None:
     assert registry.get(MATH, "custom/a") == (task("custom/a", aliases=["also"]), "custom", 0)
 
 
-async def test_splits_stay_in_the_order_of_their_types(tasks: RunTimeTasks) -> None:
+async def test_splits_stay_in_the_order_of_their_types(tasks: RuntimeTasks) -> None:
     await add(tasks, task("a"), task("b", split="validation"), task("c", split="another"))
 
     assert [split.name for split in tasks.registry.splits(MATH)] == [
@@ -138,7 +138,7 @@ async def test_splits_stay_in_the_order_of_their_types(tasks: RunTimeTasks) -> N
     ]
 
 
-async def test_tasks_of_a_file_keep_their_indices_and_others_come_after_them(tasks: RunTimeTasks) -> None:
+async def test_tasks_of_a_file_keep_their_indices_and_others_come_after_them(tasks: RuntimeTasks) -> None:
     registered = await add(tasks, task("a"), task("b"), split="train")
 
     assert [one.index for one in registered] == [3, 4]
@@ -148,14 +148,14 @@ async def test_tasks_of_a_file_keep_their_indices_and_others_come_after_them(tas
     assert tasks.registry.count(MATH, "train") == 5
 
 
-async def test_the_split_is_the_one_that_is_asked_for_else_the_task_s_own_else_custom(tasks: RunTimeTasks) -> None:
+async def test_the_split_is_the_one_that_is_asked_for_else_the_task_s_own_else_custom(tasks: RuntimeTasks) -> None:
     assert (await add(tasks, task("a", split="hard")))[0].split == "hard"
     assert (await add(tasks, task("b", split="hard"), split="easy"))[0].split == "easy"
     assert (await add(tasks, task("c")))[0].split == "custom"
     assert (await add(tasks, task("b"), replace=True))[0].split == "easy", "where the one is that it replaces"
 
 
-async def test_an_environment_without_files_may_get_tasks(tasks: RunTimeTasks) -> None:
+async def test_an_environment_without_files_may_get_tasks(tasks: RuntimeTasks) -> None:
     await add(tasks, task("custom/login", "browsergym"), task("custom/other", "page"))
 
     assert tasks.registry.count(BROWSER, "custom") == 2
@@ -164,17 +164,17 @@ async def test_an_environment_without_files_may_get_tasks(tasks: RunTimeTasks) -
 # -- replacing and removing ---------------------------------------------------------------------------------------
 
 
-async def test_one_that_replaces_another_keeps_its_index(tasks: RunTimeTasks) -> None:
+async def test_one_that_replaces_another_keeps_its_index(tasks: RuntimeTasks) -> None:
     await add(tasks, task("a"), task("b"))
 
     registered = await add(tasks, task("a", tags=["new"]), replace=True)
 
-    assert registered == [Registered(MATH, "a", "custom", 0, False)]
+    assert registered == [RegisteredTask(MATH, "a", "custom", 0, False)]
     assert tasks.registry.task(MATH, "custom", 0)["tags"] == ["new"]
     assert ids(tasks, tag="new") == ["a"]
 
 
-async def test_what_was_removed_is_nowhere_and_no_index_shifts(tasks: RunTimeTasks) -> None:
+async def test_what_was_removed_is_nowhere_and_no_index_shifts(tasks: RuntimeTasks) -> None:
     await add(tasks, task("a", tags=["x"]), task("b"), task("c"), split="train")
 
     await tasks.unregister(MATH, "a")
@@ -192,7 +192,7 @@ async def test_what_was_removed_is_nowhere_and_no_index_shifts(tasks: RunTimeTas
     assert (await add(tasks, task("a"), split="train"))[0].index == 6
 
 
-async def test_a_split_whose_tasks_all_went_is_none(tasks: RunTimeTasks) -> None:
+async def test_a_split_whose_tasks_all_went_is_none(tasks: RuntimeTasks) -> None:
     await add(tasks, task("a"))
 
     await tasks.unregister(MATH, "a")
@@ -203,7 +203,7 @@ async def test_a_split_whose_tasks_all_went_is_none(tasks: RunTimeTasks) -> None
 
 
 @pytest.mark.parametrize(("id", "reason"), [("nobody", "Unknown task: nobody"), ("t0", "in the file of 'train'")])
-async def test_what_is_not_the_store_s_cannot_be_removed(tasks: RunTimeTasks, id: str, reason: str) -> None:
+async def test_what_is_not_the_store_s_cannot_be_removed(tasks: RuntimeTasks, id: str, reason: str) -> None:
     with pytest.raises(UnknownTask, match=reason.replace("'", ".")):
         await tasks.unregister(MATH, id)
 
@@ -221,7 +221,7 @@ async def test_what_is_not_the_store_s_cannot_be_removed(tasks: RunTimeTasks, id
     ],
 )
 async def test_a_name_that_is_taken_is_refused(
-    tasks: RunTimeTasks, document: dict[str, Any], how: dict[str, Any]
+    tasks: RuntimeTasks, document: dict[str, Any], how: dict[str, Any]
 ) -> None:
     await add(tasks, task("custom/a", aliases=["also"]))
     before = ids(tasks)
@@ -232,7 +232,7 @@ async def test_a_name_that_is_taken_is_refused(
     assert ids(tasks) == before
 
 
-async def test_the_same_id_in_two_environments_is_two_tasks(tasks: RunTimeTasks) -> None:
+async def test_the_same_id_in_two_environments_is_two_tasks(tasks: RuntimeTasks) -> None:
     await add(tasks, task("a", config={"n": 1}), task("a", "coding", config={"n": 2}))
 
     assert tasks.registry.get(MATH, "a")[0]["config"] == {"n": 1}
@@ -242,7 +242,7 @@ async def test_the_same_id_in_two_environments_is_two_tasks(tasks: RunTimeTasks)
 # -- whose it is --------------------------------------------------------------------------------------------------
 
 
-async def test_a_task_of_another_environment_is_told_with_both_names(tasks: RunTimeTasks) -> None:
+async def test_a_task_of_another_environment_is_told_with_both_names(tasks: RuntimeTasks) -> None:
     await add(tasks, task("custom/a"))
 
     with pytest.raises(WrongEnvironment, match=r"'custom/a' is one of 'math', not of 'coding'"):
@@ -252,11 +252,11 @@ async def test_a_task_of_another_environment_is_told_with_both_names(tasks: RunT
 
 
 @pytest.mark.parametrize("env_type", ["browser", "browsergym", "browsergym_env", "page", "", None])
-def test_an_environment_s_other_names_are_its_own(tasks: RunTimeTasks, env_type: str | None) -> None:
+def test_an_environment_s_other_names_are_its_own(tasks: RuntimeTasks, env_type: str | None) -> None:
     tasks.registry.check_env_type(BROWSER, {"env_type": env_type})
 
 
-def test_all_that_is_wrong_with_a_batch_is_told_at_once(tasks: RunTimeTasks) -> None:
+def test_all_that_is_wrong_with_a_batch_is_told_at_once(tasks: RuntimeTasks) -> None:
     batch: list[object] = [
         task("a"),
         task("b", "nosuch"),
@@ -278,7 +278,7 @@ def test_all_that_is_wrong_with_a_batch_is_told_at_once(tasks: RunTimeTasks) -> 
     ]
 
 
-def test_the_environment_may_be_said_beside_the_tasks(tasks: RunTimeTasks) -> None:
+def test_the_environment_may_be_said_beside_the_tasks(tasks: RuntimeTasks) -> None:
     (one,) = tasks.check([("", {"id": "a"})], environment="math")
 
     assert one.task.to_dict() == {"id": "a", "env_type": "math"}
@@ -296,7 +296,7 @@ def test_environments_files_say_their_other_names(tmp_path: Path) -> None:
 # -- listing ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_listing_has_files_and_run_time_in_order_and_can_be_narrowed_down(tasks: RunTimeTasks) -> None:
+async def test_a_listing_has_files_and_run_time_in_order_and_can_be_narrowed_down(tasks: RuntimeTasks) -> None:
     await add(tasks, task("a", tags=["hard"]), split="train")
 
     assert ids(tasks) == ["c0", "t0", "t1", "None", "a", "e0"]
@@ -312,7 +312,7 @@ async def test_a_listing_has_files_and_run_time_in_order_and_can_be_narrowed_dow
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 100])
 @pytest.mark.parametrize("tag", [None, "sum"])
-async def test_pages_together_are_the_whole_listing(tasks: RunTimeTasks, limit: int, tag: str | None) -> None:
+async def test_pages_together_are_the_whole_listing(tasks: RuntimeTasks, limit: int, tag: str | None) -> None:
     await add(tasks, task("a", tags=["sum"]), task("b", "browser", tags=["sum"]))
     found: list[tuple[str, str, int]] = []
     after = "begin"
@@ -327,7 +327,7 @@ async def test_pages_together_are_the_whole_listing(tasks: RunTimeTasks, limit: 
 
 
 @pytest.mark.parametrize("after", ["x", "a/b", "a/b/c", "a/b/-1", "a/b/" + "9" * 30])
-def test_what_is_no_cursor_is_refused(tasks: RunTimeTasks, after: str) -> None:
+def test_what_is_no_cursor_is_refused(tasks: RuntimeTasks, after: str) -> None:
     with pytest.raises(InvalidRequest, match="after"):
         tasks.registry.listing(after=after)
 
@@ -356,7 +356,7 @@ async def test_the_background_follows_what_another_replica_did(store: Store) -> 
         await asyncio.gather(following, return_exceptions=True)
 
 
-async def test_an_unchanged_version_is_all_that_is_asked(store: Store, tasks: RunTimeTasks) -> None:
+async def test_an_unchanged_version_is_all_that_is_asked(store: Store, tasks: RuntimeTasks) -> None:
     await add(tasks, task("a"))
     pages = store.pages
 
@@ -366,7 +366,7 @@ async def test_an_unchanged_version_is_all_that_is_asked(store: Store, tasks: Ru
     assert store.pages == pages
 
 
-async def test_many_that_miss_at_once_share_their_questions(store: Store, tasks: RunTimeTasks) -> None:
+async def test_many_that_miss_at_once_share_their_questions(store: Store, tasks: RuntimeTasks) -> None:
     ends = await asyncio.gather(*(tasks.get(MATH, f"no{n}") for n in range(50)), return_exceptions=True)
 
     assert all(isinstance(end, UnknownTask) for end in ends)
@@ -374,7 +374,7 @@ async def test_many_that_miss_at_once_share_their_questions(store: Store, tasks:
 
 
 async def test_a_replica_without_its_store_serves_what_it_knows_and_calls_nothing_unknown(
-    store: Store, tasks: RunTimeTasks
+    store: Store, tasks: RuntimeTasks
 ) -> None:
     await add(tasks, task("a"))
     store.is_away = True
@@ -389,7 +389,7 @@ async def test_a_replica_without_its_store_serves_what_it_knows_and_calls_nothin
         await tasks.get(MATH, "b")
 
 
-async def test_a_store_that_begins_anew_is_followed(tasks: RunTimeTasks) -> None:
+async def test_a_store_that_begins_anew_is_followed(tasks: RuntimeTasks) -> None:
     await add(tasks, task("a"), task("b", "browser"))
     anew = Store()
     await add(replica(anew), task("c"))
@@ -417,7 +417,7 @@ async def test_a_refresh_that_is_cancelled_leaves_the_next_one_to_do_it(store: S
 # -- rate limits --------------------------------------------------------------------------------------------------
 
 
-async def test_a_task_begins_as_often_as_its_limit_says(tasks: RunTimeTasks) -> None:
+async def test_a_task_begins_as_often_as_its_limit_says(tasks: RuntimeTasks) -> None:
     limited = task("a", rate_limit={"starts": 2, "per_s": 60})
 
     await tasks.admit(limited, MATH)
@@ -443,19 +443,19 @@ async def test_the_limit_holds_over_all_replicas_and_ends_with_its_time() -> Non
     await replica(store).admit(limited, MATH)
 
 
-async def test_a_task_without_a_limit_asks_no_store(store: Store, tasks: RunTimeTasks) -> None:
+async def test_a_task_without_a_limit_asks_no_store(store: Store, tasks: RuntimeTasks) -> None:
     store.is_away = True
 
     for _ in range(100):
         await tasks.admit(task("a"), MATH)
 
 
-async def test_a_limit_that_is_none_is_refused_with_its_path(tasks: RunTimeTasks) -> None:
+async def test_a_limit_that_is_none_is_refused_with_its_path(tasks: RuntimeTasks) -> None:
     with pytest.raises(TaskInvalid, match=r"rate_limit\.starts"):
         await tasks.admit({"rate_limit": {"starts": 0, "per_s": 1}}, MATH)
 
 
-async def test_an_inline_task_of_the_same_id_does_not_stretch_the_limit(tasks: RunTimeTasks) -> None:
+async def test_an_inline_task_of_the_same_id_does_not_stretch_the_limit(tasks: RuntimeTasks) -> None:
     await tasks.admit(task("a", rate_limit={"starts": 1, "per_s": 3600}), MATH)
     await tasks.admit(task("a", rate_limit={"starts": 9, "per_s": 1}), MATH)
 

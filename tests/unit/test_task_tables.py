@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.catalog.catalog import Catalog
-from gateway.core.environment import Environment, Protocol, Server
+from gateway.core.environment import Environment, Server, ServerProtocol
 from gateway.core.errors import PoolExhausted, UnknownSplit
 from gateway.core.ids import EnvironmentName
 from gateway.stores.memory.tasks import MemoryTaskStore
@@ -40,7 +40,7 @@ class Image:
 
 
 def tables(registry: TaskRegistry, image: Image | None = None) -> TaskTables:
-    foreign = replace(environment("image"), protocol=Protocol.ORS, tasks=None, server=Server(port=8000))
+    foreign = replace(environment("image"), protocol=ServerProtocol.ORS, tasks=None, server=Server(port=8000))
     return TaskTables(registry, catalog=Catalog([environment("math"), foreign]), queries=image or Image())
 
 

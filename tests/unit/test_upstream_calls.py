@@ -21,7 +21,7 @@ from gateway.core.errors import (
 from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
 from gateway.core.session import Session, SessionState
 from gateway.upstreams.idempotency.call import Call
-from gateway.upstreams.idempotency.calls import KEPT_S, KEYED_S, QUIET_S, Calls
+from gateway.upstreams.idempotency.calls import KEPT_S, KEYED_S, QUIET_S, OnceOnlyCalls
 from tests.fakes.eventually import until
 
 SESSION = Session(
@@ -75,14 +75,14 @@ def at_once(value: str) -> Callable[[], Awaitable[str]]:
     return work
 
 
-async def ended(calls: Calls[str], call: Call[str]) -> Call[str]:
+async def ended(calls: OnceOnlyCalls[str], call: Call[str]) -> Call[str]:
     """Let the call's task end, which keeps its outcome."""
     await until(lambda: call.is_over and not calls.running(SESSION))
     return call
 
 
 async def test_a_call_runs_once_for_all_who_ask_by_its_id() -> None:
-    calls: Calls[str] = Calls()
+    calls: OnceOnlyCalls[str] = OnceOnlyCalls()
     work = Work()
 
     call = calls.begin(SESSION, {"a": 1}, work, within_s=60)
@@ -97,7 +97,7 @@ async def test_a_call_runs_once_for_all_who_ask_by_its_id() -> None:
 
 
 async def test_who_leaves_does_not_end_the_call() -> None:
-    calls: Calls[str] = Calls()
+    calls: OnceOnlyCalls[str] = OnceOnlyCalls()
     work = Work()
     run = asyncio.ensure_future(calls.run(SESSION, {}, work, within_s=60, key="k"))
     await until(lambda: work.runs)
@@ -112,7 +112,7 @@ async def test_who_leaves_does_not_end_the_call() -> None:
 
 
 async def test_the_same_key_gets_the_first_outcome_and_another_action_is_refused() -> None:
-    calls: Calls[str] = Calls()
+    calls: OnceOnlyCalls[str] = OnceOnlyCalls()
     first, second = Work(), Work()
     one = asyncio.ensure_future(calls.run(SESSION, {"a": 1, "b": 2}, first, within_s=60, key="k"))
     two = asyncio.ensure_future(calls.run(SESSION, {"b": 2, "a": 1}, second, within_s=60, key="k"))
@@ -140,7 +140,7 @@ async def test_the_same_key_gets_the_first_outcome_and_another_action_is_refused
     ],
 )
 async def test_a_key_may_be_tried_again_only_if_nothing_ran(error: Exception, runs: int) -> None:
-    calls: Calls[str] = Calls()
+    calls: OnceOnlyCalls[str] = OnceOnlyCalls()
     work = Work(error=error)
     work.gate.set()
 
@@ -152,7 +152,7 @@ async def test_a_key_may_be_tried_again_only_if_nothing_ran(error: Exception, ru
 
 
 async def test_a_call_that_takes_too_long_is_broken_off() -> None:
-    calls: Calls[str] = Calls()
+    calls: OnceOnlyCalls[str] = OnceOnlyCalls()
     work = Work()
 
     with pytest.raises(UpstreamTimeout, match=r"longer than 0\.01 s"):
@@ -164,7 +164,7 @@ async def test_a_call_that_takes_too_long_is_broken_off() -> None:
 
 async def test_outcomes_are_kept_for_a_minute_and_keyed_ones_for_ten() -> None:
     clock = Clock()
-    calls: Calls[str] = Calls(clock=clock)
+    calls: OnceOnlyCalls[str] = OnceOnlyCalls(clock=clock)
     told = await ended(calls, calls.begin(SESSION, {}, at_once("told"), within_s=60))
     keyed = await ended(calls, calls.begin(SESSION, {}, at_once("keyed"), within_s=60, key="k"))
 
@@ -180,7 +180,7 @@ async def test_outcomes_are_kept_for_a_minute_and_keyed_ones_for_ten() -> None:
 
 
 async def test_a_session_keeps_its_newest_outcomes_and_never_drops_one_under_way() -> None:
-    calls: Calls[str] = Calls(session_max=3)
+    calls: OnceOnlyCalls[str] = OnceOnlyCalls(session_max=3)
     work = Work()
     begun = calls.begin(SESSION, "begun", work, within_s=60)
     done = []
@@ -198,7 +198,7 @@ async def test_a_session_keeps_its_newest_outcomes_and_never_drops_one_under_way
 
 @pytest.mark.parametrize("bounds", [{"session_bytes": 2500}, {"total_bytes": 2500}, {"total_max": 2}])
 async def test_what_is_kept_is_bounded(bounds: dict[str, Any]) -> None:
-    calls: Calls[str] = Calls(**bounds)
+    calls: OnceOnlyCalls[str] = OnceOnlyCalls(**bounds)
 
     done = [await ended(calls, calls.begin(SESSION, n, at_once("x" * 1000), within_s=60)) for n in range(4)]
 
@@ -208,7 +208,7 @@ async def test_what_is_kept_is_bounded(bounds: dict[str, Any]) -> None:
 
 
 async def test_too_many_calls_at_once_are_refused() -> None:
-    calls: Calls[str] = Calls(session_max=2)
+    calls: OnceOnlyCalls[str] = OnceOnlyCalls(session_max=2)
     for number in range(2):
         calls.begin(SESSION, number, Work(), within_s=60)
 
@@ -219,7 +219,7 @@ async def test_too_many_calls_at_once_are_refused() -> None:
 
 
 async def test_a_call_whose_stream_was_cut_is_found_by_its_repetition() -> None:
-    calls: Calls[str] = Calls()
+    calls: OnceOnlyCalls[str] = OnceOnlyCalls()
     work, again = Work(), Work()
     call = calls.begin(SESSION, {"a": 1}, work, within_s=60)
     await until(lambda: work.runs)
@@ -238,7 +238,7 @@ async def test_a_call_whose_stream_was_cut_is_found_by_its_repetition() -> None:
 
 
 async def test_an_ended_session_is_forgotten_and_its_calls_are_broken_off() -> None:
-    calls: Calls[str] = Calls()
+    calls: OnceOnlyCalls[str] = OnceOnlyCalls()
     work = Work()
     call = calls.begin(SESSION, {}, work, within_s=60, key="k")
     done = calls.begin(SESSION, {}, at_once("x"), within_s=60)
@@ -260,7 +260,7 @@ async def test_an_ended_session_is_forgotten_and_its_calls_are_broken_off() -> N
 
 
 async def test_another_lease_of_the_same_session_shares_nothing() -> None:
-    calls: Calls[str] = Calls()
+    calls: OnceOnlyCalls[str] = OnceOnlyCalls()
     call = await ended(calls, calls.begin(SESSION, {}, at_once("old"), within_s=60, key="k"))
     successor = replace(SESSION, lease="m")
 
@@ -270,7 +270,7 @@ async def test_another_lease_of_the_same_session_shares_nothing() -> None:
 
 async def test_sessions_that_were_closed_elsewhere_are_forgotten_in_time() -> None:
     clock = Clock()
-    calls: Calls[str] = Calls(clock=clock)
+    calls: OnceOnlyCalls[str] = OnceOnlyCalls(clock=clock)
     await ended(calls, calls.begin(SESSION, {}, at_once("x"), within_s=60, key="k"))
 
     clock.now += QUIET_S + 1

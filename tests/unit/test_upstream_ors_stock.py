@@ -24,11 +24,11 @@ from gateway.core.errors import (
     WorkerFull,
 )
 from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
-from gateway.core.session import Session, SessionState, Setup
+from gateway.core.session import Session, SessionSetup, SessionState
 from gateway.core.worker import Worker
 from gateway.upstreams import sse
-from gateway.upstreams.ors.third_party import StockOrsUpstream
-from gateway.upstreams.transport import Relay
+from gateway.upstreams.ors.third_party import ThirdPartyOrsUpstream
+from gateway.upstreams.transport import HttpTransport
 from tests.fakes.eventually import until
 from tests.fakes.raw_http import Connection, RawServer, Request
 
@@ -90,10 +90,10 @@ class Scripted:
 @contextlib.asynccontextmanager
 async def serving(
     script: Scripted, *, ping_s: float = 240.0
-) -> AsyncIterator[tuple[StockOrsUpstream, Session, Worker]]:
+) -> AsyncIterator[tuple[ThirdPartyOrsUpstream, Session, Worker]]:
     async with RawServer(script) as server:
-        transport = Relay()
-        upstream = StockOrsUpstream(transport, ping_s=ping_s)
+        transport = HttpTransport()
+        upstream = ThirdPartyOrsUpstream(transport, ping_s=ping_s)
         session = Session(
             id=SessionId("5e5510"),
             name="episode",
@@ -114,7 +114,7 @@ async def serving(
             await transport.aclose()
 
 
-async def act(upstream: StockOrsUpstream, session: Session, key: str | None = None) -> StepResult:
+async def act(upstream: ThirdPartyOrsUpstream, session: Session, key: str | None = None) -> StepResult:
     return await upstream.act(session, MATH, Action(name="add", arguments={"n": 1}), key=key)
 
 
@@ -133,8 +133,8 @@ async def test_secrets_go_where_the_server_reads_them(
     script = Scripted(**replies)
 
     async with serving(script) as (upstream, session, _):
-        handle = await upstream.open(session, MATH, Setup(spec={"a": "\ud800"}, secrets=SECRETS))
-        await upstream.open(session, MATH, Setup(spec={}, split="train", index=0))
+        handle = await upstream.open(session, MATH, SessionSetup(spec={"a": "\ud800"}, secrets=SECRETS))
+        await upstream.open(session, MATH, SessionSetup(spec={}, split="train", index=0))
 
     first, second = script.asked("/create")
     body = json.loads(first.body)
@@ -155,7 +155,7 @@ async def test_a_toolset_is_asked_of_the_server() -> None:
     script = Scripted()
 
     async with serving(script) as (upstream, session, _):
-        await upstream.open(session, MATH, Setup(spec={}, toolset="codex"))
+        await upstream.open(session, MATH, SessionSetup(spec={}, toolset="codex"))
 
     (create,) = script.asked("/create")
     assert json.loads(create.body) == {"env_name": "mathenv", "task_spec": {}, "toolset_name": "codex"}
@@ -182,7 +182,7 @@ async def test_a_create_is_repeated_while_the_server_starts() -> None:
     script = Scripted(create=[STARTING, (200, {})])
 
     async with serving(script) as (upstream, session, _):
-        await upstream.open(session, MATH, Setup(spec={}))
+        await upstream.open(session, MATH, SessionSetup(spec={}))
 
     assert len(script.asked("/create")) == 2
 
@@ -201,7 +201,7 @@ async def test_a_create_is_repeated_while_the_server_starts() -> None:
 async def test_a_refused_create_says_whose_fault_it_is(reply: Reply, error: type[Exception]) -> None:
     async with serving(Scripted(create=[reply])) as (upstream, session, _):
         with pytest.raises(error) as caught:
-            await upstream.open(session, MATH, Setup(spec={}))
+            await upstream.open(session, MATH, SessionSetup(spec={}))
 
     assert type(caught.value) is error
 
@@ -298,7 +298,7 @@ async def test_a_result_that_cannot_be_read_has_no_reward(data: bytes) -> None:
 async def test_sessions_are_pinged_until_they_are_closed() -> None:
     script = Scripted()
     async with serving(script, ping_s=0.02) as (upstream, session, worker):
-        await upstream.open(session, MATH, Setup(spec={}))
+        await upstream.open(session, MATH, SessionSetup(spec={}))
         await until(lambda: len(script.asked("/ping")) > 2)
         await upstream.close(session, MATH)
         pings = len(script.asked("/ping"))
@@ -312,7 +312,7 @@ async def test_a_session_that_nobody_uses_is_left_to_end() -> None:
     script = Scripted()
     idle = replace(MATH, timeouts=Timeouts(idle_s=0.01))
     async with serving(script, ping_s=0.1) as (upstream, session, _):
-        await upstream.open(session, idle, Setup(spec={}))
+        await upstream.open(session, idle, SessionSetup(spec={}))
         await until(lambda: upstream._pulse._task is not None and upstream._pulse._task.done())
 
     assert script.asked("/ping") == []

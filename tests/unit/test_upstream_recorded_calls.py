@@ -23,7 +23,7 @@ from gateway.core.errors import (
 from gateway.core.ports.calls import CallState
 from gateway.upstreams import sse
 from gateway.upstreams.idempotency.call import Call
-from gateway.upstreams.idempotency.calls import Calls
+from gateway.upstreams.idempotency.calls import OnceOnlyCalls
 from gateway.upstreams.idempotency.codec import EVENTS, RESULTS, Codec
 from gateway.upstreams.idempotency.recorder import Recorder
 from gateway.upstreams.idempotency.records import NOTED_BYTES, Records
@@ -42,7 +42,7 @@ class Replica:
     def __init__(self, shared: Shared, name: str, **limits: Any) -> None:
         self.view = View(shared, name)
         self.recorder = Recorder(self.view, **{"tick_s": 0.01, "write_s": 0.05} | limits)
-        self.calls: Calls[str] = Calls(Records(self.recorder, WORDS))
+        self.calls: OnceOnlyCalls[str] = OnceOnlyCalls(Records(self.recorder, WORDS))
 
     def keyed(
         self, run: Callable[[], Awaitable[str]], *, what: str = "what", key: str = "k", within_s: float = 60.0

@@ -18,7 +18,7 @@ from gateway.core.session import CloseReason, Session
 from gateway.core.worker import Worker
 from gateway.upstreams import session_stats as module
 from gateway.upstreams.idempotency.recorder import Recorder
-from gateway.upstreams.ors_facade import Translated
+from gateway.upstreams.ors_facade import OrsFacade
 from tests.fakes.eventually import until
 from tests.unit.call_replicas import SESSION, Shared, View
 
@@ -30,7 +30,7 @@ NEVER_S = 3600.0
 """Between two writes of what need not be written at once: within a test there is none."""
 
 
-class Puzzle(Translated):
+class Puzzle(OrsFacade):
     """A server in memory that gives its results in turn."""
 
     def __init__(self, *results: StepResult | Exception, recorder: Recorder | None = None) -> None:

@@ -30,7 +30,7 @@ from gateway.core.session import Session, SessionState
 from gateway.core.worker import Worker
 from gateway.upstreams import sse
 from gateway.upstreams.action_mapping import Unreadable
-from gateway.upstreams.ors_facade import Translated
+from gateway.upstreams.ors_facade import OrsFacade
 from tests.fakes.eventually import until
 from tests.wire.raw import MAX_LINE_BYTES, Event, Outcome, parse
 
@@ -53,7 +53,7 @@ WHOLE = (b"accept", b"application/json")
 DONE = StepResult(blocks=(TextBlock("done"),), reward=1, finished=True)
 
 
-class Puzzle(Translated):
+class Puzzle(OrsFacade):
     """A server in memory: it gives its results in turn, each when its gate is open."""
 
     ping_s = 0.02

@@ -12,12 +12,12 @@ from typing import Any
 
 import httpx
 
-from gateway.core.environment import Environment, Protocol, Server
+from gateway.core.environment import Environment, Server, ServerProtocol
 from gateway.core.episode import Action, StepResult, TextBlock
 from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
-from gateway.core.session import Session, SessionState, Setup
+from gateway.core.session import Session, SessionSetup, SessionState
 from gateway.core.worker import Worker
-from gateway.upstreams.ors.third_party import StockOrsUpstream
+from gateway.upstreams.ors.third_party import ThirdPartyOrsUpstream
 from tests.wire.raw import Outcome, parse
 
 
@@ -27,7 +27,7 @@ def environment(name: str = "probe", **more: Any) -> Environment:
         image="i",
         directory=Path("/"),
         command=(),
-        protocol=Protocol.ORS,
+        protocol=ServerProtocol.ORS,
         server=Server(port=8080),
         **more,
     )
@@ -36,7 +36,7 @@ def environment(name: str = "probe", **more: Any) -> Environment:
 class Driver:
     """One server behind the upstream."""
 
-    def __init__(self, upstream: StockOrsUpstream, url: str) -> None:
+    def __init__(self, upstream: ThirdPartyOrsUpstream, url: str) -> None:
         self.upstream = upstream
         there = httpx.URL(url)
         self.worker = Worker(
@@ -62,7 +62,7 @@ class Driver:
         )
 
     @asynccontextmanager
-    async def episode(self, there: Environment, setup: Setup) -> AsyncIterator[Episode]:
+    async def episode(self, there: Environment, setup: SessionSetup) -> AsyncIterator[Episode]:
         session = self.session()
         handle = await self.upstream.open(session, there, setup)
         try:
@@ -71,13 +71,13 @@ class Driver:
             await self.upstream.close(session, there)
 
     def on(self, name: str = "probe", task: dict[str, Any] | None = None, **more: Any) -> Any:
-        return self.episode(environment(name, **more), Setup(spec=task or {}))
+        return self.episode(environment(name, **more), SessionSetup(spec=task or {}))
 
 
 class Episode:
     """One open session."""
 
-    def __init__(self, upstream: StockOrsUpstream, session: Session, there: Environment) -> None:
+    def __init__(self, upstream: ThirdPartyOrsUpstream, session: Session, there: Environment) -> None:
         self.upstream = upstream
         self.session = session
         self.there = there

@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from gateway.core.environment import Environment, Protocol, Server
+from gateway.core.environment import Environment, Server, ServerProtocol
 from gateway.core.episode import Action, StepResult, TextBlock
 from gateway.core.errors import InvalidRequest, SessionNotFound, UpstreamGone, WorkerFull
 from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
-from gateway.core.session import Session, SessionState, Setup
+from gateway.core.session import Session, SessionSetup, SessionState
 from gateway.core.worker import Worker
 from gateway.upstreams.areal.upstream import ArealUpstream
-from gateway.upstreams.transport import Relay
+from gateway.upstreams.transport import HttpTransport
 from tests.fakes.eventually import eventually
 from tests.wire.areal_client import ArealClient, Failed
 from tests.wire.processes import ServerProcess
@@ -35,7 +35,7 @@ GUESS = Environment(
     image="guess",
     directory=Path("/"),
     command=(),
-    protocol=Protocol.AREAL,
+    protocol=ServerProtocol.AREAL,
     server=Server(port=5000),
 )
 Run = Callable[..., str]
@@ -94,7 +94,7 @@ class World:
     """An upstream on the gateway's own transport, and sessions of it in one server."""
 
     def __init__(self, place: str) -> None:
-        self.relay = Relay()
+        self.relay = HttpTransport()
         self.upstream = ArealUpstream(self.relay)
         address = f"tcp:{place}"
         self.worker = Worker(id=WorkerId("w"), environment=GUESS.name, digest="", slots=16, address=address)
@@ -117,7 +117,7 @@ class World:
 
     async def open(self, sample: Any = 7, *, session: Session | None = None, seed: int | None = None) -> Session:
         session = session or self.session()
-        handle = await self.upstream.open(session, GUESS, Setup(spec={"sample_id": sample}, seed=seed))
+        handle = await self.upstream.open(session, GUESS, SessionSetup(spec={"sample_id": sample}, seed=seed))
         return replace(session, handle=handle)
 
     async def say(self, session: Session, text: str) -> StepResult:
@@ -307,7 +307,7 @@ async def test_the_samples_are_tasks_and_each_can_be_opened(processes: Run) -> N
         tasks = await world.upstream.tasks(world.worker, GUESS, split.name, 98, 200)
         for task in tasks:
             session = world.session()
-            handle = await world.upstream.open(session, GUESS, Setup(spec=task, split=split.name))
+            handle = await world.upstream.open(session, GUESS, SessionSetup(spec=task, split=split.name))
             await world.upstream.close(replace(session, handle=handle), GUESS)
         with pytest.raises(InvalidRequest, match="samples 0 to 99"):
             await world.open("nope")

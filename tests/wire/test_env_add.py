@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from gateway.catalog.inspect.external import detect_url, environment_of
-from gateway.catalog.inspect.findings import Capacity, FoundSplit, Told
+from gateway.catalog.inspect.findings import Capacity, Finding, FoundSplit
 from gateway.catalog.toml import STATIC_IMAGE, read_environment
-from gateway.core.environment import ActionMapping, Protocol, Server, SplitType
+from gateway.core.environment import ActionMapping, Server, ServerProtocol, SplitType
 from gateway.core.errors import ConfigError
 from tests.fakes.command import Done, in_process
 from tests.wire.openenv.clients import FIRST_ASYNC, NEWEST, OLDEST
@@ -103,12 +103,12 @@ def own(start: Start) -> str:
 async def test_an_official_ors_server_tells_its_environments_splits_and_tools(world: World, package: str) -> None:
     findings = await detect_url(official(world, package), timeout_s=30)
 
-    assert findings.protocol is Protocol.ORS
+    assert findings.protocol is ServerProtocol.ORS
     assert findings.version == ("ors-sdk" if package == "ors" else "openreward 0.1.167")
     assert not findings.is_own
     assert findings.environments[:3] == ("probe", "counter", "slowsetup")
     assert findings.chosen == "probe"
-    assert findings.capacity == Capacity(16, Told.ASSUMED)
+    assert findings.capacity == Capacity(16, Finding.ASSUMED)
     assert findings.splits[0].name == "train"
     assert findings.splits[0].count
     assert {"echo", "finish"} <= set(findings.tools)
@@ -131,7 +131,7 @@ async def test_one_of_several_environments_is_looked_at_if_it_is_named(world: Wo
 async def test_our_own_server_is_known_for_what_it_is(start: Start) -> None:
     findings = await detect_url(own(start), timeout_s=30)
 
-    assert (findings.protocol, findings.is_own) == (Protocol.ORS, True)
+    assert (findings.protocol, findings.is_own) == (ServerProtocol.ORS, True)
     assert (findings.default_tool, findings.text_field) == ("submit", "answer")
 
 
@@ -165,20 +165,20 @@ async def test_an_openenv_server_tells_its_capacity_by_refusing(
 
     findings = await detect_url(url, timeout_s=60)
 
-    assert (findings.protocol, findings.version, findings.trouble) == (Protocol.OPENENV, shown, "")
-    assert findings.capacity == Capacity(3, Told.BY_SERVER)
+    assert (findings.protocol, findings.version, findings.trouble) == (ServerProtocol.OPENENV, shown, "")
+    assert findings.capacity == Capacity(3, Finding.BY_SERVER)
     assert findings.splits == splits
     assert findings.fields == ("op", "by", "file")
     assert findings.text_field == ""  # what has to be given is one of a closed list
     again = await detect_url(url, timeout_s=60)
     assert again.trouble == ""  # no place was left taken
-    assert again.capacity == Capacity(3, Told.BY_SERVER)
+    assert again.capacity == Capacity(3, Finding.BY_SERVER)
 
 
 async def test_an_openenv_server_that_refuses_none_holds_at_least_what_was_tried(openenv: OpenEnv) -> None:
     findings = await detect_url(openenv("counter", NEWEST, 100), timeout_s=60)
 
-    assert findings.capacity == Capacity(64, Told.AT_LEAST)
+    assert findings.capacity == Capacity(64, Finding.AT_LEAST)
 
 
 async def test_an_environment_on_mcp_shows_its_tools(openenv: OpenEnv) -> None:
@@ -188,13 +188,13 @@ async def test_an_environment_on_mcp_shows_its_tools(openenv: OpenEnv) -> None:
 
     assert set(findings.tools) == {"echo_message", "fail", "finish"}
     assert (findings.default_tool, findings.text_field, findings.trouble) == ("", "", "")
-    assert findings.capacity == Capacity(1, Told.BY_SERVER)
+    assert findings.capacity == Capacity(1, Finding.BY_SERVER)
 
 
 async def test_an_areal_server_tells_its_samples_and_turns(start: Start) -> None:
     findings = await detect_url(areal(start), timeout_s=30)
 
-    assert (findings.protocol, findings.trouble) == (Protocol.AREAL, "")
+    assert (findings.protocol, findings.trouble) == (ServerProtocol.AREAL, "")
     assert findings.splits == (FoundSplit("train", SplitType.TRAIN, 100),)
     assert findings.max_turns
     assert findings.ready == "/api/health"
@@ -258,7 +258,7 @@ async def test_a_server_that_is_not_up_yet_is_waited_for(start: Start, tmp_path:
         await asyncio.gather(_copied(reader, inner_writer), _copied(inner_reader, writer))
 
     async with await asyncio.start_server(pass_on, "127.0.0.1", port):
-        assert (await looking).protocol is Protocol.AREAL
+        assert (await looking).protocol is ServerProtocol.AREAL
 
 
 async def _copied(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -274,7 +274,7 @@ async def test_a_session_that_fails_is_told_and_ended(world: World) -> None:
 
     findings = await detect_url(url, timeout_s=30, environment="counter")
 
-    assert findings.protocol is Protocol.ORS
+    assert findings.protocol is ServerProtocol.ORS
     assert findings.tools == ("add", "stop")
 
 
@@ -326,7 +326,7 @@ def test_a_file_that_is_there_is_kept_unless_it_is_forced(start: Start, env: Env
     assert "is there already (--force overwrites it)" in refused.stderr
     assert path.read_text() == "mine"
     assert env("add", url, "-n", "guess", "--force").returncode == 0
-    assert read_environment(path).protocol is Protocol.AREAL
+    assert read_environment(path).protocol is ServerProtocol.AREAL
     assert [entry.name for entry in path.parent.iterdir()] == ["environment.toml"]
 
 

@@ -23,9 +23,9 @@ from gateway.core.errors import (
     UpstreamError,
     UpstreamGone,
 )
-from gateway.core.session import Setup
-from gateway.upstreams.ors.third_party import StockOrsUpstream
-from gateway.upstreams.transport import Relay
+from gateway.core.session import SessionSetup
+from gateway.upstreams.ors.third_party import ThirdPartyOrsUpstream
+from gateway.upstreams.transport import HttpTransport
 from tests.fakes.eventually import eventually
 from tests.wire.cutting import Relay as Cutting
 from tests.wire.cutting import relay as cutting
@@ -43,16 +43,16 @@ AWKWARD = "def f(x):\n" + "    return x  \n\n" * 40_000 + " " * 20_000 + "\u2028
 
 
 @pytest.fixture
-async def upstream() -> AsyncIterator[StockOrsUpstream]:
-    transport = Relay()
-    upstream = StockOrsUpstream(transport)
+async def upstream() -> AsyncIterator[ThirdPartyOrsUpstream]:
+    transport = HttpTransport()
+    upstream = ThirdPartyOrsUpstream(transport)
     yield upstream
     await upstream.aclose()
     await transport.aclose()
 
 
 @pytest.fixture
-def server(request: pytest.FixtureRequest, world: World, upstream: StockOrsUpstream) -> Driver:
+def server(request: pytest.FixtureRequest, world: World, upstream: ThirdPartyOrsUpstream) -> Driver:
     return Driver(upstream, world.target(request.param).url)
 
 
@@ -114,7 +114,7 @@ async def test_an_episode_is_opened_by_its_task_or_by_its_place(server: Driver) 
         summary = await server.upstream.close(episode.session, episode.there)
     assert summary is not None
     assert (summary.reward, summary.finished, summary.steps) == (4.2, True, 2)
-    place = Setup(spec={}, split="train", index=2)
+    place = SessionSetup(spec={}, split="train", index=2)
     async with server.episode(environment("counter"), place) as episode:
         assert await server.upstream.prompt(episode.session, episode.there) == [TextBlock("The counter stands at 2.")]
     with pytest.raises(InvalidRequest, match="Invalid index"):
@@ -124,12 +124,12 @@ async def test_an_episode_is_opened_by_its_task_or_by_its_place(server: Driver) 
 @on("openreward-server")
 async def test_a_toolset_is_the_servers_to_know(server: Driver) -> None:
     with pytest.raises(InvalidRequest, match=r"'nosuch'.*codex"):
-        await server.upstream.open(server.session(), environment(), Setup(spec={}, toolset="nosuch"))
+        await server.upstream.open(server.session(), environment(), SessionSetup(spec={}, toolset="nosuch"))
 
 
 @on(*SERVERS)
 async def test_secrets_reach_the_environment(server: Driver) -> None:
-    setup = Setup(spec={"question": "?"}, secrets={"TOKEN": "s3cr3t é"})
+    setup = SessionSetup(spec={"question": "?"}, secrets={"TOKEN": "s3cr3t é"})
 
     async with server.episode(environment(), setup) as episode:
         assert text(await episode.act("secret", name="TOKEN")) == "s3cr3t é"
@@ -137,11 +137,11 @@ async def test_secrets_reach_the_environment(server: Driver) -> None:
 
 @on(*SERVERS)
 async def test_configuration_that_would_be_lost_is_refused(server: Driver) -> None:
-    setup = Setup(spec={}, seed=3, config={"seed": 3, "difficulty": "hard"})
+    setup = SessionSetup(spec={}, seed=3, config={"seed": 3, "difficulty": "hard"})
 
     with pytest.raises(InvalidRequest, match="'difficulty'"):
         await server.upstream.open(server.session(), environment(), setup)
-    async with server.episode(environment(), Setup(spec={}, seed=3, config={"seed": 3})):
+    async with server.episode(environment(), SessionSetup(spec={}, seed=3, config={"seed": 3})):
         pass
 
 
@@ -274,7 +274,7 @@ async def test_a_call_that_was_left_goes_on_and_is_asked_for_by_its_task_id(serv
 
 
 @on(*SERVERS)
-async def test_a_stream_that_breaks_is_resumed(server: Driver, upstream: StockOrsUpstream, shared: Folder) -> None:
+async def test_a_stream_that_breaks_is_resumed(server: Driver, upstream: ThirdPartyOrsUpstream, shared: Folder) -> None:
     word = token()
     host, port = server.worker.address.split(":")[1:]
     async with cutting(f"http://{host}:{port}") as between:
@@ -293,7 +293,7 @@ async def test_a_stream_that_breaks_is_resumed(server: Driver, upstream: StockOr
 
 @on(*SERVERS)
 async def test_a_stream_that_breaks_before_it_has_an_id_is_not_tried_again(
-    server: Driver, upstream: StockOrsUpstream, shared: Folder
+    server: Driver, upstream: ThirdPartyOrsUpstream, shared: Folder
 ) -> None:
     word = token()
     host, port = server.worker.address.split(":")[1:]
@@ -325,7 +325,7 @@ async def test_a_closed_session_is_gone_and_its_id_is_free(server: Driver) -> No
     there = environment("counter")
     session = server.session()
     for start in (1, 2):
-        await server.upstream.open(session, there, Setup(spec={"start": start}))
+        await server.upstream.open(session, there, SessionSetup(spec={"start": start}))
         assert await server.upstream.prompt(session, there) == [TextBlock(f"The counter stands at {start}.")]
         await server.upstream.close(session, there)
 
@@ -340,9 +340,9 @@ async def test_a_closed_session_is_gone_and_its_id_is_free(server: Driver) -> No
 async def test_what_an_earlier_episode_left_under_its_id_is_ended(server: Driver) -> None:
     there = environment("counter")
     session = server.session()
-    await server.upstream.open(session, there, Setup(spec={"start": 1}))
+    await server.upstream.open(session, there, SessionSetup(spec={"start": 1}))
 
-    await server.upstream.open(session, there, Setup(spec={"start": 2}))
+    await server.upstream.open(session, there, SessionSetup(spec={"start": 2}))
 
     assert await server.upstream.prompt(session, there) == [TextBlock("The counter stands at 2.")]
     await server.upstream.close(session, there)
@@ -353,7 +353,7 @@ async def test_a_call_that_outlives_its_session_makes_closing_an_error(server: D
     word = token()
     there = environment(timeouts=Timeouts(close_s=1.0))
     session = server.session()
-    await server.upstream.open(session, there, Setup(spec={"folder": shared.inside}))
+    await server.upstream.open(session, there, SessionSetup(spec={"folder": shared.inside}))
     call = asyncio.ensure_future(server.upstream.act(session, there, Action(name="hold", arguments={"token": word})))
     await eventually(lambda: runs_once(shared, word))
 
@@ -397,7 +397,7 @@ async def _environments(server: Driver) -> list[str]:
 
 @pytest.mark.parametrize("package", ["ors", "openreward"])
 async def test_a_server_that_is_killed_in_mid_call_is_gone(
-    package: str, upstream: StockOrsUpstream, shared: Folder, tmp_path: Path
+    package: str, upstream: ThirdPartyOrsUpstream, shared: Folder, tmp_path: Path
 ) -> None:
     process = ServerProcess(
         [sys.executable, str(WIRE / "references" / "server.py"), package],
@@ -411,7 +411,7 @@ async def test_a_server_that_is_killed_in_mid_call_is_gone(
         driver = Driver(upstream, process.address)
         session = driver.session()
         await upstream.ready(driver.worker, environment())
-        await upstream.open(session, environment(), Setup(spec={"folder": shared.inside}))
+        await upstream.open(session, environment(), SessionSetup(spec={"folder": shared.inside}))
         action = Action(name="hold", arguments={"token": word})
         call = asyncio.ensure_future(upstream.act(session, environment(), action))
         await eventually(lambda: runs_once(shared, word))

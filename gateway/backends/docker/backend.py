@@ -38,19 +38,19 @@ from gateway.backends.docker.container import (
     container_name,
     owned_filter,
 )
-from gateway.backends.docker.deaths import REASON_S, Endings
+from gateway.backends.docker.deaths import REASON_S, DeathWatcher
 from gateway.backends.docker.engine import LOOK_S, TIMEOUT_S, Engine, EngineError
 from gateway.backends.docker.images import Images
 from gateway.backends.docker.mounts import Sources
 from gateway.backends.docker.third_party import FORWARDER_IMAGE, forwarder_body, forwarder_name, server_body
 from gateway.backends.folders import SOCKET_NAME, Folders, SocketFolders
-from gateway.backends.launch import Launches, Wanted, raise_first
+from gateway.backends.launch import CancelToken, Launches, raise_first
 from gateway.core.addresses import FOREIGN_SOCKET
 from gateway.core.environment import Environment
 from gateway.core.errors import BackendError, StartFailed
 from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.leader_lease import LeaderLease
-from gateway.core.worker import Death, Found, Worker
+from gateway.core.worker import BackendWorker, Death, Worker
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +136,7 @@ class DockerBackend:
         self._puller = Engine(url, threads=PULL_THREADS, silence_s=silence_s)
         self._images = Images(self._engine, self._puller, forwarder_image=forwarder_image)
         self._launches = Launches()
-        self._endings = Endings(url, self._own, reason_s=reason_s)
+        self._endings = DeathWatcher(url, self._own, reason_s=reason_s)
         self._closed = False
 
     async def start(self, worker: Worker, environment: Environment, lease: LeaderLease | None = None) -> str:
@@ -174,7 +174,7 @@ class DockerBackend:
         entries = sorted(await self._containers(id), key=lambda entry: _role(entry) is Role.FORWARDER)
         return "".join([await self._log(entry["Id"], lines) for entry in entries])
 
-    async def found(self) -> list[Found]:
+    async def found(self) -> list[BackendWorker]:
         """List by label in one call; a worker that is being created counts as not running."""
         entries = await self._engine.call(partial(calls.listed, labels=self._own), silence_s=LOOK_S)
         workers: dict[str, list[dict[str, Any]]] = {}
@@ -186,7 +186,7 @@ class DockerBackend:
     async def pause(self, id: WorkerId, lease: LeaderLease | None = None) -> None:
         """Freeze all of its containers, or none; see ``Backend.pause``."""
 
-        async def steps(wanted: Wanted) -> None:
+        async def steps(wanted: CancelToken) -> None:
             def pause(client: APIClient, *, container: str) -> None:
                 wanted.check()
                 calls.pause(client, container=container)
@@ -247,7 +247,7 @@ class DockerBackend:
         # At once: each may wait for an engine that hangs.
         await asyncio.gather(self._endings.aclose(), self._puller.aclose(), self._engine.aclose())
 
-    async def _launch(self, worker: Worker, environment: Environment, made: _Made, wanted: Wanted) -> str:
+    async def _launch(self, worker: Worker, environment: Environment, made: _Made, wanted: CancelToken) -> str:
         if environment.server.is_foreign:
             return await self._launch_foreign(worker, environment, made, wanted)
         container = await self._create(worker, environment, made, wanted)
@@ -255,7 +255,7 @@ class DockerBackend:
         await self._expect_running(container, environment.image)
         return self._folders.address(worker.id)
 
-    async def _launch_foreign(self, worker: Worker, environment: Environment, made: _Made, wanted: Wanted) -> str:
+    async def _launch_foreign(self, worker: Worker, environment: Environment, made: _Made, wanted: CancelToken) -> str:
         server = await self._create(worker, environment, made, wanted)
         # At once; and both are waited for, whatever becomes of one, as neither can be called back.
         started, forwarder = await asyncio.gather(
@@ -275,7 +275,7 @@ class DockerBackend:
         await self._expect_running(forwarder, self._forwarder_image)
         return self._folders.address(worker.id, FOREIGN_SOCKET)
 
-    async def _create(self, worker: Worker, environment: Environment, made: _Made, wanted: Wanted) -> str:
+    async def _create(self, worker: Worker, environment: Environment, made: _Made, wanted: CancelToken) -> str:
         """Make folder and container; returns the container's id."""
 
         def make_folder() -> None:
@@ -299,7 +299,7 @@ class DockerBackend:
         return await self._make(body, container_name(self._instance, environment.name, worker.id), made, wanted)
 
     async def _create_forwarder(
-        self, worker: Worker, environment: Environment, beside: str, made: _Made, wanted: Wanted
+        self, worker: Worker, environment: Environment, beside: str, made: _Made, wanted: CancelToken
     ) -> str:
         body = forwarder_body(
             worker,
@@ -312,7 +312,7 @@ class DockerBackend:
         )
         return await self._make(body, forwarder_name(self._instance, environment.name, worker.id), made, wanted)
 
-    async def _make(self, body: dict[str, Any], name: str, made: _Made, wanted: Wanted) -> str:
+    async def _make(self, body: dict[str, Any], name: str, made: _Made, wanted: CancelToken) -> str:
         def create(client: APIClient) -> str:
             wanted.check()
             return calls.create(client, body=body, name=name)
@@ -335,7 +335,7 @@ class DockerBackend:
         made.containers[made.containers.index(name)] = created
         return created
 
-    async def _start(self, container: str, wanted: Wanted) -> None:
+    async def _start(self, container: str, wanted: CancelToken) -> None:
         def start(client: APIClient) -> None:
             wanted.check()
             client.start(container)
@@ -427,7 +427,7 @@ class DockerBackend:
         worker = Worker(id=id, environment=environment.name, digest=environment.digest(), slots=1)
         made = _Made()
 
-        async def steps(wanted: Wanted) -> None:
+        async def steps(wanted: CancelToken) -> None:
             container = await self._create(worker, environment, made, wanted)
             if environment.server.is_foreign:
                 await self._create_forwarder(worker, environment, container, made, wanted)
@@ -441,10 +441,10 @@ class DockerBackend:
             raise BackendError(self._sources.explained(error, id, environment)) from error
         await undo()
 
-    def _found(self, id: WorkerId, parts: list[dict[str, Any]]) -> Found:
+    def _found(self, id: WorkerId, parts: list[dict[str, Any]]) -> BackendWorker:
         labels: dict[str, str] = parts[0]["Labels"]
         roles = {role for part in parts if (role := _role(part)) is not None}
-        return Found(
+        return BackendWorker(
             id=id,
             environment=EnvironmentName(labels.get(LABEL_ENVIRONMENT, "")),
             digest=labels.get(LABEL_DIGEST, ""),

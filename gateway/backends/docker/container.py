@@ -14,7 +14,7 @@ from importlib.resources import files
 from typing import Any, Final
 
 from gateway.backends.folders import SOCKET_NAME
-from gateway.core.environment import CustomTasks, Environment, Isolation, Limits, Loosened, SandboxLimits
+from gateway.core.environment import CustomTasks, Environment, Isolation, Limits, Relaxations, SandboxLimits
 from gateway.core.ids import WorkerId
 from gateway.core.worker import Worker
 
@@ -251,7 +251,7 @@ def volume_mounts(environment: Environment) -> list[dict[str, Any]]:
     ]
 
 
-def _tmpfs(size_bytes: int, loosened: Loosened) -> str:
+def _tmpfs(size_bytes: int, loosened: Relaxations) -> str:
     # Where the root can be written to, code can be put there: noexec would forbid what is possible next door.
     execution = "exec" if loosened.writable_root else "noexec"
     return f"rw,nosuid,nodev,{execution},size={size_bytes},mode=1777"

@@ -12,10 +12,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from gateway.backends.broadcast import Deaths
+from gateway.backends.broadcast import DeathBroadcast
 from gateway.backends.docker import calls
 from gateway.backends.docker.engine import Engine, EngineError
-from gateway.backends.docker.events import DieEvents, Ended
+from gateway.backends.docker.events import ContainerEnd, DieEvents
 from gateway.core.ids import WorkerId
 from gateway.core.session import CloseReason
 from gateway.core.worker import Death
@@ -35,7 +35,7 @@ CLOSE_S: Final = 10.0
 """How long ``aclose`` waits for the events thread."""
 
 
-class Endings:
+class DeathWatcher:
     """Announces the deaths of one gateway's workers."""
 
     def __init__(self, url: str, labels: Sequence[str], *, reason_s: float = REASON_S, late_s: float = LATE_S) -> None:
@@ -52,7 +52,7 @@ class Endings:
         self._reason_s = reason_s
         self._late_s = late_s
         self._looker = Engine(url, threads=LOOK_THREADS, silence_s=SILENCE_S)
-        self._deaths = Deaths()
+        self._deaths = DeathBroadcast()
         self._telling: set[asyncio.Task[None]] = set()
         self._ooms: dict[WorkerId, asyncio.Event] = {}
         """Of deaths that are kept back: set when an ``oom`` event came."""
@@ -64,7 +64,7 @@ class Endings:
         if self._events is None and not self._closed:
             loop = asyncio.get_running_loop()
 
-            def announce(ended: Ended) -> None:
+            def announce(ended: ContainerEnd) -> None:
                 with suppress(RuntimeError):  # the loop is closed
                     loop.call_soon_threadsafe(self._ended, ended)
 
@@ -91,7 +91,7 @@ class Endings:
         self._deaths.close()
         await self._looker.aclose(timeout_s=2 * self._reason_s)
 
-    def _ended(self, ended: Ended) -> None:
+    def _ended(self, ended: ContainerEnd) -> None:
         if ended.out_of_memory is not None:
             self._deaths.add(death(ended, ended.out_of_memory))
             return
@@ -104,7 +104,7 @@ class Endings:
         if id in self._ooms:
             self._ooms[id].set()
 
-    async def _tell_why(self, ended: Ended) -> None:
+    async def _tell_why(self, ended: ContainerEnd) -> None:
         """Announce a death with its reason, or without once the time for that is over."""
         oom = asyncio.create_task(self._ooms[ended.id].wait())
         looking = asyncio.create_task(self._look(ended.container))
@@ -134,7 +134,7 @@ class Endings:
         return bool(state.get("OOMKilled"))
 
 
-def death(ended: Ended, out_of_memory: bool) -> Death:
+def death(ended: ContainerEnd, out_of_memory: bool) -> Death:
     """Say how a worker died."""
     if out_of_memory:
         return Death(ended.id, CloseReason.OUT_OF_MEMORY, f"out of memory (exit status {ended.exit_status})")

@@ -44,7 +44,7 @@ DEAD = ["exited", "dead"]
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ContainerEnd:
     """A worker's container that ended."""
 
     id: WorkerId
@@ -63,7 +63,7 @@ class DieEvents:
         url: str,
         labels: Sequence[str],
         *,
-        announce: Callable[[Ended], None],
+        announce: Callable[[ContainerEnd], None],
         announce_oom: Callable[[WorkerId], None] = lambda id: None,
         followed: Callable[[bool], None] = lambda tells_of_each_oom: None,
         silence_s: float = SILENCE_S,
@@ -165,7 +165,7 @@ class DieEvents:
             id = entry["Labels"].get(LABEL_WORKER)
             if id and id not in self._told:
                 status = int(calls.state(client, container=entry["Id"])["ExitCode"])
-                self._tell(Ended(WorkerId(id), entry["Id"], status, None if status == KILLED else False))
+                self._tell(ContainerEnd(WorkerId(id), entry["Id"], status, None if status == KILLED else False))
 
     def _hear(self, event: dict[str, Any]) -> None:
         # Not compared with the last one's: the engine's clock may have been set back, or be behind this machine's. What
@@ -181,7 +181,9 @@ class DieEvents:
                 self._announce_oom(WorkerId(id))
         else:
             status = int(attributes.get("exitCode") or 0)
-            self._tell(Ended(WorkerId(id), event["Actor"]["ID"], status, self._cause(WorkerId(id), status, at_ns)))
+            self._tell(
+                ContainerEnd(WorkerId(id), event["Actor"]["ID"], status, self._cause(WorkerId(id), status, at_ns))
+            )
 
     def _cause(self, id: WorkerId, status: int, at_ns: int) -> bool | None:
         """Whether it was out of memory: by the ``oom`` event, which comes before ``die`` (of both of a pair).
@@ -195,7 +197,7 @@ class DieEvents:
             return None if status == KILLED and not self._tells_of_each_oom else False
         return status != 0 and at_ns - oom_ns <= OOM_S * 1e9
 
-    def _tell(self, ended: Ended) -> None:
+    def _tell(self, ended: ContainerEnd) -> None:
         if ended.id not in self._told:
             _remember(self._told, ended.id, None)
             self._announce(ended)

@@ -11,7 +11,7 @@ from docker import APIClient, auth
 
 from gateway.backends.docker import calls
 from gateway.backends.docker.engine import LOOK_S, TIMEOUT_S, Engine, EngineError, open_stream
-from gateway.backends.launch import Wanted
+from gateway.backends.launch import CancelToken
 from gateway.core.environment import Environment
 from gateway.core.errors import StartFailed
 
@@ -31,7 +31,7 @@ class Images:
         self._puller = puller
         self._forwarder_image = forwarder_image
 
-    async def prepare(self, environment: Environment, wanted: Wanted) -> str:
+    async def prepare(self, environment: Environment, wanted: CancelToken) -> str:
         """Pull what is missing of the images that workers of *environment* need; the id of its own.
 
         Raises:
@@ -52,7 +52,7 @@ class Images:
             return []
         return [environment.image, *([self._forwarder_image] if environment.server.is_foreign else [])]
 
-    async def fetch(self, image: str, wanted: Wanted) -> None:
+    async def fetch(self, image: str, wanted: CancelToken) -> None:
         """Pull *image*, if its name says where from.
 
         Raises:
@@ -74,7 +74,7 @@ class Images:
                 f"docker pull {image}"
             ) from error
 
-    async def _prepared(self, image: str, wanted: Wanted) -> str:
+    async def _prepared(self, image: str, wanted: CancelToken) -> str:
         if not (id := await self._id(image)):
             try:
                 await self.fetch(image, wanted)
@@ -100,7 +100,7 @@ def is_from_registry(image: str) -> bool:
     return "@sha256:" in image or (bool(slash) and ("." in host or ":" in host))
 
 
-def pull(client: APIClient, *, image: str, wanted: Wanted) -> None:
+def pull(client: APIClient, *, image: str, wanted: CancelToken) -> None:
     """Pull *image* with the credentials that ``docker login`` left here; blocks while that takes and it is wanted.
 
     Raises:

@@ -24,7 +24,7 @@ from gateway.backends.docker.container import (
     volume_mounts,
 )
 from gateway.core.addresses import FOREIGN_SOCKET
-from gateway.core.environment import Environment, Isolation, Limits, Loosened
+from gateway.core.environment import Environment, Isolation, Limits, Relaxations
 from gateway.core.ids import WorkerId
 from gateway.core.worker import Worker
 
@@ -78,7 +78,7 @@ def forwarder_environment(environment: Environment, image: str) -> Environment:
         variables={},
         isolation=Isolation.SHARED,
         limits=FORWARDER_LIMITS,
-        loosened=Loosened(),
+        loosened=Relaxations(),
         volumes=(),
         custom_tasks=None,
     )

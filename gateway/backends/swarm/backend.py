@@ -12,14 +12,14 @@ from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iter
 from pathlib import Path
 from typing import Any, Final
 
-from gateway.backends.broadcast import Deaths
+from gateway.backends.broadcast import DeathBroadcast
 from gateway.backends.docker.third_party import FORWARDER_IMAGE
 from gateway.backends.external import StoredLoads, stored_workers
 from gateway.backends.folders import Folders, RemoteFolders
-from gateway.backends.swarm.gate_sockets import Gates
-from gateway.backends.swarm.image_sync import Spreading
+from gateway.backends.swarm.gate_sockets import GateSockets
+from gateway.backends.swarm.image_sync import ImageSync
 from gateway.backends.swarm.nodes import Nodes, NodeState, NodeView
-from gateway.backends.swarm.placement import Placing
+from gateway.backends.swarm.placement import Placement
 from gateway.core.addresses import Kind, parse_address
 from gateway.core.environment import Environment
 from gateway.core.errors import BackendError, GatewayError, StartFailed
@@ -28,7 +28,7 @@ from gateway.core.leader_lease import LeaderLease
 from gateway.core.placement import NodeId
 from gateway.core.ports.backend import Backend
 from gateway.core.session import CloseReason
-from gateway.core.worker import Death, Found, Worker
+from gateway.core.worker import BackendWorker, Death, Worker
 
 logger = logging.getLogger(__name__)
 
@@ -72,12 +72,12 @@ class SwarmBackend:
         self._nodes = nodes
         self._engine = engine
         self._workers_dir = workers_dir
-        self._placing = Placing(nodes, environments=environments, forwarder_image=forwarder_image)
+        self._placing = Placement(nodes, environments=environments, forwarder_image=forwarder_image)
         self._store = store
         self._lease = lease
-        self._gates = Gates(gates_dir, nodes)
-        self._spreading = Spreading(nodes)
-        self._deaths = Deaths()
+        self._gates = GateSockets(gates_dir, nodes)
+        self._spreading = ImageSync(nodes)
+        self._deaths = DeathBroadcast()
         self._engines: dict[NodeId, Backend] = {}
         self._opening = asyncio.Lock()
         self._where: dict[WorkerId, NodeId] = {}
@@ -123,7 +123,7 @@ class SwarmBackend:
         """See ``Backend.logs``; empty of a node that is lost."""
         return "".join([await backend.logs(id, lines=lines) for backend in await self._backends_of(id)])
 
-    async def found(self) -> list[Found]:
+    async def found(self) -> list[BackendWorker]:
         """List the workers of all nodes but lost ones; of a node that does not answer those that it had.
 
         The first time nodes that have workers are waited for until they answer or are lost: who asks then, as a gateway
@@ -296,7 +296,7 @@ class SwarmBackend:
                     await self._engines[id].aclose()
         return self._engines[id]
 
-    async def _found_on(self, view: NodeView, known: Sequence[tuple[NodeId, Worker]]) -> list[Found]:
+    async def _found_on(self, view: NodeView, known: Sequence[tuple[NodeId, Worker]]) -> list[BackendWorker]:
         if view.state is NodeState.LIVE:
             try:
                 return await (await self._engine_of(view.id)).found()
@@ -308,7 +308,7 @@ class SwarmBackend:
         for id, environment in reported.items():
             if id not in there:
                 address = folders.address(id)
-                there[id] = Found(id=id, environment=environment, digest="", address=address, running=True)
+                there[id] = BackendWorker(id=id, environment=environment, digest="", address=address, running=True)
         return list(there.values())
 
     def _on_nodes(self, workers: Iterable[Worker]) -> list[tuple[NodeId, Worker]]:
@@ -377,7 +377,7 @@ class SwarmBackend:
         task.add_done_callback(self._tasks.discard)
 
 
-def _noted(worker: Worker) -> Found:
-    return Found(
+def _noted(worker: Worker) -> BackendWorker:
+    return BackendWorker(
         id=worker.id, environment=worker.environment, digest=worker.digest, address=worker.address, running=True
     )

@@ -35,7 +35,7 @@ STALE_S: Final = 60.0
 _NAME_MAX: Final = 40
 
 
-class Gates:
+class GateSockets:
     """Listens for each node in a folder of its own, which goes with it."""
 
     def __init__(self, directory: Path, nodes: Nodes) -> None:

@@ -28,7 +28,7 @@ SILENCE_S: Final = 1800.0
 BY_DIGEST: Final = "@sha256:"
 
 
-class Spreading:
+class ImageSync:
     """Copies images between nodes."""
 
     def __init__(self, nodes: Nodes) -> None:

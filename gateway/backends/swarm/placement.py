@@ -29,7 +29,7 @@ class _Begun:
     ended_at: float | None = None
 
 
-class Placing:
+class Placement:
     """Chooses nodes, and remembers for a moment what it chose."""
 
     def __init__(self, nodes: Nodes, *, environments: Collection[Environment], forwarder_image: str) -> None:

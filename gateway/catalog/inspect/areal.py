@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from gateway.catalog.inspect.findings import Capacity, Findings, FoundSplit, Told
-from gateway.catalog.inspect.probe import Server, Unanswered, one_line
-from gateway.core.environment import ActionType, ObservationType, Protocol, SplitType
+from gateway.catalog.inspect.findings import Capacity, Finding, Findings, FoundSplit
+from gateway.catalog.inspect.probe import ProbedServer, Unanswered, one_line
+from gateway.core.environment import ActionType, ObservationType, ServerProtocol, SplitType
 
 Word = TypeVar("Word", bound=StrEnum)
 
@@ -23,7 +23,7 @@ def is_info(info: Mapping[str, Any]) -> bool:
     return isinstance(info.get("name"), str) and bool(info["name"])
 
 
-async def look(server: Server, info: Mapping[str, Any], *, prefix: str) -> Findings:
+async def look(server: ProbedServer, info: Mapping[str, Any], *, prefix: str) -> Findings:
     """Take *info* for what it says, and start one episode; routes are below *prefix*.
 
     Raises:
@@ -37,13 +37,13 @@ async def look(server: Server, info: Mapping[str, Any], *, prefix: str) -> Findi
         remarks.append("It does not tell how many samples it has (num_samples).")
     health = f"{prefix}/health"
     return Findings(
-        protocol=Protocol.AREAL,
+        protocol=ServerProtocol.AREAL,
         version="an AReaL task server",
         description=one_line(info["description"]) if isinstance(info.get("description"), str) else "",
         environments=(one_line(info["name"]),),
         chosen=one_line(info["name"]),
         ready=health if (await server.get(health)).status == 200 else f"{prefix}/task/info",
-        capacity=Capacity(SLOTS, Told.ASSUMED),
+        capacity=Capacity(SLOTS, Finding.ASSUMED),
         splits=(FoundSplit(SPLIT, SplitType.TRAIN, samples),),
         max_turns=_whole(info.get("max_episode_length")),
         observation_type=_member(ObservationType, info.get("observation_type")),
@@ -61,7 +61,7 @@ def _member(of: type[Word], value: object) -> Word | None:
     return of(value) if isinstance(value, str) and value in list(of) else None
 
 
-async def _try_episode(server: Server, prefix: str, remarks: list[str]) -> str:
+async def _try_episode(server: ProbedServer, prefix: str, remarks: list[str]) -> str:
     """Start an episode of sample 0 and cancel it; why that failed, or nothing."""
     try:
         started = await server.post(f"{prefix}/episode/start", {"sample_id": "0", "config": {}})

@@ -10,7 +10,7 @@ from typing import Any
 
 from gateway.catalog.inspect import areal, openenv, ors
 from gateway.catalog.inspect.findings import Findings
-from gateway.catalog.inspect.probe import Answer, Server, Unanswered
+from gateway.catalog.inspect.probe import ProbeAnswer, ProbedServer, Unanswered
 from gateway.core.errors import ConfigError
 
 API_PATHS = ("/api", "")
@@ -21,7 +21,7 @@ class NotRecognised(ConfigError):
     """It answers, but as none of the servers that are known here."""
 
 
-async def detect(server: Server, *, environment: str = "") -> Findings:
+async def detect(server: ProbedServer, *, environment: str = "") -> Findings:
     """Find out what *server*, which is up, is; opens and ends sessions of trial.
 
     *environment* is the one to look at, by the server's own name; empty: its first.
@@ -54,14 +54,14 @@ def _paths(openapi: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(paths) if isinstance(paths, dict) else frozenset()
 
 
-async def _asked(server: Server, path: str) -> Answer:
+async def _asked(server: ProbedServer, path: str) -> ProbeAnswer:
     try:
         return await server.get(path)
     except Unanswered:
-        return Answer(0, b"")
+        return ProbeAnswer(0, b"")
 
 
-def _unknown(paths: frozenset[str], health: Answer) -> str:
+def _unknown(paths: frozenset[str], health: ProbeAnswer) -> str:
     shown = ", ".join(sorted(paths)[:12]) or "no /openapi.json"
     return (
         "it answers HTTP, but as no ORS, OpenEnv or AReaL server: "

@@ -17,9 +17,9 @@ from gateway.core.environment import (
     ObservationType,
     OpenEnv,
     PoolPolicy,
-    Protocol,
     ResetMapping,
     Server,
+    ServerProtocol,
 )
 from gateway.core.errors import ConfigError
 from gateway.core.ids import EnvironmentName
@@ -73,7 +73,7 @@ def environment_of(name: str, url: str, findings: Findings) -> Environment:
 
 def upstream_name(name: str, findings: Findings) -> str:
     """What the server calls it, where that is not *name*, and its protocol has names at all."""
-    is_named = findings.protocol is not Protocol.AREAL and _NAME.fullmatch(findings.chosen)
+    is_named = findings.protocol is not ServerProtocol.AREAL and _NAME.fullmatch(findings.chosen)
     return findings.chosen if is_named and findings.chosen != name else ""
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from gateway.core.environment import ActionType, ObservationType, Protocol, SplitType
+from gateway.core.environment import ActionType, ObservationType, ServerProtocol, SplitType
 
 
-class Told(Enum):
+class Finding(Enum):
     """How a capacity is known."""
 
     BY_SERVER = "by the server"  #: it refused one more, and said how many it holds
@@ -23,7 +23,7 @@ class Capacity:
     """Sessions that one worker holds at once."""
 
     slots: int
-    told: Told
+    told: Finding
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class FoundSplit:
 class Findings:
     """All that could be told of a server."""
 
-    protocol: Protocol
+    protocol: ServerProtocol
     version: str
     """For people: ``openenv 0.4.1 to 0.7``, ``openreward 0.1.167``."""
     is_own: bool = False

@@ -15,7 +15,7 @@ from docker.errors import APIError
 from gateway.backends.docker.container import LABEL_ROLE, LABEL_WORKER, Role
 from gateway.backends.docker.engine import Engine
 from gateway.backends.docker.images import is_from_registry, pull
-from gateway.backends.launch import Wanted
+from gateway.backends.launch import CancelToken
 from gateway.core.errors import ConfigError
 from gateway.core.ids import WorkerId
 
@@ -46,7 +46,7 @@ class Use:
     pids: int | None
 
 
-class Looking:
+class ImageInspector:
     """Questions to the engine."""
 
     def __init__(self, url: str) -> None:
@@ -61,7 +61,7 @@ class Looking:
         """
         config = await self._call(lambda client: _config(client, name))
         if config is None and is_from_registry(name):
-            await self._call(lambda client: pull(client, image=name, wanted=Wanted()))
+            await self._call(lambda client: pull(client, image=name, wanted=CancelToken()))
             config = await self._call(lambda client: _config(client, name))
         if config is None:
             raise ConfigError(f"there is no image {name} on this engine: build it, or pull it by its full name")

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.catalog.inspect import ors
-from gateway.catalog.inspect.findings import Capacity, Findings, Told, fields, text_field
-from gateway.catalog.inspect.probe import Server, Socket, Unanswered, one_line
-from gateway.core.environment import Protocol
+from gateway.catalog.inspect.findings import Capacity, Finding, Findings, fields, text_field
+from gateway.catalog.inspect.probe import ProbedServer, Socket, Unanswered, one_line
+from gateway.core.environment import ServerProtocol
 from gateway.core.errors import ConfigError
 
 METHOD_NOT_FOUND = -32601
@@ -21,7 +21,7 @@ def has_form(paths: frozenset[str]) -> bool:
     return paths >= {"/schema", "/metadata"} or (paths >= {"/reset", "/step", "/state"} and "/create" not in paths)
 
 
-async def look(server: Server, openapi: Mapping[str, Any], *, environment: str = "") -> Findings:
+async def look(server: ProbedServer, openapi: Mapping[str, Any], *, environment: str = "") -> Findings:
     """Ask for everything that can be asked; open sockets of trial, as many as it takes to learn its capacity.
 
     Raises:
@@ -51,7 +51,7 @@ async def look(server: Server, openapi: Mapping[str, Any], *, environment: str =
     )
     default, field = _default(tools, action)
     return Findings(
-        protocol=Protocol.OPENENV,
+        protocol=ServerProtocol.OPENENV,
         version=version,
         description=_description(metadata),
         environments=tuple(names),
@@ -79,7 +79,7 @@ def _description(metadata: Mapping[str, Any]) -> str:
     return one_line(said) if isinstance(said, str) and said != f"{name} environment" else ""
 
 
-async def _version(server: Server, schema: Mapping[str, Any], *, has_task_api: bool) -> str:
+async def _version(server: ProbedServer, schema: Mapping[str, Any], *, has_task_api: bool) -> str:
     if "reset_observation" in schema:
         return "openenv 0.8 or later"
     if has_task_api:
@@ -97,7 +97,7 @@ def _request(method: str) -> Mapping[str, Any]:
     return {"jsonrpc": "2.0", "method": method, "params": {}, "id": 1}
 
 
-async def _tools(server: Server) -> list[Mapping[str, Any]]:
+async def _tools(server: ProbedServer) -> list[Mapping[str, Any]]:
     """The tools of an MCP environment; it makes a throw-away environment for that, outside of its capacity."""
     answer = (await server.post("/mcp", _request("tools/list"))).object()
     return _named(answer.get("result"))
@@ -131,7 +131,7 @@ MOST = 64
 FREED_S = 5.0
 """How long the places of closed sockets may take to be free again."""
 PAUSE_S = 0.05
-LONE = Capacity(1, Told.ASSUMED)
+LONE = Capacity(1, Finding.ASSUMED)
 """What OpenEnv servers hold that are told nothing else."""
 
 
@@ -145,7 +145,7 @@ class Trial:
     """Of an MCP environment: an observation with its ``tools``."""
 
 
-async def try_sockets(server: Server, remarks: list[str], *, asks_tools: bool) -> Trial:
+async def try_sockets(server: ProbedServer, remarks: list[str], *, asks_tools: bool) -> Trial:
     """Reset an episode on one socket, open others until one is refused, and close them all.
 
     Returns once a place is free again: what comes next may need it. *asks_tools* is for environments whose actions are
@@ -155,7 +155,7 @@ async def try_sockets(server: Server, remarks: list[str], *, asks_tools: bool) -
     try:
         first = await _opened(server, sockets)
         if not isinstance(first, Mapping):
-            if first.capacity.told is Told.BY_SERVER:
+            if first.capacity.told is Finding.BY_SERVER:
                 remarks.append("All its places were taken by others, so no session was tried.")
                 return Trial(capacity=first.capacity)
             return first
@@ -169,19 +169,19 @@ async def try_sockets(server: Server, remarks: list[str], *, asks_tools: bool) -
     return Trial(capacity=capacity, trouble=trouble, tools=tools)
 
 
-async def _fill(server: Server, sockets: list[Socket], remarks: list[str]) -> Capacity:
+async def _fill(server: ProbedServer, sockets: list[Socket], remarks: list[str]) -> Capacity:
     while len(sockets) < MOST:
         more = await _opened(server, sockets)
         if isinstance(more, Mapping):
             continue
-        if more.capacity.told is Told.BY_SERVER:
+        if more.capacity.told is Finding.BY_SERVER:
             return more.capacity
         remarks.append(f"Session {len(sockets) + 1} at once failed, and not for want of a place: {more.trouble}.")
         break
-    return Capacity(len(sockets), Told.AT_LEAST)
+    return Capacity(len(sockets), Finding.AT_LEAST)
 
 
-async def _opened(server: Server, sockets: list[Socket]) -> Mapping[str, Any] | Trial:
+async def _opened(server: ProbedServer, sockets: list[Socket]) -> Mapping[str, Any] | Trial:
     """Open one more, which is put into *sockets*; or say what was answered instead."""
     try:
         socket = await server.socket("/ws")
@@ -211,7 +211,7 @@ def _refusal(reply: Mapping[str, Any]) -> Trial | None:
         return None
     most = data.get("max_sessions")
     if data.get("code") == "CAPACITY_REACHED" and isinstance(most, int) and most > 0:
-        return Trial(capacity=Capacity(most, Told.BY_SERVER))
+        return Trial(capacity=Capacity(most, Finding.BY_SERVER))
     return Trial(capacity=LONE, trouble=_said(data))
 
 
@@ -235,7 +235,7 @@ async def _try_episode(socket: Socket, *, asks_tools: bool) -> tuple[str, Mappin
     return "", observation if isinstance(observation, Mapping) else {}
 
 
-async def _is_free_again(server: Server) -> bool:
+async def _is_free_again(server: ProbedServer) -> bool:
     deadline = asyncio.get_running_loop().time() + FREED_S
     while True:
         sockets: list[Socket] = []

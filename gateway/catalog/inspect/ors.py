@@ -6,9 +6,9 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.catalog.inspect.findings import Capacity, Findings, FoundSplit, Told, text_field
-from gateway.catalog.inspect.probe import Answer, Server, Unanswered
-from gateway.core.environment import Protocol, SplitType
+from gateway.catalog.inspect.findings import Capacity, Finding, Findings, FoundSplit, text_field
+from gateway.catalog.inspect.probe import ProbeAnswer, ProbedServer, Unanswered
+from gateway.core.environment import ServerProtocol, SplitType
 from gateway.core.errors import ConfigError
 
 PATHS = frozenset(["/list_environments", "/create", "/delete", "/ping"])
@@ -22,7 +22,7 @@ def has_form(paths: frozenset[str]) -> bool:
     return paths >= PATHS
 
 
-async def look(server: Server, openapi: Mapping[str, Any], *, environment: str = "") -> Findings:
+async def look(server: ProbedServer, openapi: Mapping[str, Any], *, environment: str = "") -> Findings:
     """Ask for everything that can be asked, and open one session on its first task.
 
     Raises:
@@ -42,13 +42,13 @@ async def look(server: Server, openapi: Mapping[str, Any], *, environment: str =
     default, field = _default(named) if not terminal else ("", "")
     trouble = await _try_session(server, chosen, found_splits)
     return Findings(
-        protocol=Protocol.ORS,
+        protocol=ServerProtocol.ORS,
         version=version,
         is_own=is_own,
         environments=tuple(names),
         chosen=chosen,
         ready="/health" if (await server.get("/health")).status == 200 else "",
-        capacity=Capacity(SLOTS, Told.ASSUMED),
+        capacity=Capacity(SLOTS, Finding.ASSUMED),
         splits=found_splits,
         tools=tuple(tool["name"] for tool in named),
         default_tool=default,
@@ -81,7 +81,7 @@ def several(names: list[str], chosen: str) -> str:
     return f"It serves {len(names)} environments; this is {chosen}. Each of the others ({others}) needs a file too."
 
 
-async def splits(server: Server, environment: str, remarks: list[str]) -> tuple[FoundSplit, ...]:
+async def splits(server: ProbedServer, environment: str, remarks: list[str]) -> tuple[FoundSplit, ...]:
     """The splits of its own tasks, by the paths that ORS and OpenEnv have in common."""
     answer = await server.get(f"/{environment}/splits")
     listed = answer.json() if answer.status == 200 else None
@@ -100,7 +100,7 @@ async def splits(server: Server, environment: str, remarks: list[str]) -> tuple[
     return tuple(found)
 
 
-def _names(answer: Answer) -> list[str]:
+def _names(answer: ProbeAnswer) -> list[str]:
     listed = answer.json()
     return [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
 
@@ -109,7 +109,7 @@ def _type(said: object) -> SplitType:
     return SplitType(said) if isinstance(said, str) and said in list(SplitType) else SplitType.VALIDATION
 
 
-async def _version(server: Server, openapi: Mapping[str, Any]) -> tuple[str, bool]:
+async def _version(server: ProbedServer, openapi: Mapping[str, Any]) -> tuple[str, bool]:
     """Name the package, and tell whether it is our own."""
     said = (await server.get("/version")).object().get("version")
     version = f" {said}" if isinstance(said, str) else ""
@@ -135,7 +135,7 @@ def _terminal(tool: object) -> str:
     return f"{tool['name']}.{tool['arg']}" if isinstance(tool.get("arg"), str) else tool["name"]
 
 
-async def _try_session(server: Server, environment: str, found: tuple[FoundSplit, ...]) -> str:
+async def _try_session(server: ProbedServer, environment: str, found: tuple[FoundSplit, ...]) -> str:
     """Open a session on the first task there is, read its prompt, and end it; why that failed, or nothing."""
     split = next((split.name for split in found if split.count), "")
     if not split:
@@ -153,7 +153,7 @@ async def _try_session(server: Server, environment: str, found: tuple[FoundSplit
         return str(error)
 
 
-async def _try_prompt(server: Server, environment: str, headers: Mapping[str, str]) -> str:
+async def _try_prompt(server: ProbedServer, environment: str, headers: Mapping[str, str]) -> str:
     # Its setup runs behind /create. A slow one is told by 503, or by no answer; that it began is enough here.
     prompt = await server.get(f"/{environment}/prompt", headers=headers)
     if prompt.status in (200, 503):

@@ -31,7 +31,7 @@ class Unanswered(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ProbeAnswer:
     """What a server said."""
 
     status: int
@@ -68,14 +68,16 @@ class Socket(Protocol):
         ...
 
 
-class Server(Protocol):
+class ProbedServer(Protocol):
     """Whatever answers HTTP."""
 
-    async def get(self, path: str, *, headers: Mapping[str, str] | None = None) -> Answer:
+    async def get(self, path: str, *, headers: Mapping[str, str] | None = None) -> ProbeAnswer:
         """Ask for *path*; redirects are not followed. Raises ``Unanswered``."""
         ...
 
-    async def post(self, path: str, body: Mapping[str, Any], *, headers: Mapping[str, str] | None = None) -> Answer:
+    async def post(
+        self, path: str, body: Mapping[str, Any], *, headers: Mapping[str, str] | None = None
+    ) -> ProbeAnswer:
         """Send *body* as JSON. Raises ``Unanswered``."""
         ...
 
@@ -91,16 +93,18 @@ class Probe:
         self._address = parse_address(address)
         self._client = client
 
-    async def get(self, path: str, *, headers: Mapping[str, str] | None = None) -> Answer:
-        """See ``Server.get``."""
+    async def get(self, path: str, *, headers: Mapping[str, str] | None = None) -> ProbeAnswer:
+        """See ``ProbedServer.get``."""
         return await self._send("GET", path, headers=headers)
 
-    async def post(self, path: str, body: Mapping[str, Any], *, headers: Mapping[str, str] | None = None) -> Answer:
-        """See ``Server.post``."""
+    async def post(
+        self, path: str, body: Mapping[str, Any], *, headers: Mapping[str, str] | None = None
+    ) -> ProbeAnswer:
+        """See ``ProbedServer.post``."""
         return await self._send("POST", path, json=body, headers=headers)
 
     async def socket(self, path: str) -> Socket:
-        """See ``Server.socket``."""
+        """See ``ProbedServer.socket``."""
         options: dict[str, Any] = {
             "compression": None,
             "max_size": FRAME_MAX_BYTES,
@@ -115,7 +119,7 @@ class Probe:
         except (OSError, TimeoutError, WebSocketException, EOFError) as error:
             raise Unanswered(f"no WebSocket at {path}: {_reason(error)}") from error
 
-    async def _send(self, method: str, path: str, **content: Any) -> Answer:
+    async def _send(self, method: str, path: str, **content: Any) -> ProbeAnswer:
         body = b""
         try:
             async with self._client.stream(method, self._address.url(path), **content) as response:
@@ -125,7 +129,7 @@ class Probe:
                         raise Unanswered(f"{path} answers more than {ANSWER_MAX_BYTES // 2**20} MiB")
         except httpx.HTTPError as error:
             raise Unanswered(f"{method} {path}: {_reason(error)}") from error
-        return Answer(response.status_code, body)
+        return ProbeAnswer(response.status_code, body)
 
 
 class _Frames:
@@ -177,7 +181,7 @@ async def no_check() -> None:
     """Nothing tells that a server will never be up."""
 
 
-async def until_up(server: Server, *, timeout_s: float, check: Callable[[], Awaitable[None]] = no_check) -> None:
+async def until_up(server: ProbedServer, *, timeout_s: float, check: Callable[[], Awaitable[None]] = no_check) -> None:
     """Return as soon as *server* answers, whatever it says, unless that is "not yet".
 
     *check* is called between tries; what it raises ends the wait.

@@ -13,10 +13,10 @@ from pathlib import Path
 from textwrap import wrap
 
 from gateway.catalog.inspect.external import first_split, reset_keys, upstream_name
-from gateway.catalog.inspect.findings import Findings, FoundSplit, Told
+from gateway.catalog.inspect.findings import Finding, Findings, FoundSplit
 from gateway.catalog.inspect.probe import one_line
 from gateway.catalog.toml import RESERVED, read_environment
-from gateway.core.environment import Environment, Limits, Loosened, Protocol, Timeouts
+from gateway.core.environment import Environment, Limits, Relaxations, ServerProtocol, Timeouts
 from gateway.core.errors import ConfigError
 
 MIB = 2**20
@@ -39,7 +39,7 @@ class Ran:
     image: str
     port: int
     """0: on the Unix socket, as our own images are."""
-    loosened: Loosened = field(default_factory=Loosened)
+    loosened: Relaxations = field(default_factory=Relaxations)
     reason: str = ""
     """Why it had to be loosened."""
     memory_bytes: int | None = None
@@ -128,7 +128,7 @@ def file_text(name: str, findings: Findings, *, ran: Ran | None = None, url: str
         _timeouts(findings, ran),
         *([_loosened(ran)] if ran else []),
         *([] if findings.is_own and ran else [_actions(findings)]),
-        *([_resets(findings)] if findings.protocol is Protocol.OPENENV else []),
+        *([_resets(findings)] if findings.protocol is ServerProtocol.OPENENV else []),
         _splits(findings),
         *([_variables(ran), _volumes()] if ran else []),
         _remarks(findings),
@@ -178,12 +178,12 @@ def _server(findings: Findings, *, ran: Ran | None, url: str) -> list[str]:
 def _pool(findings: Findings, *, url: str) -> list[str]:
     slots, told = findings.capacity.slots, findings.capacity.told
     why = {
-        Told.BY_SERVER: f"found: it refused session {slots + 1} at once",
-        Told.AT_LEAST: f"found: {slots} sessions at once were not refused, and more were not tried",
-        Told.ASSUMED: "assumed: sessions at once in one worker, which its protocol does not tell",
+        Finding.BY_SERVER: f"found: it refused session {slots + 1} at once",
+        Finding.AT_LEAST: f"found: {slots} sessions at once were not refused, and more were not tried",
+        Finding.ASSUMED: "assumed: sessions at once in one worker, which its protocol does not tell",
     }[told]
     lines = ["[pool]", _set("slots", slots, why)]
-    if findings.protocol is Protocol.OPENENV:
+    if findings.protocol is ServerProtocol.OPENENV:
         lines += _says('slots = "learn" asks each worker as it starts, if a variable changes what the image holds.')
     if url:
         lines.append(_set("max_workers", 1, "a server that somebody else runs is one worker"))
@@ -235,7 +235,7 @@ def _timeouts(findings: Findings, ran: Ran | None) -> list[str]:
 
 
 def _loosened(ran: Ran) -> list[str]:
-    usual = Loosened()
+    usual = Relaxations()
     if ran.loosened == usual:
         return _says(
             "Nothing had to be loosened: it runs as user 10001, without network and capabilities, and writes to /tmp."
@@ -255,7 +255,7 @@ def _actions(findings: Findings) -> list[str]:
             "What a trainer means that sends a text, or an object that names no tool (AReaL's and OpenEnv's clients)."
         ),
     ]
-    if findings.protocol is Protocol.AREAL:
+    if findings.protocol is ServerProtocol.AREAL:
         return [*_says("A text goes to the server as it is: AReaL's actions are texts.")]
     if findings.terminal:
         lines += _says(f"A text goes to {findings.terminal} (found): the server calls that its terminal tool.")

@@ -17,9 +17,9 @@ import anyio
 
 from gateway.catalog.inspect.detect import NotRecognised, detect
 from gateway.catalog.inspect.findings import Findings
-from gateway.catalog.inspect.image import Image, Looking, Use
+from gateway.catalog.inspect.image import Image, ImageInspector, Use
 from gateway.catalog.inspect.probe import Probe, Unanswered, one_line, probing, until_up
-from gateway.core.environment import Environment, Limits, Loosened, Server
+from gateway.core.environment import Environment, Limits, Relaxations, Server
 from gateway.core.errors import ConfigError, StartFailed
 from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.ports.backend import Backend
@@ -56,12 +56,12 @@ class _Ended(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class TrialOutcome:
     """An image that ran, and was looked at."""
 
     findings: Findings
     port: int
-    loosened: Loosened
+    loosened: Relaxations
     reason: str
     """Why it had to be loosened; empty: it had not."""
     use: Use
@@ -69,7 +69,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class TrialRequest:
     """What is to be looked at, and how."""
 
     image: str
@@ -82,16 +82,16 @@ class Wish:
     """For each start of it."""
 
 
-class Trials:
+class TrialRuns:
     """Runs an image until it works."""
 
-    def __init__(self, *, backend: Backend, looking: Looking, tell: Callable[[str], None]) -> None:
+    def __init__(self, *, backend: Backend, looking: ImageInspector, tell: Callable[[str], None]) -> None:
         """*tell* shows a person what goes on, a line at a time."""
         self._backend = backend
         self._looking = looking
         self._tell = tell
 
-    async def run(self, wish: Wish) -> Outcome:
+    async def run(self, wish: TrialRequest) -> TrialOutcome:
         """Run the image, at first hardened, then a little less at each failure, and look at what it serves.
 
         An image that works in all but its session of trial is taken as it was at first: the cause is another one.
@@ -102,7 +102,7 @@ class Trials:
             BackendError: the engine does not answer.
         """
         image = await self._looking.image(wish.image)
-        troubled: Outcome | None = None
+        troubled: TrialOutcome | None = None
         failures: list[str] = []
         for loosened in ladder(image):
             how = ", ".join(loosened.words()) or "hardened"
@@ -123,7 +123,7 @@ class Trials:
             return troubled
         raise ConfigError(f"{wish.image} did not work, whatever it was allowed:\n" + "\n".join(_numbered(failures)))
 
-    async def _run_at_a_port(self, wish: Wish, image: Image, loosened: Loosened) -> Outcome:
+    async def _run_at_a_port(self, wish: TrialRequest, image: Image, loosened: Relaxations) -> TrialOutcome:
         ports = [wish.port] if wish.port else list(dict.fromkeys([*image.ports, *USUAL_PORTS]))
         tried: list[int] = []
         while True:
@@ -142,7 +142,7 @@ class Trials:
             if not ports:
                 raise Unanswered(f"it answers at none of its ports ({', '.join(map(str, tried))})")
 
-    async def _run_once(self, wish: Wish, port: int, loosened: Loosened, *, may_move: bool) -> Outcome:
+    async def _run_once(self, wish: TrialRequest, port: int, loosened: Relaxations, *, may_move: bool) -> TrialOutcome:
         environment = Environment(
             name=EnvironmentName("inspection"),
             image=wish.image,
@@ -167,7 +167,7 @@ class Trials:
                 await self._check(worker)
                 raise Unanswered(f"{error}; {await self._log(worker)}") from error
             use = await self._looking.use(worker)
-        return Outcome(findings=findings, port=port, loosened=loosened, reason="", use=use, start_s=start_s)
+        return TrialOutcome(findings=findings, port=port, loosened=loosened, reason="", use=use, start_s=start_s)
 
     async def _until_up(self, server: Probe, worker: WorkerId, port: int, *, timeout_s: float, may_move: bool) -> None:
         loop = asyncio.get_running_loop()
@@ -217,9 +217,9 @@ class Trials:
                 await self._backend.stop(id)
 
 
-def ladder(image: Image) -> Iterator[Loosened]:
+def ladder(image: Image) -> Iterator[Relaxations]:
     """What to allow an image, one after the other: each a little more than the one before."""
-    hardened = Loosened()
+    hardened = Relaxations()
     yield hardened
     yield replace(hardened, writable_root=True)
     if image.user != hardened.user:

@@ -11,7 +11,7 @@ from typing import Protocol
 from gateway.core.environment import Environment
 from gateway.core.ids import WorkerId
 from gateway.core.leader_lease import LeaderLease
-from gateway.core.worker import Death, Found, Worker
+from gateway.core.worker import BackendWorker, Death, Worker
 
 
 class Backend(Protocol):
@@ -45,7 +45,7 @@ class Backend(Protocol):
         """The last *lines* of a worker's output; empty if there is none."""
         ...
 
-    async def found(self) -> list[Found]:
+    async def found(self) -> list[BackendWorker]:
         """List the workers of this gateway's instance that the engine knows of, running or dead."""
         ...
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from gateway.core.ids import EnvironmentName, SessionId, WorkerId
 from gateway.core.leader_lease import Lead
-from gateway.core.session import CloseReason, Note, Notice, Opening, Session
+from gateway.core.session import Activity, CloseReason, Notice, Session, SessionRequest
 from gateway.core.worker import EnvironmentLoad, Worker
 
 
@@ -22,7 +22,7 @@ class Store(Protocol):
 
     # -- the request path ---------------------------------------------------------------------------------------
 
-    async def claim(self, opening: Opening, *, wait_s: float) -> Session:
+    async def claim(self, opening: SessionRequest, *, wait_s: float) -> Session:
         """Take a slot for *opening*, waiting for one at most *wait_s* seconds.
 
         Those of one owner are served in order of arrival; owners take turns, however many openings each has in the
@@ -74,7 +74,7 @@ class Store(Protocol):
         """
         ...
 
-    async def touch(self, notes: Sequence[Note]) -> list[SessionId]:
+    async def touch(self, notes: Sequence[Activity]) -> list[SessionId]:
         """Renew idle deadlines to ``now - quiet_s + idle_s``; a deadline never moves backwards.
 
         Returns those that are not ``OPEN`` any more (their replicas should drop them).
@@ -108,7 +108,7 @@ class Store(Protocol):
         """
         ...
 
-    async def hand_over(self, id: SessionId, lease: str, opening: Opening) -> Session | None:
+    async def hand_over(self, id: SessionId, lease: str, opening: SessionRequest) -> Session | None:
         """End a ``CLOSING`` session as `release` does, and make its slot *opening*'s in the same step.
 
         Nobody who waits comes between the two: sessions that follow each other on one attachment keep their slot, or

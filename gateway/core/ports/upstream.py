@@ -12,8 +12,8 @@ from gateway.core.environment import Environment, Split, TaskSpec
 from gateway.core.episode import Action, Block, StepResult, Summary
 from gateway.core.ids import SessionId
 from gateway.core.ports.transport import Exchange, Headers
-from gateway.core.session import Session, Setup
-from gateway.core.worker import Registered, Worker, WorkerSession
+from gateway.core.session import Session, SessionSetup
+from gateway.core.worker import Worker, WorkerSession, WorkerTasks
 
 
 class Upstream(Protocol):
@@ -48,7 +48,7 @@ class Upstream(Protocol):
         """The environment's tool list as JSON in ORS' form (``ListToolsOutput``)."""
         ...
 
-    async def registered(self, worker: Worker, environment: Environment) -> Registered:
+    async def registered(self, worker: Worker, environment: Environment) -> WorkerTasks:
         """The tasks that the worker knows by itself, by id; none where its protocol has no word for them."""
         ...
 
@@ -65,7 +65,7 @@ class Upstream(Protocol):
     ) -> list[TaskSpec]:
         """Tasks of a split of the worker's, from index *start* up to, not including, *stop*: ``0 <= start <= stop``.
 
-        Those beyond the end are left out. What is returned can be a ``Setup``'s spec. Raises ``UnknownSplit``.
+        Those beyond the end are left out. What is returned can be a ``SessionSetup``'s spec. Raises ``UnknownSplit``.
         """
         ...
 
@@ -76,7 +76,7 @@ class Upstream(Protocol):
         """
         ...
 
-    async def open(self, session: Session, environment: Environment, setup: Setup) -> str:
+    async def open(self, session: Session, environment: Environment, setup: SessionSetup) -> str:
         """Open the session in its worker; returns the handle by which any replica finds it again.
 
         Raises:
@@ -163,7 +163,7 @@ class Upstream(Protocol):
         ...
 
 
-class Peers(Protocol):
+class Replicas(Protocol):
     """The other replicas of this gateway.
 
     A session whose state is a connection (an OpenEnv socket) is held by one replica; the others ask that one.

@@ -28,7 +28,7 @@ STORE_S: Final = 1.0
 """How long readiness waits for the store: who asks for it, each few seconds, does not wait for long itself."""
 
 
-class OpsFront:
+class AdminFrontend:
     """Handlers of the operators' routes."""
 
     def __init__(

@@ -20,11 +20,11 @@ from gateway.core.ports.curricula import MAX_OUTCOMES
 from gateway.frontends.admin.replies import answering, as_json, operator_of, queried
 from gateway.frontends.asgi import MAX_GROUP_SIZE, POLICY_MAX_CHARS, BodyTooLarge, drop_body, read_body
 from gateway.tasks.curricula.definitions import to_document
-from gateway.tasks.curricula.sampling import Place
+from gateway.tasks.curricula.sampling import TaskPlace
 from gateway.tasks.curricula.service import Curricula, scope_of
 from gateway.tasks.curricula.stages import Standing
-from gateway.tasks.curricula.stats import TaskRecords
-from gateway.tasks.runtime import RunTimeTasks
+from gateway.tasks.curricula.stats import TaskStats
+from gateway.tasks.runtime import RuntimeTasks
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class _Feedback(_Body):
 class CurriculumRoutes:
     """Handlers of the routes; `routes` is what the operators' front mounts."""
 
-    def __init__(self, *, curricula: Curricula, records: TaskRecords, tasks: RunTimeTasks) -> None:
+    def __init__(self, *, curricula: Curricula, records: TaskStats, tasks: RuntimeTasks) -> None:
         self._curricula = curricula
         self._records = records
         self._tasks = tasks
@@ -284,7 +284,7 @@ def _standing(standing: Standing, scope: Curriculum) -> dict[str, Any]:
     return {**asdict(standing), "component": component}
 
 
-def _place(place: Place) -> dict[str, Any]:
+def _place(place: TaskPlace) -> dict[str, Any]:
     return {"environment": place.environment, "split": place.split, "index": place.index, "task": place.task}
 
 

@@ -20,7 +20,7 @@ from gateway.frontends.admin.replies import answering, as_json, flagged, operato
 from gateway.frontends.asgi import Attended, BodyTooLarge, HungUp, drop_body, dump, read_body
 from gateway.tasks.documents import listed, read_json, read_json_lines, read_yaml
 from gateway.tasks.registry import TaskEntry
-from gateway.tasks.runtime import Checked, RunTimeTasks
+from gateway.tasks.runtime import Checked, RuntimeTasks
 from gateway.tasks.schema import NAME_PATTERN
 from gateway.tasks.signing import NotSigned, TrustedKeys, is_bundle
 
@@ -55,7 +55,7 @@ class TaskRoutes:
     def __init__(
         self,
         *,
-        tasks: RunTimeTasks,
+        tasks: RuntimeTasks,
         max_body_bytes: int,
         trusted: TrustedKeys | None = None,
         signatures: Literal["optional", "required"] = "optional",

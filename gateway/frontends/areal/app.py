@@ -23,7 +23,7 @@ import anyio
 from starlette.types import Receive, Scope, Send
 
 from gateway.catalog.catalog import Catalog
-from gateway.core.environment import ActionType, Areal, Environment, ObservationType, Wire
+from gateway.core.environment import ActionType, Areal, Environment, ObservationType, UpstreamKind
 from gateway.core.episode import EPISODE_FINISHED, Block, StepResult
 from gateway.core.errors import (
     AuthorFault,
@@ -41,7 +41,7 @@ from gateway.core.faults import FaultKind
 from gateway.core.ids import EnvironmentName, Owner
 from gateway.core.lifecycle import Lifecycle
 from gateway.core.ports.store import Store
-from gateway.core.session import CloseReason, Setup
+from gateway.core.session import CloseReason, SessionSetup
 from gateway.core.worker import WorkerState
 from gateway.frontends.areal.replies import Json, error_reply, is_conversation, shown_of, start_reply, step_reply
 from gateway.frontends.areal.requests import (
@@ -54,7 +54,7 @@ from gateway.frontends.areal.requests import (
     read_start,
     split_of,
 )
-from gateway.frontends.areal.step_lock import Turns
+from gateway.frontends.areal.step_lock import StepLocks
 from gateway.frontends.asgi import (
     Attended,
     BodyTooLarge,
@@ -69,9 +69,9 @@ from gateway.frontends.asgi import (
 from gateway.frontends.errors import LOSSES, WorkerDied, retry_after, why_ended, why_not_opened
 from gateway.metrics import Metrics
 from gateway.sessions.service import Sessions
-from gateway.sessions.worker_queries import Inquiries
-from gateway.tasks.curricula.indices import Offer
-from gateway.tasks.lookup import Offers
+from gateway.sessions.worker_queries import WorkerQueries
+from gateway.tasks.curricula.indices import TaskRef
+from gateway.tasks.lookup import TaskLookup
 
 logger = logging.getLogger(__name__)
 
@@ -101,15 +101,15 @@ class _Refusal(Exception):
         self.detail = detail
 
 
-class ArealFront:
+class ArealFrontend:
     """The Task Server API as an ASGI application."""
 
     def __init__(
         self,
         *,
         sessions: Sessions,
-        queries: Inquiries,
-        offers: Offers,
+        queries: WorkerQueries,
+        offers: TaskLookup,
         store: Store,
         catalog: Catalog,
         metrics: Metrics,
@@ -124,7 +124,7 @@ class ArealFront:
         self._metrics = metrics
         self._lifecycle = lifecycle
         self._max_body_bytes = max_body_bytes
-        self._turns = Turns()
+        self._turns = StepLocks()
         self._shown: dict[EnvironmentName, Areal] = {}
         """As it was told last."""
         self._routes: dict[tuple[str, ...], tuple[str, Callable[[_Asked], Awaitable[Json]]]] = {
@@ -245,23 +245,27 @@ class ArealFront:
                 if trainer.left:
                     await self._undo(asked.owner, episode, CloseReason.OPEN_FAILED)
                     raise HungUp
-            if asked.environment.wire is Wire.AREAL and is_conversation(blocks):  # its ``task/info`` has no word for it
+            if asked.environment.wire is UpstreamKind.AREAL and is_conversation(
+                blocks
+            ):  # its ``task/info`` has no word for it
                 shown = replace(shown, observation_type=ObservationType.MESSAGES)
             return start_reply(shown, episode, blocks, sample=wish.as_sent, task=offer.spec)
         raise HungUp
 
-    async def _sample(self, environment: Environment, sample: str) -> Offer:
+    async def _sample(self, environment: Environment, sample: str) -> TaskRef:
         """The task of a sample; of ids that the gateway does not hold, the environment's workers are asked."""
         try:
             return await find_sample(self._offers, environment, sample)
         except UnknownTask:
-            if environment.wire is not Wire.OWN or sample.isdecimal():
+            if environment.wire is not UpstreamKind.OWN or sample.isdecimal():
                 raise
             if sample not in (await self._queries.registered(environment)).tasks:
                 raise
-            return Offer(spec={"id": sample})
+            return TaskRef(spec={"id": sample})
 
-    async def _opened(self, asked: _Asked, episode: str, offer: Offer, setup: Setup, deadline: float) -> list[Block]:
+    async def _opened(
+        self, asked: _Asked, episode: str, offer: TaskRef, setup: SessionSetup, deadline: float
+    ) -> list[Block]:
         """Open the session and wait for its prompt; nothing is left of it when that fails, or the trainer leaves."""
         loop = asyncio.get_running_loop()
         try:
@@ -374,11 +378,11 @@ def _lost_at_start(error: SessionError) -> WorkerDied:
     return WorkerDied(message, reason=reason if reason in LOSSES else CloseReason.WORKER_LOST.value)
 
 
-def _setup(environment: Environment, wish: Start, offer: Offer, scope: Scope) -> Setup:
+def _setup(environment: Environment, wish: Start, offer: TaskRef, scope: Scope) -> SessionSetup:
     seed: int | None = wish.seed
     if offer.is_images and "seed" in offer.spec and "seed" not in wish.config:
         seed = None  # the task is told apart by its own
-    return Setup(
+    return SessionSetup(
         spec=offer.spec,
         seed=seed,
         config=dict(wish.config) or None,

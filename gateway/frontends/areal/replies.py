@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
-from gateway.core.environment import ActionType, Areal, Environment, ObservationType, Wire
+from gateway.core.environment import ActionType, Areal, Environment, ObservationType, UpstreamKind
 from gateway.core.episode import Action, Block, ImageBlock, StepResult, TextBlock
 from gateway.core.errors import (
     AuthorFault,
@@ -210,17 +210,17 @@ def _description(task: Mapping[str, Any], blocks: Sequence[Block]) -> str:
 _UNSAID = Areal()
 
 
-class WorkerQueries(Protocol):
-    """Asks workers about themselves: `gateway.sessions.worker_queries.Inquiries`."""
+class DescriptionQueries(Protocol):
+    """Asks workers about themselves: `gateway.sessions.worker_queries.WorkerQueries`."""
 
     async def about(self, environment: Environment) -> Mapping[str, Any]:
         """What they tell of themselves."""
         ...
 
 
-async def shown_of(queries: WorkerQueries, environment: Environment) -> Areal:
+async def shown_of(queries: DescriptionQueries, environment: Environment) -> Areal:
     """How *environment* is shown; what its configuration leaves as it is by default, an AReaL server says itself."""
-    if environment.wire is not Wire.AREAL:
+    if environment.wire is not UpstreamKind.AREAL:
         return environment.areal
     return merged(environment.areal, await queries.about(environment))
 

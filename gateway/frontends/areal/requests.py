@@ -12,8 +12,8 @@ from gateway.core.environment import Environment
 from gateway.core.episode import Action
 from gateway.core.errors import InvalidRequest, UnknownSplit, UnknownTask
 from gateway.frontends.seeds import seed_of
-from gateway.tasks.curricula.indices import Offer, is_index
-from gateway.tasks.lookup import Offers
+from gateway.tasks.curricula.indices import TaskRef, is_index
+from gateway.tasks.lookup import TaskLookup
 
 Object = Mapping[str, Any]
 
@@ -121,7 +121,7 @@ def _refuse_constant(word: str) -> NoReturn:
     raise ValueError(f"{word} is not JSON")
 
 
-async def find_sample(offers: Offers, environment: Environment, sample: str) -> Offer:
+async def find_sample(offers: TaskLookup, environment: Environment, sample: str) -> TaskRef:
     """Find the task that *sample* means: an id or alias in any split, else an index in the environment's AReaL split.
 
     Of a foreign image that has no such split it is its first one.
@@ -147,7 +147,7 @@ async def find_sample(offers: Offers, environment: Environment, sample: str) -> 
         raise UnknownTask(f"split {split!r} of {environment.name!r} has the indices 0 to {count - 1}") from error
 
 
-async def split_of(offers: Offers, environment: Environment) -> str:
+async def split_of(offers: TaskLookup, environment: Environment) -> str:
     """The split that integers mean, and that is counted."""
     if not offers.asks(environment):
         return environment.areal.split

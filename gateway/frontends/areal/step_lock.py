@@ -26,7 +26,7 @@ class _Place:
     steps: int = 0
 
 
-class Turns:
+class StepLocks:
     """The steps under way in this replica."""
 
     def __init__(self) -> None:

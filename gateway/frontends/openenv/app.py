@@ -29,30 +29,30 @@ from gateway.core.ports.store import Store
 from gateway.frontends.asgi import BodyTooLarge, HungUp, denial, drop_body, respond_json
 from gateway.frontends.errors import marks, retry_after, status_of
 from gateway.frontends.openenv.episodes import Episodes
-from gateway.frontends.openenv.frames import Refused
+from gateway.frontends.openenv.frames import FrameError
 from gateway.frontends.openenv.http import HttpRefusal, HttpRoutes
 from gateway.frontends.openenv.mcp import Mcp
-from gateway.frontends.openenv.passthrough import Relayed
+from gateway.frontends.openenv.passthrough import Passthrough
 from gateway.frontends.openenv.session_ids import Attachments, SessionIds
 from gateway.frontends.openenv.tasks import TaskChooser
-from gateway.frontends.openenv.websocket import Left, Peer, Sockets
+from gateway.frontends.openenv.websocket import ClientSocket, Left, SocketServer
 from gateway.frontends.ors.bodies import Unprocessable
 from gateway.sessions.service import Sessions
-from gateway.sessions.worker_queries import Inquiries
-from gateway.tasks.lookup import Offers
+from gateway.sessions.worker_queries import WorkerQueries
+from gateway.tasks.lookup import TaskLookup
 
 logger = logging.getLogger(__name__)
 
 
-class OpenEnvFront:
+class OpenEnvFrontend:
     """OpenEnv's protocol as an ASGI application for ``http`` and ``websocket``."""
 
     def __init__(
         self,
         *,
         sessions: Sessions,
-        queries: Inquiries,
-        offers: Offers,
+        queries: WorkerQueries,
+        offers: TaskLookup,
         store: Store,
         catalog: Catalog,
         lifecycle: Lifecycle,
@@ -72,9 +72,9 @@ class OpenEnvFront:
         episodes = Episodes(
             sessions=sessions, queries=queries, offers=offers, store=store, chooser=chooser, lifecycle=lifecycle
         )
-        relayed = Relayed(sessions=sessions, queries=queries, episodes=episodes)
+        relayed = Passthrough(sessions=sessions, queries=queries, episodes=episodes)
         mcp = Mcp(episodes=episodes, relayed=relayed, ids=ids, attachments=attachments)
-        self._sockets = Sockets(
+        self._sockets = SocketServer(
             episodes=episodes,
             relayed=relayed,
             mcp=mcp,
@@ -103,7 +103,7 @@ class OpenEnvFront:
             logger.info("openenv_not_found path=%r detail=%r", scope["path"][:200], detail)
             await respond_json(denial(send), 404, {"detail": detail})
             return
-        peer = Peer(receive, send)
+        peer = ClientSocket(receive, send)
         owner: Owner = scope["gateway.owner"]
         with contextlib.suppress(Left):
             await peer.accept()
@@ -125,7 +125,7 @@ class OpenEnvFront:
             await respond_json(send, refusal.status, {"detail": refusal.detail}, refusal.extra)
         except Unprocessable as error:
             await respond_json(send, 422, {"detail": list(error.entries)})
-        except Refused as refused:
+        except FrameError as refused:
             detail = list(refused.entries) or refused.message
             body = {"detail": detail, "code": refused.code.value, **refused.marks}
             again = refused.marks.get("retry_after_s")

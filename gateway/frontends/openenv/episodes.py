@@ -1,6 +1,6 @@
 """Episodes of OpenEnv's clients: reset, step, state and tool calls, whatever they came over.
 
-An episode is a session; its name is the attachment's, and outlives its episodes. All errors leave here as `Refused`.
+An episode is a session; its name is the attachment's, and outlives its episodes. All errors leave here as `FrameError`.
 
 Differences from a stock server:
 * An environment is not there before its first reset: a step then is refused, and never answered by one that nobody
@@ -21,7 +21,7 @@ from typing import Final, TypeVar
 
 import anyio
 
-from gateway.core.environment import Environment, Wire
+from gateway.core.environment import Environment, UpstreamKind
 from gateway.core.episode import Action, Block, StepResult
 from gateway.core.errors import (
     GatewayError,
@@ -34,9 +34,9 @@ from gateway.core.errors import (
 from gateway.core.ids import EnvironmentName, Owner
 from gateway.core.lifecycle import Lifecycle
 from gateway.core.ports.store import Store
-from gateway.core.session import CloseReason, Setup
+from gateway.core.session import CloseReason, SessionSetup
 from gateway.frontends.errors import why_ended, why_not_opened
-from gateway.frontends.openenv.frames import Code, Json, ListTools, Refused, ResetWish, ToolCall, validated
+from gateway.frontends.openenv.frames import Code, FrameError, Json, ListTools, ResetWish, ToolCall, validated
 from gateway.frontends.openenv.replies import (
     NO_EPISODE,
     RESERVED,
@@ -49,11 +49,11 @@ from gateway.frontends.openenv.replies import (
     tool_reply,
     unknown_tool,
 )
-from gateway.frontends.openenv.tasks import Chosen, TaskChooser
+from gateway.frontends.openenv.tasks import ResolvedTask, TaskChooser
 from gateway.frontends.seeds import seeded
 from gateway.sessions.service import Sessions
-from gateway.sessions.worker_queries import Inquiries
-from gateway.tasks.lookup import Offers
+from gateway.sessions.worker_queries import WorkerQueries
+from gateway.tasks.lookup import TaskLookup
 
 logger = logging.getLogger(__name__)
 
@@ -71,8 +71,8 @@ class Episodes:
         self,
         *,
         sessions: Sessions,
-        queries: Inquiries,
-        offers: Offers,
+        queries: WorkerQueries,
+        offers: TaskLookup,
         store: Store,
         chooser: TaskChooser,
         lifecycle: Lifecycle,
@@ -106,14 +106,14 @@ class Episodes:
         environment: Environment,
         wish: ResetWish,
         first: Callable[[float], Awaitable[T]],
-    ) -> tuple[Chosen, T]:
+    ) -> tuple[ResolvedTask, T]:
         """Begin an episode; answers its task and what *first*, which is told its seconds, has found of it.
 
         Raises as `reset`.
         """
         if self._lifecycle.is_closing:
             message = "this replica takes no new episodes: it is about to stop"
-            raise Refused(Code.SESSION_ERROR, message, status=503)
+            raise FrameError(Code.SESSION_ERROR, message, status=503)
         deadline = asyncio.get_running_loop().time() + environment.openenv.reset_s
         async with self.refusing(environment, closes=False):
             chosen = await self._chooser.choose(patient(environment), wish)
@@ -129,8 +129,8 @@ class Episodes:
         name: str,
         environment: Environment,
         wish: ResetWish,
-        chosen: Chosen,
-        setup: Setup,
+        chosen: ResolvedTask,
+        setup: SessionSetup,
         first: Callable[[float], Awaitable[T]],
         deadline: float,
     ) -> T:
@@ -151,12 +151,12 @@ class Episodes:
                 await self._lose(owner, name, why_not_opened(error))
                 raise
 
-    def _setup(self, environment: Environment, wish: ResetWish, chosen: Chosen) -> Setup:
+    def _setup(self, environment: Environment, wish: ResetWish, chosen: ResolvedTask) -> SessionSetup:
         config = self._chooser.config(environment, wish)
         if self._chooser.passes_place(environment, wish):
             place = {"split": wish.split, "index": wish.index}
             config = {**config, **{key: value for key, value in place.items() if value is not None}}
-        setup = Setup(
+        setup = SessionSetup(
             spec=chosen.spec,
             seed=wish.seed,
             config=config or None,
@@ -220,14 +220,14 @@ class Episodes:
 
     async def default_tool(self, environment: Environment) -> str | None:
         """The tool that an action without a tool's name is an input of; None where none is named."""
-        if environment.wire is not Wire.OWN:
+        if environment.wire is not UpstreamKind.OWN:
             return environment.actions.default_tool or None
         async with self.refusing(environment, closes=False):
             about = await self._queries.about(patient(environment))
         return about.get("default_tool")
 
     async def has(self, owner: Owner, name: str, environment: Environment) -> bool:
-        """Whether an episode is open under *name*. Raises ``Refused`` if nobody can tell."""
+        """Whether an episode is open under *name*. Raises ``FrameError`` if nobody can tell."""
         async with self.refusing(environment, closes=False):
             try:
                 await self._sessions.find(owner, name)
@@ -236,7 +236,11 @@ class Episodes:
             return True
 
     async def knows(self, owner: Owner, name: str, environment: Environment) -> bool:
-        """Whether there is an episode under *name*, or was one that we ended. Raises ``Refused`` if nobody can tell."""
+        """Return True if there is an episode under *name*, or was one that we ended.
+
+        Raises:
+            FrameError: nobody can tell.
+        """
         async with self.refusing(environment, closes=False):
             with contextlib.suppress(SessionClosed):
                 try:
@@ -261,21 +265,21 @@ class Episodes:
         except GatewayError as error:
             raise await self.failed(owner, name, environment, error) from error
 
-    async def failed(self, owner: Owner, name: str, environment: Environment, error: GatewayError) -> Refused:
+    async def failed(self, owner: Owner, name: str, environment: Environment, error: GatewayError) -> FrameError:
         """What a client is told whose request in an episode ended with *error*; the episode ends where it broke."""
         if isinstance(error, UpstreamTimeout):
             await self._lose(owner, name, CloseReason.TIMEOUT)
             step_s = environment.openenv.step_s
             message = f"the step exceeded its deadline of {step_s:g} s: the episode has ended; send reset to go on"
-            return Refused(Code.EXECUTION_ERROR, message, status=504, **marks(error))
+            return FrameError(Code.EXECUTION_ERROR, message, status=504, **marks(error))
         if isinstance(error, UpstreamError):
             logger.warning("openenv_failed environment=%s error=%s", environment.name, error.detail)
             await self._lose(owner, name, why_ended(error))
             refused = await refusal(error, environment, self._store)
             message = f"the episode has ended: {refused.message}; send reset to begin another one"
-            return Refused(Code.SESSION_ERROR, message, status=refused.status, **marks(error))
+            return FrameError(Code.SESSION_ERROR, message, status=refused.status, **marks(error))
         if isinstance(error, SessionNotFound):
-            return Refused(Code.SESSION_ERROR, NO_EPISODE, status=404)
+            return FrameError(Code.SESSION_ERROR, NO_EPISODE, status=404)
         return await refusal(error, environment, self._store)
 
     async def _lose(self, owner: Owner, name: str, reason: CloseReason) -> None:
@@ -285,7 +289,7 @@ class Episodes:
 
     @contextlib.asynccontextmanager
     async def refusing(self, environment: Environment, *, closes: bool = True) -> AsyncIterator[None]:
-        """Raise ``Refused`` for whatever fails inside; with *closes* False the socket stays open in any case."""
+        """Raise ``FrameError`` for whatever fails inside; with *closes* False the socket stays open in any case."""
         try:
             yield
         except GatewayError as error:

@@ -42,7 +42,7 @@ class Code(StrEnum):
     SESSION_ERROR = "SESSION_ERROR"
 
 
-class Refused(Exception):
+class FrameError(Exception):
     """Ends one request with an error; the socket stays open unless ``closes``."""
 
     def __init__(self, code: Code, message: str, *, status: int, closes: bool = False, **more: Any) -> None:
@@ -66,9 +66,9 @@ class Refused(Exception):
         return {name: self.more[name] for name in _MARKS if name in self.more}
 
 
-def invalid(entries: Sequence[Mapping[str, Any]], message: str = "Invalid message") -> Refused:
+def invalid(entries: Sequence[Mapping[str, Any]], message: str = "Invalid message") -> FrameError:
     """A request of the wrong form: *entries* tell type, place, reason and input of each fault."""
-    return Refused(Code.VALIDATION_ERROR, message, status=422, errors=list(entries))
+    return FrameError(Code.VALIDATION_ERROR, message, status=422, errors=list(entries))
 
 
 # -- requests -------------------------------------------------------------------------------------------------------
@@ -121,17 +121,17 @@ def read_frame(text: str | None) -> tuple[str, Json]:
         Refused: what it is, in a stock server's words.
     """
     if text is None:
-        raise Refused(Code.SESSION_ERROR, "'text'", status=400, closes=True)
+        raise FrameError(Code.SESSION_ERROR, "'text'", status=400, closes=True)
     try:
         frame = _DECODER.decode(text)
     except (ValueError, RecursionError) as error:
-        raise Refused(Code.INVALID_JSON, f"Invalid JSON: {error}", status=400) from None
+        raise FrameError(Code.INVALID_JSON, f"Invalid JSON: {error}", status=400) from None
     if not isinstance(frame, dict):
         kind = type(frame).__name__
-        raise Refused(Code.SESSION_ERROR, f"{kind!r} object has no attribute 'get'", status=400, closes=True)
+        raise FrameError(Code.SESSION_ERROR, f"{kind!r} object has no attribute 'get'", status=400, closes=True)
     kind = frame.get("type", "")
     if not isinstance(kind, str) or kind not in _MODELS:
-        raise Refused(Code.UNKNOWN_TYPE, f"Unknown message type: {_short(kind)}", status=400)
+        raise FrameError(Code.UNKNOWN_TYPE, f"Unknown message type: {_short(kind)}", status=400)
     if kind in _WITH_DATA and len(frame) == 2:  # the way of all good requests; pydantic explains the others
         data = frame.get("data")
         if isinstance(data, dict):
@@ -235,6 +235,6 @@ def frame(kind: str, data: Json) -> str:
         return dump({"type": kind, "data": data}).decode()
 
 
-def error_frame(refused: Refused) -> str:
+def error_frame(refused: FrameError) -> str:
     """The reply to a request that was refused."""
     return frame("error", {"message": refused.message, "code": refused.code.value, **refused.more})

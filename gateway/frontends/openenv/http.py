@@ -24,11 +24,11 @@ from gateway.frontends.asgi import Attended, HungUp, header, read_body, respond,
 from gateway.frontends.openenv.episodes import Episodes, empty_state, patient
 from gateway.frontends.openenv.frames import Json, ResetWish
 from gateway.frontends.openenv.mcp import Mcp
-from gateway.frontends.openenv.passthrough import Relayed, observed
+from gateway.frontends.openenv.passthrough import Passthrough, observed
 from gateway.frontends.openenv.schema import metadata, openapi, schemas
 from gateway.frontends.openenv.session_ids import SessionIds
 from gateway.frontends.ors.bodies import OfRange, OfSplit, OfTask, validate
-from gateway.tasks.lookup import Offers
+from gateway.tasks.lookup import TaskLookup
 
 MAX_ID_CHARS: Final = 255
 
@@ -81,10 +81,10 @@ class HttpRoutes:
         self,
         *,
         episodes: Episodes,
-        relayed: Relayed,
+        relayed: Passthrough,
         mcp: Mcp,
         ids: SessionIds,
-        offers: Offers,
+        offers: TaskLookup,
         max_body_bytes: int,
     ) -> None:
         self._episodes = episodes

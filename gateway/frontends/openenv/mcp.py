@@ -20,8 +20,8 @@ from gateway.core.environment import Environment
 from gateway.core.ids import Owner
 from gateway.frontends.asgi import dump
 from gateway.frontends.openenv.episodes import Episodes
-from gateway.frontends.openenv.frames import Code, Json, Refused, ResetWish
-from gateway.frontends.openenv.passthrough import Relayed
+from gateway.frontends.openenv.frames import Code, FrameError, Json, ResetWish
+from gateway.frontends.openenv.passthrough import Passthrough
 from gateway.frontends.openenv.replies import NO_EPISODE, mcp_tools, tool_result
 from gateway.frontends.openenv.session_ids import Attachment, Attachments, SessionIds
 
@@ -59,7 +59,7 @@ class _RpcError(Exception):
 class Mcp:
     """Answers JSON-RPC."""
 
-    def __init__(self, *, episodes: Episodes, relayed: Relayed, ids: SessionIds, attachments: Attachments) -> None:
+    def __init__(self, *, episodes: Episodes, relayed: Passthrough, ids: SessionIds, attachments: Attachments) -> None:
         self._episodes = episodes
         self._relayed = relayed
         self._ids = ids
@@ -97,7 +97,7 @@ class Mcp:
             result = await self._result(owner, environment, request, own)
         except _RpcError as error:
             return _failed(request.id, error.code, error.message, error.data)
-        except Refused as refused:
+        except FrameError as refused:
             return _failed(request.id, *_as_rpc(refused))
         return {"jsonrpc": "2.0", "id": request.id, "result": result}
 
@@ -142,7 +142,7 @@ class Mcp:
         return await self._called(owner, id, environment, str(tool), arguments)
 
     async def _called(self, owner: Owner, name: str, environment: Environment, tool: str, arguments: Json) -> Json:
-        """Call a tool in an episode that is open; answers its result. Raises ``Refused``, ``_RpcError``."""
+        """Call a tool in an episode that is open; answers its result. Raises ``FrameError``, ``_RpcError``."""
         if self._relayed.serves(environment):
             found = await self._asked_image(
                 owner, name, environment, "tools/call", {"name": tool, "arguments": arguments}
@@ -190,7 +190,7 @@ class Mcp:
                 own.has_begun = True  # before it is: what it leaves half-made ends with the socket
                 await self._episodes.reset(own.owner, own.id, environment, ResetWish())
             return await self._called(own.owner, own.id, environment, tool, arguments)
-        except Refused:
+        except FrameError:
             own.has_begun = await self._episodes.has(own.owner, own.id, environment)
             raise
 
@@ -228,7 +228,7 @@ def _failed(id: str | int | None, code: int, message: str, data: Json | None = N
 RPC_BROKEN: Final = dump(_failed(None, INTERNAL_ERROR, "a fault of the gateway")).decode()
 
 
-def _as_rpc(refused: Refused) -> tuple[int, str, Json | None]:
+def _as_rpc(refused: FrameError) -> tuple[int, str, Json | None]:
     if refused.code in (Code.CAPACITY_REACHED, Code.FACTORY_ERROR):
         return SERVER_ERROR, refused.message, dict(refused.more)
     return INTERNAL_ERROR, refused.message, refused.marks or None

@@ -10,24 +10,24 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gateway.core.environment import Environment, Wire
+from gateway.core.environment import Environment, UpstreamKind
 from gateway.core.errors import GatewayError, SessionNotFound
 from gateway.core.ids import Owner
 from gateway.frontends.asgi import dump
 from gateway.frontends.openenv.episodes import Episodes, empty_state, patient
-from gateway.frontends.openenv.frames import Code, Json, Refused, ResetWish, frame
+from gateway.frontends.openenv.frames import Code, FrameError, Json, ResetWish, frame
 from gateway.sessions.service import Sessions
-from gateway.sessions.worker_queries import Inquiries
+from gateway.sessions.worker_queries import WorkerQueries
 
 _STATUS: Final = {Code.INVALID_JSON: 400, Code.UNKNOWN_TYPE: 400, Code.VALIDATION_ERROR: 422, Code.SESSION_ERROR: 409}
 """Over HTTP; what an image fails at is 500, as there."""
 _STATE: Final = b'{"type":"state"}'
 
 
-class Relayed:
+class Passthrough:
     """Begins episodes in OpenEnv images, and passes frames on."""
 
-    def __init__(self, *, sessions: Sessions, queries: Inquiries, episodes: Episodes) -> None:
+    def __init__(self, *, sessions: Sessions, queries: WorkerQueries, episodes: Episodes) -> None:
         self._sessions = sessions
         self._queries = queries
         self._episodes = episodes
@@ -35,10 +35,10 @@ class Relayed:
     @staticmethod
     def serves(environment: Environment) -> bool:
         """Whether the environment's workers speak OpenEnv themselves."""
-        return environment.wire is Wire.OPENENV
+        return environment.wire is UpstreamKind.OPENENV
 
     async def reset(self, owner: Owner, name: str, environment: Environment, wish: ResetWish) -> bytes:
-        """Begin an episode as `Episodes.reset` does; answers the image's own first frame. Raises ``Refused``."""
+        """Begin an episode as `Episodes.reset` does; answers the image's own first frame. Raises ``FrameError``."""
 
         async def first(within_s: float) -> bytes:
             return await self._sessions.relay(owner, name, b"", within_s=within_s)
@@ -62,7 +62,7 @@ class Relayed:
         return await self.pass_on(owner, name, environment, dump({"type": "step", "data": action}))
 
     async def state(self, owner: Owner, name: str, environment: Environment, message: bytes = _STATE) -> bytes:
-        """The image's state; an empty one where no episode was ever begun. Raises ``Refused``."""
+        """The image's state; an empty one where no episode was ever begun. Raises ``FrameError``."""
         try:
             return await self._sessions.relay(owner, name, message, within_s=environment.openenv.step_s)
         except SessionNotFound:
@@ -73,7 +73,7 @@ class Relayed:
     async def rpc(self, owner: Owner, name: str, environment: Environment, request: Json) -> Json | None:
         """Pass a JSON-RPC request on as a frame; answers the image's reply, which may be an error.
 
-        None: the image is too old to know such frames, and has done nothing. Raises ``Refused``.
+        None: the image is too old to know such frames, and has done nothing. Raises ``FrameError``.
         """
         reply = read_reply(await self.pass_on(owner, name, environment, dump({"type": "mcp", "data": request})))
         return reply if reply is not None and reply.keys() & {"result", "error"} else None
@@ -97,7 +97,7 @@ def observed(reply: bytes) -> Json:
     """
     data = read_reply(reply)
     if data is None:
-        raise Refused(Code.UNKNOWN_TYPE, "the image does not know such a request", status=400)
+        raise FrameError(Code.UNKNOWN_TYPE, "the image does not know such a request", status=400)
     return data
 
 
@@ -113,12 +113,12 @@ def read_reply(reply: bytes) -> Json | None:
         is_error = kind == "error"
         code = Code(data["code"]) if is_error else None
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise Refused(Code.EXECUTION_ERROR, "the image's reply is no frame", status=502) from error
+        raise FrameError(Code.EXECUTION_ERROR, "the image's reply is no frame", status=502) from error
     if code is None:
         if not isinstance(data, dict):
-            raise Refused(Code.EXECUTION_ERROR, "the image's reply is no frame", status=502)
+            raise FrameError(Code.EXECUTION_ERROR, "the image's reply is no frame", status=502)
         return data
     if code is Code.UNKNOWN_TYPE:
         return None
     more = {key: value for key, value in data.items() if key not in ("message", "code")}
-    raise Refused(code, str(data.get("message", "")), status=_STATUS.get(code, 500), **more)
+    raise FrameError(code, str(data.get("message", "")), status=_STATUS.get(code, 500), **more)

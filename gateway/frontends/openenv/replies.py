@@ -29,7 +29,7 @@ from gateway.core.errors import (
 from gateway.core.ports.store import Store
 from gateway.core.session import CloseReason
 from gateway.frontends.errors import reason_of, retry_after_s, status_of
-from gateway.frontends.openenv.frames import Code, Json, Refused, invalid, observed
+from gateway.frontends.openenv.frames import Code, FrameError, Json, invalid, observed
 
 RESERVED: Final = frozenset(("reset", "step", "state", "close"))
 """Words of those who run the episode: no tool that an agent can call bears one of them."""
@@ -163,10 +163,10 @@ def _content(block: Block) -> Json:
     return {"type": "image", "data": block.data, "mimeType": block.mime_type, "annotations": None, "meta": None}
 
 
-def _refusal(result: StepResult, action: Mapping[str, Any]) -> Refused:
+def _refusal(result: StepResult, action: Mapping[str, Any]) -> FrameError:
     message = result.error or "the action failed"
     if result.reason != "input_validation":
-        return Refused(Code.EXECUTION_ERROR, message, status=500)
+        return FrameError(Code.EXECUTION_ERROR, message, status=500)
     entries = _faults(message, action) or [{"type": "value_error", "loc": ["data"], "msg": message, "input": action}]
     told = "; ".join(f"{'.'.join(map(str, entry['loc']))}: {entry['msg']}" for entry in entries)
     return invalid(entries, f"Invalid action: {message if entries[0]['loc'] == ['data'] else told}")
@@ -213,20 +213,20 @@ _CODES: Final[dict[type[GatewayError], Code]] = {
 """Of the nearest ancestor; what is wrong with one request, or one step, is EXECUTION_ERROR."""
 
 
-async def refusal(error: GatewayError, environment: Environment, store: Store) -> Refused:
+async def refusal(error: GatewayError, environment: Environment, store: Store) -> FrameError:
     """Say *error* in the protocol's words; *store* tells how full the environment is, where that is the reason."""
     status = status_of(error)
     if isinstance(error, PoolExhausted):
         return await full(error, environment, store)
     if isinstance(error, EnvironmentUnavailable):
         message = f"Environment factory {environment.name!r} failed to create instance. {error.detail}"
-        return Refused(
+        return FrameError(
             Code.FACTORY_ERROR, message, status=status, closes=True, factory_name=environment.name, **marks(error)
         )
     if isinstance(error, TaskRateLimited):
         again = marks(error)
         message = f"{error.detail}; again in {again['retry_after_s']} s"
-        return Refused(Code.EXECUTION_ERROR, message, status=status, **again)
+        return FrameError(Code.EXECUTION_ERROR, message, status=status, **again)
     if isinstance(error, TaskInvalid):
         entries = [
             {"type": "value_error", "loc": ["data", "task", *_place(path)], "msg": message, "input": None}
@@ -239,7 +239,7 @@ async def refusal(error: GatewayError, environment: Environment, store: Store) -
         message = NO_EPISODE
     elif isinstance(error, SessionClosed):
         message = f"the episode has ended: {_ENDED.get(error.reason, error.reason)}; send reset to begin another one"
-    return Refused(code, message, status=status, **marks(error))
+    return FrameError(code, message, status=status, **marks(error))
 
 
 def marks(error: GatewayError) -> Json:
@@ -248,7 +248,7 @@ def marks(error: GatewayError) -> Json:
     return {name: mark for name, mark in found.items() if mark is not None}
 
 
-async def full(error: PoolExhausted, environment: Environment, store: Store) -> Refused:
+async def full(error: PoolExhausted, environment: Environment, store: Store) -> FrameError:
     """No slot in time: how many are held, of how many there can be."""
     most = environment.pool.slots * environment.pool.max_workers
     try:
@@ -260,7 +260,7 @@ async def full(error: PoolExhausted, environment: Environment, store: Store) -> 
         f"Server at capacity: {held}/{most} sessions active. Cannot accept new connections. "
         f"({error.detail}; come again later, or raise max_workers)"
     )
-    return Refused(
+    return FrameError(
         Code.CAPACITY_REACHED,
         message,
         status=status_of(error),

@@ -17,7 +17,7 @@ from typing import Any, Final
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.toml import RESET_KEYS
 from gateway.core.curriculum import PREFIX
-from gateway.core.environment import Environment, Wire
+from gateway.core.environment import Environment, UpstreamKind
 from gateway.core.errors import (
     EnvironmentUnavailable,
     PoolExhausted,
@@ -26,13 +26,13 @@ from gateway.core.errors import (
     unknown_index,
     unknown_split,
 )
-from gateway.core.session import Ticket
-from gateway.core.worker import Registered
+from gateway.core.session import GroupMembership
+from gateway.core.worker import WorkerTasks
 from gateway.frontends.openenv.frames import Json, ResetWish, invalid
 from gateway.sessions.worker_queries import BeingReplaced
-from gateway.tasks.curricula.indices import Offer
+from gateway.tasks.curricula.indices import TaskRef
 from gateway.tasks.fields import TaskFields, value_at
-from gateway.tasks.lookup import Offers, WorkerQueries
+from gateway.tasks.lookup import TaskLookup, TaskQueries
 from gateway.tasks.schema import parse
 
 NAME_MAX: Final = 200
@@ -45,7 +45,7 @@ GAPS_MAX: Final = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
+class ResolvedTask:
     """The task that a reset means."""
 
     spec: Mapping[str, Any]
@@ -54,7 +54,7 @@ class Chosen:
     index: int | None = None
     is_images: bool = False
     """The image has it by itself: split and index are its own words."""
-    ticket: Ticket | None = None
+    ticket: GroupMembership | None = None
     """Of a task that was drawn from a curriculum: to be given back, unless an episode is opened with it."""
     policy: str = ""
     """The tag of the policy that the curriculum's trainer plays now."""
@@ -76,13 +76,13 @@ class Chosen:
 class TaskChooser:
     """Finds tasks among those on offer, and among those that an environment's workers know by themselves."""
 
-    def __init__(self, *, offers: Offers, queries: WorkerQueries, catalog: Catalog) -> None:
+    def __init__(self, *, offers: TaskLookup, queries: TaskQueries, catalog: Catalog) -> None:
         self._offers = offers
         self._queries = queries
         self._catalog = catalog
         self._fields = TaskFields()
 
-    async def choose(self, environment: Environment, wish: ResetWish) -> Chosen:
+    async def choose(self, environment: Environment, wish: ResetWish) -> ResolvedTask:
         """Find the task of *wish*.
 
         Raises:
@@ -115,7 +115,7 @@ class TaskChooser:
             Refused: there are such.
         """
         given = {key: value for key, value in self.config(environment, wish).items() if value is not None}
-        if not given or environment.wire is Wire.OPENENV:
+        if not given or environment.wire is UpstreamKind.OPENENV:
             return
         taken = (await self._queries.registered(environment)).config_keys
         if taken is None:
@@ -136,7 +136,7 @@ class TaskChooser:
         told = ", ".join(repr(key[:NAME_MAX]) for key in unknown)
         raise invalid(entries, f"Invalid message: data: reset of {environment.name!r} has no {told}; it takes {known}")
 
-    async def _selected(self, environment: Environment, wish: ResetWish, wanted: Json) -> Chosen:
+    async def _selected(self, environment: Environment, wish: ResetWish, wanted: Json) -> ResolvedTask:
         """The task that has the values *wanted*, by their places in it; of several the seed's, or one by chance."""
         keys = [key for key in environment.openenv.task_keys if wish.config.get(key) is not None]
         if wish.task is not None or wish.index is not None:
@@ -150,7 +150,7 @@ class TaskChooser:
         if not found and wish.split is None:
             known = await self._asked_for_tasks(environment, "a task with these values")
             found = [
-                Offer(spec={"id": id})
+                TaskRef(spec={"id": id})
                 for id, row in known.tasks.items()
                 if all(value_at(row, place) == value for place, value in wanted.items())
             ]
@@ -160,7 +160,7 @@ class TaskChooser:
             raise UnknownTask(f"Unknown task: no task of {environment.name!r}{where} has {told}")
         return _chosen(found[wish.seed % len(found)] if wish.seed is not None else random.choice(found))
 
-    async def _with_values(self, environment: Environment, wish: ResetWish, wanted: Json) -> list[Offer]:
+    async def _with_values(self, environment: Environment, wish: ResetWish, wanted: Json) -> list[TaskRef]:
         """The registry's tasks with these values, all of one split."""
         splits = self._registered_splits(environment)
         for split in sorted(splits, key=lambda name: name != environment.openenv.split):
@@ -169,17 +169,17 @@ class TaskChooser:
                 if indices:
                     tasks = self._offers.registry
                     return [
-                        Offer(spec=tasks.task(environment.name, split, index), split=split, index=index)
+                        TaskRef(spec=tasks.task(environment.name, split, index), split=split, index=index)
                         for index in indices
                     ]
         return []
 
-    async def _drawn(self, environment: Environment, wish: ResetWish) -> Chosen | None:
+    async def _drawn(self, environment: Environment, wish: ResetWish) -> ResolvedTask | None:
         """What a curriculum draws for *wish*; None if it means none of a curriculum's."""
         task: object = wish.task
         if isinstance(task, dict):
             task = task["id"] if task.keys() == {"id"} else None
-        offer: Offer | None = None
+        offer: TaskRef | None = None
         if isinstance(task, str) and task.startswith(PREFIX):
             offer = await self._offers.find(environment, task, prefer="")
         elif wish.task is None and (split := wish.split or environment.openenv.split).startswith(PREFIX):
@@ -192,7 +192,7 @@ class TaskChooser:
             return None
         return _chosen(await self._offers.drawn(environment, offer))
 
-    async def _choose(self, environment: Environment, wish: ResetWish) -> Chosen:
+    async def _choose(self, environment: Environment, wish: ResetWish) -> ResolvedTask:
         task = wish.task
         if isinstance(task, dict):
             if task.keys() != {"id"} or not isinstance(task["id"], str):
@@ -204,7 +204,7 @@ class TaskChooser:
             return await self._by_place_of_image(environment, wish)
         return await self._offers.sure(lambda: self._by_place(environment, wish))
 
-    def held(self, chosen: Chosen) -> contextlib.AbstractContextManager[None]:
+    def held(self, chosen: ResolvedTask) -> contextlib.AbstractContextManager[None]:
         """Give a drawn task's place in its group back if what is inside fails."""
         return self._offers.handles.held(chosen.ticket)
 
@@ -213,7 +213,7 @@ class TaskChooser:
 
         Such a reset is the image's matter: nobody looks its task up, and nothing of ours is added.
         """
-        if environment.wire is not Wire.OPENENV or wish.task is not None or not self._offers.asks(environment):
+        if environment.wire is not UpstreamKind.OPENENV or wish.task is not None or not self._offers.asks(environment):
             return False
         given = {key for key in ("split", "index") if getattr(wish, key) is not None}
         if wish.split is not None and wish.split in self._registered_splits(environment):
@@ -223,23 +223,23 @@ class TaskChooser:
     def _registered_splits(self, environment: Environment) -> list[str]:
         return [split.name for split in self._offers.registry.splits(environment.name)]
 
-    async def _inline(self, environment: Environment, task: Json) -> Chosen:
+    async def _inline(self, environment: Environment, task: Json) -> ResolvedTask:
         """A task that the client sent whole."""
-        if self._offers.asks(environment) and environment.wire is not Wire.OWN:
+        if self._offers.asks(environment) and environment.wire is not UpstreamKind.OWN:
             own = await self._offers.recognised(environment, task)
             # What an image hands out may be of any form; what it does not know as its own has the form of all tasks.
-            if own.is_images or (environment.wire is not Wire.OPENENV and not task.get("env_type")):
+            if own.is_images or (environment.wire is not UpstreamKind.OPENENV and not task.get("env_type")):
                 return _chosen(own)
         _refuse_stranger(environment, task)
         checked = parse(task, isolation=environment.isolation)
-        return Chosen(spec=checked.to_dict(), id=checked.id)
+        return ResolvedTask(spec=checked.to_dict(), id=checked.id)
 
-    async def _by_id(self, environment: Environment, id: str, *, prefer: str) -> Chosen:
+    async def _by_id(self, environment: Environment, id: str, *, prefer: str) -> ResolvedTask:
         names = list(_spellings(environment, id))
         with contextlib.suppress(UnknownTask):
             return _chosen(await self._offers.find(environment, *names, prefer=prefer))
         self._refuse_other_environments(environment, id)
-        if environment.wire is not Wire.OWN:
+        if environment.wire is not UpstreamKind.OWN:
             return await self._of_image(environment, id, names)
         known = await self._asked_for_tasks(environment, f"task {id[:NAME_MAX]!r}")
         for name in names:
@@ -247,23 +247,23 @@ class TaskChooser:
                 return _chosen(offer)
         for name in names:
             if name in known.tasks:
-                return Chosen(spec={"id": name}, id=name)
+                return ResolvedTask(spec={"id": name}, id=name)
         self._refuse_known_elsewhere(environment, id)
         failed = "; ".join(f"{module}: {reason}" for module, reason in known.failed.items())
         told = f" (modules that did not load: {failed})" if failed else ""
         raise UnknownTask(f"Unknown task: {id[:NAME_MAX]}{told}")
 
-    async def _of_image(self, environment: Environment, id: str, names: list[str]) -> Chosen:
+    async def _of_image(self, environment: Environment, id: str, names: list[str]) -> ResolvedTask:
         self._refuse_known_elsewhere(environment, id)
         for name in reversed(names):  # without the environment's name first: an AReaL server is asked for any
             offer = await self._offers.images_own(environment, name)
-            if offer is None and environment.wire is Wire.OPENENV:
+            if offer is None and environment.wire is UpstreamKind.OPENENV:
                 offer = await self._offers.recognised(environment, {"id": name})
             if offer is not None and offer.is_images:
                 return _chosen(offer)
         raise UnknownTask(f"Unknown task: {id[:NAME_MAX]}")
 
-    async def _asked_for_tasks(self, environment: Environment, what: str) -> Registered:
+    async def _asked_for_tasks(self, environment: Environment, what: str) -> WorkerTasks:
         """As `_asked`; what it raises, ``PoolExhausted`` or ``EnvironmentUnavailable``, names *what* is asked for."""
         try:
             return await self._asked(environment)
@@ -271,7 +271,7 @@ class TaskChooser:
             told = f"{what} is in no file, and no worker could be asked for it: {error.detail}"
             raise type(error)(told, retry_after_s=error.retry_after_s) from error
 
-    async def _asked(self, environment: Environment) -> Registered:
+    async def _asked(self, environment: Environment) -> WorkerTasks:
         """What its workers know; while they are just being replaced, their successors are waited for."""
         deadline = time.monotonic() + REPLACED_S
         while True:
@@ -298,11 +298,11 @@ class TaskChooser:
                     f"task {id[:NAME_MAX]!r} is one of environment {other.name!r}, not of {environment.name!r}"
                 )
 
-    def _by_place(self, environment: Environment, wish: ResetWish) -> Chosen:
+    def _by_place(self, environment: Environment, wish: ResetWish) -> ResolvedTask:
         tasks = self._offers.registry
         splits = self._registered_splits(environment)
         if wish.split is None and wish.index is None and not splits:
-            return Chosen(spec={})  # an environment without tasks: what it begins with is its own matter
+            return ResolvedTask(spec={})  # an environment without tasks: what it begins with is its own matter
         split = _split(environment, wish, splits)
         for index in _places(split, tasks.count(environment.name, split), wish):
             try:
@@ -311,18 +311,18 @@ class TaskChooser:
                 if wish.index is not None:
                     raise
                 continue  # it was removed; indices never shift
-            return _chosen(Offer(spec=task, split=split, index=index))
+            return _chosen(TaskRef(spec=task, split=split, index=index))
         raise UnknownTask(f"split {split!r} has no task")
 
-    async def _by_place_of_image(self, environment: Environment, wish: ResetWish) -> Chosen:
+    async def _by_place_of_image(self, environment: Environment, wish: ResetWish) -> ResolvedTask:
         if self.passes_place(environment, wish):
-            return Chosen(spec={}, split=wish.split, index=wish.index)
+            return ResolvedTask(spec={}, split=wish.split, index=wish.index)
         splits = [split.name for split in await self._offers.splits(environment)]
         if wish.split is not None and wish.split not in splits:
             await self._offers.refresh()
             splits = [split.name for split in await self._offers.splits(environment)]
         if wish.split is None and wish.index is None and not splits:
-            return Chosen(spec={})
+            return ResolvedTask(spec={})
         split = _split(environment, wish, splits)
         for index in _places(split, await self._offers.count(environment, split), wish):
             try:
@@ -333,9 +333,9 @@ class TaskChooser:
         raise UnknownTask(f"split {split!r} has no task")
 
 
-def _chosen(offer: Offer) -> Chosen:
+def _chosen(offer: TaskRef) -> ResolvedTask:
     id = offer.spec.get("id")
-    return Chosen(
+    return ResolvedTask(
         spec=offer.spec,
         id=id if isinstance(id, str) else None,
         split=offer.split or None,
@@ -348,7 +348,7 @@ def _chosen(offer: Offer) -> Chosen:
 
 def _split(environment: Environment, wish: ResetWish, splits: list[str]) -> str:
     """The split that *wish* means. Raises ``UnknownTask``."""
-    split = wish.split if wish.split is not None else Offers.usual(splits, environment.openenv.split)
+    split = wish.split if wish.split is not None else TaskLookup.usual(splits, environment.openenv.split)
     if split not in splits:
         raise unknown_split(split, splits)
     return split

@@ -19,25 +19,34 @@ from gateway.catalog.catalog import Catalog
 from gateway.core.environment import Environment
 from gateway.core.ids import Owner
 from gateway.frontends.openenv.episodes import Episodes, empty_state
-from gateway.frontends.openenv.frames import Code, Json, Refused, ResetWish, error_frame, frame, read_frame, validated
+from gateway.frontends.openenv.frames import (
+    Code,
+    FrameError,
+    Json,
+    ResetWish,
+    error_frame,
+    frame,
+    read_frame,
+    validated,
+)
 from gateway.frontends.openenv.mcp import RPC_BROKEN, Mcp
-from gateway.frontends.openenv.passthrough import Relayed
+from gateway.frontends.openenv.passthrough import Passthrough
 from gateway.frontends.openenv.replies import NO_EPISODE
 from gateway.frontends.openenv.session_ids import Attachment, Attachments, SessionIds
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-_BROKEN: Final = Refused(Code.EXECUTION_ERROR, "a fault of the gateway", status=500)
+_BROKEN: Final = FrameError(Code.EXECUTION_ERROR, "a fault of the gateway", status=500)
 
 
-class Sockets:
+class SocketServer:
     """Serves ``/ws`` and the WebSocket form of ``/mcp``."""
 
     def __init__(
         self,
         *,
         episodes: Episodes,
-        relayed: Relayed,
+        relayed: Passthrough,
         mcp: Mcp,
         ids: SessionIds,
         attachments: Attachments,
@@ -51,14 +60,14 @@ class Sockets:
         self._attachments = attachments
         self._catalog = catalog
 
-    async def gym(self, peer: Peer, owner: Owner, environment: Environment, wanted: str | None) -> None:
+    async def gym(self, peer: ClientSocket, owner: Owner, environment: Environment, wanted: str | None) -> None:
         """Serve ``/ws`` until one side closes; *wanted* is the session to attach to, None makes one for this socket."""
         id = wanted if wanted is not None else self._ids.new(owner, environment.name)
         is_old = wanted is not None
         at = Attachment(owner=owner, environment=environment, id=id, outlives=is_old, has_begun=is_old)
         try:
             self._attach(at)
-        except Refused as refused:
+        except FrameError as refused:
             await self._end_with(peer, refused)
             return
         try:
@@ -66,7 +75,7 @@ class Sockets:
         finally:
             await self._detach(at)
 
-    async def rpc(self, peer: Peer, owner: Owner, environment: Environment) -> None:
+    async def rpc(self, peer: ClientSocket, owner: Owner, environment: Environment) -> None:
         """Serve ``/mcp``: JSON-RPC in every frame, with an episode of its own that begins with its first tool call."""
         id = self._ids.new(owner, environment.name)
         at = Attachment(owner=owner, environment=environment, id=id, begins=True)
@@ -78,10 +87,10 @@ class Sockets:
 
     def _attach(self, at: Attachment) -> None:
         if not self._ids.holds(at.id, at.owner, at.environment.name):
-            raise Refused(Code.SESSION_ERROR, f"Unknown session_id: {at.id[:200]}", status=404, closes=True)
+            raise FrameError(Code.SESSION_ERROR, f"Unknown session_id: {at.id[:200]}", status=404, closes=True)
         if not self._attachments.add(at.owner, at.id):
             message = f"Session {at.id} already has an attached WebSocket"
-            raise Refused(Code.SESSION_ERROR, message, status=409, closes=True)
+            raise FrameError(Code.SESSION_ERROR, message, status=409, closes=True)
 
     async def _detach(self, at: Attachment) -> None:
         is_over = self._attachments.remove(at.owner, at.id)
@@ -89,7 +98,11 @@ class Sockets:
             await self._episodes.end(at.owner, at.id)
 
     async def _serve(
-        self, peer: Peer, at: Attachment, answer: Callable[[Attachment, str | None], Awaitable[str | None]], broken: str
+        self,
+        peer: ClientSocket,
+        at: Attachment,
+        answer: Callable[[Attachment, str | None], Awaitable[str | None]],
+        broken: str,
     ) -> None:
         try:
             while True:
@@ -97,7 +110,7 @@ class Sockets:
                 at.environment = self._catalog.named(at.environment.name)
                 try:
                     reply = await peer.attended(answer(at, text))
-                except Refused as refused:
+                except FrameError as refused:
                     if refused.closes:
                         await self._end_with(peer, refused)
                         return
@@ -114,7 +127,7 @@ class Sockets:
         except Left:
             return
 
-    async def _end_with(self, peer: Peer, refused: Refused) -> None:
+    async def _end_with(self, peer: ClientSocket, refused: FrameError) -> None:
         try:
             await peer.say(error_frame(refused))
             await peer.close()
@@ -156,7 +169,7 @@ class Sockets:
         if not at.has_begun:
             if kind == "step" and data.get("type") == "list_tools":
                 return frame("observation", await self._step(at, data))
-            raise Refused(Code.SESSION_ERROR, NO_EPISODE, status=409)
+            raise FrameError(Code.SESSION_ERROR, NO_EPISODE, status=409)
         return (await self._relayed.pass_on(at.owner, at.id, at.environment, message)).decode()
 
     async def _is_for_image(self, at: Attachment, data: Json) -> bool:
@@ -170,7 +183,7 @@ class Sockets:
 
     async def _step(self, at: Attachment, data: Json) -> Json:
         if not at.has_begun and data.get("type") != "list_tools":
-            raise Refused(Code.SESSION_ERROR, NO_EPISODE, status=409)
+            raise FrameError(Code.SESSION_ERROR, NO_EPISODE, status=409)
         return await self._episodes.step(at.owner, at.id, at.environment, data)
 
     async def _answer_rpc(self, at: Attachment, text: str | None) -> str:
@@ -189,7 +202,7 @@ class Left(Exception):
     """The client is gone: there is nobody to answer."""
 
 
-class Peer:
+class ClientSocket:
     """One WebSocket."""
 
     def __init__(self, receive: Receive, send: Send) -> None:

@@ -41,7 +41,7 @@ from gateway.core.errors import (
 )
 from gateway.core.ids import Owner, SessionId
 from gateway.core.ports.transport import Exchange
-from gateway.core.session import Setup
+from gateway.core.session import SessionSetup
 from gateway.frontends.asgi import (
     Attended,
     BodyTooLarge,
@@ -65,12 +65,12 @@ from gateway.frontends.ors.bodies import (
     read_secrets,
     validate,
 )
-from gateway.frontends.ors.replies import ONCE, Answer, as_order
+from gateway.frontends.ors.replies import ONCE, OrsError, as_order
 from gateway.frontends.ors.tasks import OrsTasks, Pending, PendingCreates
-from gateway.sessions.calls import BusyExchange
+from gateway.sessions.calls import TrackedResponse
 from gateway.sessions.service import Sessions
-from gateway.sessions.worker_queries import Inquiries
-from gateway.tasks.lookup import Offers
+from gateway.sessions.worker_queries import WorkerQueries
+from gateway.tasks.lookup import TaskLookup
 
 logger = logging.getLogger(__name__)
 
@@ -84,15 +84,15 @@ _ABSENT = frozenset(("docs", "redoc", "openapi.json"))
 _NO_SESSION = "Active environment not found"
 
 
-class OrsFront:
+class OrsFrontend:
     """The ORS protocol as an ASGI application."""
 
     def __init__(
         self,
         *,
         sessions: Sessions,
-        queries: Inquiries,
-        offers: Offers,
+        queries: WorkerQueries,
+        offers: TaskLookup,
         catalog: Catalog,
         max_body_bytes: int,
         lazy_binding: bool = True,
@@ -112,7 +112,7 @@ class OrsFront:
         """Answer one request; every error becomes the protocol's own body."""
         try:
             await self._dispatch(scope, receive, send)
-        except Answer as answer:
+        except OrsError as answer:
             if answer.status == 404 and answer.body["detail"] != _NO_SESSION:
                 logger.info("ors_not_found detail=%r", answer.body["detail"])
             await respond_json(send, answer.status, answer.body, answer.extra)
@@ -136,7 +136,7 @@ class OrsFront:
     async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"].lstrip("/")
         if path.endswith("/"):
-            raise Answer(307, "Temporary Redirect", [(b"location", _without_slash(scope))])
+            raise OrsError(307, "Temporary Redirect", [(b"location", _without_slash(scope))])
         first, _, rest = path.partition("/")
         name, environment = first.lower(), self._catalog.offered(first)
         if name in ROOT_ROUTES and not rest:
@@ -146,13 +146,13 @@ class OrsFront:
         elif name in OPERATIONS and not rest:
             await self._operation("", self._meant(scope), name, scope, receive, send)
         elif environment is None and rest in OPERATIONS:
-            raise Answer(404, f"Not Found: {self._catalog.unknown(first).detail}")
+            raise OrsError(404, f"Not Found: {self._catalog.unknown(first).detail}")
         else:
-            raise Answer(404, f"Not Found: there is no route {scope['path'][:200]!r}")
+            raise OrsError(404, f"Not Found: there is no route {scope['path'][:200]!r}")
 
     async def _root(self, name: str, scope: Scope, receive: Receive, send: Send) -> None:
         if name in _ABSENT:
-            raise Answer(404, "Not Found")
+            raise OrsError(404, "Not Found")
         _require(scope, "POST" if name in _ROOT_POSTS else "GET")
         if name == "health":
             await respond_json(send, 200, {"status": "ok"})
@@ -195,7 +195,7 @@ class OrsFront:
                     answer = await self._tasks.discover(name, environment, env_name, body, content_type)
                 except UnknownTask as error:
                     logger.info("ors_not_found detail=%r", error.detail)
-                    raise Answer(400, error.detail) from None
+                    raise OrsError(400, error.detail) from None
                 await respond(send, 200, answer)
 
     def _meant(self, scope: Scope) -> Environment:
@@ -210,7 +210,7 @@ class OrsFront:
         wish = parse_json(body) if body and is_json(header(scope, b"content-type")) else None
         if isinstance(wish, dict) and wish.get("env"):
             # Variables of a container need a container for this session alone; to drop them silently would be worse.
-            raise Answer(400, "env_overrides are not supported here: pass secrets or task configuration instead")
+            raise OrsError(400, "env_overrides are not supported here: pass secrets or task configuration instead")
         name = str(uuid.uuid4())
         accept = header(scope, b"accept") or ""
         if "application/json" in accept and "text/event-stream" not in accept:
@@ -235,12 +235,12 @@ class OrsFront:
             if self._pending is not None and self._pending.get(owner, sid) is not None:
                 raise SessionExists(sid)
             setup, task = await self._resolved(pending, pending.environment, scope, receive)
-        except (UnknownEnvironment, UnknownTask, InvalidRequest, Answer):
+        except (UnknownEnvironment, UnknownTask, InvalidRequest, OrsError):
             if await self._is_active(owner, sid):
-                raise Answer(400, "Session already exists") from None
+                raise OrsError(400, "Session already exists") from None
             raise
         except SessionExists:
-            raise Answer(400, "Session already exists") from None
+            raise OrsError(400, "Session already exists") from None
         async with Attended(scope, receive) as trainer:
             with self._offers.handles.held(setup.ticket):
                 await self._offers.admit(pending.environment, setup)
@@ -254,7 +254,7 @@ class OrsFront:
                         task=task,
                     )
                 except SessionExists:
-                    raise Answer(400, "Session already exists") from None
+                    raise OrsError(400, "Session already exists") from None
                 if trainer.left:
                     await self._sessions.close(owner, sid)
                     raise HungUp
@@ -289,7 +289,7 @@ class OrsFront:
 
     async def _resolved(
         self, pending: Pending, environment: Environment, scope: Scope, receive: Receive
-    ) -> tuple[Setup, str]:
+    ) -> tuple[SessionSetup, str]:
         """The task of a create; where its image is asked for it, no longer than the trainer waits."""
         if not self._offers.asks(environment):
             return await self._tasks.setup(pending, environment)
@@ -315,7 +315,7 @@ class OrsFront:
             try:
                 await self._sessions.touch(owner, sid)
             except (SessionNotFound, SessionClosed):
-                raise Answer(404, _NO_SESSION) from None
+                raise OrsError(404, _NO_SESSION) from None
         await respond_json(send, 200, {"status": "ok"})
 
     async def _delete(self, scope: Scope, send: Send) -> None:
@@ -358,11 +358,11 @@ class OrsFront:
                 session, environment = await self._sessions.find(owner, sid)
                 if segment and self._strict_paths and environment.name != segment.lower():
                     asked = f"the session is one of environment {environment.name!r}, not of {segment!r}"
-                    raise Answer(409, asked)
+                    raise OrsError(409, asked)
                 await self._pass_on(session.id, environment, name, scope, body, send)
             except SessionNotFound:
                 _refuse_malformed(scope, body)
-                raise Answer(404, _NO_SESSION) from None
+                raise OrsError(404, _NO_SESSION) from None
 
     async def _pass_on(
         self, id: SessionId, environment: Environment, name: str, scope: Scope, body: bytes, send: Send
@@ -384,7 +384,7 @@ class OrsFront:
             finally:
                 await exchange.aclose()
 
-    async def _copy(self, exchange: BusyExchange, name: str, send: Send, deadline: float) -> None:
+    async def _copy(self, exchange: TrackedResponse, name: str, send: Send, deadline: float) -> None:
         kind = next((value for key, value in exchange.headers if key == b"content-type"), b"")
         if not kind.startswith(b"text/event-stream"):
             await self._copy_whole(exchange, name, send)
@@ -423,18 +423,18 @@ def _is_starting(exchange: Exchange) -> bool:
 
 def _require(scope: Scope, method: str) -> None:
     if scope["method"] != method:
-        raise Answer(405, "Method Not Allowed", [(b"allow", method.encode())])
+        raise OrsError(405, "Method Not Allowed", [(b"allow", method.encode())])
 
 
 def _sid(scope: Scope) -> str:
     values = {value.strip() for value in headers(scope, b"x-session-id")}
     if len(values) > 1:
-        raise Answer(400, "X-Session-ID header is given twice")
+        raise OrsError(400, "X-Session-ID header is given twice")
     sid = values.pop() if values else ""
     if not sid:
-        raise Answer(400, "X-Session-ID header is required")
+        raise OrsError(400, "X-Session-ID header is required")
     if len(sid) > MAX_SID_CHARS:
-        raise Answer(400, f"X-Session-ID is longer than {MAX_SID_CHARS} characters")
+        raise OrsError(400, f"X-Session-ID is longer than {MAX_SID_CHARS} characters")
     return sid
 
 
@@ -446,7 +446,7 @@ def _sid_after_json(scope: Scope, body: bytes) -> str:
     """The session's id; a malformed body is told first, as the reference servers do."""
     try:
         return _sid(scope)
-    except Answer:
+    except OrsError:
         _refuse_malformed(scope, body)
         raise
 

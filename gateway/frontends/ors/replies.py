@@ -12,7 +12,7 @@ ONCE: Final = frozenset(("call", "score_group"))
 """Operations that must not be repeated, and so never answer with a status >= 500."""
 
 
-class Answer(Exception):
+class OrsError(Exception):
     """Ends a request with this answer."""
 
     def __init__(
@@ -38,10 +38,10 @@ def as_order(error: UpstreamError, name: str) -> Exception:
     if name not in ONCE:
         return error
     if isinstance(error, AuthorFault):
-        return Answer(410, told(error), beside=marks(error))
+        return OrsError(410, told(error), beside=marks(error))
     if isinstance(error, UpstreamGone) and not error.sent:
-        return Answer(503, told(error), [(b"retry-after", b"1")], beside=marks(error))
-    return Answer(410, f"{told(error)}; the call may have run", beside=marks(error))
+        return OrsError(503, told(error), [(b"retry-after", b"1")], beside=marks(error))
+    return OrsError(410, f"{told(error)}; the call may have run", beside=marks(error))
 
 
 # No "connection: keep-alive", which HTTP/1.1 means anyway: a server that leaves says "close" there.

@@ -10,21 +10,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.catalog.catalog import Catalog
-from gateway.core.environment import Environment, Wire
+from gateway.core.environment import Environment, UpstreamKind
 from gateway.core.errors import InvalidRequest, PoolExhausted, UnknownTask
 from gateway.core.ids import Owner
-from gateway.core.session import Group, Setup
+from gateway.core.session import Group, SessionSetup
 from gateway.frontends.asgi import dump
 from gateway.frontends.ors.bodies import CreateSession, OfRange, OfSplit, OfTask, validate, without_platform_keys
 from gateway.frontends.seeds import seeded
-from gateway.tasks.curricula.indices import Offer
-from gateway.tasks.lookup import Offers
+from gateway.tasks.curricula.indices import TaskRef
+from gateway.tasks.lookup import TaskLookup
 
 
 class OrsTasks:
     """Answers questions about tasks, and finds the one of a create."""
 
-    def __init__(self, offers: Offers, *, catalog: Catalog, strip_platform_keys: bool) -> None:
+    def __init__(self, offers: TaskLookup, *, catalog: Catalog, strip_platform_keys: bool) -> None:
         self._offers = offers
         self._catalog = catalog
         self._strip_platform_keys = strip_platform_keys
@@ -59,7 +59,7 @@ class OrsTasks:
         if refusal is not None:
             raise refusal
 
-    async def setup(self, pending: Pending, environment: Environment) -> tuple[Setup, str]:
+    async def setup(self, pending: Pending, environment: Environment) -> tuple[SessionSetup, str]:
         """Resolve the task; returns what the worker needs and the task's name for people.
 
         Whoever gets a ticket in it gives that back, unless a session is opened with it.
@@ -69,7 +69,7 @@ class OrsTasks:
             InvalidRequest: a toolset is asked for, which only standard ORS servers have.
         """
         wish = pending.wish
-        if wish.toolset_name is not None and environment.wire is not Wire.ORS:
+        if wish.toolset_name is not None and environment.wire is not UpstreamKind.ORS:
             raise InvalidRequest(f"unknown toolset {wish.toolset_name!r}; valid options are []")
         if wish.task_spec is not None:
             offer = await self._given(wish.task_spec, environment)
@@ -85,7 +85,7 @@ class OrsTasks:
         # The fingerprint covers all secrets as they came; what is left out is the environment's matter.
         is_kept = environment.platform_keys or not self._strip_platform_keys
         secrets = pending.secrets if is_kept else without_platform_keys(pending.secrets)
-        setup = Setup(
+        setup = SessionSetup(
             spec=offer.spec,
             seed=wish.seed,
             config=wish.config,
@@ -100,7 +100,7 @@ class OrsTasks:
         )
         return seeded(environment, setup), task
 
-    async def _given(self, spec: dict[str, Any], environment: Environment) -> Offer:
+    async def _given(self, spec: dict[str, Any], environment: Environment) -> TaskRef:
         """The task that a spec is: itself, or the one of its id where it says no more, if there is one."""
         name = spec.get("id")
         if spec.keys() != {"id"} or not isinstance(name, str):
@@ -108,8 +108,10 @@ class OrsTasks:
         try:
             return await self._offers.get(environment, name)
         except UnknownTask:
-            if environment.wire in (Wire.OWN, Wire.ORS):
-                return Offer(spec=spec)  # the environment may know it by itself, or its tasks may be no more than that
+            if environment.wire in (UpstreamKind.OWN, UpstreamKind.ORS):
+                return TaskRef(
+                    spec=spec
+                )  # the environment may know it by itself, or its tasks may be no more than that
             offer = await self._offers.images_own(environment, name) or await self._offers.recognised(environment, spec)
             if not offer.is_images:
                 raise

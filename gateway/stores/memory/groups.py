@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from gateway.core.ids import EnvironmentName, SessionId, WorkerId
-from gateway.core.session import Opening
+from gateway.core.session import SessionRequest
 from gateway.stores.memory.expiry_heap import Deadlines
-from gateway.stores.memory.queue import Ticket
+from gateway.stores.memory.queue import QueueTicket
 from gateway.stores.retry_after import GROUP_KEPT_S, LAST_CALL_S
 
 
@@ -32,7 +32,7 @@ class _Group:
     """Since when slots are kept free while it waits for more of them."""
     is_parted: bool = False
     """Its time is over: whoever comes from now on is by itself."""
-    tickets: OrderedDict[SessionId, Ticket] = field(default_factory=OrderedDict)
+    tickets: OrderedDict[SessionId, QueueTicket] = field(default_factory=OrderedDict)
     """Those that wait, in order of arrival."""
 
 
@@ -57,12 +57,12 @@ class Groups:
         """Slots of *worker* that are kept for groups."""
         return self._reserved_in[worker]
 
-    def home(self, opening: Opening) -> WorkerId | None:
+    def home(self, opening: SessionRequest) -> WorkerId | None:
         """The worker in which slots are kept for its group, if it is one."""
         group = self._groups.get(opening.group)
         return None if group is None else group.home
 
-    def wanted(self, opening: Opening) -> int:
+    def wanted(self, opening: SessionRequest) -> int:
         """How many of its group have no slot yet, by what its size says; at least itself."""
         if not opening.group:
             return 1
@@ -71,7 +71,7 @@ class Groups:
             return 1
         return max(1, opening.group_size - (group.granted if group else 0))
 
-    def waiting(self, opening: Opening) -> list[Ticket]:
+    def waiting(self, opening: SessionRequest) -> list[QueueTicket]:
         """Those of its group that wait."""
         group = self._groups.get(opening.group)
         return list(group.tickets.values()) if group else []
@@ -88,7 +88,7 @@ class Groups:
         """Those in which slots are reserved."""
         return {name for name, count in self._reserved.items() if count}
 
-    def enter(self, ticket: Ticket) -> None:
+    def enter(self, ticket: QueueTicket) -> None:
         """*ticket*, if it is of a group, waits for as many slots as that needs, whatever was kept for it."""
         opening = ticket.opening
         if opening.group:
@@ -97,7 +97,7 @@ class Groups:
             self._reserve(opening.group, group, 0)
             self._waiting.setdefault(opening.environment, set()).add(opening.group)
 
-    def leave(self, ticket: Ticket) -> None:
+    def leave(self, ticket: QueueTicket) -> None:
         """*ticket* does not wait any more."""
         id = ticket.opening.group
         group = self._groups.get(id)
@@ -107,7 +107,7 @@ class Groups:
                 self._waiting[group.environment].discard(id)
                 self._end(id, group)
 
-    def takes_reserved(self, opening: Opening) -> bool:
+    def takes_reserved(self, opening: SessionRequest) -> bool:
         """Whether a slot was reserved for *opening*; then it is no more."""
         group = self._groups.get(opening.group)
         if group is None or not group.reserved:
@@ -115,21 +115,21 @@ class Groups:
         self._reserve(opening.group, group, group.reserved - 1)
         return True
 
-    def granted(self, opening: Opening, now: float) -> None:
+    def granted(self, opening: SessionRequest, now: float) -> None:
         """*opening* has a slot; no more stays reserved for its group than can still come."""
         if opening.group:
             group = self._remember(opening, now)
             group.granted += 1
             self._reserve(opening.group, group, min(group.reserved, max(0, opening.group_size - group.granted)))
 
-    def reserve(self, opening: Opening, count: int, now: float, home: WorkerId | None) -> None:
+    def reserve(self, opening: SessionRequest, count: int, now: float, home: WorkerId | None) -> None:
         """Keep *count* slots for those of the group of *opening* that have not come yet; *home*: all in that worker."""
         if count > 0:
             self._of(opening).home = home
             self._reserve(opening.group, self._of(opening), count)
             self._reserved_until.set(opening.group, now + opening.together_s)
 
-    def is_impatient(self, opening: Opening, last_call: float, now: float) -> bool:
+    def is_impatient(self, opening: SessionRequest, last_call: float, now: float) -> bool:
         """Whether its group, first in the queue, has waited long enough for slots that others could have had.
 
         *last_call*: when the wait of one of them ends.
@@ -141,7 +141,7 @@ class Groups:
             group.kept_since = now
         return now - group.kept_since >= opening.together_s
 
-    def part(self, opening: Opening, now: float) -> None:
+    def part(self, opening: SessionRequest, now: float) -> None:
         """Let those of its group that have no slot yet be by themselves."""
         self._remember(opening, now).is_parted = True
 
@@ -158,10 +158,10 @@ class Groups:
             group.granted, group.kept_since, group.is_parted = 0, None, False
             self._end(passed[0], group)
 
-    def _of(self, opening: Opening) -> _Group:
+    def _of(self, opening: SessionRequest) -> _Group:
         return self._groups.setdefault(opening.group, _Group(opening.environment))
 
-    def _remember(self, opening: Opening, now: float) -> _Group:
+    def _remember(self, opening: SessionRequest, now: float) -> _Group:
         self._kept_until.set(opening.group, now + GROUP_KEPT_S)
         return self._of(opening)
 

@@ -6,7 +6,7 @@ from gateway.core.errors import NotLeading, StoreUnavailable
 from gateway.core.leader_lease import Lead
 
 
-class Leadership:
+class MemoryLeadership:
     """One leader at a time, by a number that grows with each new lead; and whether the store is whole."""
 
     def __init__(self, *, is_whole: bool) -> None:

@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 
 from gateway.core.errors import GatewayError
 from gateway.core.ids import EnvironmentName, Owner, SessionId
-from gateway.core.session import Opening, Session
+from gateway.core.session import Session, SessionRequest
 from gateway.stores.memory.expiry_heap import SLACK, Deadlines
 from gateway.stores.retry_after import PACE_KEPT_S, mean, retry_after
 
 
 @dataclass(slots=True, eq=False)
-class Ticket:
+class QueueTicket:
     """A place in the queue of an environment; settled once, with a session or with what the claim raises."""
 
-    opening: Opening
+    opening: SessionRequest
     settled: asyncio.Future[Session | GatewayError]
     number: int = 0
     """Tickets count up in the order of their arrival."""
@@ -35,10 +35,10 @@ class _Line:
     round: int
     """In which the first of them is served."""
     # An OrderedDict, since a plain dict walks over all its holes to find its first key.
-    tickets: OrderedDict[SessionId, Ticket] = field(default_factory=OrderedDict)
+    tickets: OrderedDict[SessionId, QueueTicket] = field(default_factory=OrderedDict)
 
     @property
-    def first(self) -> Ticket:
+    def first(self) -> QueueTicket:
         return next(iter(self.tickets.values()))
 
 
@@ -61,7 +61,7 @@ class Queue:
     def __len__(self) -> int:
         return self._waiting
 
-    def enter(self, ticket: Ticket) -> None:
+    def enter(self, ticket: QueueTicket) -> None:
         """Put *ticket* behind those of its owner."""
         owner = ticket.opening.owner
         line = self._lines.get(owner)
@@ -72,7 +72,7 @@ class Queue:
         if len(line.tickets) == 1:
             self._list(owner)
 
-    def leave(self, ticket: Ticket) -> None:
+    def leave(self, ticket: QueueTicket) -> None:
         """Take *ticket* out; those behind it keep their owner's round."""
         owner = ticket.opening.owner
         line = self._lines[owner]
@@ -84,7 +84,7 @@ class Queue:
         elif was_first:
             self._list(owner)
 
-    def serve(self, tickets: Sequence[Ticket], now: float) -> None:
+    def serve(self, tickets: Sequence[QueueTicket], now: float) -> None:
         """Take *tickets* out, the `first` and others of its owner: each was a turn of that."""
         self.served_at = now
         line = self._lines[tickets[0].opening.owner]
@@ -93,7 +93,7 @@ class Queue:
         for ticket in tickets:
             self.leave(ticket)
 
-    def first(self) -> Ticket | None:
+    def first(self) -> QueueTicket | None:
         """Whose turn it is."""
         while self._turns:
             line = self._line_of(self._turns[0])
@@ -102,7 +102,7 @@ class Queue:
             heapq.heappop(self._turns)
         return None
 
-    def tickets(self) -> list[Ticket]:
+    def tickets(self) -> list[QueueTicket]:
         """All that wait."""
         return [ticket for line in self._lines.values() for ticket in line.tickets.values()]
 
@@ -110,7 +110,7 @@ class Queue:
         """Whether *owner* has openings in it."""
         return owner in self._lines
 
-    def place(self, opening: Opening) -> int:
+    def place(self, opening: SessionRequest) -> int:
         """At which place *opening* is served at the latest, as owners take turns; or would be, if it is not in here."""
         line = self._lines.get(opening.owner)
         tickets = () if line is None else line.tickets
@@ -142,7 +142,7 @@ class Admission:
         """*queue_max*: openings that may wait for one environment, but for the first of an owner (see `is_full`)."""
         self._queue_max = queue_max
         self._queues: dict[EnvironmentName, Queue] = {}
-        self._tickets: dict[SessionId, Ticket] = {}
+        self._tickets: dict[SessionId, QueueTicket] = {}
         self._deadlines: Deadlines[SessionId] = Deadlines()
         #: Seconds between two slots, and when the last one of them came.
         self._paces: dict[EnvironmentName, tuple[float, float]] = {}
@@ -165,14 +165,14 @@ class Admission:
         """How many wait for *environment*."""
         return len(self._queues.get(environment, ()))
 
-    def is_full(self, opening: Opening) -> bool:
+    def is_full(self, opening: SessionRequest) -> bool:
         """Whether *opening* finds no place; of an owner that has none in a full queue, the first one still does."""
         queue = self._queues.get(opening.environment)
         waiting = 0 if queue is None else len(queue)
         is_first = queue is None or not queue.has(opening.owner)
         return waiting >= (2 * self._queue_max if is_first else self._queue_max)
 
-    def enter(self, ticket: Ticket, until: float, now: float) -> None:
+    def enter(self, ticket: QueueTicket, until: float, now: float) -> None:
         """Let *ticket* wait, at most *until*."""
         opening = ticket.opening
         self._numbers += 1
@@ -183,19 +183,19 @@ class Admission:
             self._queues[opening.environment] = Queue(now)
         self._queues[opening.environment].enter(ticket)
 
-    def leave(self, ticket: Ticket) -> None:
+    def leave(self, ticket: QueueTicket) -> None:
         """Take *ticket* out, if it still waits."""
         opening = ticket.opening
         if self._tickets.get(opening.id) is ticket:
             self._queues[opening.environment].leave(ticket)
             self._forget(opening)
 
-    def first(self, environment: EnvironmentName) -> Ticket | None:
+    def first(self, environment: EnvironmentName) -> QueueTicket | None:
         """Whose turn it is in the queue of *environment*; None: nobody waits."""
         queue = self._queues.get(environment)
         return None if queue is None else queue.first()
 
-    def serve(self, tickets: Sequence[Ticket], now: float) -> None:
+    def serve(self, tickets: Sequence[QueueTicket], now: float) -> None:
         """Take *tickets* out, the `first` and others of its group, which get slots."""
         self._queues[tickets[0].opening.environment].serve(tickets, now)
         for ticket in tickets:
@@ -203,24 +203,24 @@ class Admission:
             del self._tickets[ticket.opening.id]
         self._end(tickets[0].opening.environment)
 
-    def until(self, ticket: Ticket) -> float:
+    def until(self, ticket: QueueTicket) -> float:
         """When the wait of *ticket* ends."""
         return self._deadlines.at(ticket.opening.id)
 
-    def late(self, now: float) -> Ticket | None:
+    def late(self, now: float) -> QueueTicket | None:
         """One whose wait is over by *now*; the caller takes it out."""
         passed = self._deadlines.pop(now)
         return None if passed is None else self._tickets[passed[0]]
 
-    def of(self, environment: EnvironmentName) -> list[Ticket]:
+    def of(self, environment: EnvironmentName) -> list[QueueTicket]:
         """All that wait for *environment*."""
         return self._queues[environment].tickets() if environment in self._queues else []
 
-    def all(self) -> list[Ticket]:
+    def all(self) -> list[QueueTicket]:
         """All that wait."""
         return list(self._tickets.values())
 
-    def _forget(self, opening: Opening) -> None:
+    def _forget(self, opening: SessionRequest) -> None:
         del self._tickets[opening.id]
         self._deadlines.discard(opening.id)
         self._end(opening.environment)
@@ -240,7 +240,7 @@ class Admission:
         """Remember that *slots* slots came since the moment *since*."""
         self._paces[environment] = (mean(self._pace(environment, now), (now - since) / slots, slots), now)
 
-    def retry_after_s(self, opening: Opening, now: float) -> float:
+    def retry_after_s(self, opening: SessionRequest, now: float) -> float:
         """In how many seconds *opening* may find a slot, where it stands or would stand; 0: not known."""
         queue = self._queues.get(opening.environment)
         return retry_after(1 if queue is None else queue.place(opening), self._pace(opening.environment, now))

@@ -18,7 +18,7 @@ class Closed:
 
 
 @dataclass(slots=True)
-class Turns:
+class MemoryTurns:
     """How many turns a session has had, and the key of the last one."""
 
     count: int = 0

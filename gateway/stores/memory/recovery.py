@@ -20,7 +20,7 @@ NOTES_S = 10.0
 """How long sessions live at least after a loss of data: replicas write their notes again in the meantime."""
 
 
-class Rebuilding(Slots):
+class MemoryRecovery(Slots):
     """The methods of ``MemoryStore`` for its leader: lead, pause, suspect, wake, adopt, and say that this was all."""
 
     async def own(self, owner: str, *, takes_over: bool = False) -> str:

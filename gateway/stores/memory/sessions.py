@@ -18,15 +18,23 @@ from gateway.core.errors import (
     StoreUnavailable,
 )
 from gateway.core.ids import EnvironmentName, SessionId, WorkerId
-from gateway.core.session import CapacityWanted, CloseReason, Note, Opening, Session, SessionEnded, SessionState
+from gateway.core.session import (
+    Activity,
+    CapacityWanted,
+    CloseReason,
+    Session,
+    SessionEnded,
+    SessionRequest,
+    SessionState,
+)
 from gateway.core.worker import EnvironmentLoad, Worker, WorkerState
-from gateway.stores.memory.records import Turns
-from gateway.stores.memory.recovery import Rebuilding
+from gateway.stores.memory.records import MemoryTurns
+from gateway.stores.memory.recovery import MemoryRecovery
 from gateway.stores.notifications import Following
 from gateway.stores.retry_after import bounded
 
 
-class MemoryStore(Rebuilding):
+class MemoryStore(MemoryRecovery):
     """Sessions, workers, leases and deadlines of one process; the seam is ``core.ports.Store``."""
 
     async def start(self) -> None:
@@ -34,7 +42,7 @@ class MemoryStore(Rebuilding):
 
     # -- the request path ---------------------------------------------------------------------------------------
 
-    async def claim(self, opening: Opening, *, wait_s: float) -> Session:
+    async def claim(self, opening: SessionRequest, *, wait_s: float) -> Session:
         ticket = self._enter(opening, wait_s)
         try:
             if not ticket.settled.done():
@@ -82,7 +90,7 @@ class MemoryStore(Rebuilding):
             raise SessionClosed(closed.reason)
         raise SessionNotFound(f"no session {id}")
 
-    async def touch(self, notes: Sequence[Note]) -> list[SessionId]:
+    async def touch(self, notes: Sequence[Activity]) -> list[SessionId]:
         now = self._tidied()
         gone = []
         for note in notes:
@@ -110,7 +118,7 @@ class MemoryStore(Rebuilding):
             raise SessionClosed(session.reason)
         if isinstance(session, Session) and session.state is not SessionState.OPEN:
             raise SessionNotFound(f"session {id} is not open yet")
-        turns = self._turns.setdefault(id, Turns())
+        turns = self._turns.setdefault(id, MemoryTurns())
         if not key or key != turns.key:
             turns.count += 1
             turns.key = key
@@ -133,7 +141,7 @@ class MemoryStore(Rebuilding):
         self._free(session, now)
         return True
 
-    async def hand_over(self, id: SessionId, lease: str, opening: Opening) -> Session | None:
+    async def hand_over(self, id: SessionId, lease: str, opening: SessionRequest) -> Session | None:
         now = self._tidied()
         session = self._sessions.get(id)
         if session is None or session.lease != lease or session.state is not SessionState.CLOSING:

@@ -18,13 +18,13 @@ from gateway.core.errors import (
     StoreUnavailable,
 )
 from gateway.core.ids import EnvironmentName, SessionId, WorkerId
-from gateway.core.session import CapacityWanted, CloseReason, Opening, Session, SessionEnded, SessionState
+from gateway.core.session import CapacityWanted, CloseReason, Session, SessionEnded, SessionRequest, SessionState
 from gateway.core.worker import Worker, WorkerLoad, WorkerState
 from gateway.stores.memory.expiry_heap import Deadlines
 from gateway.stores.memory.groups import Groups
-from gateway.stores.memory.leadership import Leadership
-from gateway.stores.memory.queue import Admission, Ticket
-from gateway.stores.memory.records import Closed, Held, Turns
+from gateway.stores.memory.leadership import MemoryLeadership
+from gateway.stores.memory.queue import Admission, QueueTicket
+from gateway.stores.memory.records import Closed, Held, MemoryTurns
 from gateway.stores.notifications import Notices
 
 
@@ -47,27 +47,27 @@ class Slots:
         # The mutable state: whoever holds a slot, whoever waits for one, and what is remembered.
         self._sessions: dict[SessionId, Session] = {}
         self._deadlines: Deadlines[SessionId] = Deadlines()
-        self._turns: dict[SessionId, Turns] = {}
+        self._turns: dict[SessionId, MemoryTurns] = {}
         self._workers: dict[WorkerId, Held] = {}
         self._by_environment: dict[EnvironmentName, dict[WorkerId, Held]] = {}
         self._admission = Admission(queue_max)
         self._groups = Groups()
         self._closed: dict[SessionId, Closed] = {}
         self._closed_deadlines: Deadlines[SessionId] = Deadlines()
-        self._leadership = Leadership(is_whole=is_whole)
+        self._leadership = MemoryLeadership(is_whole=is_whole)
         self._notices = Notices()
         self._numbers = 0
         self._is_closed = False
 
     # -- waiting ------------------------------------------------------------------------------------------------
 
-    def _enter(self, opening: Opening, wait_s: float) -> Ticket:
+    def _enter(self, opening: SessionRequest, wait_s: float) -> QueueTicket:
         """Take a slot, or a place in the queue, in one step: nobody can come between the two."""
         now = self._tidied()
         environment, admission = opening.environment, self._admission
         if opening.id in self._sessions or admission.holds(opening.id):
             raise SessionExists(f"session {opening.id} exists")
-        ticket = Ticket(opening, asyncio.get_running_loop().create_future())
+        ticket = QueueTicket(opening, asyncio.get_running_loop().create_future())
         admission.arrivals[environment] += 1
         if (session := self._take(opening, now)) is not None:
             admission.hits[environment] += 1
@@ -88,7 +88,7 @@ class Slots:
         self._serve(environment, now)  # slots may have been kept for a group until just now
         return ticket
 
-    def _take(self, opening: Opening, now: float) -> Session | None:
+    def _take(self, opening: SessionRequest, now: float) -> Session | None:
         """Grant a free slot that is meant for *opening*, if there is one: none is another's while somebody waits."""
         if self._least_used(opening.environment) is None:
             return None
@@ -103,7 +103,7 @@ class Slots:
             self._groups.reserve(opening, need - 1, now, home)
         return session
 
-    def _taken(self, ticket: Ticket) -> Session:
+    def _taken(self, ticket: QueueTicket) -> Session:
         """What the wait came to: the session that was granted, or the error."""
         if not ticket.settled.done():
             self._settle(ticket, self._too_late(ticket, self._clock()))
@@ -119,7 +119,7 @@ class Slots:
             )
         return session
 
-    def _give_back(self, ticket: Ticket) -> None:
+    def _give_back(self, ticket: QueueTicket) -> None:
         """Undo a claim whose caller is gone, however far it got."""
         if not ticket.settled.done():
             self._leave(ticket)
@@ -152,7 +152,7 @@ class Slots:
         if since is not None and served:
             self._admission.note_pace(environment, since, served, now)
 
-    def _next(self, first: Ticket, now: float) -> tuple[list[Ticket], int]:
+    def _next(self, first: QueueTicket, now: float) -> tuple[list[QueueTicket], int]:
         """Who is served next, *first* or its whole group; and how many slots are kept for those of it that come later.
 
         A group is served all at once, or as far as there are slots once it has waited long enough for more.
@@ -176,15 +176,15 @@ class Slots:
             self._settle(ticket, EnvironmentUnavailable(message, retry_after_s=retry_after_s))
         return len(tickets)
 
-    def _settle(self, ticket: Ticket, outcome: GatewayError) -> None:
+    def _settle(self, ticket: QueueTicket, outcome: GatewayError) -> None:
         self._leave(ticket)
         ticket.settled.set_result(outcome)
 
-    def _leave(self, ticket: Ticket) -> None:
+    def _leave(self, ticket: QueueTicket) -> None:
         self._admission.leave(ticket)
         self._groups.leave(ticket)
 
-    def _too_late(self, ticket: Ticket, now: float) -> PoolExhausted:
+    def _too_late(self, ticket: QueueTicket, now: float) -> PoolExhausted:
         return PoolExhausted(
             f"no slot of {ticket.opening.environment} became free in time",
             retry_after_s=self._admission.retry_after_s(ticket.opening, now),
@@ -226,7 +226,7 @@ class Slots:
         free = [held for held in workers if held.room - self._groups.reserved_in(held.worker.id) >= need]
         return min(free, key=lambda held: (len(held.sessions), held.number), default=None)
 
-    def _granted(self, opening: Opening, home: WorkerId | None, now: float) -> Session:
+    def _granted(self, opening: SessionRequest, home: WorkerId | None, now: float) -> Session:
         """Grant *opening* a slot of *home*, if that has room, else of another worker; there is one."""
         held = self._workers.get(home) if home is not None else None
         if held is None or not held.has_room:
@@ -234,7 +234,7 @@ class Slots:
         assert held is not None, "granted no more than there are"
         return self._grant(opening, held, now)
 
-    def _grant(self, opening: Opening, held: Held, now: float) -> Session:
+    def _grant(self, opening: SessionRequest, held: Held, now: float) -> Session:
         self._groups.granted(opening, now)
         session = Session(
             id=opening.id,

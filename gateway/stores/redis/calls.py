@@ -47,7 +47,7 @@ from gateway.core.ports.calls import (
     Tally,
 )
 from gateway.stores.memory.calls import other_digest
-from gateway.stores.redis.client import Link, Listener, happened
+from gateway.stores.redis.client import Listener, RedisClient, happened
 from gateway.stores.redis.records import packed, text
 
 SIGN_S = 5.0
@@ -58,7 +58,7 @@ LOOK_S = 1.0
 """Between two looks at a call that is waited for, if nothing wakes the waiting."""
 
 
-class _CallLink(Link):
+class _CallLink(RedisClient):
     """A link whose operations are those on calls, and which takes bytes, too."""
 
     def __init__(self, url: str, *, root: str) -> None:

@@ -42,7 +42,7 @@ CONNECTION_WAIT_S = 3.0
 TURN_S = 10.0
 """The longest that a command waits for its turn: ten thousand take a few seconds, in the order in which they came."""
 DRAIN_S = 5.0
-"""How long `Link.aclose` waits for commands in flight."""
+"""How long `RedisClient.aclose` waits for commands in flight."""
 LISTEN_S = 5.0
 """One wait for a message; only bounds a read, nothing happens when it ends."""
 FOLLOW_S = 1.0
@@ -83,7 +83,7 @@ def scripts(family: str = "") -> dict[str, Script]:
     return {name: Script(text, hashlib.sha1(text, usedforsecurity=False).hexdigest()) for name, text in whole.items()}
 
 
-class Link:
+class RedisClient:
     """Commands to one Redis; all raise ``StoreUnavailable``, fenced operations ``NotLeading``, and nothing else."""
 
     def __init__(self, url: str, *, root: str, family: str = "") -> None:

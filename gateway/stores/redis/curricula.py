@@ -64,14 +64,14 @@ from gateway.stores.memory.curricula import (
     check_state,
     full_of_definitions,
 )
-from gateway.stores.redis.client import Link
+from gateway.stores.redis.client import RedisClient
 from gateway.stores.redis.records import packed, text
 
 PAGE_BYTES = 2**20
 """The most in one page, but for its last record: some milliseconds of Redis' time."""
 
 
-class _CurriculumLink(Link):
+class _CurriculumLink(RedisClient):
     """A link whose operations are those on curricula, and which takes bytes, too."""
 
     def __init__(self, url: str, *, root: str) -> None:

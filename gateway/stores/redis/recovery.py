@@ -31,7 +31,7 @@ NOTES_S = 10.0
 """How long sessions live at least after a loss of data: replicas write their notes again in the meantime."""
 
 
-class Rebuilding:
+class RedisRecovery:
     """The methods of ``RedisStore`` that register what somebody serves, and say that this was all."""
 
     async def adopt(self, worker: Worker, sessions: Sequence[Session], *, fence: int) -> list[SessionId]:

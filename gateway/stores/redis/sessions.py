@@ -91,10 +91,18 @@ from gateway.core.errors import (
 )
 from gateway.core.ids import EnvironmentName, SessionId, WorkerId
 from gateway.core.leader_lease import Lead
-from gateway.core.session import CapacityWanted, CloseReason, Note, Opening, Session, SessionEnded, SessionState
+from gateway.core.session import (
+    Activity,
+    CapacityWanted,
+    CloseReason,
+    Session,
+    SessionEnded,
+    SessionRequest,
+    SessionState,
+)
 from gateway.core.worker import EnvironmentLoad, Worker
 from gateway.stores.notifications import Following, Notices
-from gateway.stores.redis.client import DRAIN_S, Link, Listener, cancelled, happened
+from gateway.stores.redis.client import DRAIN_S, Listener, RedisClient, cancelled, happened
 from gateway.stores.redis.records import (
     as_loads,
     as_session,
@@ -106,7 +114,7 @@ from gateway.stores.redis.records import (
     texts,
     worker_values,
 )
-from gateway.stores.redis.recovery import AT_ONCE, Rebuilding
+from gateway.stores.redis.recovery import AT_ONCE, RedisRecovery
 from gateway.stores.retry_after import bounded, retry_after
 
 logger = logging.getLogger(__name__)
@@ -132,7 +140,7 @@ READING_KEPT_MS = 24 * 3_600_000
 class _Wait:
     """A claim of this replica that has no slot yet."""
 
-    opening: Opening
+    opening: SessionRequest
     until: float
     """Of the event loop's clock."""
     news: asyncio.Event
@@ -142,7 +150,7 @@ class _Wait:
     """The last time that Redis was asked for a slot, which runs to its end whatever becomes of the claim."""
 
 
-class RedisStore(Rebuilding):
+class RedisStore(RedisRecovery):
     """Sessions, workers, leases and deadlines of all replicas; the seam is ``core.ports.Store``."""
 
     def __init__(
@@ -179,7 +187,7 @@ class RedisStore(Rebuilding):
         # The highest that Redis told: a floor for the next one, should Redis lose its data.
         self._last_fence = 0
         self._is_subscribed = asyncio.Event()
-        self._link = Link(url, root=self._root)
+        self._link = RedisClient(url, root=self._root)
         self._wakes = f"{self._root}:replica:{replica}"
         self._listener = Listener(
             self._link.client,
@@ -213,7 +221,7 @@ class RedisStore(Rebuilding):
 
     # -- the request path ---------------------------------------------------------------------------------------
 
-    async def claim(self, opening: Opening, *, wait_s: float) -> Session:
+    async def claim(self, opening: SessionRequest, *, wait_s: float) -> Session:
         self._check()
         wait = _Wait(opening, asyncio.get_running_loop().time() + wait_s, asyncio.Event())
         # Known before Redis is asked: the grant may be published before the answer is read.
@@ -252,7 +260,7 @@ class RedisStore(Rebuilding):
             raise SessionClosed(CloseReason(found["reason"]))
         return as_session(found)
 
-    async def touch(self, notes: Sequence[Note]) -> list[SessionId]:
+    async def touch(self, notes: Sequence[Activity]) -> list[SessionId]:
         gone: list[SessionId] = []
         for start in range(0, len(notes), AT_ONCE):
             arguments = [value for note in notes[start : start + AT_ONCE] for value in (note.id, note.quiet_s)]
@@ -274,7 +282,7 @@ class RedisStore(Rebuilding):
     async def release(self, id: SessionId, lease: str) -> bool:
         return bool(await self._run("release", id, lease, self._closed_kept_s))
 
-    async def hand_over(self, id: SessionId, lease: str, opening: Opening) -> Session | None:
+    async def hand_over(self, id: SessionId, lease: str, opening: SessionRequest) -> Session | None:
         kind, *rest = await self._run("hand_over", *self._ticket(opening), id, lease, self._closed_kept_s)
         if kind == b"exists":
             raise SessionExists(f"session {opening.id} exists")
@@ -387,7 +395,7 @@ class RedisStore(Rebuilding):
 
     # -- waiting ------------------------------------------------------------------------------------------------
 
-    def _ticket(self, opening: Opening) -> tuple[str | float, ...]:
+    def _ticket(self, opening: SessionRequest) -> tuple[str | float, ...]:
         """The values of ``OPENING`` in ``lua/shared/waiting.lua``."""
         return (
             opening.id,
@@ -454,7 +462,7 @@ class RedisStore(Rebuilding):
         if not await self._given_back(wait.opening):
             self._link.detach(self._give_back_later(wait.opening))
 
-    async def _give_back_later(self, opening: Opening) -> None:
+    async def _give_back_later(self, opening: SessionRequest) -> None:
         """Ask again: what has the claim's lease is the claim's, so it may be given back twice."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + GIVE_BACK_S
@@ -463,7 +471,7 @@ class RedisStore(Rebuilding):
                 return
         logger.warning("claim_not_given_back session=%s setup_s=%.0f", opening.id, opening.setup_s)
 
-    async def _given_back(self, opening: Opening) -> bool:
+    async def _given_back(self, opening: SessionRequest) -> bool:
         """Try to undo a claim; False: Redis did not answer."""
         try:
             await self._link.run("give_back", opening.id, opening.environment, opening.owner, opening.lease)
@@ -505,7 +513,7 @@ class RedisStore(Rebuilding):
             wait.news.set()
 
 
-def _granted(opening: Opening, answer: list[Any]) -> Session:
+def _granted(opening: SessionRequest, answer: list[Any]) -> Session:
     """Read what claim.lua or settle.lua answered: the session, or the error to raise."""
     kind, *rest = answer
     if kind == b"granted":
@@ -513,7 +521,7 @@ def _granted(opening: Opening, answer: list[Any]) -> Session:
     raise _refusal(text(kind), opening, rest)
 
 
-def _refusal(kind: str, opening: Opening, rest: list[Any]) -> GatewayError:
+def _refusal(kind: str, opening: SessionRequest, rest: list[Any]) -> GatewayError:
     environment = opening.environment
     match kind:
         case "exists":

@@ -34,7 +34,7 @@ from gateway.stores.memory.tasks import (
     full_of_splits,
     full_of_tasks,
 )
-from gateway.stores.redis.client import Link
+from gateway.stores.redis.client import RedisClient
 from gateway.stores.redis.records import text
 
 CHANGES = 500
@@ -42,7 +42,7 @@ CHANGES_BYTES = 4 * 2**20
 """The most in one answer, by number and by size: some milliseconds of Redis' time."""
 
 
-class _TaskLink(Link):
+class _TaskLink(RedisClient):
     """A link whose operations are those on tasks."""
 
     def __init__(self, url: str, *, root: str) -> None:

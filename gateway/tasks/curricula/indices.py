@@ -1,7 +1,7 @@
 """What is offered, and the part of it that curricula draw: tasks, and handles that stand for them.
 
 An index of a curriculum's split is a handle, ``{"id": "train:<name>/<index>"}``: what it stands for is found by
-`Handles.drawn`, when an episode is about to open.
+`CurriculumIndices.drawn`, when an episode is about to open.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final
 from gateway.core.curriculum import PREFIX, Curriculum
 from gateway.core.environment import Environment, TaskSpec
 from gateway.core.errors import InvalidRequest, StoreUnavailable, UnknownTask, unknown_index, unknown_split
-from gateway.core.session import Ticket
+from gateway.core.session import GroupMembership
 from gateway.tasks.curricula.service import Curricula
 
 LISTED_MAX: Final = 100_000
@@ -24,7 +24,7 @@ MAX_DIGITS: Final = 18
 
 
 @dataclass(frozen=True, slots=True)
-class Handle:
+class CurriculumIndex:
     """An index of a curriculum's split; None: whatever is drawn next."""
 
     scope: Curriculum
@@ -32,7 +32,7 @@ class Handle:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
+class TaskRef:
     """One task, and where it stands."""
 
     spec: Mapping[str, Any]
@@ -41,9 +41,9 @@ class Offer:
     index: int | None = None
     is_images: bool = False
     """The image has it by itself: split and index are its own words, and nothing of it is the gateway's."""
-    handle: Handle | None = None
+    handle: CurriculumIndex | None = None
     """It stands for a task that is to be drawn."""
-    ticket: Ticket | None = None
+    ticket: GroupMembership | None = None
     """Of a task that was drawn: to be given back if nothing is opened with it."""
     policy: str = ""
     """The tag of the policy that a curriculum's trainer plays now."""
@@ -64,7 +64,7 @@ class Offer:
         return self.index if self.is_images else None
 
 
-class Handles:
+class CurriculumIndices:
     """The splits of curricula."""
 
     def __init__(self, curricula: Curricula | None) -> None:
@@ -92,28 +92,28 @@ class Handles:
             raise unknown_split(split, self.splits(environment))  # it went meanwhile
         return await self._curricula.count(scope)
 
-    async def at(self, environment: Environment, split: str, index: int) -> Offer:
+    async def at(self, environment: Environment, split: str, index: int) -> TaskRef:
         """One handle; -1 is the last one. Raises ``UnknownTask``."""
         scope = await self._scope(environment, split)
         count = await self.count(environment, split)
         if scope is None or not -count <= index < count:
             raise unknown_index(split, index, count)
         index %= count
-        return Offer(spec=spec_of(split, index), split=split, index=index, handle=Handle(scope, index))
+        return TaskRef(spec=spec_of(split, index), split=split, index=index, handle=CurriculumIndex(scope, index))
 
-    async def next_of(self, environment: Environment, split: str) -> Offer | None:
+    async def next_of(self, environment: Environment, split: str) -> TaskRef | None:
         """What is drawn next, if *split* is a curriculum's, for an opening that names no index."""
         scope = await self._scope(environment, split)
-        return None if scope is None else Offer(spec={"id": split}, split=split, handle=Handle(scope, None))
+        return None if scope is None else TaskRef(spec={"id": split}, split=split, handle=CurriculumIndex(scope, None))
 
-    async def named(self, environment: Environment, id: str) -> Offer | None:
+    async def named(self, environment: Environment, id: str) -> TaskRef | None:
         """The handle that *id* names, ``train:<name>/<index>``; None if it names none."""
         split, slash, number = id.rpartition("/")
         if not slash or not is_index(number) or await self._scope(environment, split) is None:
             return None
         return await self.at(environment, split, int(number))
 
-    async def drawn(self, offer: Offer, find: Callable[[str, int], Awaitable[Offer]]) -> Offer:
+    async def drawn(self, offer: TaskRef, find: Callable[[str, int], Awaitable[TaskRef]]) -> TaskRef:
         """The task that *offer* stands for, with its ticket: *offer* itself, unless it is a handle.
 
         *find* looks a task up by split and index.
@@ -137,7 +137,7 @@ class Handles:
         raise gone  # its place is kept: once the group is full, the handle stands for a new draw
 
     @contextlib.contextmanager
-    def held(self, ticket: Ticket | None) -> Iterator[None]:
+    def held(self, ticket: GroupMembership | None) -> Iterator[None]:
         """Give a drawn task's place in its group back if what is inside fails."""
         try:
             yield

@@ -27,7 +27,7 @@ CHANCES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TaskPlace:
     """Where the task of a draw stands."""
 
     environment: EnvironmentName
@@ -59,8 +59,8 @@ class _Heap:
         before = self.sums[position - 1] if position else 0
         return (self.sums[position] - before) / self.sums[-1]
 
-    def place(self, row: TaskRow) -> Place:
-        return Place(self.component.environment, self.component.split, row.index, row.task)
+    def place(self, row: TaskRow) -> TaskPlace:
+        return TaskPlace(self.component.environment, self.component.split, row.index, row.task)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Prepared:
     _urns: tuple[_Urn, ...]
     """The second one, if any, is what was passed already."""
 
-    def draw(self, number: int) -> Place:
+    def draw(self, number: int) -> TaskPlace:
         """The task of draw *number*, from 0 on."""
         which, chance = chances(self.curriculum, number)
         urn = self._urns[-1] if which < int(self._urns[-1].share * 2**CHANCES) else self._urns[0]
@@ -126,9 +126,9 @@ class Prepared:
                     found += urn.part(position) * heap.share(row)
         return found
 
-    def heaviest(self, count: int) -> list[tuple[Place, float]]:
+    def heaviest(self, count: int) -> list[tuple[TaskPlace, float]]:
         """The *count* tasks that are drawn most often, with their shares of draws; of equal ones the first. O(n)."""
-        weights: dict[Place, float] = {}
+        weights: dict[TaskPlace, float] = {}
         for urn in self._urns:
             for position, heap in enumerate(urn.heaps):
                 part = urn.part(position)

@@ -29,14 +29,14 @@ from gateway.core.errors import GatewayError, InvalidRequest, StoreUnavailable, 
 from gateway.core.ids import EnvironmentName
 from gateway.core.ports.curricula import CurriculumStore, Drawn, Turn
 from gateway.core.scaling import WINDOW_S
-from gateway.core.session import Ticket
+from gateway.core.session import GroupMembership
 from gateway.tasks.curricula.definitions import from_document, splits_named
-from gateway.tasks.curricula.sampling import Place, Prepared
+from gateway.tasks.curricula.sampling import Prepared, TaskPlace
 from gateway.tasks.curricula.stages import Standing
-from gateway.tasks.curricula.stats import TaskRecords
+from gateway.tasks.curricula.stats import TaskStats
 from gateway.tasks.curricula.tables import TaskTable, count_tasks
 from gateway.tasks.curricula.task_tables import TaskTables
-from gateway.tasks.curricula.weights import Weighings
+from gateway.tasks.curricula.weights import TaskWeights
 
 logger = logging.getLogger(__name__)
 
@@ -71,8 +71,8 @@ class Pace:
 class Handed:
     """What a handle stands for, for one opening."""
 
-    place: Place
-    ticket: Ticket | None
+    place: TaskPlace
+    ticket: GroupMembership | None
     """None: the draw was for this opening alone."""
     policy: str
     """That was last said for the curriculum; empty: none was."""
@@ -85,7 +85,7 @@ class Curricula:
         self,
         *,
         store: CurriculumStore,
-        records: TaskRecords,
+        records: TaskStats,
         tables: TaskTables,
         files: Mapping[str, Curriculum],
         catalog: Catalog,
@@ -97,7 +97,7 @@ class Curricula:
         self._store = store
         self._records = records
         self._tables = tables
-        self._weighings = Weighings(store=store, records=records, tables=tables)
+        self._weighings = TaskWeights(store=store, records=records, tables=tables)
         self._files = dict(files)
         self._catalog = catalog
         # The state: what the API has defined, and what goes on behind requests.
@@ -181,7 +181,7 @@ class Curricula:
             InvalidRequest: a component or a stage has no task.
             StoreUnavailable: the store does not answer.
         """
-        ticket = Ticket(scope.name, handle, uuid.uuid4().hex)
+        ticket = GroupMembership(scope.name, handle, uuid.uuid4().hex)
         try:
             for _ in range(JOINS):
                 found: Drawn | Turn | None = await self._store.join(
@@ -210,7 +210,7 @@ class Curricula:
         number = await self._store.numbers(scope.name, 1)
         return Handed(weighed.prepared.draw(number), None, weighed.policy)
 
-    def unused(self, ticket: Ticket | None) -> None:
+    def unused(self, ticket: GroupMembership | None) -> None:
         """Give an opening's place in its group back, behind whoever says so: nothing was opened with it."""
         if ticket is None:
             return
@@ -223,7 +223,7 @@ class Curricula:
 
     async def sample(
         self, name: str, count: int, *, environment: EnvironmentName | None = None, policy: str | None = None
-    ) -> list[tuple[int, Place]]:
+    ) -> list[tuple[int, TaskPlace]]:
         """Draw *count* times, for the one who asks alone; *policy* is noted as `tag` does.
 
         From all components, or from those of *environment*, one of the curriculum's.
@@ -371,7 +371,7 @@ class Curricula:
         found = self._catalog.offered(environment)
         return found.for_split(split).name if found is not None else environment
 
-    async def _left(self, ticket: Ticket) -> None:
+    async def _left(self, ticket: GroupMembership) -> None:
         with contextlib.suppress(StoreUnavailable):  # then its group's time ends it
             await self._store.leave(ticket.curriculum, ticket.handle, member=ticket.member)
 
@@ -398,10 +398,10 @@ def _is_of(curriculum: Curriculum, environment: EnvironmentName) -> bool:
     return any(one.environment == environment for one in curriculum.components)
 
 
-def _written(place: Place) -> bytes:
+def _written(place: TaskPlace) -> bytes:
     return json.dumps([place.environment, place.split, place.index, place.task], separators=(",", ":")).encode()
 
 
-def _read(body: bytes) -> Place:
+def _read(body: bytes) -> TaskPlace:
     environment, split, index, task = json.loads(body)
-    return Place(environment, split, index, task)
+    return TaskPlace(environment, split, index, task)

@@ -34,7 +34,7 @@ FLUSH_S: Final = 5.0
 """How long the end of this replica waits for the store to take the last ones."""
 
 
-class TaskRecords:
+class TaskStats:
     """Records of all tasks that were played."""
 
     def __init__(self, store: CurriculumStore, *, registry: TaskRegistry) -> None:

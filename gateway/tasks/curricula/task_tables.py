@@ -26,7 +26,7 @@ COUNT_S: Final = 60.0
 
 
 class Counts(Protocol):
-    """Asks workers for their tasks: `gateway.sessions.worker_queries.Inquiries`."""
+    """Asks workers for their tasks: `gateway.sessions.worker_queries.WorkerQueries`."""
 
     async def count(self, environment: Environment, split: str) -> int:
         """How many tasks a split of theirs has. Raises ``UnknownSplit``."""

@@ -19,7 +19,7 @@ from gateway.core.errors import StoreUnavailable
 from gateway.core.ports.curricula import CurriculumStore
 from gateway.tasks.curricula.sampling import Prepared, prepare
 from gateway.tasks.curricula.stages import Standing, advance, standings
-from gateway.tasks.curricula.stats import TaskRecords
+from gateway.tasks.curricula.stats import TaskStats
 from gateway.tasks.curricula.tables import Tables
 from gateway.tasks.curricula.task_tables import TaskTables
 
@@ -47,7 +47,7 @@ class _Source:
 
 
 @dataclass(slots=True)
-class Weighed:
+class WeightedTasks:
     """A weighing of all tasks."""
 
     prepared: Prepared
@@ -56,15 +56,15 @@ class Weighed:
     policy: str
 
 
-class Weighings:
+class TaskWeights:
     """Weighs the tasks of scopes, for `gateway.tasks.curricula.service.Curricula`."""
 
-    def __init__(self, *, store: CurriculumStore, records: TaskRecords, tables: TaskTables) -> None:
+    def __init__(self, *, store: CurriculumStore, records: TaskStats, tables: TaskTables) -> None:
         self._store = store
         self._records = records
         self._tables = tables
         # The state: what was weighed, and who is about to.
-        self._weighed: dict[str, Weighed] = {}
+        self._weighed: dict[str, WeightedTasks] = {}
         self._weighing: dict[str, asyncio.Lock] = {}
 
     def forget(self, name: str) -> None:
@@ -99,7 +99,7 @@ class Weighings:
         _, state = await self.state(scope.name)
         return str(state.get("policy", ""))
 
-    async def of(self, scope: Curriculum) -> Weighed:
+    async def of(self, scope: Curriculum) -> WeightedTasks:
         """Weigh all tasks by the newest records, once a second at most.
 
         Raises:
@@ -129,7 +129,7 @@ class Weighings:
                 prepared = await asyncio.to_thread(prepare, scope, tables, records, sampler)
                 if weighed is not None and weighed.prepared.stage != prepared.stage:
                     logger.info("curriculum_moved name=%s stage=%s", scope.name, prepared.stage)
-                weighed = Weighed(prepared, source, now, "")
+                weighed = WeightedTasks(prepared, source, now, "")
             weighed.at, weighed.policy = now, str(state.get("policy", ""))
             self._weighed[scope.name] = weighed
             return weighed

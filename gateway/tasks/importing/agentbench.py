@@ -20,7 +20,7 @@ from typing import Any
 
 from gateway.core.environment import SplitType
 from gateway.core.errors import ConfigError
-from gateway.tasks.importing.rows import Entry, Imported, InvalidEntry, Refused, Row, read_rows
+from gateway.tasks.importing.rows import Entry, Imported, InvalidEntry, Row, RowRefused, read_rows
 
 TRAIN_PREFIX = "train-0223-"
 """Of the training set, as AgentBench's own configuration names it."""
@@ -108,11 +108,11 @@ def _entry(row: Row, file: ItemFile, position: int) -> Entry:
     name = f"{file.prefix}{file.path.stem}-{position:05d}"
     where = f"{row.where} ({name})"
     if row.fault:
-        return Refused(where, row.fault)
+        return RowRefused(where, row.fault)
     try:
         task = task_of(row.value, scripts=file.scripts, name=name)
     except InvalidEntry as error:
-        return Refused(where, str(error))
+        return RowRefused(where, str(error))
     if file.is_alone:
         task["aliases"] = [f"{file.prefix}{position:05d}"]
     is_list = isinstance(row.value, dict) and isinstance(row.value.get("create"), list)

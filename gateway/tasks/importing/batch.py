@@ -13,7 +13,7 @@ from typing import Any
 
 from gateway.core.errors import ConfigError
 from gateway.tasks.documents import MAX_LINE_BYTES, names_of
-from gateway.tasks.importing.rows import Entry, Imported, InvalidEntry, Refused
+from gateway.tasks.importing.rows import Entry, Imported, InvalidEntry, RowRefused
 
 MOST_SHOWN = 20
 """Entries that are told one by one; the others are counted."""
@@ -25,7 +25,7 @@ class Batch:
 
     lines: tuple[bytes, ...]
     """A task each, as compact JSON without a line end: what a split's file consists of."""
-    refused: tuple[Refused, ...]
+    refused: tuple[RowRefused, ...]
     noted: tuple[tuple[str, str], ...]
     """Where, and what of a task's entry was left out."""
 
@@ -51,18 +51,18 @@ class Batch:
 def gather(entries: Iterable[Entry], *, limit: int | None = None) -> Batch:
     """Make lines of *entries*, up to *limit* of them; names that stand twice, and what is too long, are refused."""
     lines: list[bytes] = []
-    refused: list[Refused] = []
+    refused: list[RowRefused] = []
     noted: list[tuple[str, str]] = []
     known: dict[str, str] = {}
     for entry in entries:
         match entry:
-            case Refused():
+            case RowRefused():
                 refused.append(entry)
             case Imported(where, task, notes):
                 try:
                     line = _line(task, known)
                 except InvalidEntry as error:
-                    refused.append(Refused(where, str(error)))
+                    refused.append(RowRefused(where, str(error)))
                     continue
                 known |= dict.fromkeys(names_of(task, where), where)
                 noted += [(where, note) for note in notes]

@@ -62,14 +62,14 @@ def convert(rows: Iterable[Row], task_of: Callable[[Mapping[str, Any]], dict[str
     """Turn *rows* into tasks; a row for which *task_of* gives None is not asked for, and is left out."""
     for row in rows:
         if row.fault:
-            yield Refused(row.where, row.fault)
+            yield RowRefused(row.where, row.fault)
             continue
         try:
             if not isinstance(row.value, dict):
                 raise InvalidEntry(f"an object is wanted, not {type(row.value).__name__}")
             task = task_of(row.value)
         except InvalidEntry as error:
-            yield Refused(row.where, str(error))
+            yield RowRefused(row.where, str(error))
         else:
             if task is not None:
                 yield Imported(row.where, task)
@@ -154,11 +154,11 @@ class Imported:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RowRefused:
     """An entry that became none."""
 
     where: str
     reason: str
 
 
-Entry: TypeAlias = Imported | Refused
+Entry: TypeAlias = Imported | RowRefused

@@ -16,7 +16,7 @@ from typing import Any, Final, NoReturn
 from gateway.core.environment import Environment
 from gateway.core.episode import Action, StepResult
 from gateway.core.errors import InvalidRequest, UpstreamError
-from gateway.core.session import Setup
+from gateway.core.session import SessionSetup
 from gateway.upstreams.areal.observations import read_observation
 from gateway.upstreams.faults import author_fault
 
@@ -63,7 +63,7 @@ _DECODER: Final = json.JSONDecoder(parse_constant=_refuse)
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ServerInfo:
     """What a task server says of itself."""
 
     base: bytes
@@ -151,7 +151,7 @@ def _entry(entry: Mapping[str, Any]) -> str:
 # -- start ----------------------------------------------------------------------------------------------------------
 
 
-def start_body(setup: Setup) -> Json:
+def start_body(setup: SessionSetup) -> Json:
     """The body of ``episode/start`` that means *setup*.
 
     The sample is the task's ``sample_id``, else its ``id``, else its place. The task's ``config`` (or
@@ -223,7 +223,7 @@ def _says_something(value: object) -> bool:
 # -- step -----------------------------------------------------------------------------------------------------------
 
 
-def written(action: Action, environment: Environment, told: Told) -> Json | StepResult:
+def written(action: Action, environment: Environment, told: ServerInfo) -> Json | StepResult:
     """The API's action that *action* means; a result where it is none, so that the agent reads why."""
     if told.is_structured:
         return _object(action, environment)
@@ -274,7 +274,7 @@ def finished(action: Action) -> StepResult:
     )
 
 
-def tool_list(environment: Environment, told: Told) -> Json:
+def tool_list(environment: Environment, told: ServerInfo) -> Json:
     """The one tool, as ORS lists it."""
     schema: Json = {"type": "object", "additionalProperties": True}
     if not told.is_structured:

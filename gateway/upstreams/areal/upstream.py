@@ -35,15 +35,15 @@ from gateway.core.errors import (
 )
 from gateway.core.ids import SessionId, WorkerId
 from gateway.core.ports.transport import Request, Transport
-from gateway.core.session import Session, Setup
-from gateway.core.worker import Registered, Worker, WorkerSession
+from gateway.core.session import Session, SessionSetup
+from gateway.core.worker import Worker, WorkerSession, WorkerTasks
 from gateway.upstreams import ors_bodies as answers
 from gateway.upstreams.areal import codec as wire
 from gateway.upstreams.areal import observations
-from gateway.upstreams.areal.codec import Begun, Told
+from gateway.upstreams.areal.codec import Begun, ServerInfo
 from gateway.upstreams.faults import author_fault
 from gateway.upstreams.idempotency.recorder import Recorder
-from gateway.upstreams.ors_facade import Translated
+from gateway.upstreams.ors_facade import OrsFacade
 
 logger = logging.getLogger(__name__)
 
@@ -90,13 +90,13 @@ class _NotYet(UpstreamError):
     """The server is there, and not ready."""
 
 
-class ArealUpstream(Translated):
+class ArealUpstream(OrsFacade):
     """Speaks AReaL's Task Server API to workers over *transport*."""
 
     def __init__(self, transport: Transport, *, recorder: Recorder | None = None) -> None:
         super().__init__(recorder=recorder)
         self._transport = transport
-        self._servers: dict[WorkerId, Told] = {}
+        self._servers: dict[WorkerId, ServerInfo] = {}
         self._episodes: OrderedDict[_Key, _Episode] = OrderedDict()
         self._left: dict[_Key, asyncio.Task[None]] = {}
         """Starts whose asker has left, until their episode is cancelled."""
@@ -122,9 +122,9 @@ class ArealUpstream(Translated):
         told = await self._told(worker.id, worker.address)
         return wire.compact(wire.tool_list(environment, told)).encode()
 
-    async def registered(self, worker: Worker, environment: Environment) -> Registered:
+    async def registered(self, worker: Worker, environment: Environment) -> WorkerTasks:
         """None: the API has no word for them."""
-        return Registered()
+        return WorkerTasks()
 
     async def splits(self, worker: Worker, environment: Environment) -> list[Split]:
         """One, of the name that ``areal.split`` says: its tasks are the server's samples, by number."""
@@ -166,11 +166,11 @@ class ArealUpstream(Translated):
             if status != 200 and status not in _ABSENT:  # the written API has no such path
                 raise _NotYet(f"worker {worker.id} is not healthy: {wire.refusal(status, body)[0]}")
 
-    async def _told(self, worker: WorkerId, address: str) -> Told:
+    async def _told(self, worker: WorkerId, address: str) -> ServerInfo:
         """What the server has told of itself, once per life of a worker."""
         return self._servers.get(worker) or await self._find(worker, address)
 
-    async def _find(self, worker: WorkerId, address: str) -> Told:
+    async def _find(self, worker: WorkerId, address: str) -> ServerInfo:
         """Ask the server what it is, with and without ``/api``.
 
         Raises:
@@ -192,13 +192,13 @@ class ArealUpstream(Translated):
                 raise UpstreamError(f"worker {worker} answered {target.decode()} without a name: no AReaL task server")
             if len(self._servers) > SERVERS_MAX:
                 self._servers.clear()
-            told = self._servers[worker] = Told(base, info)
+            told = self._servers[worker] = ServerInfo(base, info)
             return told
         raise UpstreamError(f"worker {worker} has neither /api/task/info nor /task/info: no AReaL task server")
 
     # -- an episode -----------------------------------------------------------------------------------------------
 
-    async def open(self, session: Session, environment: Environment, setup: Setup) -> str:
+    async def open(self, session: Session, environment: Environment, setup: SessionSetup) -> str:
         """Begin an episode; its id and its first observation are the handle."""
         body = wire.compact(wire.start_body(setup)).encode()
         told = await self._told(session.worker, session.address)
@@ -216,7 +216,7 @@ class ArealUpstream(Translated):
         self.tallies.begin(session)
         return begun.handle()
 
-    async def _start(self, session: Session, environment: Environment, told: Told, body: bytes) -> Begun:
+    async def _start(self, session: Session, environment: Environment, told: ServerInfo, body: bytes) -> Begun:
         status, answer = await self._post(
             session, told, "episode/start", body, silence_s=environment.timeouts.setup_s + LATE_START_S
         )
@@ -283,7 +283,7 @@ class ArealUpstream(Translated):
             self._episodes.pop(key, None)
         return summary if summary is not None and (was_known or summary.finished) else None
 
-    async def _cancel(self, session: Session, told: Told, episode: str) -> bool:
+    async def _cancel(self, session: Session, told: ServerInfo, episode: str) -> bool:
         """End an episode; whether the server knew it. Raises ``UpstreamError`` if it does not take it."""
         body = wire.compact({"episode_id": episode}).encode()
         status, answer = await self._post(session, told, "episode/cancel", body, silence_s=CANCEL_S)
@@ -371,7 +371,7 @@ class ArealUpstream(Translated):
         return await self._ask(worker, address, request, ANSWER_S)
 
     async def _post(
-        self, session: Session, told: Told, operation: str, body: bytes, *, silence_s: float
+        self, session: Session, told: ServerInfo, operation: str, body: bytes, *, silence_s: float
     ) -> tuple[int, bytes]:
         request = Request(b"POST", b"%s/%s" % (told.base, operation.encode()), _HEADERS, body)
         return await self._ask(session.worker, session.address, request, silence_s)

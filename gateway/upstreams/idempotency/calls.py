@@ -75,7 +75,7 @@ class _Episode(Generic[T]):
     kept: int = 0
 
 
-class Calls(Generic[T]):
+class OnceOnlyCalls(Generic[T]):
     """The calls of all sessions that this replica runs for one upstream."""
 
     def __init__(

@@ -15,7 +15,7 @@ from gateway.core.errors import UpstreamError, UpstreamGone, UpstreamTimeout, Wo
 from gateway.core.worker import Worker
 from gateway.upstreams.openenv.frames import FACTORY, FULL, SESSION, STATE, fault_of
 from gateway.upstreams.openenv.http import Http, Place
-from gateway.upstreams.openenv.websocket import Line, Sockets
+from gateway.upstreams.openenv.websocket import FrameConnection, WebSocketPool
 
 PAUSE_S: Final = 0.05
 TRIALS_MAX: Final = 64
@@ -25,10 +25,10 @@ CLOSE_S: Final = 30.0
 KNOWN_MAX: Final = 1024
 
 
-class Trials:
+class CapabilityProbe:
     """Tries workers out."""
 
-    def __init__(self, http: Http, sockets: Sockets) -> None:
+    def __init__(self, http: Http, sockets: WebSocketPool) -> None:
         self._http = http
         self._sockets = sockets
         self._capacities: OrderedDict[str, int] = OrderedDict()
@@ -86,7 +86,7 @@ class Trials:
 
     async def _count(self, at: Place, answer_s: float, *, at_most: int) -> int:
         """Open up to *at_most* sockets at once; how many sessions the server holds, as far as that shows."""
-        lines: list[Line] = []
+        lines: list[FrameConnection] = []
         try:
             while len(lines) < at_most:
                 try:
@@ -101,7 +101,7 @@ class Trials:
         finally:
             await _closed(lines)
 
-    async def _trial(self, at: Place, answer_s: float) -> Line:
+    async def _trial(self, at: Place, answer_s: float) -> FrameConnection:
         """Open a socket and wait for one reply on it.
 
         Raises:
@@ -141,7 +141,7 @@ class Trials:
             await asyncio.sleep(PAUSE_S)
 
 
-async def _closed(lines: list[Line]) -> None:
+async def _closed(lines: list[FrameConnection]) -> None:
     """Close trial sockets and wait until the server has, too: their places are free by then."""
     closing = [asyncio.ensure_future(line.close(CLOSE_S)) for line in lines]
     try:

@@ -42,7 +42,7 @@ from gateway.upstreams.openenv.frames import (
 from gateway.upstreams.openenv.http import INITIALISING, REFUSED, UNKNOWN_SESSION, Http, Place, RpcError
 from gateway.upstreams.openenv.replica_codec import Handle
 from gateway.upstreams.openenv.session_lifetime import Lasting
-from gateway.upstreams.openenv.websocket import Held, Line, NotListening, Sockets
+from gateway.upstreams.openenv.websocket import FrameConnection, LiveSession, NotListening, WebSocketPool
 
 logger = logging.getLogger(__name__)
 
@@ -57,17 +57,17 @@ UNDOING_MAX: Final = 4096
 PAUSE_S: Final = 0.05
 
 
-class Episodes:
+class OpenEnvSessions:
     """Begins and ends sessions in servers."""
 
-    def __init__(self, http: Http, sockets: Sockets) -> None:
+    def __init__(self, http: Http, sockets: WebSocketPool) -> None:
         self._http = http
         self._sockets = sockets
         self._lasting = Lasting(http, sockets)
         self._undoing: dict[str, asyncio.Task[None]] = {}
         """By lease: what an opening that failed has left, until its session is closed."""
 
-    async def begin(self, session: Session, environment: Environment, data: Mapping[str, Any]) -> Held:
+    async def begin(self, session: Session, environment: Environment, data: Mapping[str, Any]) -> LiveSession:
         """Open a session and reset it. See ``Upstream.open``."""
         deadline = time.monotonic() + FULL_S
         while True:
@@ -78,10 +78,10 @@ class Episodes:
                     raise
             await asyncio.sleep(PAUSE_S)
 
-    async def _begin(self, session: Session, environment: Environment, data: Mapping[str, Any]) -> Held:
+    async def _begin(self, session: Session, environment: Environment, data: Mapping[str, Any]) -> LiveSession:
         at = Place(session.worker, session.address)
         creating: asyncio.Task[str] | None = None
-        line: Line | None = None
+        line: FrameConnection | None = None
         try:
             sid = ""
             if await self._lasting.has(at):
@@ -99,11 +99,11 @@ class Episodes:
             if isinstance(error, Exception):  # else it was given up: it is undone behind it
                 await asyncio.wait({undo}, timeout=UNDO_S)
             raise
-        return Held(session, environment, sid, line, first)
+        return LiveSession(session, environment, sid, line, first)
 
     async def begin_again(
-        self, kept: Held, session: Session, environment: Environment, data: Mapping[str, Any]
-    ) -> Held:
+        self, kept: LiveSession, session: Session, environment: Environment, data: Mapping[str, Any]
+    ) -> LiveSession:
         """Reset the server's session of an episode that has ended, for the next one. Raises as `begin`."""
         try:
             first = await _first_reply(kept.line, kept.sid, request("reset", data))
@@ -113,7 +113,7 @@ class Episodes:
             if isinstance(error, Exception):  # else it was given up: it is undone behind it
                 await asyncio.wait({undo}, timeout=UNDO_S)
             raise
-        return Held(session, environment, kept.sid, kept.line, first)
+        return LiveSession(session, environment, kept.sid, kept.line, first)
 
     async def _created(self, at: Place, silence_s: float) -> str:
         try:
@@ -130,7 +130,7 @@ class Episodes:
         return sid
 
     def _begin_to_undo(
-        self, lease: str, at: Place, creating: asyncio.Task[str] | None, line: Line | None
+        self, lease: str, at: Place, creating: asyncio.Task[str] | None, line: FrameConnection | None
     ) -> asyncio.Task[None]:
         undo = asyncio.ensure_future(self._undo(at, creating, line))
         undo.add_done_callback(_heard)
@@ -141,7 +141,7 @@ class Episodes:
                 del self._undoing[oldest]
         return undo
 
-    async def _undo(self, at: Place, creating: asyncio.Task[str] | None, line: Line | None) -> None:
+    async def _undo(self, at: Place, creating: asyncio.Task[str] | None, line: FrameConnection | None) -> None:
         """Give back what an opening that failed had got.
 
         Raises:
@@ -182,19 +182,19 @@ class Episodes:
         undo.result()
         return True
 
-    async def attach(self, session: Session, environment: Environment, handle: Handle) -> Held:
+    async def attach(self, session: Session, environment: Environment, handle: Handle) -> LiveSession:
         """Attach to a session that was begun by another replica, or before this one was started.
 
         Raises:
             SessionNotFound: the server does not know it.
         """
         line, steps = await self._attached(session, environment, handle.sid)
-        held = Held(session, environment, handle.sid, line, handle.first)
+        held = LiveSession(session, environment, handle.sid, line, handle.first)
         held.steps = steps
         held.is_whole = False
         return held
 
-    async def _attached(self, session: Session, environment: Environment, sid: str) -> tuple[Line, int]:
+    async def _attached(self, session: Session, environment: Environment, sid: str) -> tuple[FrameConnection, int]:
         deadline = time.monotonic() + ATTACH_S
         while True:
             message = "the server closed the socket"
@@ -230,7 +230,7 @@ class Episodes:
                 raise UpstreamError(f"the session can't be attached to: {message}")
             await asyncio.sleep(PAUSE_S)
 
-    async def ask(self, held: Held, frame: bytes) -> bytes:
+    async def ask(self, held: LiveSession, frame: bytes) -> bytes:
         """Send *frame* in its turn and return its reply; a socket that broke before is replaced, if it can be.
 
         Raises:
@@ -251,7 +251,7 @@ class Episodes:
             return reply
         raise UpstreamGone("the connection to the worker broke", sent=False)
 
-    async def _line(self, held: Held) -> Line:
+    async def _line(self, held: LiveSession) -> FrameConnection:
         held.check()
         if held.line.is_open:
             return held.line
@@ -269,7 +269,7 @@ class Episodes:
                 logger.info("session_attached_again session=%s worker=%s", held.session.id, held.session.worker)
             return held.line
 
-    async def close(self, held: Held, within_s: float) -> Summary:
+    async def close(self, held: LiveSession, within_s: float) -> Summary:
         """End a session that is held here; its place is free when this returns.
 
         Raises:
@@ -328,7 +328,7 @@ class Episodes:
             undo.cancel()
 
 
-async def _first_reply(line: Line, sid: str, frame: bytes) -> bytes:
+async def _first_reply(line: FrameConnection, sid: str, frame: bytes) -> bytes:
     """Reset, and return the observation.
 
     Raises:

@@ -12,11 +12,11 @@ from typing import Final, Protocol, TypeVar
 from gateway.core.environment import Environment
 from gateway.core.errors import SessionNotFound, UpstreamGone
 from gateway.core.ids import SessionId, WorkerId
-from gateway.core.ports.upstream import Peers
+from gateway.core.ports.upstream import Replicas
 from gateway.core.session import Session, SessionState
-from gateway.upstreams.openenv.episodes import Episodes
+from gateway.upstreams.openenv.episodes import OpenEnvSessions
 from gateway.upstreams.openenv.replica_codec import FIRST_MAX_BYTES, Handle, read_handle
-from gateway.upstreams.openenv.websocket import Held
+from gateway.upstreams.openenv.websocket import LiveSession
 
 T = TypeVar("T")
 
@@ -42,34 +42,34 @@ class StoredSessions(Protocol):
         ...
 
 
-class Holding:
+class SessionOwnership:
     """The sessions that this replica holds, and the way to those that it does not."""
 
-    def __init__(self, episodes: Episodes, *, peers: Peers | None, store: StoredSessions | None) -> None:
+    def __init__(self, episodes: OpenEnvSessions, *, peers: Replicas | None, store: StoredSessions | None) -> None:
         """*peers* and *store* as of ``OpenEnvUpstream``."""
         self._episodes = episodes
         self._peers = peers
         self._store = store
         # The state of this replica: the sessions whose sockets it has, by lease.
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, LiveSession] = {}
         self._moved: OrderedDict[str, str] = OrderedDict()
         """Handles that are newer than those that sessions are remembered with, by lease."""
-        self._taking: dict[str, asyncio.Task[Held | None]] = {}
-        self._large: OrderedDict[str, Held] = OrderedDict()
+        self._taking: dict[str, asyncio.Task[LiveSession | None]] = {}
+        self._large: OrderedDict[str, LiveSession] = OrderedDict()
         """Sessions with a large first observation, the oldest first."""
         self._swept_at = time.monotonic()
 
-    def get(self, session: Session) -> Held | None:
+    def get(self, session: Session) -> LiveSession | None:
         """The session, if it is held here."""
         return self._held.get(session.lease)
 
-    def pop(self, session: Session) -> tuple[Held | None, str]:
+    def pop(self, session: Session) -> tuple[LiveSession | None, str]:
         """Let go of a session that is being closed: what is held of it, and its newest handle."""
         self._large.pop(session.lease, None)
         handle = self._moved.pop(session.lease, session.handle)
         return self._held.pop(session.lease, None), handle
 
-    async def here(self, id: str, lease: str) -> Held:
+    async def here(self, id: str, lease: str) -> LiveSession:
         """The session of this id and lease. Raises ``SessionNotFound`` if it is not held here."""
         held = self._held.get(lease)
         if held is None and (taking := self._taking.get(lease)) is not None:
@@ -126,7 +126,7 @@ class Holding:
         environment: Environment,
         operation: str,
         message: Callable[[], bytes],
-        here: Callable[[Held], Awaitable[T]],
+        here: Callable[[LiveSession], Awaitable[T]],
         read: Callable[[bytes], T],
     ) -> T:
         """Do *here* if the session is held here, or can be; else let its holder do *operation*, and *read* its answer.
@@ -151,7 +151,7 @@ class Holding:
                 return await here(held)
         raise UpstreamGone("the session is just taken over by another replica", sent=False)
 
-    async def _taken_over(self, session: Session, environment: Environment, handle: Handle) -> Held | None:
+    async def _taken_over(self, session: Session, environment: Environment, handle: Handle) -> LiveSession | None:
         """Attach to a session whose holder is gone; one attempt at a time. None: another replica has done so."""
         taking = self._taking.get(session.lease)
         if taking is None:
@@ -160,12 +160,12 @@ class Holding:
             taking.add_done_callback(lambda task: self._taken(session.lease, task))
         return await asyncio.shield(taking)  # others wait for it as well
 
-    def _taken(self, lease: str, task: asyncio.Task[Held | None]) -> None:
+    def _taken(self, lease: str, task: asyncio.Task[LiveSession | None]) -> None:
         self._taking.pop(lease, None)
         if not task.cancelled():
             task.exception()  # nobody may have waited for it
 
-    async def _take_over(self, session: Session, environment: Environment, handle: Handle) -> Held | None:
+    async def _take_over(self, session: Session, environment: Environment, handle: Handle) -> LiveSession | None:
         mine = replace(handle, holder=self.me).written()
         # First: of several replicas one succeeds, and none attaches to a session that is being closed.
         if self._store is not None:
@@ -199,7 +199,7 @@ class Holding:
             else:
                 held.was_broken = True
 
-    def add(self, held: Held) -> None:
+    def add(self, held: LiveSession) -> None:
         """Hold a session that was opened here, or taken over."""
         now = time.monotonic()
         if now - self._swept_at >= SWEEP_S:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from gateway.core.environment import Environment
 from gateway.core.errors import InvalidRequest
-from gateway.core.session import Setup
+from gateway.core.session import SessionSetup
 
 PLATFORM_SECRETS: Final = frozenset(("api_key", "OPENREWARD_API_KEY"))
 """Keys of the platform that SDKs send with every session unasked."""
@@ -24,7 +24,7 @@ _CONFIGURATION: Final = ("environment_config", "config")
 _SHOWN: Final = 12
 
 
-def reset_data(environment: Environment, setup: Setup) -> dict[str, Any]:
+def reset_data(environment: Environment, setup: SessionSetup) -> dict[str, Any]:
     """Return the ``data`` of the reset that sets *setup* up.
 
     The trainer's own keys (``setup.config``) are passed as they are, and win over the task's. A task of the image's own
@@ -50,7 +50,7 @@ def reset_data(environment: Environment, setup: Setup) -> dict[str, Any]:
     return data
 
 
-def _refuse_secrets(setup: Setup) -> None:
+def _refuse_secrets(setup: SessionSetup) -> None:
     refused = sorted(setup.secrets.keys() - PLATFORM_SECRETS)
     if refused:
         raise InvalidRequest(

@@ -16,7 +16,7 @@ from typing import Final
 from gateway.core.errors import UpstreamGone
 from gateway.upstreams.openenv.frames import SESSION, STATE, fault_of
 from gateway.upstreams.openenv.http import Http, Place
-from gateway.upstreams.openenv.websocket import Sockets
+from gateway.upstreams.openenv.websocket import WebSocketPool
 
 KNOWN_MAX: Final = 4096
 ATTEMPTS: Final = 3
@@ -28,7 +28,7 @@ CLOSE_S: Final = 10.0
 class Lasting:
     """Tells servers whose sessions last from those whose sessions are their sockets."""
 
-    def __init__(self, http: Http, sockets: Sockets) -> None:
+    def __init__(self, http: Http, sockets: WebSocketPool) -> None:
         self._http = http
         self._sockets = sockets
         self._known: OrderedDict[Place, bool] = OrderedDict()

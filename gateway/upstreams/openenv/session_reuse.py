@@ -15,23 +15,23 @@ from gateway.core.environment import Environment
 from gateway.core.errors import UpstreamError
 from gateway.core.ids import SessionId
 from gateway.core.session import Session
-from gateway.upstreams.openenv.episodes import SETTLE_S, Episodes
-from gateway.upstreams.openenv.websocket import Held
+from gateway.upstreams.openenv.episodes import SETTLE_S, OpenEnvSessions
+from gateway.upstreams.openenv.websocket import LiveSession
 
 KEPT_S: Final = 60.0
 """One that nobody comes for within this is ended: its successor's slot was never given back in a regular way."""
 END_S: Final = 10.0
 
 
-class Kept:
+class SessionReuse:
     """What ended episodes leave to those that follow them under the same id."""
 
-    def __init__(self, episodes: Episodes) -> None:
+    def __init__(self, episodes: OpenEnvSessions) -> None:
         self._episodes = episodes
-        self._kept: dict[SessionId, tuple[Held, float]] = {}
+        self._kept: dict[SessionId, tuple[LiveSession, float]] = {}
         self._ending: set[asyncio.Task[None]] = set()
 
-    async def put(self, held: Held) -> bool:
+    async def put(self, held: LiveSession) -> bool:
         """Keep the server's session of an episode that ends; False if it can't be used again."""
         self._end_old_ones()
         if not await held.line.settle(SETTLE_S) or not held.line.is_open or held.line.overran:
@@ -40,7 +40,7 @@ class Kept:
         self._kept[held.session.id] = held, time.monotonic()
         return True
 
-    async def take(self, session: Session, environment: Environment) -> Held | None:
+    async def take(self, session: Session, environment: Environment) -> LiveSession | None:
         """What is kept for *session*, if it can be used for it; what can't is ended."""
         found = self._kept.pop(session.id, None)
         if found is None:
@@ -78,11 +78,11 @@ class Kept:
                 del self._kept[id]
                 self._end_soon(held)
 
-    def _end_soon(self, held: Held) -> None:
+    def _end_soon(self, held: LiveSession) -> None:
         task = asyncio.ensure_future(self._end(held))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
-    async def _end(self, held: Held) -> None:
+    async def _end(self, held: LiveSession) -> None:
         with contextlib.suppress(UpstreamError):
             await self._episodes.close(held, END_S)

@@ -28,18 +28,18 @@ from gateway.core.errors import (
 )
 from gateway.core.ids import SessionId
 from gateway.core.ports.transport import DialSocket, Exchange, Headers, Transport
-from gateway.core.ports.upstream import Peers
-from gateway.core.session import CloseReason, Session, Setup
-from gateway.core.worker import Registered, Worker, WorkerSession
+from gateway.core.ports.upstream import Replicas
+from gateway.core.session import CloseReason, Session, SessionSetup
+from gateway.core.worker import Worker, WorkerSession, WorkerTasks
 from gateway.upstreams.faults import faults
 from gateway.upstreams.idempotency.recorder import Recorder
 from gateway.upstreams.openenv.actions import Forms, step_frame
-from gateway.upstreams.openenv.capabilities import Trials
-from gateway.upstreams.openenv.episodes import Episodes
+from gateway.upstreams.openenv.capabilities import CapabilityProbe
+from gateway.upstreams.openenv.episodes import OpenEnvSessions
 from gateway.upstreams.openenv.frames import acts, check_reward, compact, failure_of, kind_of, parse
 from gateway.upstreams.openenv.http import Http, Place
 from gateway.upstreams.openenv.observations import first_blocks, step_result
-from gateway.upstreams.openenv.ownership import Holding, StoredSessions, remember
+from gateway.upstreams.openenv.ownership import SessionOwnership, StoredSessions, remember
 from gateway.upstreams.openenv.replica_codec import (
     Handle,
     read_action,
@@ -51,10 +51,10 @@ from gateway.upstreams.openenv.replica_codec import (
     write_summary,
 )
 from gateway.upstreams.openenv.resets import reset_data
-from gateway.upstreams.openenv.session_reuse import Kept
+from gateway.upstreams.openenv.session_reuse import SessionReuse
 from gateway.upstreams.openenv.tasks import Tasks
-from gateway.upstreams.openenv.websocket import Held, Sockets
-from gateway.upstreams.ors_facade import Translated, spelled
+from gateway.upstreams.openenv.websocket import LiveSession, WebSocketPool
+from gateway.upstreams.ors_facade import OrsFacade, spelled
 
 T = TypeVar("T")
 
@@ -66,7 +66,7 @@ _KEY: ContextVar[str | None] = ContextVar("openenv_key", default=None)
 """The idempotency key of the call that runs: the replica that holds the session must know it, too."""
 
 
-class OpenEnvUpstream(Translated):
+class OpenEnvUpstream(OrsFacade):
     """Speaks OpenEnv to workers: HTTP over *transport*, WebSockets of its own."""
 
     counts_itself: ClassVar[bool] = True
@@ -74,7 +74,7 @@ class OpenEnvUpstream(Translated):
     def __init__(
         self,
         transport: Transport,
-        peers: Peers | None = None,
+        peers: Replicas | None = None,
         *,
         store: StoredSessions | None = None,
         recorder: Recorder | None = None,
@@ -91,13 +91,13 @@ class OpenEnvUpstream(Translated):
         """
         super().__init__(recorder=recorder)
         self._http = Http(transport)
-        self._sockets = Sockets(dial_socket)
-        self._trials = Trials(self._http, self._sockets)
+        self._sockets = WebSocketPool(dial_socket)
+        self._trials = CapabilityProbe(self._http, self._sockets)
         self._forms = Forms(self._http)
         self._tasks = Tasks(self._http)
-        self._episodes = Episodes(self._http, self._sockets)
-        self._kept = Kept(self._episodes)
-        self._holding = Holding(self._episodes, peers=peers, store=store)
+        self._episodes = OpenEnvSessions(self._http, self._sockets)
+        self._kept = SessionReuse(self._episodes)
+        self._holding = SessionOwnership(self._episodes, peers=peers, store=store)
         self._opened: OrderedDict[str, None] = OrderedDict()
         """Leases whose opening was tried here: what they left behind is known."""
 
@@ -120,9 +120,9 @@ class OpenEnvUpstream(Translated):
         """The image's own tools; for a Gym image the tool ``step``, whose input is its action."""
         return (await self._forms.of(Place(worker.id, worker.address), environment.digest())).listing
 
-    async def registered(self, worker: Worker, environment: Environment) -> Registered:
+    async def registered(self, worker: Worker, environment: Environment) -> WorkerTasks:
         """None: OpenEnv has no ids of tasks."""
-        return Registered()
+        return WorkerTasks()
 
     async def splits(self, worker: Worker, environment: Environment) -> list[Split]:
         """The splits of the image's Task API, else one of seeds."""
@@ -156,7 +156,7 @@ class OpenEnvUpstream(Translated):
 
     # -- open and close -------------------------------------------------------------------------------------------
 
-    async def open(self, session: Session, environment: Environment, setup: Setup) -> str:
+    async def open(self, session: Session, environment: Environment, setup: SessionSetup) -> str:
         """Begin an episode; see ``Upstream.open``. From then on this replica holds its socket."""
         data = reset_data(environment, setup)
         remember(self._opened, session.lease, None, OPENED_MAX)
@@ -235,7 +235,7 @@ class OpenEnvUpstream(Translated):
     async def step(self, session: Session, environment: Environment, action: Action) -> StepResult:
         """Run *action* in the replica that holds the session. Raises as ``Upstream.act``."""
 
-        async def here(held: Held) -> StepResult:
+        async def here(held: LiveSession) -> StepResult:
             return await self._stepped(held, action)
 
         def message() -> bytes:
@@ -243,7 +243,7 @@ class OpenEnvUpstream(Translated):
 
         return await self._holding.wherever(session, environment, "act", message, here, read_result)
 
-    async def _stepped(self, held: Held, action: Action) -> StepResult:
+    async def _stepped(self, held: LiveSession, action: Action) -> StepResult:
         try:
             form = await self._forms.of(held.at, held.digest)
         except (UpstreamGone, UpstreamTimeout) as error:  # of a question: nothing of the action was sent
@@ -260,7 +260,7 @@ class OpenEnvUpstream(Translated):
         if not message and self._holding.get(session) is None and (first := read_handle(session.handle).first):
             return first
 
-        async def here(held: Held) -> bytes:
+        async def here(held: LiveSession) -> bytes:
             return await self._relayed(held, message)
 
         try:
@@ -270,7 +270,7 @@ class OpenEnvUpstream(Translated):
             raise
         return _with_faults(message, reply)
 
-    async def _relayed(self, held: Held, message: bytes) -> bytes:
+    async def _relayed(self, held: LiveSession, message: bytes) -> bytes:
         if message:
             reply = await self._episodes.ask(held, message)
             check_reward(reply)
@@ -290,7 +290,7 @@ class OpenEnvUpstream(Translated):
     async def steps(self, session: Session, environment: Environment) -> int | None:
         """The steps that the session's holder has seen; None if nobody knows the session."""
 
-        async def here(held: Held) -> int:
+        async def here(held: LiveSession) -> int:
             return held.steps
 
         try:
@@ -300,7 +300,7 @@ class OpenEnvUpstream(Translated):
         except SessionNotFound:
             return None
 
-    async def _asked(self, held: Held, action: Action, key: str | None) -> StepResult:
+    async def _asked(self, held: LiveSession, action: Action, key: str | None) -> StepResult:
         """As `act`, for the replica that has recorded the call, and waits for it."""
         run = self._stepping(held.session, held.environment, action, key)
         within_s = held.environment.timeouts.call_s
@@ -310,7 +310,7 @@ class OpenEnvUpstream(Translated):
     # -- replicas -------------------------------------------------------------------------------------------------
 
     async def serve(self, operation: str, session_id: str, lease: str, message: bytes, within_s: float) -> bytes:
-        """Do for another replica what it asks of a session that is held here; the other side of ``Peers.ask``.
+        """Do for another replica what it asks of a session that is held here; the other side of ``Replicas.ask``.
 
         Who calls this ends it after *within_s*, by a cancellation: what was sent to the server is played to its end.
 

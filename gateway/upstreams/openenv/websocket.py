@@ -50,7 +50,7 @@ class NotListening(UpstreamGone):
         super().__init__(message, sent=False)
 
 
-class Sockets:
+class WebSocketPool:
     """Opens WebSockets."""
 
     def __init__(self, dial_socket: DialSocket | None = None) -> None:
@@ -58,7 +58,7 @@ class Sockets:
         self._dial_socket = dial_socket
         self._tls: ssl.SSLContext | None = None
 
-    async def open(self, address: str, target: str, *, answer_s: float, within_s: float = CONNECT_S) -> Line:
+    async def open(self, address: str, target: str, *, answer_s: float, within_s: float = CONNECT_S) -> FrameConnection:
         """Open one at *target* (path and query).
 
         Args:
@@ -73,7 +73,7 @@ class Sockets:
             async with asyncio.timeout(within_s):
                 while True:
                     try:
-                        return Line(await self._connect(address, target), answer_s=answer_s)
+                        return FrameConnection(await self._connect(address, target), answer_s=answer_s)
                     except BlockingIOError:
                         await asyncio.sleep(BACKLOG_PAUSE_S)  # the Unix socket's backlog is full
         except InvalidStatus as error:
@@ -123,7 +123,7 @@ class _Asked:
         self.reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
 
-class Line:
+class FrameConnection:
     """One connection, owned by a task that asks one request after the other."""
 
     def __init__(self, socket: ClientConnection, *, answer_s: float) -> None:
@@ -282,10 +282,12 @@ class Line:
         return f"the worker closed the connection (code {code}{f', {reason}' if reason else ''})"
 
 
-class Held:
+class LiveSession:
     """A session whose socket this replica has."""
 
-    def __init__(self, session: Session, environment: Environment, sid: str, line: Line, first: bytes) -> None:
+    def __init__(
+        self, session: Session, environment: Environment, sid: str, line: FrameConnection, first: bytes
+    ) -> None:
         self.session = session
         self.environment = environment
         self.digest = environment.digest()
@@ -326,7 +328,7 @@ class Held:
             fault=self._fault,
         )
 
-    def take(self, line: Line) -> None:
+    def take(self, line: FrameConnection) -> None:
         """Go on with *line*."""
         self.line = line
         line.heard = self.note

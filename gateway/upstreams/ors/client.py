@@ -70,7 +70,7 @@ class Refused(UpstreamError):
         self.answer = answer
 
 
-class Link:
+class OrsClient:
     """Sends requests to servers."""
 
     def __init__(self, transport: Transport) -> None:

@@ -15,15 +15,15 @@ from gateway.core.environment import Environment, Split, SplitType, TaskSpec
 from gateway.core.errors import InvalidRequest, UpstreamError
 from gateway.core.ids import WorkerId
 from gateway.core.ports.transport import Headers
-from gateway.core.session import Setup
-from gateway.upstreams.ors.client import Link
+from gateway.core.session import SessionSetup
+from gateway.upstreams.ors.client import OrsClient
 
 KNOWN_MAX: Final = 4096
 """Workers that are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
-class Flavour:
+class Dialect:
     """What one server is like."""
 
     environments: tuple[str, ...]
@@ -55,11 +55,11 @@ class Flavour:
 class Flavours:
     """What is known of the servers."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: OrsClient) -> None:
         self._link = link
-        self._known: OrderedDict[tuple[WorkerId, str], Flavour] = OrderedDict()
+        self._known: OrderedDict[tuple[WorkerId, str], Dialect] = OrderedDict()
 
-    async def of(self, worker: WorkerId, address: str) -> Flavour:
+    async def of(self, worker: WorkerId, address: str) -> Dialect:
         """Look a server's flavour up; the first time, ask it.
 
         Raises:
@@ -76,7 +76,7 @@ class Flavours:
         """Ask anew the next time: the server at an address may have been replaced."""
         self._known.pop((worker, address), None)
 
-    async def _detect(self, worker: WorkerId, address: str) -> Flavour:
+    async def _detect(self, worker: WorkerId, address: str) -> Dialect:
         listed = await self._link.ask(worker, address, b"/list_environments")
         names = listed.parsed("/list_environments") if listed.status == 200 else None
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -88,9 +88,9 @@ class Flavours:
             # It does not describe itself. One of the two packages has a version; the documented standard takes secrets
             # in the body, and both clients send the header, which is ignored where it is not known.
             versioned = await self._link.ask(worker, address, b"/version")
-            return Flavour(tuple(names), versioned.status != 200, True, None)
+            return Dialect(tuple(names), versioned.status != 200, True, None)
         in_body = "secrets" in fields
-        return Flavour(tuple(names), in_body, not in_body, _operations(document))
+        return Dialect(tuple(names), in_body, not in_body, _operations(document))
 
 
 def path(name: str, operation: str) -> bytes:
@@ -114,7 +114,7 @@ _ADDED: Final = ("terminal_tool", "supports_score_group", "message_block_types")
 """Keys of a tool list that one of the packages leaves out."""
 
 
-def refuse_config(setup: Setup) -> None:
+def refuse_config(setup: SessionSetup) -> None:
     """Refuse what would be lost silently. Raises ``InvalidRequest``."""
     lost = sorted(key for key in setup.config or {} if key != "seed")
     if lost:
@@ -124,7 +124,7 @@ def refuse_config(setup: Setup) -> None:
         )
 
 
-def wish_of(setup: Setup, name: str, flavour: Flavour) -> tuple[dict[str, Any], Headers]:
+def wish_of(setup: SessionSetup, name: str, flavour: Dialect) -> tuple[dict[str, Any], Headers]:
     """The body of ``/create``, and the headers that go with it."""
     wish: dict[str, Any] = {"env_name": name}
     if not setup.spec and setup.split and setup.index is not None:

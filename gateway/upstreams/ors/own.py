@@ -34,8 +34,8 @@ from gateway.core.errors import (
 from gateway.core.faults import FAULT_HEADER, FAULTS_HEADER, Fault, FaultKind, faults_of, read_faults
 from gateway.core.ids import SessionId, WorkerId
 from gateway.core.ports.transport import Exchange, Headers, Request, Transport
-from gateway.core.session import Session, Setup
-from gateway.core.worker import Registered, Worker, WorkerSession
+from gateway.core.session import Session, SessionSetup
+from gateway.core.worker import Worker, WorkerSession, WorkerTasks
 from gateway.upstreams.ors import session_record as notes
 from gateway.upstreams.ors.codec import read_blocks, read_result, written
 from gateway.upstreams.ors.dialects import split_list, task_count, task_list
@@ -113,17 +113,17 @@ class OrsUpstream:
             raise UpstreamError(f"the worker answered {exchange.status} to /tools")
         return body
 
-    async def registered(self, worker: Worker, environment: Environment) -> Registered:
+    async def registered(self, worker: Worker, environment: Environment) -> WorkerTasks:
         """The tasks that the worker knows by itself; none if it is a standard server."""
         target = _path(environment, "registered")
         status, answer = await self._json(worker.id, worker.address, b"GET", target)
         if status == 404:
-            return Registered()
+            return WorkerTasks()
         if status != 200 or not isinstance(answer, Mapping):
             raise UpstreamError(f"the worker answered {status} to /registered: {_detail(answer)}")
         tasks = [entry for entry in answer.get("tasks", ()) if isinstance(entry, Mapping)]
         modules = [entry for entry in answer.get("modules", ()) if isinstance(entry, Mapping)]
-        return Registered(
+        return WorkerTasks(
             tasks={str(entry.get("id")): entry for entry in tasks},
             failed={str(entry.get("module")): str(entry["error"]) for entry in modules if entry.get("error")},
             config_keys=tuple(map(str, keys)) if isinstance(keys := answer.get("config_keys"), list) else None,
@@ -174,7 +174,7 @@ class OrsUpstream:
         status, answer = await self._json(worker.id, worker.address, b"GET", _path(environment, "registered"))
         return answer if status == 200 and isinstance(answer, Mapping) else {}
 
-    async def open(self, session: Session, environment: Environment, setup: Setup) -> str:
+    async def open(self, session: Session, environment: Environment, setup: SessionSetup) -> str:
         """Open the session in its worker, under the id that it has here."""
         wish: dict[str, Any] = {"env_name": environment.worker_name}
         if setup.split and setup.index is not None:  # one of those that its class has by itself

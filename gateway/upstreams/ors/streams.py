@@ -16,7 +16,7 @@ from gateway.core.errors import SessionNotFound, UpstreamError, UpstreamGone, Up
 from gateway.core.ports.transport import Exchange
 from gateway.core.session import Session
 from gateway.upstreams import sse
-from gateway.upstreams.ors.client import JSON, MAX_ANSWER_BYTES, STARTING_PAUSE_S, Link, Refused, of, read
+from gateway.upstreams.ors.client import JSON, MAX_ANSWER_BYTES, STARTING_PAUSE_S, OrsClient, Refused, of, read
 
 SILENCE_S: Final = 45.0
 """Servers write a comment every 10 s into an open stream, unless a blocking tool holds their only thread."""
@@ -63,7 +63,7 @@ class _Patience:
 
 
 async def outcome(
-    link: Link, session: Session, environment: Environment, target: bytes, body: Mapping[str, Any]
+    link: OrsClient, session: Session, environment: Environment, target: bytes, body: Mapping[str, Any]
 ) -> sse.Event:
     """POST *body* and return the stream's last event, ``end`` or ``error``, with the whole of its data.
 
@@ -100,7 +100,9 @@ async def outcome(
 class _Attempt:
     """One request, sent once, and as often as it takes to hear of its outcome."""
 
-    def __init__(self, link: Link, session: Session, target: bytes, body: Mapping[str, Any], within_s: float) -> None:
+    def __init__(
+        self, link: OrsClient, session: Session, target: bytes, body: Mapping[str, Any], within_s: float
+    ) -> None:
         self._link = link
         self._session = session
         self._target = target

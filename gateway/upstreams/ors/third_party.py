@@ -32,16 +32,16 @@ from gateway.core.errors import (
 from gateway.core.ids import SessionId
 from gateway.core.outcomes import is_without_reward
 from gateway.core.ports.transport import Exchange, Headers, Transport
-from gateway.core.session import Session, Setup
-from gateway.core.worker import Registered, Worker, WorkerSession
+from gateway.core.session import Session, SessionSetup
+from gateway.core.worker import Worker, WorkerSession, WorkerTasks
 from gateway.upstreams import ors_bodies as answers
 from gateway.upstreams import sse
 from gateway.upstreams.action_mapping import Tool, tool_call
 from gateway.upstreams.faults import author_fault
-from gateway.upstreams.idempotency.calls import Calls
+from gateway.upstreams.idempotency.calls import OnceOnlyCalls
 from gateway.upstreams.idempotency.codec import EVENTS
 from gateway.upstreams.idempotency.recorder import Recorder
-from gateway.upstreams.ors.client import STARTING_PAUSE_S, Answer, Link, Refused, of, refusal
+from gateway.upstreams.ors.client import STARTING_PAUSE_S, Answer, OrsClient, Refused, of, refusal
 from gateway.upstreams.ors.codec import read_blocks, read_result
 from gateway.upstreams.ors.dialects import (
     Flavours,
@@ -59,7 +59,7 @@ from gateway.upstreams.ors.streams import outcome
 from gateway.upstreams.ors_bodies import read_object
 from gateway.upstreams.ors_facade import (
     Frames,
-    Translated,
+    OrsFacade,
     Whole,
     header,
     not_offered,
@@ -83,16 +83,16 @@ TOOLS_MAX: Final = 4096
 """Sessions whose tools are remembered."""
 
 
-class StockOrsUpstream(Translated):
+class ThirdPartyOrsUpstream(OrsFacade):
     """Speaks standard ORS to workers over *transport*."""
 
     raises_by_event: ClassVar[bool] = True
 
     def __init__(self, transport: Transport, *, recorder: Recorder | None = None, ping_s: float = PING_S) -> None:
         super().__init__(recorder=recorder)
-        self._link = Link(transport)
+        self._link = OrsClient(transport)
         self._flavours = Flavours(self._link)
-        self._scores: Calls[sse.Event] = Calls(recorded(recorder, EVENTS))
+        self._scores: OnceOnlyCalls[sse.Event] = OnceOnlyCalls(recorded(recorder, EVENTS))
         self._tools: OrderedDict[tuple[SessionId, str], Mapping[str, Any]] = OrderedDict()
         self._pulse = Pulse(ping=self._ping, is_busy=self._is_busy, every_s=ping_s)
 
@@ -143,9 +143,9 @@ class StockOrsUpstream(Translated):
         answer = await self._ask(worker, environment, "tools")
         return answers.dump(tool_list(answer.parsed("/tools")))
 
-    async def registered(self, worker: Worker, environment: Environment) -> Registered:
+    async def registered(self, worker: Worker, environment: Environment) -> WorkerTasks:
         """None: tasks stand in splits."""
-        return Registered()
+        return WorkerTasks()
 
     async def splits(self, worker: Worker, environment: Environment) -> list[Split]:
         """The splits that the server lists."""
@@ -188,7 +188,7 @@ class StockOrsUpstream(Translated):
 
     # -- sessions -------------------------------------------------------------------------------------------------
 
-    async def open(self, session: Session, environment: Environment, setup: Setup) -> str:
+    async def open(self, session: Session, environment: Environment, setup: SessionSetup) -> str:
         """Open the session under the id that it has here; its handle is the environment's name in the server."""
         refuse_config(setup)
         flavour = await self._flavours.of(session.worker, session.address)

@@ -20,7 +20,7 @@ from gateway.core.errors import (
     UpstreamGone,
     UpstreamTimeout,
 )
-from gateway.core.session import Session, Setup
+from gateway.core.session import Session, SessionSetup
 from gateway.upstreams.openenv.websocket import QUEUE_MAX
 from tests.fakes.eventually import eventually, until
 from tests.wire.cutting import Relay, relay
@@ -201,7 +201,7 @@ async def test_an_opening_that_is_given_up_at_any_moment_leaves_nothing(version:
             await replica.upstream.close(first, WHERE)
             for moment in range(60):
                 session = started.session()
-                opening = asyncio.ensure_future(replica.upstream.open(session, WHERE, Setup(spec={})))
+                opening = asyncio.ensure_future(replica.upstream.open(session, WHERE, SessionSetup(spec={})))
                 await asyncio.sleep(moment / 8000)  # an opening takes some 5 ms
                 opening.cancel()
                 await asyncio.gather(opening, return_exceptions=True)

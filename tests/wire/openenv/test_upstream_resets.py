@@ -10,7 +10,7 @@ import pytest
 from gateway.core.episode import Action
 from gateway.core.errors import AuthorFault, UpstreamError, UpstreamGone
 from gateway.core.session import CloseReason, Session, SessionState
-from gateway.upstreams.openenv.websocket import Held
+from gateway.upstreams.openenv.websocket import LiveSession
 from tests.fakes.eventually import until
 from tests.wire.openenv.upstream_worlds import RELEASES, Image, Replica, alone, environment, image
 
@@ -30,7 +30,7 @@ def sockets(started: Image) -> int:
     return started.process.log.count("WebSocket /ws")
 
 
-def held(replica: Replica) -> Held:
+def held(replica: Replica) -> LiveSession:
     """The one session that it holds."""
     (found,) = replica.upstream._holding._held.values()
     return found

@@ -19,15 +19,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gateway.core.environment import Environment, PoolPolicy, Protocol, ResetMapping, Server, Timeouts
+from gateway.core.environment import Environment, PoolPolicy, ResetMapping, Server, ServerProtocol, Timeouts
 from gateway.core.errors import SessionNotFound
 from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId, session_id
-from gateway.core.session import Session, SessionState, Setup
+from gateway.core.session import Session, SessionSetup, SessionState
 from gateway.core.worker import Worker
-from gateway.frontends.replicas import PeersFront
+from gateway.frontends.replicas import ReplicaFrontend
 from gateway.upstreams.openenv.upstream import OpenEnvUpstream
-from gateway.upstreams.replica_client import HttpPeers
-from gateway.upstreams.transport import Relay
+from gateway.upstreams.replica_client import ReplicaClient
+from gateway.upstreams.transport import HttpTransport
 from tests.fakes.eventually import eventually_now
 from tests.fakes.replicas import SECRET, served
 from tests.wire.gateways import short_folder
@@ -51,7 +51,7 @@ def environment(*, resets: ResetMapping = OWN_TASKS, learns: bool = False, url: 
         image="counter",
         directory=Path("/"),
         command=(),
-        protocol=Protocol.OPENENV,
+        protocol=ServerProtocol.OPENENV,
         server=server,
         resets=resets,
         pool=PoolPolicy(learns_slots=learns, slots=1),
@@ -220,20 +220,20 @@ class Replica:
     """An upstream with what it needs."""
 
     upstream: OpenEnvUpstream
-    transport: Relay
+    transport: HttpTransport
     handles: Handles
     url: str = ""
 
     async def opened(self, session: Session, where: Environment, **setup: Any) -> Session:
         """Open *session* and return it as the store has it."""
-        handle = await self.upstream.open(session, where, Setup(**({"spec": {}} | setup)))
+        handle = await self.upstream.open(session, where, SessionSetup(**({"spec": {}} | setup)))
         return self.handles.opened(session, handle)
 
 
 @asynccontextmanager
 async def alone() -> AsyncIterator[Replica]:
     """A gateway of one replica."""
-    transport = Relay()
+    transport = HttpTransport()
     handles = Handles()
     upstream = OpenEnvUpstream(transport, store=handles)
     try:
@@ -246,15 +246,15 @@ async def alone() -> AsyncIterator[Replica]:
 @asynccontextmanager
 async def replica(handles: Handles) -> AsyncIterator[Replica]:
     """One of several replicas, which ask each other over HTTP."""
-    transport = Relay()
+    transport = HttpTransport()
     async with contextlib.AsyncExitStack() as undo:
         undo.push_async_callback(transport.aclose)
 
         async def serve(operation: str, session: str, lease: str, message: bytes, within_s: float, /) -> bytes:
             return await upstream.serve(operation, session, lease, message, within_s)
 
-        url = await undo.enter_async_context(served(PeersFront(SECRET, serve)))
-        peers = HttpPeers(url, SECRET)
+        url = await undo.enter_async_context(served(ReplicaFrontend(SECRET, serve)))
+        peers = ReplicaClient(url, SECRET)
         undo.push_async_callback(peers.aclose)
         upstream = OpenEnvUpstream(transport, peers, store=handles)
         undo.push_async_callback(upstream.aclose)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -12,7 +14,7 @@ from gateway.backends.swarm.backend import SwarmBackend
 from gateway.backends.swarm.nodes import Nodes
 from gateway.backends.swarm.reports import parse_hosts
 from gateway.catalog.catalog import Catalog
-from gateway.core.errors import ConfigError
+from gateway.core.errors import ConfigError, StoreUnavailable
 from gateway.core.file_lock import Taken, hold
 from gateway.core.leader_lease import LeaderLease
 from gateway.core.ports.backend import Backend
@@ -32,6 +34,14 @@ from gateway.stores.redis.places import place_of
 from gateway.stores.redis.sentinel import SCHEMES, is_sentinel, read_url
 from gateway.stores.redis.sessions import RedisStore
 from gateway.stores.redis.tasks import RedisTaskStore
+
+logger = logging.getLogger(__name__)
+
+STORE_WAIT_S = 30.0
+"""How long a start waits for a store that is still coming up."""
+OWNER_WAIT_S = 6.0
+"""How long a start waits for a sign of life of the gateway whose store it is; the store counts one that was silent for
+5 s as gone."""
 
 
 def check_store(store: str) -> None:
@@ -87,6 +97,46 @@ def make_stores(settings: Settings, replica: str) -> Stores:
         curricula=RedisCurriculumStore(url=url, prefix=prefix),
         calls=RedisCallStore(url=url, prefix=prefix, replica=replica),
     )
+
+
+async def start_store(store: Store) -> None:
+    """Connect to *store*, waiting for one that is still coming up. Raises ``StoreUnavailable``."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + STORE_WAIT_S
+    while True:
+        try:
+            await store.start()
+            await store.ping()
+        except StoreUnavailable as error:
+            if loop.time() > deadline:
+                raise
+            logger.warning("store_unavailable during=start error=%s", error)
+            await asyncio.sleep(1)
+        else:
+            return
+
+
+async def own_store(store: Store, settings: Settings) -> None:
+    """Make sure that all replicas of the store have the same secret, where workers are found by what is made of it.
+
+    Others would see none of each other's workers, and end the sessions in them.
+
+    Raises:
+        ConfigError: a gateway with another secret uses the store.
+    """
+    if not settings.uses_containers:
+        return
+    owner = settings.read_owner()
+    if await store.own(owner) == owner:
+        return
+    await asyncio.sleep(OWNER_WAIT_S)
+    theirs = await store.own(owner, takes_over=True)
+    if theirs != owner:
+        raise ConfigError(
+            f"GATEWAY_STORE with GATEWAY_STORE_PREFIX={settings.store_prefix} is in use by a gateway with "
+            f"another secret (owner {theirs}, this one is {owner}), and they would end each other's sessions: set "
+            "the same GATEWAY_SECRET in both, or another GATEWAY_STORE_PREFIX here"
+        )
 
 
 def make_backend(settings: Settings, catalog: Catalog) -> Backend:

@@ -7,52 +7,48 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import secrets
-import signal
 import socket
 from collections.abc import AsyncIterator, Mapping
-from typing import Any
 
 import anyio
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from gateway.adapters import (
     Stores,
-    hold_containers,
     make_backend,
     make_nodes,
     make_stores,
     make_swarm,
+    own_store,
+    start_store,
 )
 from gateway.backends.external import ExternalBackend, RoutedBackend
 from gateway.backends.swarm.dialing import NodeDialer
 from gateway.backends.swarm.nodes import NodeState
 from gateway.catalog.reload import CatalogReload
 from gateway.catalog.task_modules import CustomTaskFolders, offering
-from gateway.content import Content, load_content
+from gateway.content import Content
 from gateway.core.environment import Environment, UpstreamKind
-from gateway.core.errors import ConfigError, StoreUnavailable
-from gateway.core.ids import Owner
+from gateway.core.errors import StoreUnavailable
 from gateway.core.leader_lease import LEASE_S, LeaderLease
 from gateway.core.lifecycle import Lifecycle
-from gateway.core.placement import NodeId
 from gateway.core.ports.backend import Backend
 from gateway.core.ports.upstream import Upstream
 from gateway.core.retry import STORE_PATIENCE_S
 from gateway.core.scaling import Demands
-from gateway.core.session import CloseReason, SessionSetup
 from gateway.frontends.admin.app import AdminFrontend
 from gateway.frontends.admin.curricula import CurriculumRoutes
 from gateway.frontends.admin.nodes import NodeRoutes
-from gateway.frontends.admin.tasks import TaskRoutes
+from gateway.frontends.admin.tasks import TaskProbe, TaskRoutes
 from gateway.frontends.areal.app import ArealFrontend
 from gateway.frontends.auth import Authenticator
 from gateway.frontends.openenv.app import OpenEnvFrontend
 from gateway.frontends.ors.app import OrsFrontend
 from gateway.frontends.replicas import ReplicaFrontend
+from gateway.frontends.router import Router
 from gateway.metrics import Metrics
 from gateway.pool.audit import Audit
 from gateway.pool.background import BackgroundTasks
@@ -66,7 +62,6 @@ from gateway.pool.recovery import StoreRecovery
 from gateway.pool.starts import WorkerStarts
 from gateway.pool.stops import WorkerStops
 from gateway.pool.suspects import SuspectWorkers
-from gateway.server import HttpServer, configured, listen
 from gateway.sessions.cache import SessionCache
 from gateway.sessions.calls import AdmissionGate
 from gateway.sessions.closing import SessionCloser
@@ -92,26 +87,10 @@ from gateway.upstreams.transport import HttpTransport
 
 logger = logging.getLogger(__name__)
 
-STORE_WAIT_S = 30.0
-"""How long a start waits for a store that is still coming up."""
-GC_THRESHOLD = 20_000
-"""Containers that came and did not go yet, between two collections of the youngest; Python's own is 700, some ten
-calls. With 100,000 a call costs a fourteenth less at a thousand callers, and an idle episode 9 KiB instead of 3."""
-LEAVE_S = 1.0
-"""By so much earlier than calls under way are broken off they are answered."""
-OWNER_WAIT_S = 6.0
-"""How long a start waits for a sign of life of the gateway whose store it is; the store counts one that was silent for
-5 s as gone."""
 IMAGES_WAIT_S = 5.0
 """How long a start waits for the engine to say what images' names stand for; pulls go on behind."""
 LAG_EVERY_S = 0.1
 """How often the event loop's lateness is measured."""
-PROBE_END_S = 30.0
-"""The longest teardown that the trial of a task waits for."""
-_PROBER = Owner("(probe)")
-"""Whose the episodes are in which tasks are tried."""
-_OPS_SEGMENTS = ("healthz", "readyz", "metrics", "admin")
-_AREAL_SEGMENTS = ("areal", "api")
 
 
 class Gateway:
@@ -352,8 +331,8 @@ class Gateway:
             ConfigError, StoreUnavailable, BackendError: at start.
         """
         try:
-            await self._start_store()
-            await self._own_store()
+            await start_store(self.store)
+            await own_store(self.store, self.settings)
             await self.backend.check()
             await self.custom_tasks.look()  # before the audit: workers that the last gateway left are of that make
             await self.rollover.look_images(timeout_s=IMAGES_WAIT_S)  # likewise
@@ -411,43 +390,6 @@ class Gateway:
         """Whether workers outlive this gateway, for the next one or for other replicas."""
         return not self._has_own_stores or (self.settings.store != "memory" and self.settings.uses_containers)
 
-    async def _start_store(self) -> None:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + STORE_WAIT_S
-        while True:
-            try:
-                await self.store.start()
-                await self.store.ping()
-            except StoreUnavailable as error:
-                if loop.time() > deadline:
-                    raise
-                logger.warning("store_unavailable during=start error=%s", error)
-                await asyncio.sleep(1)
-            else:
-                return
-
-    async def _own_store(self) -> None:
-        """See to it that all replicas of the store have one secret, where workers are found by what is made of it.
-
-        Others would see none of each other's workers, and end the sessions in them.
-
-        Raises:
-            ConfigError: a gateway with another secret uses the store.
-        """
-        if not self.settings.uses_containers:
-            return
-        owner = self.settings.read_owner()
-        if await self.store.own(owner) == owner:
-            return
-        await asyncio.sleep(OWNER_WAIT_S)
-        theirs = await self.store.own(owner, takes_over=True)
-        if theirs != owner:
-            raise ConfigError(
-                f"GATEWAY_STORE with GATEWAY_STORE_PREFIX={self.settings.store_prefix} is in use by a gateway with "
-                f"another secret (owner {theirs}, this one is {owner}), and they would end each other's sessions: set "
-                "the same GATEWAY_SECRET in both, or another GATEWAY_STORE_PREFIX here"
-            )
-
     async def _completed(self, environment: Environment) -> Environment:
         """Add to what an environment's file says what stands elsewhere, before it is offered.
 
@@ -467,54 +409,6 @@ class Gateway:
             await asyncio.sleep(LAG_EVERY_S)
             self.metrics.lag(max(0.0, loop.time() - began_at - LAG_EVERY_S))
 
-    async def _probe(self, environment: Environment, task: dict[str, Any]) -> None:
-        """Open an episode of *task* in a worker, wait for what its agent would be told first, and end it."""
-        environment = self.catalog.named(environment.name)  # as it is now
-        name = f"probe-{secrets.token_hex(8)}"
-        try:
-            await self.sessions.open(
-                owner=_PROBER,
-                name=name,
-                environment=environment,
-                setup=SessionSetup(spec=task),
-                fingerprint=name,
-                task="(probe)",
-            )
-            await self.sessions.prompt(_PROBER, name, within_s=environment.timeouts.setup_s)
-        finally:
-            with anyio.move_on_after(PROBE_END_S, shield=True):
-                await self.sessions.end(_PROBER, name, CloseReason.DELETED, wait_s=PROBE_END_S)
-
-    def _node_rows(self) -> list[dict[str, Any]]:
-        """The machines, for operators; none where there is but this one."""
-        rows = []
-        for view in self.swarm.nodes() if self.swarm is not None else []:
-            report = view.report
-            row: dict[str, Any] = {
-                "id": view.id,
-                "name": view.name,
-                "state": view.state.value,
-                "silent_s": view.silent_s,
-            }
-            row["address"] = "{}:{}".format(*view.endpoint) if view.endpoint is not None else ""
-            if report is not None:
-                row |= {
-                    "draining": report.is_draining,
-                    "workers": len(report.workers),
-                    "containers": report.containers,
-                    "max_containers": report.max_containers,
-                    "cpus": report.cpus,
-                    "memory_bytes": report.memory_bytes,
-                    "available_bytes": report.available_bytes,
-                    "images": dict(report.images),
-                }
-            rows.append(row)
-        return rows
-
-    async def _drain_node(self, id: str, is_draining: bool) -> None:
-        if self.swarm is not None:
-            await self.swarm.drain(NodeId(id), is_draining)
-
     def _frontends(self) -> ASGIApp:
         settings, secret = self.settings, self.settings.read_secret()
         task_routes = TaskRoutes(
@@ -522,16 +416,16 @@ class Gateway:
             max_body_bytes=settings.max_body_bytes,
             trusted=read_trusted(settings.task_keys),
             signatures=settings.task_signatures,
-            probe=self._probe,
+            probe=TaskProbe(self.sessions, self.catalog),
         )
-        ops = AdminFrontend(
+        admin = AdminFrontend(
             store=self.store,
             catalog=self.catalog,
             metrics=self.metrics,
             lifecycle=self.lifecycle,
             routes=[
                 *task_routes.routes(),
-                *NodeRoutes(rows=self._node_rows, drain=self._drain_node).routes(),
+                *NodeRoutes(self.swarm).routes(),
                 *CurriculumRoutes(curricula=self.curricula, records=self.records, tasks=self.run_time).routes(),
             ],
         ).app()
@@ -565,82 +459,13 @@ class Gateway:
             secret=secret,
             max_body_bytes=settings.max_body_bytes,
         )
-        inside = by_first_segment(
-            ors=ors, ops=ops, areal=self.areal, openenv=openenv, peers=ReplicaFrontend(secret, self._openenv.serve)
+        router = Router(
+            ors=ors,
+            admin=admin,
+            areal=self.areal,
+            openenv=openenv,
+            replicas=ReplicaFrontend(secret, self._openenv.serve),
         )
         return Authenticator(
-            inside, trainers=parse_keys(settings.trainer_keys), operators=parse_keys(settings.operator_keys)
+            router, trainers=parse_keys(settings.trainer_keys), operators=parse_keys(settings.operator_keys)
         )
-
-
-def by_first_segment(
-    *, ors: ASGIApp, ops: ASGIApp, areal: ASGIApp, openenv: ASGIApp, peers: ASGIApp | None = None
-) -> ASGIApp:
-    """Send a request to the front that its first path segment belongs to; the root is ORS'."""
-    fronts = dict.fromkeys(_OPS_SEGMENTS, ops) | dict.fromkeys(_AREAL_SEGMENTS, areal) | {"openenv": openenv}
-    if peers is not None:
-        fronts["peers"] = peers
-
-    async def rooms(scope: Scope, receive: Receive, send: Send) -> None:
-        segment = scope["path"].lstrip("/").partition("/")[0]
-        front = fronts.get(segment, ors)
-        if scope["type"] == "websocket" and front is not openenv:
-            await send({"type": "websocket.close", "code": 1008})  # before it is accepted: 403
-            return
-        await front(scope, receive, send)
-
-    return rooms
-
-
-async def serve(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT; a second one ends calls under way too.
-
-    Raises:
-        ConfigError, StoreUnavailable, BackendError: at start.
-    """
-    content = await load_content(settings.checked())
-    held = hold_containers(settings)
-    listener = listen(settings.host, settings.port)
-    gateway = Gateway(settings, content, port=listener.getsockname()[1])
-    server = HttpServer(configured(gateway.app, end_s=settings.drain_s))
-    loop = asyncio.get_running_loop()
-
-    def end() -> None:
-        if gateway.lifecycle.is_draining:  # told twice
-            server.force_exit = True
-            gateway.leave()
-            close()
-            return
-        gateway.lifecycle.is_draining = True  # readiness turns first; then no new connection, then the calls end
-        logger.info("gateway_draining replica=%s notice_s=%g", gateway.replica, settings.drain_notice_s)
-        server.leave()
-        loop.call_later(settings.drain_notice_s, close)
-
-    def close() -> None:
-        server.should_exit = True
-        # In time: what uvicorn breaks off itself is a 500, which SDKs repeat, and a step would run twice.
-        loop.call_later(max(settings.drain_s / 2, settings.drain_s - LEAVE_S), gateway.leave)
-
-    try:
-        async with gateway.running():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, end)
-            host, port = listener.getsockname()[:2]
-            shown = f"[{host}]" if ":" in host else host
-            _tame_the_collector()
-            logger.info("gateway_ready url=http://%s:%s replica=%s", shown, port, gateway.replica)
-            await server.serve(sockets=[listener])
-    finally:
-        listener.close()
-        held.close()
-    logger.info("gateway_stopped replica=%s", gateway.replica)
-
-
-def _tame_the_collector() -> None:
-    """Keep the garbage collector from walking what lives as long as the process, and from running every few calls.
-
-    A full collection walks every session that is remembered; reference counting frees nearly all of what calls make.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(GC_THRESHOLD, 20, 50)

@@ -124,7 +124,7 @@ def _connected(place: Address, limits: httpx.Limits) -> httpx.AsyncClient:
 
 if __name__ == "__main__":
     chosen = LIMITS[sys.argv.pop(1)]
-    if not hasattr(gateway.app, "Relay"):
+    if not hasattr(gateway.app, "HttpTransport"):
         sys.exit("the gateway's transport has another name now: this would measure the gateway itself")
-    vars(gateway.app)["Relay"] = lambda dial: HttpxTransport(chosen)  # the one part that is exchanged
+    vars(gateway.app)["HttpTransport"] = lambda dial: HttpxTransport(chosen)  # the one part that is exchanged
     app()

@@ -407,7 +407,7 @@ async def test_breaks_over_httpx_have_the_gateways_types(transport: Transport, p
 
 
 def test_the_part_that_the_httpx_gateway_exchanges_is_where_it_is_looked_for() -> None:
-    assert vars(gateway.app)["Relay"] is HttpTransport
+    assert vars(gateway.app)["HttpTransport"] is HttpTransport
 
 
 # -- a short run --------------------------------------------------------------------------------------------------

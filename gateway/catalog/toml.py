@@ -37,45 +37,10 @@ from gateway.core.environment import (
 )
 from gateway.core.errors import ConfigError
 from gateway.core.ids import EnvironmentName
+from gateway.core.routes import RESERVED
 
 MIB = 2**20
 
-ROOT_ROUTES = frozenset(
-    [
-        "health",
-        "version",
-        "ping",
-        "list_environments",
-        "create",
-        "delete",
-        "create_session",
-        "delete_session",
-        "docs",
-        "redoc",
-        "openapi.json",
-    ]
-)
-"""First path segments that belong to ORS itself."""
-OPERATIONS = frozenset(
-    [
-        "tools",
-        "splits",
-        "tasks",
-        "num_tasks",
-        "task",
-        "task_range",
-        "prompt",
-        "task_tools",
-        "call",
-        "messages",
-        "score_group",
-    ]
-)
-"""ORS operations, which follow an environment's name in a path, or stand alone."""
-OUR_ROUTES = frozenset(["areal", "api", "openenv", "k", "admin", "dashboard", "metrics", "healthz", "readyz", "peers"])
-"""First path segments of the gateway's own."""
-RESERVED = ROOT_ROUTES | OPERATIONS | OUR_ROUTES
-"""No environment may bear one of these names."""
 SLOTS = 16
 """Of a worker, where nothing is said and its protocol does not tell."""
 OPENENV_SLOTS = 1

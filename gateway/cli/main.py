@@ -16,13 +16,14 @@ import uvloop
 from rich.table import Table
 
 from gateway import __version__, logs
-from gateway.app import Gateway, serve
+from gateway.app import Gateway
 from gateway.catalog.catalog import describe, load_catalog
 from gateway.cli import cluster as cli_cluster
 from gateway.cli import tasks as cli_tasks
 from gateway.cli.admin_client import LOCALHOST, Key, Url, ask, counted, print_table
 from gateway.cli.curricula import curricula_app
 from gateway.cli.env import env_app
+from gateway.cli.serve import serve as serve_until_ended
 from gateway.content import Content, load_content, load_files
 from gateway.core.environment import Environment, SplitType
 from gateway.core.errors import ConfigError, GatewayError
@@ -82,7 +83,7 @@ def serve_command(
     """
     settings = load(host=host, port=port, insecure=insecure or None, static=tuple(static) if static else None)
     logs.configure(settings.log_level)
-    uvloop.run(serve(settings))
+    uvloop.run(serve_until_ended(settings))
 
 
 @app.command()

@@ -13,13 +13,9 @@ from collections.abc import Mapping
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.core.ids import Owner
+from gateway.core.routes import AREAL_SEGMENTS, KEY_SEGMENT, OPERATOR_SEGMENTS, is_open, segment_of
 from gateway.frontends.asgi import denial, respond_json
 
-OPEN_PATHS = frozenset(("/healthz", "/readyz", "/health"))
-"""Answered without a key, as ``/openenv/{environment}/health`` is: they tell nothing but that the gateway lives."""
-OPERATOR_SEGMENTS = frozenset(("admin", "metrics", "dashboard"))
-"""First path segments that need an operator's key."""
-AREAL_PATHS = ("/areal/", "/api/")
 _KEY_HEADERS = frozenset((b"authorization", b"x-api-key"))
 
 
@@ -40,8 +36,8 @@ class Authenticator:
         key, scope = _take_key(scope)
         if not self._trainers and not self._operators:
             scope["gateway.owner"] = Owner("")
-        elif not _is_open(scope["path"]):
-            segment = scope["path"].lstrip("/").partition("/")[0].lower()
+        elif not is_open(scope["path"]):
+            segment = segment_of(scope["path"]).lower()
             keys = self._operators if segment in OPERATOR_SEGMENTS else self._trainers
             owner = _match(keys, key) if keys or segment in OPERATOR_SEGMENTS else Owner("")
             if owner is None:
@@ -49,13 +45,6 @@ class Authenticator:
                 return
             scope["gateway.owner"] = owner
         await self._inside(scope, receive, send)
-
-
-def _is_open(path: str) -> bool:
-    """Whether no key is asked for: replicas sign; OpenEnv's clients look at an environment's health without headers."""
-    if path in OPEN_PATHS or path.startswith("/peers/v1/"):
-        return True
-    return path.startswith("/openenv/") and path.endswith("/health") and path.count("/") == 3
 
 
 def _digests(keys: Mapping[str, str]) -> list[tuple[Owner, bytes]]:
@@ -70,12 +59,12 @@ def _take_key(scope: Scope) -> tuple[str, Scope]:
     if key[:7].lower() == "bearer ":
         key = key[7:].strip()
     path: str = scope["path"]
-    if path.startswith("/k/"):
-        key, slash, rest = path[3:].partition("/")
+    if path.startswith(prefix := f"/{KEY_SEGMENT}/"):
+        key, slash, rest = path.removeprefix(prefix).partition("/")
         inner["path"] = slash + rest or "/"
         inner["gateway.keyed"] = True
         raw: bytes = scope.get("raw_path") or path.encode()
-        inner["raw_path"] = b"/" + raw[3:].partition(b"/")[2]
+        inner["raw_path"] = b"/" + raw[len(prefix) :].partition(b"/")[2]
     return key, inner
 
 
@@ -93,7 +82,7 @@ async def _refuse(scope: Scope, send: Send, key: str) -> None:
     detail = "this key is not known here" if key else "a key is needed: Authorization: Bearer, X-API-Key, or /k/{key}/…"
     challenge = (b"www-authenticate", b"Bearer")
     body = {"detail": detail}
-    if scope["path"].startswith(AREAL_PATHS):
+    if segment_of(scope["path"]) in AREAL_SEGMENTS:
         body = {"error": "unauthorized", **body}  # that protocol's own form
     if scope["type"] == "websocket":
         send = denial(send)

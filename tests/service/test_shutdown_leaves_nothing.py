@@ -26,7 +26,7 @@ from tests.wire.processes import ServerProcess
 
 SERVE = """
 import asyncio, gc
-from gateway.app import serve
+from gateway.cli.serve import serve
 from gateway.logs import configure
 from gateway.settings import Settings
 

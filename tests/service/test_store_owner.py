@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway import app
+from gateway import adapters
 from gateway.app import Gateway
 from gateway.catalog.catalog import Catalog
 from gateway.content import Content
@@ -56,7 +56,7 @@ def gateway(world: RedisWorld, backend: FakeBackend, *, secret: str) -> Gateway:
 async def test_a_gateway_with_another_secret_is_refused_and_the_sessions_of_the_first_live_on(
     redis_world: RedisWorld, backend: FakeBackend, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(app, "OWNER_WAIT_S", 0.0)
+    monkeypatch.setattr(adapters, "OWNER_WAIT_S", 0.0)
     first = gateway(redis_world, backend, secret="one")
     second = gateway(redis_world, FakeBackend(folder), secret="another")
     transport = httpx.ASGITransport(app=first.app)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.catalog.catalog import Catalog, describe, load_catalog
-from gateway.catalog.toml import OPERATIONS, OUR_ROUTES, RESERVED, ROOT_ROUTES, line_of, read_environment
+from gateway.catalog.toml import line_of, read_environment
 from gateway.core.environment import (
     ALL_GPUS,
     ActionMapping,
@@ -33,6 +33,7 @@ from gateway.core.environment import (
 )
 from gateway.core.errors import ConfigError, UnknownEnvironment
 from gateway.core.ids import EnvironmentName
+from gateway.core.routes import GATEWAY_SEGMENTS, ORS_OPERATIONS, ORS_ROUTES, RESERVED
 
 GOOD = 'name = "math"\nimage = "env-math"\n'
 SANDBOX = GOOD + 'isolation = "sandbox"\n'
@@ -328,11 +329,11 @@ def test_the_reserved_names_are_those_of_the_protocol_and_of_our_own_routes() ->
         "health version ping list_environments create delete create_session delete_session docs redoc openapi.json"
     )
     operations = "tools splits tasks num_tasks task task_range prompt task_tools call messages score_group"
-    ours = "areal api openenv k admin dashboard metrics healthz readyz peers"
+    ours = "areal api openenv k admin metrics healthz readyz peers"
 
-    assert set(protocol.split()) == ROOT_ROUTES
-    assert set(operations.split()) == OPERATIONS
-    assert set(ours.split()) == OUR_ROUTES
+    assert set(protocol.split()) == ORS_ROUTES
+    assert set(operations.split()) == ORS_OPERATIONS
+    assert set(ours.split()) == GATEWAY_SEGMENTS
 
 
 def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:

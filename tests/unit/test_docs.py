@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import typer.main
 
-from gateway.catalog.toml import OPERATIONS, RESERVED, ROOT_ROUTES
 from gateway.cli.main import app
 from gateway.core.errors import GatewayError
+from gateway.core.routes import ORS_OPERATIONS, ORS_ROUTES, RESERVED
 from gateway.metrics import Metrics
 from gateway.settings import PREFIX, Settings
 from tests.pages import PAGES, PROJECT, Block, blocks
@@ -76,7 +76,7 @@ def test_every_reserved_name_is_in_the_docs() -> None:
     assert words >= RESERVED
 
 
-@pytest.mark.parametrize("route", sorted(ROOT_ROUTES - {"docs", "redoc", "openapi.json"} | OPERATIONS))
+@pytest.mark.parametrize("route", sorted(ORS_ROUTES - {"docs", "redoc", "openapi.json"} | ORS_OPERATIONS))
 def test_an_ors_route_is_in_the_reference(route: str) -> None:
     assert f"/{route}`" in REFERENCE
 

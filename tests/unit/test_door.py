@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway.frontends.auth import OPEN_PATHS, OPERATOR_SEGMENTS, Authenticator
+from gateway.core.routes import OPEN_PATHS, OPERATOR_SEGMENTS
+from gateway.frontends.auth import Authenticator
 
 ALICE, BOB, OLGA = "alice-key-1234", "bobs-key-1234", "olgas-key-1234"
 TRAINERS = {"alice": ALICE, "bob": BOB}

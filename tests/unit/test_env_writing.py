@@ -12,7 +12,7 @@ import pytest
 from gateway.catalog.inspect.external import environment_of
 from gateway.catalog.inspect.findings import Capacity, Finding, Findings, FoundSplit
 from gateway.catalog.inspect.toml_writer import Ran, check_name, check_place, file_text, memory_mib, put
-from gateway.catalog.toml import RESERVED, STATIC_IMAGE, read_environment
+from gateway.catalog.toml import STATIC_IMAGE, read_environment
 from gateway.cli.env import default_name
 from gateway.core.environment import (
     ActionMapping,
@@ -27,6 +27,7 @@ from gateway.core.environment import (
     UpstreamKind,
 )
 from gateway.core.errors import ConfigError
+from gateway.core.routes import RESERVED
 
 URL = "http://10.0.0.7:8000/env"
 MIB = 2**20

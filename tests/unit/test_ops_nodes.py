@@ -11,22 +11,42 @@ import pytest
 from starlette.applications import Starlette
 
 from gateway.adapters import make_nodes
+from gateway.backends.swarm.nodes import NodeState, NodeView
+from gateway.backends.swarm.reports import Endpoint
 from gateway.core.errors import BackendError, ConfigError
+from gateway.core.placement import NodeId, NodeReport
 from gateway.frontends.admin.nodes import NodeRoutes
 from gateway.node.tls import make_certificates
 from gateway.settings import Settings
 
+N1, N2 = NodeId("n1"), NodeId("n2")
+
 
 class Machines:
-    """Two machines; the second one does not answer."""
+    """A cluster of two machines; the second one does not answer."""
 
     def __init__(self) -> None:
-        self.rows: list[dict[str, Any]] = [{"id": "n1", "draining": False}, {"id": "n2", "draining": False}]
+        self.is_draining = False
 
-    async def drain(self, id: str, is_draining: bool) -> None:
-        if id == "n2":
+    def nodes(self) -> list[NodeView]:
+        report = NodeReport(
+            id=N1,
+            name="one",
+            cpus=2,
+            memory_bytes=2**30,
+            available_bytes=2**29,
+            max_containers=10,
+            is_draining=self.is_draining,
+        )
+        return [
+            NodeView(id=N1, state=NodeState.LIVE, report=report, endpoint=Endpoint("10.0.0.1", 7443), silent_s=0.1),
+            NodeView(id=N2, state=NodeState.SILENT, report=None, endpoint=None, silent_s=3.0),
+        ]
+
+    async def drain(self, id: NodeId, is_draining: bool) -> None:
+        if id == N2:
             raise BackendError("node n2 does not answer")
-        self.rows[0]["draining"] = is_draining
+        self.is_draining = is_draining
 
 
 @pytest.fixture
@@ -36,18 +56,24 @@ def machines() -> Machines:
 
 @pytest.fixture
 async def client(machines: Machines) -> AsyncIterator[httpx.AsyncClient]:
-    routes = NodeRoutes(rows=lambda: machines.rows, drain=machines.drain).routes()
+    routes = NodeRoutes(machines).routes()
     transport = httpx.ASGITransport(Starlette(routes=routes))
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as made:
         yield made
 
 
 async def test_machines_are_listed(client: httpx.AsyncClient, machines: Machines) -> None:
-    assert (await client.get("/admin/v1/nodes")).json() == {"nodes": machines.rows}
+    listed = (await client.get("/admin/v1/nodes")).json()["nodes"]
+
+    assert [(row["id"], row["name"], row["state"], row["address"]) for row in listed] == [
+        ("n1", "one", "live", "10.0.0.1:7443"),
+        ("n2", "n2", "silent", ""),
+    ]
+    assert (listed[0]["draining"], listed[0]["max_containers"]) == (False, 10)
 
 
 async def test_a_gateway_of_one_machine_lists_none() -> None:
-    routes = NodeRoutes(rows=list, drain=Machines().drain).routes()
+    routes = NodeRoutes(None).routes()
     transport = httpx.ASGITransport(Starlette(routes=routes))
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
         assert (await client.get("/admin/v1/nodes")).json() == {"nodes": []}
@@ -57,8 +83,8 @@ async def test_a_machine_is_drained_and_taken_back(client: httpx.AsyncClient) ->
     drained = await client.put("/admin/v1/nodes/n1", json={"draining": True})
     back = await client.put("/admin/v1/nodes/n1", json={"draining": False})
 
-    assert (drained.status_code, drained.json()) == (200, {"id": "n1", "draining": True})
-    assert (back.status_code, back.json()) == (200, {"id": "n1", "draining": False})
+    assert (drained.status_code, drained.json()["draining"]) == (200, True)
+    assert (back.status_code, back.json()["draining"]) == (200, False)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +105,7 @@ async def test_a_wrong_wish_changes_nothing_and_is_told_why(
     answer = await client.put(f"/admin/v1/nodes/{id}", content=body)
 
     assert (answer.status_code, answer.json()["code"]) == (status, code)
-    assert machines.rows[0]["draining"] is False
+    assert machines.is_draining is False
 
 
 # -- settings

@@ -15,9 +15,10 @@ from textwrap import wrap
 from gateway.catalog.inspect.external import first_split, reset_keys, upstream_name
 from gateway.catalog.inspect.findings import Finding, Findings, FoundSplit
 from gateway.catalog.inspect.probe import one_line
-from gateway.catalog.toml import RESERVED, read_environment
+from gateway.catalog.toml import read_environment
 from gateway.core.environment import Environment, Limits, Relaxations, ServerProtocol, Timeouts
 from gateway.core.errors import ConfigError
+from gateway.core.routes import RESERVED
 
 MIB = 2**20
 FILE = "environment.toml"

@@ -4,33 +4,40 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from gateway.backends.swarm.nodes import NodeView
 from gateway.core.errors import BackendError
+from gateway.core.placement import NodeId
 from gateway.frontends.asgi import BodyTooLarge, drop_body, read_body
 
 logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 1024
 
-Rows = Callable[[], Sequence[Mapping[str, Any]]]
-"""Each node as operators see it; ``id`` is among its fields."""
-Drain = Callable[[str, bool], Awaitable[None]]
-"""Lets a node take no more workers, or take them again. Raises ``BackendError``."""
+
+class Cluster(Protocol):
+    """The machines: `gateway.backends.swarm.backend.SwarmBackend`."""
+
+    def nodes(self) -> list[NodeView]:
+        """Return all machines, by name."""
+        ...
+
+    async def drain(self, id: NodeId, is_draining: bool) -> None:
+        """Let a machine take no more workers, or take them again. Raises ``BackendError``."""
+        ...
 
 
 class NodeRoutes:
     """Handlers of the routes; `routes` is what the operators' front mounts."""
 
-    def __init__(self, *, rows: Rows, drain: Drain) -> None:
-        """Wire the handlers; a gateway of one machine has no rows."""
-        self._rows = rows
-        self._drain = drain
+    def __init__(self, cluster: Cluster | None) -> None:
+        """*cluster*: the backend of many machines; None: there is one machine, and no node to list."""
+        self._cluster = cluster
 
     def routes(self) -> list[Route]:
         """The routes, for an application below the door."""
@@ -39,8 +46,11 @@ class NodeRoutes:
             Route("/admin/v1/nodes/{id}", self._change, methods=["PUT"]),
         ]
 
+    def _rows(self) -> list[dict[str, Any]]:
+        return [_row(view) for view in self._cluster.nodes()] if self._cluster is not None else []
+
     async def _list(self, _: Request) -> Response:
-        return JSONResponse({"nodes": [dict(row) for row in self._rows()]})
+        return JSONResponse({"nodes": self._rows()})
 
     async def _change(self, request: Request) -> Response:
         id = request.path_params["id"]
@@ -55,14 +65,38 @@ class NodeRoutes:
             return _refused(400, "invalid_request", "the body is no JSON")
         if not isinstance(wanted, dict) or wanted.keys() != {"draining"} or not isinstance(wanted["draining"], bool):
             return _refused(400, "invalid_request", 'draining: {"draining": true} or {"draining": false} is wanted')
-        if all(row["id"] != id for row in self._rows()):
+        if self._cluster is None or all(row["id"] != id for row in self._rows()):
             return _refused(404, "unknown_node", f"there is no node {id!r:.100}")
         try:
-            await self._drain(id, wanted["draining"])
+            await self._cluster.drain(NodeId(id), wanted["draining"])
         except BackendError as error:
             return _refused(503, error.code, error.detail)
         logger.info("node_draining node=%s draining=%s by=%s", id, wanted["draining"], _operator(request))
-        return JSONResponse(next((dict(row) for row in self._rows() if row["id"] == id), {"id": id}))
+        return JSONResponse(next((row for row in self._rows() if row["id"] == id), {"id": id}))
+
+
+def _row(view: NodeView) -> dict[str, Any]:
+    """A machine as operators see it."""
+    report = view.report
+    row: dict[str, Any] = {
+        "id": view.id,
+        "name": view.name,
+        "state": view.state.value,
+        "silent_s": view.silent_s,
+        "address": "{}:{}".format(*view.endpoint) if view.endpoint is not None else "",
+    }
+    if report is not None:
+        row |= {
+            "draining": report.is_draining,
+            "workers": len(report.workers),
+            "containers": report.containers,
+            "max_containers": report.max_containers,
+            "cpus": report.cpus,
+            "memory_bytes": report.memory_bytes,
+            "available_bytes": report.available_bytes,
+            "images": dict(report.images),
+        }
+    return row
 
 
 def _refused(status: int, code: str, detail: str) -> Response:

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import logging
 import re
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import anyio
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from gateway.catalog.catalog import Catalog
+from gateway.core.environment import Environment
 from gateway.core.errors import GatewayError, InvalidRequest
-from gateway.core.ids import EnvironmentName
+from gateway.core.ids import EnvironmentName, Owner
 from gateway.core.ports.tasks import MAX_AT_ONCE, MAX_TASK_BYTES, Probe
+from gateway.core.session import CloseReason, SessionSetup
 from gateway.frontends.admin.replies import answering, as_json, flagged, operator_of, queried
 from gateway.frontends.asgi import Attended, BodyTooLarge, HungUp, drop_body, dump, read_body
+from gateway.sessions.service import Sessions
 from gateway.tasks.documents import listed, read_json, read_json_lines, read_yaml
 from gateway.tasks.registry import TaskEntry
 from gateway.tasks.runtime import Checked, RuntimeTasks
@@ -40,6 +45,11 @@ LOGGED = 10
 
 logger = logging.getLogger(__name__)
 
+PROBE_END_S: Final = 30.0
+"""The longest teardown that the trial of a task waits for."""
+_PROBER: Final = Owner("(probe)")
+"""The owner of the episodes in which tasks are tried."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Upload:
@@ -47,6 +57,36 @@ class _Upload:
 
     tasks: Sequence[Checked]
     signed_by: str
+
+
+class TaskProbe:
+    """Tries tasks: opens an episode of each, in a worker, and ends it."""
+
+    def __init__(self, sessions: Sessions, catalog: Catalog) -> None:
+        self._sessions = sessions
+        self._catalog = catalog
+
+    async def __call__(self, environment: Environment, task: dict[str, Any]) -> None:
+        """Open an episode of *task*, wait for its prompt, and end it.
+
+        Raises:
+            GatewayError: as `Sessions.open` and `Sessions.prompt`.
+        """
+        environment = self._catalog.named(environment.name)  # as it is now
+        name = f"probe-{secrets.token_hex(8)}"
+        try:
+            await self._sessions.open(
+                owner=_PROBER,
+                name=name,
+                environment=environment,
+                setup=SessionSetup(spec=task),
+                fingerprint=name,
+                task="(probe)",
+            )
+            await self._sessions.prompt(_PROBER, name, within_s=environment.timeouts.setup_s)
+        finally:
+            with anyio.move_on_after(PROBE_END_S, shield=True):
+                await self._sessions.end(_PROBER, name, CloseReason.DELETED, wait_s=PROBE_END_S)
 
 
 class TaskRoutes:

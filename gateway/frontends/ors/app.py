@@ -26,7 +26,6 @@ from starlette.types import Receive, Scope, Send
 
 from gateway import __version__
 from gateway.catalog.catalog import Catalog
-from gateway.catalog.toml import OPERATIONS, ROOT_ROUTES
 from gateway.core.environment import Environment
 from gateway.core.errors import (
     GatewayError,
@@ -41,6 +40,7 @@ from gateway.core.errors import (
 )
 from gateway.core.ids import Owner, SessionId
 from gateway.core.ports.transport import Exchange
+from gateway.core.routes import ORS_OPERATIONS, ORS_ROUTES
 from gateway.core.session import SessionSetup
 from gateway.frontends.asgi import (
     Attended,
@@ -139,13 +139,13 @@ class OrsFrontend:
             raise OrsError(307, "Temporary Redirect", [(b"location", _without_slash(scope))])
         first, _, rest = path.partition("/")
         name, environment = first.lower(), self._catalog.offered(first)
-        if name in ROOT_ROUTES and not rest:
+        if name in ORS_ROUTES and not rest:
             await self._root(name, scope, receive, send)
-        elif environment is not None and rest in OPERATIONS:
+        elif environment is not None and rest in ORS_OPERATIONS:
             await self._operation(first, environment, rest, scope, receive, send)
-        elif name in OPERATIONS and not rest:
+        elif name in ORS_OPERATIONS and not rest:
             await self._operation("", self._meant(scope), name, scope, receive, send)
-        elif environment is None and rest in OPERATIONS:
+        elif environment is None and rest in ORS_OPERATIONS:
             raise OrsError(404, f"Not Found: {self._catalog.unknown(first).detail}")
         else:
             raise OrsError(404, f"Not Found: there is no route {scope['path'][:200]!r}")

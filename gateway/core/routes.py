@@ -1,0 +1,70 @@
+"""Which path belongs to which frontend: the only place that knows. No environment may bear one of these names."""
+
+from __future__ import annotations
+
+from typing import Final
+
+ORS_ROUTES: Final = frozenset(
+    (
+        "health",
+        "version",
+        "ping",
+        "list_environments",
+        "create",
+        "delete",
+        "create_session",
+        "delete_session",
+        "docs",
+        "redoc",
+        "openapi.json",
+    )
+)
+"""First path segments of ORS itself."""
+ORS_OPERATIONS: Final = frozenset(
+    (
+        "tools",
+        "splits",
+        "tasks",
+        "num_tasks",
+        "task",
+        "task_range",
+        "prompt",
+        "task_tools",
+        "call",
+        "messages",
+        "score_group",
+    )
+)
+"""ORS operations, which follow an environment's name in a path, or stand alone."""
+ADMIN_SEGMENTS: Final = frozenset(("healthz", "readyz", "metrics", "admin"))
+"""First path segments of the operators' frontend."""
+AREAL_SEGMENTS: Final = frozenset(("areal", "api"))
+"""First path segments of AReaL's frontend."""
+OPENENV_SEGMENT: Final = "openenv"
+REPLICA_SEGMENT: Final = "peers"
+"""Of requests that replicas send each other."""
+KEY_SEGMENT: Final = "k"
+"""``/k/{key}/…``: the key of a client that cannot send headers."""
+GATEWAY_SEGMENTS: Final = ADMIN_SEGMENTS | AREAL_SEGMENTS | {OPENENV_SEGMENT, REPLICA_SEGMENT, KEY_SEGMENT}
+"""First path segments that are not ORS'."""
+RESERVED: Final = ORS_ROUTES | ORS_OPERATIONS | GATEWAY_SEGMENTS
+
+OPERATOR_SEGMENTS: Final = frozenset(("admin", "metrics"))
+"""First path segments that need an operator's key."""
+OPEN_PATHS: Final = frozenset(("/healthz", "/readyz", "/health"))
+"""Answered without a key: they tell nothing but that the gateway lives."""
+
+
+def segment_of(path: str) -> str:
+    """Return the first segment of *path*, which decides whose it is."""
+    return path.lstrip("/").partition("/")[0]
+
+
+def is_open(path: str) -> bool:
+    """Return True if *path* needs no key.
+
+    Replicas sign their requests. OpenEnv's clients ask for an environment's health without headers.
+    """
+    if path in OPEN_PATHS or path.startswith(f"/{REPLICA_SEGMENT}/v1/"):
+        return True
+    return path.startswith(f"/{OPENENV_SEGMENT}/") and path.endswith("/health") and path.count("/") == 3

@@ -1,7 +1,7 @@
 """The tree of errors; without HTTP, which only the fronts speak.
 
 A class exists only where somebody handles it differently. ``code`` is stable and documented; ``retryable`` says that
-the same request, unchanged, may succeed later. The one table of statuses is in ``fronts/errors.py``.
+the same request, unchanged, may succeed later. The one table of statuses is in ``frontends/errors.py``.
 """
 
 from __future__ import annotations

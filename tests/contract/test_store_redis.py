@@ -202,13 +202,14 @@ async def test_gateways_of_different_prefixes_do_not_see_each_other(redis_server
 
 REPLICA = """
 import asyncio, sys
-from gateway.core.model import EnvironmentName, Opening, Owner, SessionId
-from gateway.stores.redis.sessions.sessions import RedisStore
+from gateway.core.ids import EnvironmentName, Owner, SessionId
+from gateway.core.session import SessionRequest
+from gateway.stores.redis.sessions import RedisStore
 
 async def main():
     store = RedisStore(url=sys.argv[1], prefix=sys.argv[2], replica="doomed")
     await store.start()
-    wish = Opening(id=SessionId("doomed"), name="n", owner=Owner(""), environment=EnvironmentName("math"),
+    wish = SessionRequest(id=SessionId("doomed"), name="n", owner=Owner(""), environment=EnvironmentName("math"),
                    lease="doomed-lease", fingerprint="f", idle_s=300, setup_s=30)
     await store.claim(wish, wait_s=60)
 

@@ -564,8 +564,8 @@ async def test_without_its_volume_the_gate_says_how_to_make_it(docker_engine: do
 async def test_the_command_serves_until_it_is_asked_to_end(shared_dir: Path, environment: Environment) -> None:
     program = f"""
         import asyncio, pathlib
-        from gateway.catalog.catalog.catalog import Catalog
-        from gateway.core.model import Environment
+        from gateway.catalog.catalog import Catalog
+        from gateway.core.environment import Environment
         from gateway.node import run_node
         from gateway.settings import Settings
         folder = pathlib.Path({str(shared_dir)!r})

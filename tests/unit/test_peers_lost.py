@@ -170,8 +170,8 @@ async def test_the_answer_to_another_request_is_not_taken_for_this_one_s(peers: 
 
 HOLDER = """
 import asyncio, sys, uvicorn
-from gateway.frontends.replicas import PeersFront
-from gateway.server import BoundedHttp, Server, listen
+from gateway.frontends.replicas import ReplicaFrontend
+from gateway.server import BoundedHttp, HttpServer, listen
 
 async def serve(operation, session_id, lease, message, within_s):
     if message == b"hang":
@@ -182,8 +182,8 @@ async def serve(operation, session_id, lease, message, within_s):
 async def main():
     listener = listen("127.0.0.1", 0)
     print(listener.getsockname()[1], flush=True)
-    front = PeersFront(sys.argv[1].encode(), serve)
-    await Server(uvicorn.Config(front, http=BoundedHttp, ws="none", lifespan="off", log_config=None)).serve([listener])
+    front = ReplicaFrontend(sys.argv[1].encode(), serve)
+    await HttpServer(uvicorn.Config(front, http=BoundedHttp, ws="none", lifespan="off", log_config=None)).serve([listener])
 
 asyncio.run(main())
 """

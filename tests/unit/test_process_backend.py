@@ -226,7 +226,9 @@ async def test_a_gateway_that_is_killed_takes_its_workers_along_and_the_next_one
     gateway = f"""
         import asyncio, pathlib
         from gateway.backends.process import ProcessBackend
-        from gateway.core.model import Environment, EnvironmentName, Worker, WorkerId
+        from gateway.core.environment import Environment
+        from gateway.core.ids import EnvironmentName, WorkerId
+        from gateway.core.worker import Worker
         async def main():
             folder = pathlib.Path({str(tmp_path)!r})
             command = ("python3", "-c", {textwrap.dedent(served)!r})

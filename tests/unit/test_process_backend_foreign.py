@@ -130,7 +130,8 @@ async def test_a_gateway_that_is_killed_takes_along_servers_that_know_nothing_of
     gateway = f"""
         import asyncio, pathlib
         from gateway.backends.process import ProcessBackend
-        from gateway.core.model import Environment, Server, Worker
+        from gateway.core.environment import Environment, Server
+        from gateway.core.worker import Worker
         sockets, folder = pathlib.Path({str(sockets)!r}), pathlib.Path({str(tmp_path)!r})
         environment = Environment(
             name="theirs", image="none", directory=folder, command=("python3", "-c", {program!r}), server=Server(port=1)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import gateway.stores.retry_after as module
+import gateway.stores.redis.client as client
 from gateway.stores.retry_after import (
     GROUP_KEPT_S,
     LAST_CALL_S,
@@ -21,7 +21,7 @@ from gateway.stores.retry_after import (
 
 
 def test_the_operations_in_lua_have_the_same_numbers() -> None:
-    shared = Path(module.__file__).parent / "lua" / "shared"
+    shared = Path(client.__file__).parent / "lua" / "shared"
     text = "".join((shared / f"{name}.lua").read_text() for name in ("admission", "groups"))
 
     numbers = dict(re.findall(r"^local ([A-Z_]+) = ([0-9.]+)$", text, re.MULTILINE))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -156,22 +157,26 @@ class Machine:
         Raises:
             AssertionError: it lives, and does not tell.
         """
-        try:
-            found = self._engine.containers.get(container)
-            status, printed = found.exec_run(["python3", "-ISc", _LIST], user="0")
-        except docker.errors.NotFound:
-            return None
-        except docker.errors.APIError as error:
-            status, printed = None, str(error).encode()
-        if status == 0 and printed:  # an exec whose container ends under it may end with 0 and say nothing
-            assert isinstance(printed, bytes)
-            return Tree(container, dict(json.loads(printed)))
-        try:
-            found.reload()
-        except docker.errors.NotFound:
-            return None
-        assert found.status not in ("running", "created"), (status, printed)
-        return None
+        deadline = time.monotonic() + scaled(5.0)
+        while True:
+            try:
+                found = self._engine.containers.get(container)
+                status, printed = found.exec_run(["python3", "-ISc", _LIST], user="0")
+            except docker.errors.NotFound:
+                return None
+            except docker.errors.APIError as error:
+                status, printed = None, str(error).encode()
+            # An exec whose container ends under it may end with 0 and say nothing, before the engine tells of the end.
+            if status == 0 and printed:
+                assert isinstance(printed, bytes)
+                return Tree(container, dict(json.loads(printed)))
+            try:
+                found.reload()
+            except docker.errors.NotFound:
+                return None
+            if found.status not in ("running", "created"):
+                return None
+            assert time.monotonic() < deadline, (status, printed)
 
     def _beside(self, process: Process, program: str) -> tuple[int, bytes]:
         """Run a Python *program* on *process*, with rights that nobody in its container has.

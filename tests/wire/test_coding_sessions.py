@@ -188,7 +188,7 @@ async def test_hogs_in_their_judges_change_no_reward_beside_them(player: Player)
         plays = [*zip(group.sessions, hogs, strict=True), *((session, HONEST) for session in beside.sessions)]
         results = await all_of((submitted(*play) for play in plays), at_once=len(plays))
 
-    assert [it.reward for it in results] == [0.0] * len(hogs) + [1.0] * len(hogs)
+    assert [it.reward for it in results] == [0.0] * len(hogs) + [1.0] * len(hogs), results
 
 
 # -- judges that fail -------------------------------------------------------------------------------------------------

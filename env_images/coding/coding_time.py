@@ -4,7 +4,8 @@ A case has a limit of CPU time, which the kernel counts, and one of real time, a
 What its processes had of the CPUs (`envserver.sandbox.Judged`) says why a case came to its limit of real time:
 
 * All its processes together used its CPU time: its own doing, whoever else was there.
-* They used less, and did not wait for a CPU: it slept. Its own doing.
+* They used less, and did not wait for a CPU: it slept. Its own doing, unless the disk, a pipe or the server stood
+  still, which looks the same from here. So it is run once more, and has failed if it sleeps again.
 * They used less, and waited: others had the CPU, or its own processes kept each other waiting, as 128 busy loops of a
   hostile solution would. But they can do that only while they run: what others took is at least the wait less the CPU
   time that the case used itself.
@@ -93,9 +94,14 @@ class Time:
         Raises:
             SandboxFault: others kept it from the CPU each time.
         """
-        for number in range(ATTEMPTS):
-            wall_s = min(self._end - self._clock(), self._wall_s * 2**number)
-            if wall_s <= 0 and number:  # a first attempt without time left times out, and is judged as what it is
+        starved = 0
+        slept: Completed | None = None
+        while starved < ATTEMPTS:
+            wall_s = min(self._end - self._clock(), self._wall_s * 2**starved)
+            if wall_s <= 0 and slept is not None:
+                self.is_over()  # a fault where the earlier cases' waits left this one too little time
+                return slept
+            if wall_s <= 0 and starved:  # a first attempt without time left times out, and is judged as what it is
                 break
             judged = Judged(self.cpu_s)
             done = await attempt(judged, wall_s)
@@ -103,7 +109,11 @@ class Time:
             self._taken_s += taken_by_others_s(used_s=used_s, waited_s=judged.waited_s, cpu_s=self.cpu_s)
             if not done.timed_out or used_s >= self.cpu_s:
                 return done
-            if not is_starved(used_s=used_s, waited_s=judged.waited_s, cpu_s=self.cpu_s, wall_s=wall_s):
-                self.is_over()  # a fault where the earlier cases' waits left this one too little time
+            if is_starved(used_s=used_s, waited_s=judged.waited_s, cpu_s=self.cpu_s, wall_s=wall_s):
+                starved += 1
+            elif slept is not None:
+                self.is_over()
                 return done
+            else:
+                slept = done
         raise SandboxFault(STARVED)

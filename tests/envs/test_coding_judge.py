@@ -307,7 +307,6 @@ async def test_a_case_that_starves_gets_twice_the_time_each_time_and_then_no_ver
         pytest.param(True, {"used_s": 1.0, "waited": 1.0}, id="used its time"),
         pytest.param(True, {"unseen_s": 1.0, "waited": 1.0}, id="may have used its time"),
         pytest.param(False, {"used_s": 1.0, "waited": 1.0}, id="a test command that used its time"),
-        pytest.param(False, {}, id="a test command that slept"),
     ],
 )
 async def test_a_case_that_fails_by_itself_is_run_once(is_charged: bool, had: dict[str, float]) -> None:
@@ -315,6 +314,38 @@ async def test_a_case_that_fails_by_itself_is_run_once(is_charged: bool, had: di
     time = timing.Time(1000.0, limit_s=1.0, is_charged=is_charged)
 
     done = await time.give(attempts_of(timed_out=True, walls=walls, **had))
+
+    assert (done.timed_out, len(walls)) == (True, 1)
+
+
+async def test_a_case_that_slept_is_run_once_more_and_has_failed_if_it_sleeps_again() -> None:
+    walls: list[float] = []
+
+    done = await timing.Time(1000.0, limit_s=1.0).give(attempts_of(timed_out=True, walls=walls))
+
+    assert (done.timed_out, walls) == (True, [8.0, 8.0])
+
+
+async def test_a_case_that_only_stood_still_with_the_machine_has_not_failed() -> None:
+    attempts = iter((attempts_of(timed_out=True), attempts_of(timed_out=False, used_s=0.1)))
+
+    async def attempt(judged: Any, wall_s: float) -> Any:
+        return await next(attempts)(judged, wall_s)
+
+    done = await timing.Time(1000.0, limit_s=1.0).give(attempt)
+
+    assert not done.timed_out
+
+
+async def test_a_case_that_slept_when_the_time_for_all_was_over_is_not_run_again() -> None:
+    walls: list[float] = []
+
+    async def sleeping(judged: Any, wall_s: float) -> Any:
+        walls.append(wall_s)
+        await asyncio.sleep(wall_s)
+        return Ended(-9, b"", b"", True, False)
+
+    done = await timing.Time(0.05, limit_s=1.0).give(sleeping)
 
     assert (done.timed_out, len(walls)) == (True, 1)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,15 @@ async def test_endless_output_ends_at_the_deadline(sandbox: Sandbox) -> None:
     done = await sandbox.run(["yes"], timeout_s=0.5)
 
     assert (done.status, done.timed_out, done.truncated, len(done.stdout)) == (-9, True, True, 65_536)
+
+
+async def test_a_command_that_ended_in_time_is_not_late_because_the_server_stood_still(sandbox: Sandbox) -> None:
+    running = asyncio.ensure_future(sandbox.run(["sh", "-c", "sleep 0.7; echo ended"], timeout_s=1.0))
+    asyncio.get_running_loop().call_later(0.5, time.sleep, 1.0)
+
+    done = await running
+
+    assert (done.status, done.stdout, done.timed_out) == (0, b"ended\n", False)
 
 
 async def test_a_command_that_reads_no_input_ends_all_the_same(sandbox: Sandbox) -> None:

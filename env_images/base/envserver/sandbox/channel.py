@@ -30,7 +30,9 @@ class Expectation:
         Raises:
             SandboxError: ``ended`` when the peer is gone; else with the peer's own code.
         """
-        answer = await self._answers.get()
+        return self._read(await self._answers.get())
+
+    def _read(self, answer: Answer | None) -> Answer:
         if answer is None:
             self._answers.put_nowait(None)
             raise SandboxError("the sandbox has ended", code="ended")
@@ -38,6 +40,10 @@ class Expectation:
         if "error" in message:
             raise SandboxError(str(message["error"]), code=str(message.get("code", "refused")))
         return answer
+
+    def now(self) -> Answer | None:
+        """Return an answer that has come, else None. Raises as `get`."""
+        return None if self._answers.empty() else self._read(self._answers.get_nowait())
 
     def discard(self) -> None:
         while not self._answers.empty():

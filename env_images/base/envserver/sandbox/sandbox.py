@@ -134,10 +134,13 @@ class Sandbox:
     async def _exit(self, expectation: Expectation, timeout_s: float, judged: Judged | None) -> int | None:
         """Wait for a process's status, and note in *judged* what it had of CPUs; None when *timeout_s* is over."""
         try:
-            async with asyncio.timeout(timeout_s):
-                message, _ = await expectation.get()
-        except TimeoutError:
-            return None
+            try:
+                async with asyncio.timeout(timeout_s):
+                    message, _ = await expectation.get()
+            except TimeoutError:
+                if (late := expectation.now()) is None:
+                    return None
+                message, _ = late  # it came in time, and this event loop was late
         except SandboxError as error:
             raise self._ended() if error.code == "ended" else error from None
         if judged is not None:

@@ -183,7 +183,8 @@ async def main():
     listener = listen("127.0.0.1", 0)
     print(listener.getsockname()[1], flush=True)
     front = ReplicaFrontend(sys.argv[1].encode(), serve)
-    await HttpServer(uvicorn.Config(front, http=BoundedHttp, ws="none", lifespan="off", log_config=None)).serve([listener])
+    config = uvicorn.Config(front, http=BoundedHttp, ws="none", lifespan="off", log_config=None)
+    await HttpServer(config).serve([listener])
 
 asyncio.run(main())
 """

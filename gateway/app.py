@@ -290,6 +290,7 @@ class Gateway:
             rollover=self.rollover,
             tasks=tasks,
         )
+        self.expiry = Expiry(store=store, upstreams=upstreams, catalog=catalog, closer=self.closer, tasks=tasks)
         self.pool = ControlLoop(
             store=store,
             backend=self.backend,
@@ -298,7 +299,7 @@ class Gateway:
             executor=executor,
             starts=starts,
             ends=self.worker_ends,
-            expiry=Expiry(store=store, upstreams=upstreams, catalog=catalog, closer=self.closer, tasks=tasks),
+            expiry=self.expiry,
             suspects=SuspectWorkers(store=store, upstreams=upstreams, catalog=catalog, tasks=tasks),
             tasks=tasks,
             metrics=metrics,

@@ -1,0 +1,140 @@
+"""How many of the gateway's modules a request passes through: a ratchet. The numbers may only go down.
+
+A reader who follows a request has to open each of these modules. The transport to the worker is left out: it is the
+same for all, and nobody has to read it to follow a request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from websockets.asyncio.client import connect
+
+import gateway
+from tests.fakes.clock import Clock
+from tests.fakes.workers import FakeWorker
+from tests.service.openenv_world import Client
+from tests.service.stack import IDLE_S, Replica, environment, stack, tasks
+from tests.service.wire import call, create
+
+ROOT = Path(gateway.__file__).parent
+TRANSPORT = frozenset(("upstreams/transport.py", "upstreams/http1.py", "core/addresses.py"))
+
+
+@contextlib.contextmanager
+def entered() -> Iterator[set[str]]:
+    """Collect the modules of the gateway in which a function begins or goes on."""
+    found: set[str] = set()
+
+    def note(frame: Any, event: str, argument: object) -> None:
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and path.is_relative_to(ROOT):
+            found.add(str(path.relative_to(ROOT)))
+
+    sys.setprofile(note)
+    try:
+        yield found
+    finally:
+        sys.setprofile(None)
+        found -= TRANSPORT
+
+
+@dataclass
+class Warm:
+    """A gateway with a ready worker."""
+
+    clock: Clock
+    worker: FakeWorker
+    gateway: Replica
+    client: httpx.AsyncClient
+
+
+@contextlib.asynccontextmanager
+async def warm() -> AsyncIterator[Warm]:
+    """A gateway with a ready worker, whose loops do not run: what is entered is the request's."""
+    splits = tasks(train=[{"id": "a", "question": "1+1"}, {"id": "b", "question": "2+2"}])
+    clock = Clock()
+    async with stack(environment(slots=8, min_workers=1), clock=clock, tasks_math=splits) as built:
+        first = built.first
+        async with first.looping():
+            await first.eventually_workers(1, state=None)
+            async with first.serving() as client:
+                assert (await create(client, "warm")).status_code == 200
+        async with first.serving() as client:
+            yield Warm(clock, built.backend.only, first, client)
+
+
+async def ors_create(world: Warm) -> set[str]:
+    with entered() as found:
+        answer = await create(world.client)
+    assert answer.status_code == 200
+    return found
+
+
+async def ors_call(world: Warm) -> set[str]:
+    await create(world.client)
+    with entered() as found:
+        answer = await call(world.client)
+    assert answer.status_code == 200
+    return found
+
+
+async def areal_step(world: Warm) -> set[str]:
+    begun = await world.client.post("/areal/math/api/episode/start", json={"sample_id": 0})
+    episode = begun.json()["episode_id"]
+    step = {"episode_id": episode, "action": {"type": "structured", "content": {"tool": "go_on", "input": {}}}}
+    with entered() as found:
+        answer = await world.client.post("/areal/math/api/episode/step", json=step)
+    assert answer.status_code == 200, answer.text
+    return found
+
+
+async def openenv_reset(world: Warm) -> set[str]:
+    return (await _openenv(world.client))[0]
+
+
+async def openenv_step(world: Warm) -> set[str]:
+    return (await _openenv(world.client))[1]
+
+
+async def _openenv(client: httpx.AsyncClient) -> tuple[set[str], set[str]]:
+    url = str(client.base_url).replace("http", "ws", 1)
+    async with connect(f"{url.rstrip(chr(47))}/openenv/math/ws", proxy=None) as connection:
+        socket = Client(connection)
+        with entered() as reset:
+            assert (await socket.ask("reset", {"index": 0}))["type"] == "observation"
+        with entered() as step:
+            assert (await socket.step())["type"] == "observation"
+    return reset, step
+
+
+async def expiry(world: Warm) -> set[str]:
+    await create(world.client)
+    for session in world.worker.sessions.values():
+        session.idle_s = IDLE_S + 1
+    world.clock.advance(IDLE_S + 1)
+    with entered() as found:
+        await world.gateway.expiry.turn()
+        await world.gateway.eventually_used(0)
+    return found
+
+
+Walk = Callable[[Warm], Awaitable[set[str]]]
+
+
+@pytest.mark.parametrize(
+    ("walk", "most"),
+    [(ors_create, 29), (ors_call, 13), (areal_step, 25), (openenv_reset, 37), (openenv_step, 20), (expiry, 20)],
+)
+async def test_a_request_passes_through_few_modules(walk: Walk, most: int) -> None:
+    async with warm() as world:
+        found = await walk(world)
+
+    assert len(found) <= most, "\n".join(sorted(found))

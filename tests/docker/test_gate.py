@@ -1,6 +1,6 @@
 """Attacks on the engine gate, with the real engine behind it: each is refused, and nothing is created or touched.
 
-The tables of `tests/unit/test_gate_policy.py` have more rows; here is one of each kind, to see that what is decided is
+The tables of `tests/unit/node/test_policy.py` have more rows; here is one of each kind, to see that what is decided is
 also what happens.
 """
 

@@ -21,7 +21,7 @@ from gateway.tasks.templates import template
 from tests.deadlines import scaled
 
 ENVIRONMENTS = ["math", "os", "coding", "browser", "game", "chat", "something-else"]
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def run(*arguments: str | Path) -> Result:

@@ -28,7 +28,7 @@ from gateway.tasks.registry import TaskRegistry
 from gateway.tasks.runtime import RuntimeTasks
 from tests.fakes.eventually import eventually, until
 from tests.service.stack import environment
-from tests.unit.curriculum_parts import GAME, MATH, Store, add, registry_of, remove
+from tests.unit.tasks.curricula.curriculum_parts import GAME, MATH, Store, add, registry_of, remove
 
 TASKS = [{"id": f"t{number}"} for number in range(20)]
 GAMES = [{"id": f"g{number}"} for number in range(3)]

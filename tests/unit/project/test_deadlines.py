@@ -10,7 +10,7 @@ import pytest
 
 from tests import deadlines
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 LEAST_S = 2.0
 """A shorter time is part of what a test does, such as a client that hangs up early."""
 ELSEWHERE = ("tests/runner/", "tests/foreign/", "environments/", "upstream_server.py", "tests/wire/openenv/driver.py")

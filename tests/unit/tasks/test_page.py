@@ -17,7 +17,7 @@ from gateway.tasks.schema import GenericTask, parse
 from gateway.tasks.signing import FORMAT
 from tests.service.stack import run_time
 
-PAGE = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "tasks.md").read_text("utf-8")
 
 
 def commands() -> set[str]:

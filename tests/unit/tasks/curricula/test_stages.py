@@ -15,7 +15,7 @@ from gateway.core.ports.curricula import MAX_STATE_BYTES
 from gateway.tasks.curricula.sampling import prepare
 from gateway.tasks.curricula.stages import MARKED, Standing, advance, standings
 from gateway.tasks.curricula.tables import Tables, TaskRow, tabulate
-from tests.unit.staged_world import EASY, GAME, HARD, MATH, MIN, WINDOW, World, staged
+from tests.unit.tasks.curricula.staged_world import EASY, GAME, HARD, MATH, MIN, WINDOW, World, staged
 
 
 def at_stage(name: str) -> World:

@@ -18,7 +18,7 @@ import pytest
 from tests.deadlines import scaled
 from tests.fakes.eventually import until
 
-PROGRAM = Path(__file__).parents[2] / "env_images" / "base" / "envserver" / "forwarder.py"
+PROGRAM = Path(__file__).parents[3] / "env_images" / "base" / "envserver" / "forwarder.py"
 ENDS_S = scaled(20.0)
 RESTING_FILES = 5
 """Of a forwarder without a connection: the standard three, its socket, and what it waits with."""

@@ -11,7 +11,7 @@ from gateway.core.ports.curricula import MAX_STATE_BYTES
 from gateway.tasks.curricula.sampling import prepare
 from gateway.tasks.curricula.stages import Standing, advance, standings
 from gateway.tasks.curricula.tables import TaskRow, tabulate
-from tests.unit.staged_world import EASY, HARD, MATH, MIN, World, staged
+from tests.unit.tasks.curricula.staged_world import EASY, HARD, MATH, MIN, World, staged
 
 ODD, EVEN = Component(environment=MATH, tags=("odd",), weight=3), Component(environment=MATH, tags=("even",))
 

@@ -17,7 +17,7 @@ from gateway.tasks.curricula.tables import TaskRow
 from gateway.tasks.curricula.task_tables import AT_ONCE, TaskTables
 from gateway.tasks.registry import TaskRegistry
 from tests.service.stack import environment
-from tests.unit.curriculum_parts import MATH, add, registry_of, remove
+from tests.unit.tasks.curricula.curriculum_parts import MATH, add, registry_of, remove
 
 IMAGE = EnvironmentName("image")
 

@@ -16,7 +16,7 @@ import pytest
 
 from tests.deadlines import scaled
 
-PROJECT = Path(__file__).resolve().parents[2]
+PROJECT = Path(__file__).resolve().parents[3]
 BASH = shutil.which("bash") or "bash"
 
 

@@ -26,7 +26,7 @@ from tests.fakes.eventually import until
 from tests.fakes.raw_http import Connection, RawServer
 from tests.fakes.replicas import SECRET, WITHIN_S, Holder, ask, failing, replica, served
 
-PROJECT = Path(__file__).parents[2]
+PROJECT = Path(__file__).parents[3]
 
 
 @pytest.fixture

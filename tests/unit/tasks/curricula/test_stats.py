@@ -21,7 +21,7 @@ from gateway.stores.memory.tasks import MemoryTaskStore
 from gateway.tasks.curricula.stats import MAX_WAITING, TaskStats
 from tests.fakes.eventually import eventually, until
 from tests.service.stack import environment
-from tests.unit.curriculum_parts import MATH, Store, add, registry_of, remove
+from tests.unit.tasks.curricula.curriculum_parts import MATH, Store, add, registry_of, remove
 
 WON = Summary(reward=1.0, finished=True, steps=3, seconds=1.5)
 

@@ -19,7 +19,7 @@ from gateway.core.ports.tasks import MAX_TASK_BYTES
 from gateway.tasks.documents import MAX_DEPTH, MAX_PROBLEMS, MAX_VALUES
 from gateway.tasks.schema import from_config, parse
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 ISOLATION = {"coding": Isolation.SANDBOX, "os": Isolation.SANDBOX, "browser": Isolation.EXCLUSIVE}
 FILES = sorted(ROOT.glob("tasks/*/*.jsonl"))
 LOGIN = {

@@ -17,7 +17,7 @@ from examples.learner.arithmetic import features, read, reducible, solve, writte
 from examples.learner.games import World
 from examples.learner.policy import Policy
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 TASKS = ROOT / "tasks"
 LATER = ("product after product", "sum after product", "sum before product", "sum after sum")
 KNOWS = Policy(dict.fromkeys(("+ add", "- subtract", "* multiply", "/ divide"), 99.0) | dict.fromkeys(LATER, -40.0))

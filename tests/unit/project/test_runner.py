@@ -17,7 +17,7 @@ from tests.runner import preparation, stacks
 from tests.runner.__main__ import Run, report
 from tests.runner.lanes import reproduce
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PYTEST = ("-m", "pytest", "-qq", "--no-summary", "-p", "tests.runner.needs", "-p", "tests.runner.plugin")
 
 

@@ -1,7 +1,7 @@
 """A lean environment server that speaks the Open Reward Standard: write a class, call ``serve``."""
 
-from . import openenv_names as _openenv_names
-from .content import (
+from envserver import openenv_names as _openenv_names
+from envserver.content import (
     Block,
     GroupCandidate,
     GroupScore,
@@ -16,12 +16,12 @@ from .content import (
     ToolCallBlock,
     ToolResultBlock,
 )
-from .environment import Environment
-from .errors import SessionFailed, SessionLost
-from .server import serve
-from .task import Task
-from .tools import tool
-from .version import VERSION as __version__
+from envserver.environment import Environment
+from envserver.errors import SessionFailed, SessionLost
+from envserver.server import serve
+from envserver.task import Task
+from envserver.tools import tool
+from envserver.version import VERSION as __version__
 
 _openenv_names.install()  # the one thing that happens at import: task modules import the name before they see a server
 

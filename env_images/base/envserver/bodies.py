@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from .content import (
+from envserver.content import (
     GroupCandidate,
     ImageBlock,
     Message,
@@ -14,9 +14,24 @@ from .content import (
     ToolCallBlock,
     ToolResultBlock,
 )
-from .errors import Refused
-from .messages import Request
-from .nodes import AnyValue, Bool, Choice, DictOf, Fault, Field, Int, ListOf, Loc, Node, Shape, Str, fault, optional
+from envserver.errors import Refused
+from envserver.messages import Request
+from envserver.nodes import (
+    AnyValue,
+    Bool,
+    Choice,
+    DictOf,
+    Fault,
+    Field,
+    Int,
+    ListOf,
+    Loc,
+    Node,
+    Shape,
+    Str,
+    fault,
+    optional,
+)
 
 NO_BODY = None
 """An absent body and ``null`` are the same to a model."""

@@ -12,16 +12,16 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from . import steps
-from .bodies import Action, CallBody
-from .content import ToolCall
-from .environment import Environment
-from .errors import InvalidInput, Refused, SessionFailed, describe, message_of
-from .jsontext import canonical
-from .outcomes import Ending, Outcome, Outcomes, Turn
-from .runner import Runner
-from .session import Call, Session, deleted
-from .tools import Mode, Tool
+from envserver import steps
+from envserver.bodies import Action, CallBody
+from envserver.content import ToolCall
+from envserver.environment import Environment
+from envserver.errors import InvalidInput, Refused, SessionFailed, describe, message_of
+from envserver.jsontext import canonical
+from envserver.outcomes import Ending, Outcome, Outcomes, Turn
+from envserver.runner import Runner
+from envserver.session import Call, Session, deleted
+from envserver.tools import Mode, Tool
 
 logger = logging.getLogger("envserver")
 WAITING_MAX = 256

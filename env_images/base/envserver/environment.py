@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar
 
-from .content import GroupCandidate, GroupScore, Message, Prompt, Split, ToolCall
-from .task import Task
-from .taskfiles import TaskFiles
+from envserver.content import GroupCandidate, GroupScore, Message, Prompt, Split, ToolCall
+from envserver.task import Task
+from envserver.taskfiles import TaskFiles
 
 if TYPE_CHECKING:  # a server without sandboxes imports nothing of them
-    from .sandbox import Limits, Sandboxes
+    from envserver.sandbox import Limits, Sandboxes
 
 _Value = TypeVar("_Value")
 Maybe: TypeAlias = _Value | Awaitable[_Value]

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from .errors import EnvServerError, describe
+from envserver.errors import EnvServerError, describe
 
 ERROR_MAX_CHARS = 1000
 TRACEBACK_MAX_CHARS = 4000

@@ -12,9 +12,9 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias, cast
 
-from .errors import Refused
-from .messages import Request, Response, head_of, refused
-from .receiver import Receiver
+from envserver.errors import Refused
+from envserver.messages import Request, Response, head_of, refused
+from envserver.receiver import Receiver
 
 BACKLOG = 16
 """Requests that a connection may send ahead before it is no longer read."""

@@ -5,13 +5,13 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from .content import BLOCK_TYPES, Split
-from .environment import Environment
-from .errors import ConfigError, describe
-from .jsontext import encode
-from .runner import Place
-from .taskfiles import TaskFiles
-from .tools import Tool, terminal_of, tools_of
+from envserver.content import BLOCK_TYPES, Split
+from envserver.environment import Environment
+from envserver.errors import ConfigError, describe
+from envserver.jsontext import encode
+from envserver.runner import Place
+from envserver.taskfiles import TaskFiles
+from envserver.tools import Tool, terminal_of, tools_of
 
 OPERATIONS = frozenset(
     ("tools", "splits", "tasks", "num_tasks", "task", "task_range", "prompt", "task_tools", "call", "messages")

@@ -12,7 +12,7 @@ from typing import Any
 
 import uvloop
 
-from .errors import NoThread
+from envserver.errors import NoThread
 
 logger = logging.getLogger("envserver")
 LINGER_S = 5.0

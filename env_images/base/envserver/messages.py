@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Collection, Mapping
 
-from .errors import Refused
-from .jsontext import encode
+from envserver.errors import Refused
+from envserver.jsontext import encode
 
 _REASONS: Mapping[int, bytes] = {
     200: b"OK",

@@ -32,7 +32,7 @@ class OpenEnvNames:
     def exec_module(module: ModuleType) -> None:
         if module.__name__ != TASKS:
             return
-        from . import generic
+        from envserver import generic
 
         for name in generic.__all__:
             setattr(module, name, getattr(generic, name))

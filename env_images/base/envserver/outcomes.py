@@ -8,7 +8,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Literal, NamedTuple, TypeAlias
 
-from .errors import Refused
+from envserver.errors import Refused
 
 KEPT_S = 60.0
 """As long as the reference servers keep a result (``LINGER_SECONDS``)."""

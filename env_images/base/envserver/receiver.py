@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection
 
 import httptools
 
-from .errors import Refused
-from .messages import Request
+from envserver.errors import Refused
+from envserver.messages import Request
 
 HEADERS_MAX_BYTES = 128 * 1024
 """Request line and headers; X-Secrets alone may take 64 KiB."""

@@ -4,13 +4,13 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from .errors import Refused
-from .kinds import Kind
-from .taskmodules import TaskModules
-from .tasksets import TaskSets
+from envserver.errors import Refused
+from envserver.kinds import Kind
+from envserver.taskmodules import TaskModules
+from envserver.tasksets import TaskSets
 
 if TYPE_CHECKING:  # a server that registers no task imports nothing of it
-    from .generic.registry import TaskRegistry
+    from envserver.generic.registry import TaskRegistry
 
 MAX_LISTED = 10_000
 MAX_DESCRIPTION_CHARS = 500

@@ -11,19 +11,19 @@ from _operator import _compare_digest
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-from . import bodies
-from .delivery import Delivery
-from .errors import Refused, describe
-from .http import Answer, Connection, Pending
-from .jsontext import encode
-from .kinds import OPERATIONS, Kind
-from .messages import Request, Response, json_response, refused
-from .registered import Registered
-from .session import Session, deleted
-from .sessions import Sessions
-from .tasksets import TaskSets
-from .version import VERSION
-from .waits import SETUP_WAIT_S, starting
+from envserver import bodies
+from envserver.delivery import Delivery
+from envserver.errors import Refused, describe
+from envserver.http import Answer, Connection, Pending
+from envserver.jsontext import encode
+from envserver.kinds import OPERATIONS, Kind
+from envserver.messages import Request, Response, json_response, refused
+from envserver.registered import Registered
+from envserver.session import Session, deleted
+from envserver.sessions import Sessions
+from envserver.tasksets import TaskSets
+from envserver.version import VERSION
+from envserver.waits import SETUP_WAIT_S, starting
 
 _HEX = re.compile(rb"[0-9a-fA-F]{16,256}")
 

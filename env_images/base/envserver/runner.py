@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Protocol
 
-from .errors import AuthorCancelled, describe
-from .lanes import Lane, Lanes
-from .threads import Threads
+from envserver.errors import AuthorCancelled, describe
+from envserver.lanes import Lane, Lanes
+from envserver.threads import Threads
 
 
 class Place:

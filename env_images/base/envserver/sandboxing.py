@@ -7,13 +7,13 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from .errors import Refused
-from .kinds import Kind
-from .runner import Place, Runner
-from .settings import SandboxSettings
+from envserver.errors import Refused
+from envserver.kinds import Kind
+from envserver.runner import Place, Runner
+from envserver.settings import SandboxSettings
 
 if TYPE_CHECKING:  # a bare server imports nothing of it
-    from .sandbox import Box, Limits, Sandboxes
+    from envserver.sandbox import Box, Limits, Sandboxes
 
 logger = logging.getLogger("envserver")
 CLOSE_S = 0.9
@@ -98,7 +98,7 @@ class Sandboxing:
         return ""
 
     async def _make(self) -> None:
-        from .sandbox import Sandboxes
+        from envserver.sandbox import Sandboxes
 
         box, work = await self._runner.run(self._place, self._furnish)
         if self._stopped.done():
@@ -115,7 +115,7 @@ class Sandboxing:
 
     def _furnish(self) -> "tuple[Box, str]":
         """Find the box and the work folder, or make them; runs in a thread, and takes some seconds the first time."""
-        from .sandbox import Box, SandboxError
+        from envserver.sandbox import Box, SandboxError
 
         settings = self._settings
         if settings.host:

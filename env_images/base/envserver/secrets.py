@@ -6,7 +6,7 @@ Nothing here puts a secret into a message: the header is either understood or ca
 import binascii
 import json
 
-from .errors import Refused
+from envserver.errors import Refused
 
 
 def secrets_of(header: str | None, body: dict[str, str] | None) -> dict[str, str]:

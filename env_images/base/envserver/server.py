@@ -14,23 +14,23 @@ from contextlib import suppress
 
 import uvloop
 
-from .calls import Calls
-from .delivery import Delivery
-from .environment import Environment
-from .errors import ConfigError
-from .http import Connection
-from .kinds import Kind, kinds_of
-from .lanes import Lanes
-from .outcomes import Outcomes
-from .registered import Registered
-from .routes import Claim, Routes, failure
-from .runner import Runner
-from .sandboxing import Sandboxing
-from .sessions import Sessions
-from .settings import Settings, unknown_variables
-from .taskmodules import TaskModules
-from .tasksets import TaskSets
-from .threads import Threads
+from envserver.calls import Calls
+from envserver.delivery import Delivery
+from envserver.environment import Environment
+from envserver.errors import ConfigError
+from envserver.http import Connection
+from envserver.kinds import Kind, kinds_of
+from envserver.lanes import Lanes
+from envserver.outcomes import Outcomes
+from envserver.registered import Registered
+from envserver.routes import Claim, Routes, failure
+from envserver.runner import Runner
+from envserver.sandboxing import Sandboxing
+from envserver.sessions import Sessions
+from envserver.settings import Settings, unknown_variables
+from envserver.taskmodules import TaskModules
+from envserver.tasksets import TaskSets
+from envserver.threads import Threads
 
 logger = logging.getLogger("envserver")
 KEEP_ALIVE_S = 75.0

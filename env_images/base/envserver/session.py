@@ -4,17 +4,17 @@ import asyncio
 from collections.abc import Collection, Mapping
 from typing import Any, Literal, TypeAlias
 
-from .bodies import Action
-from .content import Json
-from .environment import Environment
-from .errors import Refused
-from .faults import UNTOLD_MAX, SessionFault, fault_of, written
-from .kinds import Kind
-from .outcomes import Outcome, Turn
-from .runner import Place
-from .task import Task
-from .tools import Mode, Tool
-from .turns import Turns
+from envserver.bodies import Action
+from envserver.content import Json
+from envserver.environment import Environment
+from envserver.errors import Refused
+from envserver.faults import UNTOLD_MAX, SessionFault, fault_of, written
+from envserver.kinds import Kind
+from envserver.outcomes import Outcome, Turn
+from envserver.runner import Place
+from envserver.task import Task
+from envserver.tools import Mode, Tool
+from envserver.turns import Turns
 
 State: TypeAlias = Literal["starting", "ready", "failed", "closed"]
 

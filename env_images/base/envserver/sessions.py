@@ -9,21 +9,21 @@ import os
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
-from .bodies import Create
-from .calls import Calls
-from .content import blocks_of, prompt_of, written_prompt
-from .environment import Environment
-from .errors import AuthorCancelled, Refused, describe
-from .jsontext import encode
-from .kinds import Kind
-from .registered import Registered, is_reference
-from .runner import Runner
-from .sandboxing import Sandboxing
-from .secrets import secrets_of
-from .session import Session, deleted
-from .task import Task
-from .tasksets import TaskSets
-from .tools import task_tools_of
+from envserver.bodies import Create
+from envserver.calls import Calls
+from envserver.content import blocks_of, prompt_of, written_prompt
+from envserver.environment import Environment
+from envserver.errors import AuthorCancelled, Refused, describe
+from envserver.jsontext import encode
+from envserver.kinds import Kind
+from envserver.registered import Registered, is_reference
+from envserver.runner import Runner
+from envserver.sandboxing import Sandboxing
+from envserver.secrets import secrets_of
+from envserver.session import Session, deleted
+from envserver.task import Task
+from envserver.tasksets import TaskSets
+from envserver.tools import task_tools_of
 
 logger = logging.getLogger("envserver")
 TEARDOWN_S = 30.0

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from .errors import ConfigError
+from envserver.errors import ConfigError
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 _LOG_LEVELS: tuple[LogLevel, ...] = ("debug", "info", "warning", "error")

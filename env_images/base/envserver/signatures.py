@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
-from .errors import ConfigError
-from .nodes import (
+from envserver.errors import ConfigError
+from envserver.nodes import (
     NO_DEFAULT,
     AnyValue,
     Bool,

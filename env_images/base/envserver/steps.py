@@ -7,11 +7,11 @@ import math
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from .content import GroupCandidate, GroupScore, StepResult
-from .environment import Environment
-from .jsontext import encode
-from .outcomes import Ending, Outcome
-from .tools import Tool
+from envserver.content import GroupCandidate, GroupScore, StepResult
+from envserver.environment import Environment
+from envserver.jsontext import encode
+from envserver.outcomes import Ending, Outcome
+from envserver.tools import Tool
 
 Ran: TypeAlias = tuple[bytes, float | None, bool]
 """The result's JSON, its reward and whether it ends the episode."""

@@ -10,8 +10,8 @@ import threading
 from array import array
 from typing import Any
 
-from .content import SPLIT_TYPES, Split
-from .errors import ConfigError
+from envserver.content import SPLIT_TYPES, Split
+from envserver.errors import ConfigError
 
 _ENDING = ".jsonl"
 

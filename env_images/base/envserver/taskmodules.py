@@ -13,7 +13,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from .errors import describe
+from envserver.errors import describe
 
 logger = logging.getLogger("envserver")
 IMPORT_S = 20.0
@@ -82,8 +82,8 @@ class TaskModules:
                 self._import(name)
 
     def _import(self, name: str) -> None:
-        from .generic.registry import registry
-        from .generic.rewards import REWARDS
+        from envserver.generic.registry import registry
+        from envserver.generic.rewards import REWARDS
 
         tasks, rewards = registry.snapshot(), dict(REWARDS)
         try:

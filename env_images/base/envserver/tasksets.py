@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from .errors import Refused
-from .kinds import Kind, overrides
-from .runner import Place, Runner
+from envserver.errors import Refused
+from envserver.kinds import Kind, overrides
+from envserver.runner import Place, Runner
 
 _NOT_LISTED = (
     "list_tasks is not supported for this environment. Use the index-based API (num_tasks + get_task) instead."

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from .errors import NoThread
+from envserver.errors import NoThread
 
 logger = logging.getLogger("envserver")
 IDLE_S = 10.0

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar, overload
 
-from .errors import ConfigError, InvalidInput
-from .nodes import Fault, Shape, Str, fault
-from .signatures import parameters_of
+from envserver.errors import ConfigError, InvalidInput
+from envserver.nodes import Fault, Shape, Str, fault
+from envserver.signatures import parameters_of
 
 Mode: TypeAlias = Literal["serial", "concurrent", "exclusive"]
 """How a call runs beside the session's other calls: one at a time in arrival order; beside them; or quite alone."""

@@ -6,7 +6,7 @@ nothing overtakes a waiting exclusive call.
 
 from typing import Generic, Protocol, TypeVar
 
-from .tools import Mode
+from envserver.tools import Mode
 
 
 class HasMode(Protocol):

@@ -1,6 +1,6 @@
 """How long a request is held for a session's setup, and what it is told then."""
 
-from .errors import Refused
+from envserver.errors import Refused
 
 SETUP_WAIT_S = 25.0
 """As long as the reference server holds it; its client asks again for up to ten minutes."""

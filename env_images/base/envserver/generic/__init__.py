@@ -3,9 +3,9 @@
 A server imports this only where a task asks for it: one that serves its own files never does.
 """
 
-from . import texts as texts  # registers the built-in rewards
-from .registry import TaskRegistry, UnknownTask, registry
-from .rewards import (
+from envserver.generic import texts as texts  # registers the built-in rewards
+from envserver.generic.registry import TaskRegistry, UnknownTask, registry
+from envserver.generic.rewards import (
     REWARDS,
     RewardCall,
     RewardError,
@@ -14,7 +14,7 @@ from .rewards import (
     read_reward,
     reward_function,
 )
-from .task import GenericTask, TaskError, parse_task
+from envserver.generic.task import GenericTask, TaskError, parse_task
 
 __all__ = [
     "REWARDS",

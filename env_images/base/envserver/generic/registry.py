@@ -4,7 +4,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .task import GenericTask, TaskError, lengthened, parse_task
+from envserver.generic.task import GenericTask, TaskError, lengthened, parse_task
 
 MAX_TASKS = 100_000
 _WHOLE = frozenset({"instruction", "config", "evaluation"})

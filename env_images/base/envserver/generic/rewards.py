@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from .calls import parse_call
+from envserver.generic.calls import parse_call
 
 _Function = TypeVar("_Function", bound=Callable[..., float])
 

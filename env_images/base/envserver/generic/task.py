@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .calls import parse_call
+from envserver.generic.calls import parse_call
 
 MAX_TASK_BYTES = 4 * 1024 * 1024
 """Of a task as compact JSON; the largest task of the project has 115 KiB."""

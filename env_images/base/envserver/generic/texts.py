@@ -7,8 +7,8 @@ import json
 import math
 from typing import Any
 
-from .patterns import compiled, matches
-from .rewards import reward_function
+from envserver.generic.patterns import compiled, matches
+from envserver.generic.rewards import reward_function
 
 MAX_NUMBER_CHARS = 400
 MAX_JSON_CHARS = 1_000_000

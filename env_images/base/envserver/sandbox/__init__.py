@@ -1,12 +1,12 @@
 """Sandboxes for environments whose agents run code. Import it where it is used: a bare server does not need it."""
 
-from .errors import SandboxError
-from .layers import Layer
-from .missing import TELLING, lacks_program, missing_programs
-from .sandbox import Sandbox
-from .sandboxes import Sandboxes
-from .terminal import Terminal
-from .values import Box, Completed, Judged, Limits
+from envserver.sandbox.errors import SandboxError
+from envserver.sandbox.layers import Layer
+from envserver.sandbox.missing import TELLING, lacks_program, missing_programs
+from envserver.sandbox.sandbox import Sandbox
+from envserver.sandbox.sandboxes import Sandboxes
+from envserver.sandbox.terminal import Terminal
+from envserver.sandbox.values import Box, Completed, Judged, Limits
 
 __all__ = [
     "TELLING",

@@ -10,7 +10,7 @@ import select
 import signal
 from dataclasses import dataclass
 
-from . import kernel
+from envserver.sandbox import kernel
 
 OWN_PROCESSES = 3
 """The supervisor, bubblewrap's monitor and the init count against RLIMIT_NPROC too."""

@@ -6,8 +6,8 @@ import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from . import wire
-from .errors import SandboxError
+from envserver.sandbox import wire
+from envserver.sandbox.errors import SandboxError
 
 Answer = tuple[dict[str, object], list[int]]
 _PAUSE_S = 0.002

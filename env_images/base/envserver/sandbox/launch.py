@@ -13,10 +13,10 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from . import seccomp, wire
-from .channel import Channel
-from .errors import SandboxError
-from .values import UIDS, Box, Limits
+from envserver.sandbox import seccomp, wire
+from envserver.sandbox.channel import Channel
+from envserver.sandbox.errors import SandboxError
+from envserver.sandbox.values import UIDS, Box, Limits
 
 START_S = 20.0
 """An interpreter's start and two mounts: some 50 ms on an idle machine."""

@@ -17,8 +17,8 @@ import struct
 import termios
 from dataclasses import dataclass
 
-from . import kernel
-from .users import User
+from envserver.sandbox import kernel
+from envserver.sandbox.users import User
 
 CAPABILITIES = {0, 1, 3, 4, 5, 6, 7, 8, 10, 18, 29, 31}
 """CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP, NET_BIND_SERVICE, SYS_CHROOT, AUDIT_WRITE and

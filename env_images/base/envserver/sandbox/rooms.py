@@ -4,7 +4,7 @@ import contextlib
 import os
 from dataclasses import dataclass
 
-from . import kernel
+from envserver.sandbox import kernel
 
 _BYTES_PER_INODE = 4_096
 _SECOND_NS = 1_000_000_000

@@ -6,11 +6,11 @@ import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 
-from .channel import Channel, Expectation
-from .errors import SandboxError
-from .streams import Input, Output
-from .terminal import Terminal
-from .values import Completed, Judged, Limits
+from envserver.sandbox.channel import Channel, Expectation
+from envserver.sandbox.errors import SandboxError
+from envserver.sandbox.streams import Input, Output
+from envserver.sandbox.terminal import Terminal
+from envserver.sandbox.values import Completed, Judged, Limits
 
 _START_S = 20.0
 """For a fork and an exec on a machine under full load."""

@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from .channel import Channel
-from .errors import SandboxError
-from .launch import SpawnerProcess, launch
-from .layers import Layer, Layers
-from .sandbox import Sandbox
-from .values import Box, Limits
+from envserver.sandbox.channel import Channel
+from envserver.sandbox.errors import SandboxError
+from envserver.sandbox.launch import SpawnerProcess, launch
+from envserver.sandbox.layers import Layer, Layers
+from envserver.sandbox.sandbox import Sandbox
+from envserver.sandbox.values import Box, Limits
 
 logger = logging.getLogger("envserver")
 MOST_LAYERS = 32

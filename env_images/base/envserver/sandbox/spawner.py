@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from . import kernel, processes, supervisor, wire
-from .rooms import Dates, Room
+from envserver.sandbox import kernel, processes, supervisor, wire
+from envserver.sandbox.rooms import Dates, Room
 
 Request = dict[str, Any]
 _BOX, _FIRST_OWNER, _MOST_SANDBOXES = "0", 60_000, 4_096

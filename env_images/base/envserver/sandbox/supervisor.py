@@ -18,9 +18,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from . import birth, kernel, processes, watchdog, wire
-from .rooms import Room
-from .users import Users
+from envserver.sandbox import birth, kernel, processes, watchdog, wire
+from envserver.sandbox.rooms import Room
+from envserver.sandbox.users import Users
 
 Request = dict[str, Any]
 _FILE_FLAGS = os.O_NONBLOCK | os.O_NOCTTY

@@ -4,7 +4,7 @@ import os
 import time
 from dataclasses import dataclass, field
 
-from . import kernel
+from envserver.sandbox import kernel
 
 _FILE_BYTES = 1024 * 1024
 _MOST_GROUPS = 32

@@ -21,7 +21,7 @@ class Box:
     @staticmethod
     def from_host(folder: str | Path, *, first_uid: int | None = None) -> "Box":
         """Give the box in *folder*, made of this machine's own programs the first time; see ``hostbox``."""
-        from .hostbox import build
+        from envserver.sandbox.hostbox import build
 
         return build(Path(folder), first_uid=first_uid)
 

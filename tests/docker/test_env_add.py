@@ -81,7 +81,7 @@ HTTPServer(("127.0.0.1", int(os.environ.get("LISTENS", "8000"))), Handler).serve
 def images(docker_engine: docker.APIClient, worker_image: str) -> None:
     """A forwarder's image, and one of a server that is fussy if its variables say so."""
     base = worker_image
-    envserver = {f"envserver/{path.name}": path.read_bytes() for path in ENVSERVER.glob("*.py")}
+    envserver = {f"envserver/{path.relative_to(ENVSERVER)}": path.read_bytes() for path in ENVSERVER.rglob("*.py")}
     lines = (f"FROM {base}", "COPY envserver /usr/local/lib/envserver-parent/envserver")
     where = 'RUN python3 -c "import site; print(site.getsitepackages()[0])" > /tmp/site'
     link = "RUN mkdir -p $(cat /tmp/site) && ln -s /usr/local/lib/envserver-parent/envserver $(cat /tmp/site)/envserver"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from envserver.environment import Environment
-from envserver.kinds import kinds_of
+from envserver.schema.environment_types import kinds_of
 from envserver.server import Server
 from envserver.settings import Settings
 

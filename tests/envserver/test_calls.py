@@ -5,8 +5,9 @@ import json
 from typing import Any
 
 import pytest
-from envserver import Environment, sse
-from envserver.session import Session
+from envserver import Environment
+from envserver.http import sse
+from envserver.sessions.session import Session
 
 from tests.envserver.conftest import Running, Start
 from tests.envserver.eventually import eventually
@@ -426,7 +427,7 @@ async def test_a_delivered_call_is_never_attached_to(start: Start) -> None:
 async def test_a_call_during_the_setup_opens_its_stream_and_waits_inside(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("envserver.delivery.HOLD_S", 0.01)
+    monkeypatch.setattr("envserver.http.responses.HOLD_S", 0.01)
     server = await start(MathEnv)
     await server.ask("POST", "/create", sid="s1", body={"task_spec": {"gate": "setup 1"}})
     wire = await server.wire()
@@ -466,7 +467,7 @@ async def test_a_setup_that_ends_badly_keeps_its_status_for_calls_that_wait(star
 async def test_a_setup_that_fails_under_an_open_stream_is_an_error_event(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("envserver.delivery.HOLD_S", 0.01)
+    monkeypatch.setattr("envserver.http.responses.HOLD_S", 0.01)
     server = await start(MathEnv)
     await server.ask("POST", "/create", sid="s1", body={"task_spec": {"gate": "setup 2", "error": "broken"}})
     wire = await server.wire()
@@ -482,7 +483,7 @@ async def test_a_setup_that_fails_under_an_open_stream_is_an_error_event(
 async def test_a_json_call_during_a_long_setup_is_asked_to_come_again_and_does_not_run(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("envserver.delivery.SETUP_WAIT_S", 0.01)
+    monkeypatch.setattr("envserver.http.responses.SETUP_WAIT_S", 0.01)
     server = await start(MathEnv)
     task = {"id": "patient", "gate": "setup 3"}
     await server.ask("POST", "/create", sid="s1", body={"task_spec": task})
@@ -720,7 +721,7 @@ async def test_keys_of_two_sessions_have_nothing_to_do_with_each_other(start: St
 async def test_too_many_waiting_calls_are_refused_and_can_come_again(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("envserver.calls.WAITING_MAX", 1)
+    monkeypatch.setattr("envserver.sessions.calls.WAITING_MAX", 1)
     server = await start(MathEnv)
     await server.open("s1", {"id": "crowd"})
     first = hold(await server.wire(), "wait", "crowd")

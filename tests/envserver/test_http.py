@@ -5,8 +5,8 @@ import gc
 from types import TracebackType
 
 import pytest
-from envserver import http
-from envserver.http import Connection
+from envserver.http import connection as http
+from envserver.http.connection import Connection
 
 from tests.envserver.conftest import Start
 from tests.envserver.eventually import eventually

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from envserver import Task
-from envserver.jsontext import canonical, encode
+from envserver.http.json_text import canonical, encode
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from envserver import Environment, Split, StepResult, Task, tool
 from envserver.errors import ConfigError
-from envserver.kinds import kinds_of
+from envserver.schema.environment_types import kinds_of
 from envserver.settings import SandboxSettings, Settings, unknown_variables
 
 

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal, NotRequired
 import pydantic
 import pytest
 from envserver.errors import ConfigError
-from envserver.nodes import Fault
-from envserver.signatures import node_of
+from envserver.schema.signatures import node_of
+from envserver.schema.validators import Fault
 from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import TypedDict

@@ -71,5 +71,5 @@ def test_importing_the_server_imports_nothing_of_it() -> None:
         "assert not [name for name in sys.modules if name.startswith(('openenv', 'envserver.generic'))]\n"
         "envserver._openenv_names.install()\n"
         "assert [finder.__module__ for finder in sys.meta_path if isinstance(finder, type)]"
-        ".count('envserver.openenv_names') == 1"
+        ".count('envserver.tasks.openenv_names') == 1"
     )

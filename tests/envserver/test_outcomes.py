@@ -2,7 +2,7 @@
 
 import pytest
 from envserver.errors import Refused
-from envserver.outcomes import KEPT_S, KEYS_FOR_LIFE, KEYS_MAX, OVERHEAD_BYTES, Outcome, Outcomes
+from envserver.sessions.outcomes import KEPT_S, KEYS_FOR_LIFE, KEYS_MAX, OVERHEAD_BYTES, Outcome, Outcomes
 
 OUTCOME: Outcome = ("result", b"x" * 100)
 

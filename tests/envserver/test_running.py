@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 from envserver.errors import AuthorCancelled
-from envserver.lanes import Lanes
-from envserver.runner import Place, Runner
-from envserver.threads import Threads
+from envserver.execution.loop_threads import Lanes
+from envserver.execution.runner import Place, Runner
+from envserver.execution.threads import Threads
 
 from tests.deadlines import scaled
 from tests.envserver.eventually import eventually

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from envserver import waits
+from envserver.sessions import setup_wait as waits
 
 from tests.envserver.conftest import Running, Start
 from tests.envserver.eventually import eventually
@@ -232,7 +232,7 @@ async def test_a_failed_setup_is_told_until_delete(start: Start) -> None:
 
 
 async def test_a_long_setup_is_asked_for_again(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("envserver.routes.SETUP_WAIT_S", 0.01)
+    monkeypatch.setattr("envserver.http.routes.SETUP_WAIT_S", 0.01)
     server = await start(MathEnv)
     await server.ask("POST", "/create", sid="s1", body={"task_spec": {"gate": "long setup"}})
 

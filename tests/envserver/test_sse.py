@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from envserver import sse
-from envserver.jsontext import encode
+from envserver.http import sse
+from envserver.http.json_text import encode
 from hypothesis import given
 from hypothesis import strategies as st
 

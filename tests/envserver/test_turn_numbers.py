@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from envserver import Environment, SessionFailed, StepResult, Task, tool
-from envserver.session import Session
+from envserver.sessions.session import Session
 
 from tests.envserver.conftest import Running, Start
 from tests.envserver.eventually import eventually

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 import pytest
+from envserver.sessions.call_queue import Turns
 from envserver.tools import Mode
-from envserver.turns import Turns
 
 MODES: dict[str, Mode] = {"s": "serial", "c": "concurrent", "x": "exclusive"}
 

@@ -1,7 +1,8 @@
 """The end of a connection: why the peer is gone is known before anybody is told that it is gone."""
 
 import pytest
-from envserver.sandbox import SandboxError, wire
+from envserver.sandbox import SandboxError
+from envserver.sandbox import protocol as wire
 from envserver.sandbox.channel import Channel
 
 

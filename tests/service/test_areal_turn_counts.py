@@ -18,7 +18,7 @@ import httpx
 import pytest
 from envserver import Environment as Played
 from envserver import StepResult, Task, ToolCall, tool
-from envserver.kinds import kinds_of
+from envserver.schema.environment_types import kinds_of
 from envserver.server import Server
 from envserver.settings import Settings
 

@@ -1,6 +1,5 @@
 """A lean environment server that speaks the Open Reward Standard: write a class, call ``serve``."""
 
-from envserver import openenv_names as _openenv_names
 from envserver.content import (
     Block,
     GroupCandidate,
@@ -20,6 +19,7 @@ from envserver.environment import Environment
 from envserver.errors import SessionFailed, SessionLost
 from envserver.server import serve
 from envserver.task import Task
+from envserver.tasks import openenv_names as _openenv_names
 from envserver.tools import tool
 from envserver.version import VERSION as __version__
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from envserver.content import GroupCandidate, GroupScore, Message, Prompt, Split, ToolCall
 from envserver.task import Task
-from envserver.taskfiles import TaskFiles
+from envserver.tasks.files import TaskFiles
 
 if TYPE_CHECKING:  # a server without sandboxes imports nothing of them
     from envserver.sandbox import Limits, Sandboxes

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from envserver.errors import Refused
-from envserver.kinds import Kind
-from envserver.runner import Place, Runner
+from envserver.execution.runner import Place, Runner
+from envserver.schema.environment_types import Kind
 from envserver.settings import SandboxSettings
 
 if TYPE_CHECKING:  # a bare server imports nothing of it

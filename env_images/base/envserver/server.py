@@ -13,24 +13,23 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import uvloop
-
-from envserver.calls import Calls
-from envserver.delivery import Delivery
 from envserver.environment import Environment
 from envserver.errors import ConfigError
-from envserver.http import Connection
-from envserver.kinds import Kind, kinds_of
-from envserver.lanes import Lanes
-from envserver.outcomes import Outcomes
-from envserver.registered import Registered
-from envserver.routes import Claim, Routes, failure
-from envserver.runner import Runner
+from envserver.execution.loop_threads import Lanes
+from envserver.execution.runner import Runner
+from envserver.execution.threads import Threads
+from envserver.http.connection import Connection
+from envserver.http.responses import Delivery
+from envserver.http.routes import Claim, Routes, failure
 from envserver.sandboxing import Sandboxing
-from envserver.sessions import Sessions
+from envserver.schema.environment_types import Kind, kinds_of
+from envserver.sessions.calls import Calls
+from envserver.sessions.outcomes import Outcomes
+from envserver.sessions.sessions import Sessions
 from envserver.settings import Settings, unknown_variables
-from envserver.taskmodules import TaskModules
-from envserver.tasksets import TaskSets
-from envserver.threads import Threads
+from envserver.tasks.lookup import Registered
+from envserver.tasks.modules import TaskModules
+from envserver.tasks.sets import TaskSets
 
 logger = logging.getLogger("envserver")
 KEEP_ALIVE_S = 75.0

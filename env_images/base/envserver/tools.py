@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 from envserver.errors import ConfigError, InvalidInput
-from envserver.nodes import Fault, Shape, Str, fault
-from envserver.signatures import parameters_of
+from envserver.schema.signatures import parameters_of
+from envserver.schema.validators import Fault, Shape, Str, fault
 
 Mode: TypeAlias = Literal["serial", "concurrent", "exclusive"]
 """How a call runs beside the session's other calls: one at a time in arrival order; beside them; or quite alone."""

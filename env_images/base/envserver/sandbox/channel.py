@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from envserver.sandbox import wire
+from envserver.sandbox import protocol as wire
 from envserver.sandbox.errors import SandboxError
 
 Answer = tuple[dict[str, object], list[int]]

@@ -13,7 +13,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from envserver.sandbox import seccomp, wire
+from envserver.sandbox import protocol as wire
+from envserver.sandbox import seccomp
 from envserver.sandbox.channel import Channel
 from envserver.sandbox.errors import SandboxError
 from envserver.sandbox.values import UIDS, Box, Limits

@@ -16,8 +16,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from envserver.sandbox import kernel, processes, supervisor, wire
-from envserver.sandbox.rooms import Dates, Room
+from envserver.sandbox import kernel, processes, supervisor
+from envserver.sandbox import protocol as wire
+from envserver.sandbox.mounts import Dates, Room
 
 Request = dict[str, Any]
 _BOX, _FIRST_OWNER, _MOST_SANDBOXES = "0", 60_000, 4_096

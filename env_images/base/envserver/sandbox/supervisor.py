@@ -18,8 +18,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from envserver.sandbox import birth, kernel, processes, watchdog, wire
-from envserver.sandbox.rooms import Room
+from envserver.sandbox import bootstrap as birth
+from envserver.sandbox import kernel, processes, watchdog
+from envserver.sandbox import protocol as wire
+from envserver.sandbox.mounts import Room
 from envserver.sandbox.users import Users
 
 Request = dict[str, Any]

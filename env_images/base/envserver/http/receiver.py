@@ -6,9 +6,8 @@ httptools refuses what is not HTTP, also a body whose length is told twice; what
 from collections.abc import Callable, Collection
 
 import httptools
-
 from envserver.errors import Refused
-from envserver.messages import Request
+from envserver.http.messages import Request
 
 HEADERS_MAX_BYTES = 128 * 1024
 """Request line and headers; X-Secrets alone may take 64 KiB."""

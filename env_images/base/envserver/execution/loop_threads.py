@@ -11,7 +11,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import uvloop
-
 from envserver.errors import NoThread
 
 logger = logging.getLogger("envserver")

@@ -9,20 +9,20 @@ import os
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
-from envserver.bodies import Create
-from envserver.calls import Calls
 from envserver.content import blocks_of, prompt_of, written_prompt
 from envserver.environment import Environment
 from envserver.errors import AuthorCancelled, Refused, describe
-from envserver.jsontext import encode
-from envserver.kinds import Kind
-from envserver.registered import Registered, is_reference
-from envserver.runner import Runner
+from envserver.execution.runner import Runner
+from envserver.http.bodies import Create
+from envserver.http.json_text import encode
+from envserver.http.secrets import secrets_of
 from envserver.sandboxing import Sandboxing
-from envserver.secrets import secrets_of
-from envserver.session import Session, deleted
+from envserver.schema.environment_types import Kind
+from envserver.sessions.calls import Calls
+from envserver.sessions.session import Session, deleted
 from envserver.task import Task
-from envserver.tasksets import TaskSets
+from envserver.tasks.lookup import Registered, is_reference
+from envserver.tasks.sets import TaskSets
 from envserver.tools import task_tools_of
 
 logger = logging.getLogger("envserver")

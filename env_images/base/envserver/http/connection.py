@@ -13,8 +13,8 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias, cast
 
 from envserver.errors import Refused
-from envserver.messages import Request, Response, head_of, refused
-from envserver.receiver import Receiver
+from envserver.http.messages import Request, Response, head_of, refused
+from envserver.http.receiver import Receiver
 
 BACKLOG = 16
 """Requests that a connection may send ahead before it is no longer read."""

@@ -15,8 +15,8 @@ from envserver.content import (
     ToolResultBlock,
 )
 from envserver.errors import Refused
-from envserver.messages import Request
-from envserver.nodes import (
+from envserver.http.messages import Request
+from envserver.schema.validators import (
     AnyValue,
     Bool,
     Choice,

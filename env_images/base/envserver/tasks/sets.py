@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from envserver.errors import Refused
-from envserver.kinds import Kind, overrides
-from envserver.runner import Place, Runner
+from envserver.execution.runner import Place, Runner
+from envserver.schema.environment_types import Kind, overrides
 
 _NOT_LISTED = (
     "list_tasks is not supported for this environment. Use the index-based API (num_tasks + get_task) instead."

@@ -4,17 +4,17 @@ import asyncio
 from collections.abc import Collection, Mapping
 from typing import Any, Literal, TypeAlias
 
-from envserver.bodies import Action
 from envserver.content import Json
 from envserver.environment import Environment
 from envserver.errors import Refused
+from envserver.execution.runner import Place
 from envserver.faults import UNTOLD_MAX, SessionFault, fault_of, written
-from envserver.kinds import Kind
-from envserver.outcomes import Outcome, Turn
-from envserver.runner import Place
+from envserver.http.bodies import Action
+from envserver.schema.environment_types import Kind
+from envserver.sessions.call_queue import Turns
+from envserver.sessions.outcomes import Outcome, Turn
 from envserver.task import Task
 from envserver.tools import Mode, Tool
-from envserver.turns import Turns
 
 State: TypeAlias = Literal["starting", "ready", "failed", "closed"]
 

@@ -7,8 +7,8 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from envserver.errors import AuthorCancelled, describe
-from envserver.lanes import Lane, Lanes
-from envserver.threads import Threads
+from envserver.execution.loop_threads import Lane, Lanes
+from envserver.execution.threads import Threads
 
 
 class Place:

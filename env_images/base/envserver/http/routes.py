@@ -11,19 +11,19 @@ from _operator import _compare_digest
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-from envserver import bodies
-from envserver.delivery import Delivery
 from envserver.errors import Refused, describe
-from envserver.http import Answer, Connection, Pending
-from envserver.jsontext import encode
-from envserver.kinds import OPERATIONS, Kind
-from envserver.messages import Request, Response, json_response, refused
-from envserver.registered import Registered
-from envserver.session import Session, deleted
-from envserver.sessions import Sessions
-from envserver.tasksets import TaskSets
+from envserver.http import bodies
+from envserver.http.connection import Answer, Connection, Pending
+from envserver.http.json_text import encode
+from envserver.http.messages import Request, Response, json_response, refused
+from envserver.http.responses import Delivery
+from envserver.schema.environment_types import OPERATIONS, Kind
+from envserver.sessions.session import Session, deleted
+from envserver.sessions.sessions import Sessions
+from envserver.sessions.setup_wait import SETUP_WAIT_S, starting
+from envserver.tasks.lookup import Registered
+from envserver.tasks.sets import TaskSets
 from envserver.version import VERSION
-from envserver.waits import SETUP_WAIT_S, starting
 
 _HEX = re.compile(rb"[0-9a-fA-F]{16,256}")
 

@@ -12,15 +12,15 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from envserver import steps
-from envserver.bodies import Action, CallBody
 from envserver.content import ToolCall
 from envserver.environment import Environment
 from envserver.errors import InvalidInput, Refused, SessionFailed, describe, message_of
-from envserver.jsontext import canonical
-from envserver.outcomes import Ending, Outcome, Outcomes, Turn
-from envserver.runner import Runner
-from envserver.session import Call, Session, deleted
+from envserver.execution.runner import Runner
+from envserver.http.bodies import Action, CallBody
+from envserver.http.json_text import canonical
+from envserver.sessions import steps
+from envserver.sessions.outcomes import Ending, Outcome, Outcomes, Turn
+from envserver.sessions.session import Call, Session, deleted
 from envserver.tools import Mode, Tool
 
 logger = logging.getLogger("envserver")

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Mapping
 
 from envserver.errors import Refused
-from envserver.jsontext import encode
+from envserver.http.json_text import encode
 
 _REASONS: Mapping[int, bytes] = {
     200: b"OK",

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any
 
 from envserver.errors import ConfigError
-from envserver.nodes import (
+from envserver.schema.validators import (
     NO_DEFAULT,
     AnyValue,
     Bool,

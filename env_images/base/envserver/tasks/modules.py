@@ -122,7 +122,7 @@ def _load(name: str, folder: str) -> None:
 
 def _place(error: BaseException) -> str:
     """Say where it was raised, as far as that was not in the import system, or in this package."""
-    own = os.path.dirname(__file__) + os.sep
+    own = os.path.dirname(os.path.dirname(__file__)) + os.sep
     place, trace = "", error.__traceback__
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 
 from envserver.content import GroupCandidate, GroupScore, StepResult
 from envserver.environment import Environment
-from envserver.jsontext import encode
-from envserver.outcomes import Ending, Outcome
+from envserver.http.json_text import encode
+from envserver.sessions.outcomes import Ending, Outcome
 from envserver.tools import Tool
 
 Ran: TypeAlias = tuple[bytes, float | None, bool]

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from envserver.errors import Refused
-from envserver.kinds import Kind
-from envserver.taskmodules import TaskModules
-from envserver.tasksets import TaskSets
+from envserver.schema.environment_types import Kind
+from envserver.tasks.modules import TaskModules
+from envserver.tasks.sets import TaskSets
 
 if TYPE_CHECKING:  # a server that registers no task imports nothing of it
     from envserver.generic.registry import TaskRegistry

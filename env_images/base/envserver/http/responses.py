@@ -7,14 +7,14 @@ instead of keeping the client without a header until it gives up and asks again.
 import os
 from collections.abc import Callable
 
-from envserver import sse
-from envserver.bodies import CallBody
-from envserver.calls import Calls
-from envserver.http import Answer, Connection, Pending
-from envserver.jsontext import encode
-from envserver.messages import JSON, Request, Response, json_response, lines
-from envserver.session import Call, Session
-from envserver.waits import SETUP_WAIT_S, starting
+from envserver.http import sse
+from envserver.http.bodies import CallBody
+from envserver.http.connection import Answer, Connection, Pending
+from envserver.http.json_text import encode
+from envserver.http.messages import JSON, Request, Response, json_response, lines
+from envserver.sessions.calls import Calls
+from envserver.sessions.session import Call, Session
+from envserver.sessions.setup_wait import SETUP_WAIT_S, starting
 
 HOLD_S = 2.0
 """A stream opens this late where the setup runs: failures until then keep their status."""

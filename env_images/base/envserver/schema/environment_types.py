@@ -8,9 +8,9 @@ from typing import Any
 from envserver.content import BLOCK_TYPES, Split
 from envserver.environment import Environment
 from envserver.errors import ConfigError, describe
-from envserver.jsontext import encode
-from envserver.runner import Place
-from envserver.taskfiles import TaskFiles
+from envserver.execution.runner import Place
+from envserver.http.json_text import encode
+from envserver.tasks.files import TaskFiles
 from envserver.tools import Tool, terminal_of, tools_of
 
 OPERATIONS = frozenset(

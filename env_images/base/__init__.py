@@ -1,0 +1,1 @@
+"""TODO env_images/base."""

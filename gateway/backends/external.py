@@ -173,11 +173,13 @@ class RoutedBackend:
 
     async def pause(self, id: WorkerId, lease: LeaderLease | None = None) -> None:
         """See ``Backend.pause``."""
-        await self._default.pause(id, lease)  # a server that somebody else runs is never paused (`environment_files`)
+        if not self._static.has(id):
+            await self._default.pause(id, lease)
 
     async def resume(self, id: WorkerId) -> None:
         """See ``Backend.resume``."""
-        await self._default.resume(id)
+        if not self._static.has(id):
+            await self._default.resume(id)
 
     async def prepare(self, environment: Environment) -> str:
         """See ``Backend.prepare``."""

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os
@@ -30,10 +29,10 @@ from gateway.backends.swarm.dialing import NodeDialer
 from gateway.backends.swarm.nodes import NodeState
 from gateway.catalog.reload import CatalogReload
 from gateway.catalog.task_modules import CustomTaskFolders, offering
-from gateway.content import Content
-from gateway.core.environment import Environment, UpstreamKind
+from gateway.content import Completion, Content
+from gateway.core.environment import UpstreamKind
 from gateway.core.errors import StoreUnavailable
-from gateway.core.leader_lease import LEASE_S, LeaderLease
+from gateway.core.leader_lease import LeaderLease
 from gateway.core.lifecycle import Lifecycle
 from gateway.core.ports.backend import Backend
 from gateway.core.ports.upstream import Upstream
@@ -74,7 +73,6 @@ from gateway.tasks.curricula.stats import TaskStats
 from gateway.tasks.curricula.task_tables import TaskTables
 from gateway.tasks.file_watch import TaskFileWatch
 from gateway.tasks.lookup import TaskLookup
-from gateway.tasks.registry import read_splits
 from gateway.tasks.runtime import RuntimeTasks
 from gateway.tasks.signing import read_trusted
 from gateway.upstreams.areal.upstream import ArealUpstream
@@ -89,8 +87,6 @@ logger = logging.getLogger(__name__)
 
 IMAGES_WAIT_S = 5.0
 """How long a start waits for the engine to say what images' names stand for; pulls go on behind."""
-LAG_EVERY_S = 0.1
-"""How often the event loop's lateness is measured."""
 
 
 class Gateway:
@@ -137,8 +133,9 @@ class Gateway:
         self._wire_workers(backend)
         upstreams = self._wire_upstreams(upstreams or {}, port)
         self._wire_sessions(content, upstreams, store_patience_s)
+        self._wire_reload()
         self._wire_pool(upstreams)
-        self._wire_watches()
+        self._wire_control_loop(upstreams)
         self.app = self._frontends()
 
     # -- wiring, from the outside in ------------------------------------------------------------------------------
@@ -229,9 +226,12 @@ class Gateway:
             patience_s=patience_s,
         )
 
-    def _wire_pool(self, upstreams: Mapping[UpstreamKind, Upstream]) -> None:
-        """Make the control loop and the audit."""
-        settings, store, catalog, metrics = self.settings, self.store, self.catalog, self.metrics
+    def _wire_reload(self) -> None:
+        """Make what sees changed files and images."""
+        settings, catalog = self.settings, self.catalog
+        self.custom_tasks = CustomTaskFolders(settings.custom_tasks_dir, catalog)
+        self.custom_tasks.changed(offering(catalog))
+        self.task_files = TaskFileWatch(self.tasks, catalog)
         self.rollover = CatalogReload(
             catalog,
             image_of=self.backend.prepare if settings.uses_containers else None,
@@ -239,90 +239,91 @@ class Gateway:
             names=settings.environments,
             containers=settings.uses_containers,
             image_tag=settings.image_tag,
-            complete=self._completed,
+            complete=Completion(catalog, self.tasks, self.custom_tasks).complete,
         )
+        self.rollover.changed(lambda: self.custom_tasks.follow(catalog))
         self.lease.follow(self.rollover)
-        tasks, demands = BackgroundTasks(), Demands()
-        starts = WorkerStarts(
+        if self._nodes is not None:  # a machine that comes may have an image that the others lack, or lack one
+            self._nodes.changed(lambda view: self.rollover.ask_again() if view.state is NodeState.LIVE else None)
+
+    def _wire_pool(self, upstreams: Mapping[UpstreamKind, Upstream]) -> None:
+        """Make what starts and stops workers, and leader election."""
+        store, backend, metrics = self.store, self.backend, self.metrics
+        self.background, self.demands = BackgroundTasks(), Demands()
+        self.starts = WorkerStarts(
             store=store,
-            backend=self.backend,
+            backend=backend,
             upstreams=upstreams,
             transport=self.relay,
             metrics=metrics,
             lease=self.lease,
-            demands=demands,
+            demands=self.demands,
         )
         self.worker_ends = WorkerStops(
-            store=store, backend=self.backend, transport=self.relay, metrics=metrics, tasks=tasks
+            store=store, backend=backend, transport=self.relay, metrics=metrics, tasks=self.background
+        )
+        recovery = StoreRecovery(
+            store=store,
+            backend=backend,
+            upstreams=upstreams,
+            catalog=self.catalog,
+            closer=self.closer,
+            remembered=self.remembered,
         )
         self.leadership = Leadership(
             store=store,
             replica=self.replica,
             lease=self.lease,
-            rebuilding=StoreRecovery(
-                store=store,
-                backend=self.backend,
-                upstreams=upstreams,
-                catalog=catalog,
-                closer=self.closer,
-                remembered=self.remembered,
-            ),
-            starts=starts,
+            rebuilding=recovery,
+            starts=self.starts,
             ends=self.worker_ends,
-            tasks=tasks,
+            tasks=self.background,
             metrics=metrics,
         )
+
+    def _wire_control_loop(self, upstreams: Mapping[UpstreamKind, Upstream]) -> None:
+        """Make the control loop and the audit."""
+        store, backend, catalog, tasks = self.store, self.backend, self.catalog, self.background
         self.planner = Planner(
             catalog=catalog,
             forecast=self.curricula,
-            starts=starts,
-            demands=demands,
-            metrics=metrics,
-            max_workers=settings.max_workers,
+            starts=self.starts,
+            demands=self.demands,
+            metrics=self.metrics,
+            max_workers=self.settings.max_workers,
         )
         executor = PlanExecutor(
             store=store,
-            backend=self.backend,
+            backend=backend,
             catalog=catalog,
-            starts=starts,
+            starts=self.starts,
             ends=self.worker_ends,
-            pausing=Pausing(store=store, backend=self.backend, lease=self.lease, tasks=tasks),
+            pausing=Pausing(store=store, backend=backend, lease=self.lease, tasks=tasks),
             rollover=self.rollover,
             tasks=tasks,
         )
         self.expiry = Expiry(store=store, upstreams=upstreams, catalog=catalog, closer=self.closer, tasks=tasks)
         self.pool = ControlLoop(
             store=store,
-            backend=self.backend,
+            backend=backend,
             leadership=self.leadership,
             planner=self.planner,
             executor=executor,
-            starts=starts,
+            starts=self.starts,
             ends=self.worker_ends,
             expiry=self.expiry,
             suspects=SuspectWorkers(store=store, upstreams=upstreams, catalog=catalog, tasks=tasks),
             tasks=tasks,
-            metrics=metrics,
         )
         self.audit = Audit(
             store=store,
-            backend=self.backend,
+            backend=backend,
             upstreams=upstreams,
             catalog=catalog,
             ends=self.worker_ends,
-            metrics=metrics,
+            metrics=self.metrics,
             replica=self.replica,
-            lead_s=LEASE_S,
         )
-
-    def _wire_watches(self) -> None:
-        """Make what looks for changed files and images."""
-        self.task_files = TaskFileWatch(self.tasks, self.catalog)
-        self.custom_tasks = CustomTaskFolders(self.settings.custom_tasks_dir, self.catalog)
-        self.custom_tasks.changed(offering(self.catalog))
-        self.rollover.changed(lambda: self.custom_tasks.follow(self.catalog))
-        if self._nodes is not None:  # a machine that comes may have an image that the others lack, or lack one
-            self._nodes.changed(lambda view: self.rollover.ask_again() if view.state is NodeState.LIVE else None)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -371,7 +372,7 @@ class Gateway:
                 self.task_files.run,
                 self.records.run,
                 self.curricula.run,
-                self._watch_the_loop,
+                self.metrics.watch_event_loop,
             ):
                 group.start_soon(loop)
             yield
@@ -390,25 +391,6 @@ class Gateway:
     def _workers_are_found_again(self) -> bool:
         """Whether workers outlive this gateway, for the next one or for other replicas."""
         return not self._has_own_stores or (self.settings.store != "memory" and self.settings.uses_containers)
-
-    async def _completed(self, environment: Environment) -> Environment:
-        """Add to what an environment's file says what stands elsewhere, before it is offered.
-
-        Raises:
-            ConfigError: its tasks are wrong.
-        """
-        if self.catalog.offered(environment.name) is None:  # of one that is known `TaskFileWatch` sees changes
-            found = await asyncio.to_thread(read_splits, environment.tasks) if environment.tasks is not None else {}
-            self.tasks.offer(environment.name, found, environment.env_types)
-        return await self.custom_tasks.fill(environment)
-
-    async def _watch_the_loop(self) -> None:
-        """Measure how late the event loop is, until cancelled."""
-        loop = asyncio.get_running_loop()
-        while True:
-            began_at = loop.time()
-            await asyncio.sleep(LAG_EVERY_S)
-            self.metrics.lag(max(0.0, loop.time() - began_at - LAG_EVERY_S))
 
     def _frontends(self) -> ASGIApp:
         settings, secret = self.settings, self.settings.read_secret()
@@ -467,6 +449,5 @@ class Gateway:
             openenv=openenv,
             replicas=ReplicaFrontend(secret, self._openenv.serve),
         )
-        return Authenticator(
-            router, trainers=parse_keys(settings.trainer_keys), operators=parse_keys(settings.operator_keys)
-        )
+        trainers, operators = parse_keys(settings.trainer_keys), parse_keys(settings.operator_keys)
+        return Authenticator(router, trainers=trainers, operators=operators)

@@ -12,6 +12,7 @@ from typing import Final
 from gateway.catalog.catalog import Catalog, load_catalog, why_not_runnable
 from gateway.catalog.inspect.external import detect_url, environment_of
 from gateway.catalog.inspect.toml_writer import check_name
+from gateway.catalog.task_modules import CustomTaskFolders
 from gateway.core.curriculum import Curriculum
 from gateway.core.environment import Environment
 from gateway.core.errors import ConfigError, UnknownEnvironment
@@ -20,7 +21,7 @@ from gateway.settings import Settings
 from gateway.tasks.curricula import definitions as curriculum_files
 from gateway.tasks.curricula.tables import TaskTable
 from gateway.tasks.curricula.task_tables import read_table
-from gateway.tasks.registry import TaskRegistry, load_tasks
+from gateway.tasks.registry import TaskRegistry, load_tasks, read_splits
 
 logger = logging.getLogger(__name__)
 
@@ -119,3 +120,23 @@ def read_curricula(settings: Settings, catalog: Catalog, tasks: TaskRegistry) ->
         return tables[name, split]
 
     return curriculum_files.read_curricula(settings.curricula_dir, look)
+
+
+class Completion:
+    """Adds to an environment what its file does not say: its tasks and the content of its task modules."""
+
+    def __init__(self, catalog: Catalog, tasks: TaskRegistry, task_modules: CustomTaskFolders) -> None:
+        self._catalog = catalog
+        self._tasks = tasks
+        self._task_modules = task_modules
+
+    async def complete(self, environment: Environment) -> Environment:
+        """Read what belongs to *environment*, before it is offered; return it with the content of its task modules.
+
+        Raises:
+            ConfigError: its tasks are wrong.
+        """
+        if self._catalog.offered(environment.name) is None:  # of one that is known `TaskFileWatch` sees changes
+            found = await asyncio.to_thread(read_splits, environment.tasks) if environment.tasks is not None else {}
+            self._tasks.offer(environment.name, found, environment.env_types)
+        return await self._task_modules.fill(environment)

@@ -147,6 +147,8 @@ class CallMetrics(Collector):
         yield took
 
 
+LAG_EVERY_S: Final = 0.1
+"""How often the event loop's lateness is measured."""
 _CALL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
 
@@ -290,6 +292,14 @@ class Metrics:
             self._shown.clear()
             for gauge in self._of_pool:
                 gauge.clear()
+
+    async def watch_event_loop(self) -> None:
+        """Measure how late the event loop is, until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            began_at = loop.time()
+            await asyncio.sleep(LAG_EVERY_S)
+            self.lag(max(0.0, loop.time() - began_at - LAG_EVERY_S))
 
     def lag(self, seconds: float) -> None:
         """Note how late the event loop was."""

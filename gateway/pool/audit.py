@@ -17,6 +17,7 @@ from gateway.catalog.catalog import Catalog
 from gateway.core.environment import UpstreamKind
 from gateway.core.errors import BackendError, GatewayError, StoreUnavailable
 from gateway.core.ids import EnvironmentName, WorkerId
+from gateway.core.leader_lease import LEASE_S
 from gateway.core.ports.backend import Backend
 from gateway.core.ports.store import Store
 from gateway.core.ports.upstream import Upstream
@@ -82,7 +83,6 @@ class Audit:
         ends: WorkerStops,
         metrics: Metrics,
         replica: str,
-        lead_s: float,
     ) -> None:
         """*ends* end a worker that is gone, as the control loop does."""
         self._store = store
@@ -92,7 +92,6 @@ class Audit:
         self._ends = ends
         self._metrics = metrics
         self._replica = replica
-        self._lead_s = lead_s
         self._left: Mapping[WorkerId, EnvironmentName] = {}
 
     async def begin(self) -> AuditFindings:
@@ -133,7 +132,7 @@ class Audit:
             logger.exception("audit_failed")
 
     async def _if_leading(self) -> None:
-        lead = await self._store.lead(self._replica, ttl_s=self._lead_s)
+        lead = await self._store.lead(self._replica, ttl_s=LEASE_S)
         if lead.fence and lead.is_whole:
             await self.once(undoing_s=PATIENCE_S)
 
@@ -189,7 +188,7 @@ class Audit:
         Raises:
             StoreUnavailable: it lost its data, maybe since the last look: what it lacks is no orphan.
         """
-        if not (await self._store.lead(self._replica, ttl_s=self._lead_s)).is_whole:
+        if not (await self._store.lead(self._replica, ttl_s=LEASE_S)).is_whole:
             raise StoreUnavailable("the store is being rebuilt")
 
     async def _workers(self) -> dict[WorkerId, Worker]:

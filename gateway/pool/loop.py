@@ -21,7 +21,6 @@ from gateway.core.ports.store import Store
 from gateway.core.scaling import rest_s
 from gateway.core.session import CapacityWanted
 from gateway.core.worker import Death
-from gateway.metrics import Metrics
 from gateway.pool.background import BackgroundTasks
 from gateway.pool.executor import PlanExecutor
 from gateway.pool.expiry import Expiry
@@ -55,7 +54,6 @@ class ControlLoop:
         expiry: Expiry,
         suspects: SuspectWorkers,
         tasks: BackgroundTasks,
-        metrics: Metrics,
     ) -> None:
         self._store = store
         self._backend = backend
@@ -67,7 +65,6 @@ class ControlLoop:
         self._expiry = expiry
         self._suspects = suspects
         self._tasks = tasks
-        self._metrics = metrics
 
     async def run(self) -> None:
         """Decide and act until cancelled; what was begun is ended first."""
@@ -94,7 +91,6 @@ class ControlLoop:
         await self._expiry.turn()
         own = self._starts.ids()  # before the look: one that ends in the meantime still starts in `loads`
         loads = await self._store.load()
-        self._metrics.loaded(loads)
         self._planner.look(loads)
         fence = self._leadership.fence
         await self._executor.drain_leaving(loads, fence)

@@ -68,6 +68,7 @@ class Planner:
 
     def look(self, loads: Mapping[EnvironmentName, EnvironmentLoad]) -> None:
         """Note how many openings came since the last look."""
+        self._metrics.loaded(loads)
         now = time.monotonic()
         since_s = 0.0 if self._looked_at is None else now - self._looked_at
         self._looked_at = now

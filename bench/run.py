@@ -20,7 +20,8 @@ import uvloop
 from docker.errors import DockerException
 from rich.console import Console
 
-from bench import (
+from bench.load.episodes import WrongAnswer
+from bench.measures import (
     areal,
     calls,
     cold,
@@ -30,19 +31,17 @@ from bench import (
     openenv,
     openenv_tasks,
     opens,
-    plots,
     proxies,
-    results,
-    sandbox_samples,
     sandboxes,
+    sandboxes_samples,
     scale,
     store_trips,
 )
-from bench.episodes import WrongAnswer
-from bench.machine import commit, load_average, machine, versions
-from bench.processes import StartError
-from bench.report import Report
-from bench.targets import Servers, servers
+from bench.reporting import plots, results
+from bench.reporting.machine import commit, load_average, machine, versions
+from bench.reporting.report import Report
+from bench.subjects.processes import StartError
+from bench.subjects.targets import Servers, servers
 
 BUSY_SHARE = 0.5
 """A load average above this share of the CPUs, before anything was started, is said with the results."""
@@ -83,7 +82,7 @@ class Plans:
     opens: opens.Plan
     areal: areal.Plan
     openenv: openenv.Plan
-    sandboxes: sandbox_samples.Plan
+    sandboxes: sandboxes_samples.Plan
     openenv_tasks: openenv_tasks.Plan
     docker: cold.Plan
     store: store_trips.Plan
@@ -94,7 +93,7 @@ class Plans:
     @classmethod
     def of(cls, *, quick: bool, docker: bool, engine: str, base_image: str) -> Plans:
         """The quick ones or the full ones; *docker* lets parts use *engine* that do without it else."""
-        boxes = sandbox_samples.QUICK if quick else sandbox_samples.Plan()
+        boxes = sandboxes_samples.QUICK if quick else sandboxes_samples.Plan()
         return cls(
             size="quick" if quick else "full",
             calls=calls.QUICK if quick else calls.Plan(),

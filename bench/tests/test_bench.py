@@ -18,16 +18,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench import calls, cold, footprint, openenv_tasks, opens, results
-from bench.episodes import TOKEN_LENGTH, Episode, WrongAnswer, check_result
-from bench.grid import Cell
-from bench.http1 import Address, ProtocolError, Response, ResponseReader, connect, request_bytes
-from bench.load import ERRORS_MAX, Round, at_once, connections, load
-from bench.processes import ServerProcess, Usage, children, usage
-from bench.report import Goal, Report, Table, number
-from bench.sse import Event, StreamError, events, result_of
-from bench.stats import Latencies, latencies, median_latencies, percentile
-from bench.targets import Servers, servers
+from bench.load.closed_loop import ERRORS_MAX, Round, at_once, connections, load
+from bench.load.episodes import TOKEN_LENGTH, Episode, WrongAnswer, check_result
+from bench.load.http1 import Address, ProtocolError, Response, ResponseReader, connect, request_bytes
+from bench.load.sse import Event, StreamError, events, result_of
+from bench.measures import calls, cold, footprint, openenv_tasks, opens
+from bench.reporting import results
+from bench.reporting.grid import Cell
+from bench.reporting.report import Goal, Report, Table, number
+from bench.reporting.stats import Latencies, latencies, median_latencies, percentile
+from bench.subjects.processes import ServerProcess, Usage, children, usage
+from bench.subjects.targets import Servers, servers
 from tests.deadlines import scaled
 
 TOKEN = "0" * TOKEN_LENGTH

@@ -18,10 +18,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench import capacity_model as model
-from bench.capacity_figures import KIB, MIB, PROTOCOLS, SOURCES, Figures, names, read_figures
-from bench.capacity_inputs import Cluster, Workload
-from bench.capacity_report import BEGIN, END, LEVERS, PAGE, Lever, cases, main, markdown, page, tables
+from bench.capacity import model as model
+from bench.capacity.figures import KIB, MIB, PROTOCOLS, SOURCES, Figures, names, read_figures
+from bench.capacity.inputs import Cluster, Workload
+from bench.capacity.report import BEGIN, END, LEVERS, PAGE, Lever, cases, main, markdown, page, tables
 
 FIXTURE = Path(__file__).parent / "data" / "capacity.json"
 DATA: dict[str, Any] = json.loads(FIXTURE.read_text())
@@ -415,7 +415,7 @@ def test_the_page_has_what_the_model_says_of_the_last_results() -> None:
 
     text = PAGE.read_text()
 
-    assert page(text, found) == text, "python -m bench.capacity_model --write-docs"
+    assert page(text, found) == text, "python -m bench.capacity --write-docs"
 
 
 def test_results_go_between_the_marks_and_nothing_else_changes() -> None:

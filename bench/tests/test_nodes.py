@@ -12,12 +12,12 @@ from pathlib import Path
 import docker
 import pytest
 
-from bench import lab as bench_lab
-from bench.clusters import HERE
-from bench.nodes import Plan, run
-from bench.nodes_report import NODES, PARTS
-from bench.processes import StartError
-from bench.targets import servers
+from bench.measures.nodes import Plan, run
+from bench.measures.nodes_report import NODES, PARTS
+from bench.subjects import lab as bench_lab
+from bench.subjects.clusters import HERE
+from bench.subjects.processes import StartError
+from bench.subjects.targets import servers
 from gateway.backends.docker.container import LABEL_INSTANCE
 from tests.contract.backend_world import ENGINE_URL
 from tests.docker.swarm_lab import Lab, expect_namespaces, left_of, own_lab

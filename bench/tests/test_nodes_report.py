@@ -13,18 +13,18 @@ import pytest
 import yaml
 from rich.console import Console
 
-from bench import nodes
-from bench.catalogs import STEPS, write_catalog
-from bench.clusters import added_usage
-from bench.lab import Lab, NodeSettings, node_variables, processes_of
-from bench.load import Round
-from bench.nodes import QUICK, Plan
-from bench.nodes_report import GATEWAY, NODES, WORKERS, Exclusive, Way, make_report, unevenness
-from bench.processes import StartError, Usage
-from bench.report import Goal, Report
-from bench.results import results, show, write
+from bench.load.closed_loop import Round
+from bench.measures import nodes
+from bench.measures.nodes import QUICK, Plan
+from bench.measures.nodes_report import GATEWAY, NODES, WORKERS, Exclusive, Way, make_report, unevenness
+from bench.reporting.report import Goal, Report
+from bench.reporting.results import results, show, write
 from bench.run import Part, by_default
-from bench.targets import BENCH
+from bench.subjects.catalogs import STEPS, write_catalog
+from bench.subjects.clusters import added_usage
+from bench.subjects.lab import Lab, NodeSettings, node_variables, processes_of
+from bench.subjects.processes import StartError, Usage
+from bench.subjects.targets import BENCH
 from gateway.catalog.catalog import load_catalog
 from gateway.core.ids import EnvironmentName
 from gateway.settings import unknown_variables

@@ -14,11 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gateway.app
-from bench import plots, proxies, proxies_report, results
-from bench.grid import Cell, Grid
-from bench.http1 import Address
-from bench.load import Round
-from bench.peers import (
+from bench.load.closed_loop import Round
+from bench.load.http1 import Address
+from bench.measures import proxies, proxies_report
+from bench.references.httpx_gateway import LIMITS, HttpxTransport
+from bench.reporting import plots, results
+from bench.reporting.grid import Cell, Grid
+from bench.reporting.report import Goal, Report
+from bench.subjects.peers import (
     ALL,
     BARE,
     CHP,
@@ -39,9 +42,7 @@ from bench.peers import (
     pin,
     shared_out,
 )
-from bench.references.httpx_gateway import LIMITS, HttpxTransport
-from bench.report import Goal, Report
-from bench.targets import servers
+from bench.subjects.targets import servers
 from gateway.core.errors import UpstreamGone, UpstreamTimeout
 from gateway.core.ids import WorkerId
 from gateway.core.ports.transport import Request, Transport

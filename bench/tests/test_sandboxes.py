@@ -9,22 +9,33 @@ from pathlib import Path
 
 import pytest
 
-from bench import areal, containers, sandboxes
-from bench.areal import CALLERS
-from bench.boxes import Taken, check_output, heavy_tasks, light_task, opened_at_once
-from bench.cold import ENGINE
-from bench.episodes import WrongAnswer
-from bench.footprint import Held
-from bench.grid import Cell
-from bench.http1 import Address
-from bench.load import KINDS_MAX, Round
-from bench.opens import Bursts
-from bench.processes import StartError, Usage, descendants, pss_bytes
-from bench.report import Goal, Report
+from bench.load.boxes import Taken, check_output, heavy_tasks, light_task, opened_at_once
+from bench.load.closed_loop import KINDS_MAX, Round
+from bench.load.episodes import WrongAnswer
+from bench.load.http1 import Address
+from bench.measures import areal, sandboxes
+from bench.measures.areal import CALLERS
+from bench.measures.cold import ENGINE
+from bench.measures.footprint import Held
+from bench.measures.opens import Bursts
+from bench.measures.sandboxes_report import make_report
+from bench.measures.sandboxes_samples import (
+    CONTAINERS,
+    LIBRARY,
+    OS_SERVER,
+    PROCESSES,
+    SDK,
+    HeldBoxes,
+    Plan,
+    Samples,
+    Way,
+)
+from bench.reporting.grid import Cell
+from bench.reporting.report import Goal, Report
 from bench.run import Part, Plans
-from bench.sandbox_report import make_report
-from bench.sandbox_samples import CONTAINERS, LIBRARY, OS_SERVER, PROCESSES, SDK, HeldBoxes, Plan, Samples, Way
-from bench.targets import servers
+from bench.subjects import containers
+from bench.subjects.processes import StartError, Usage, descendants, pss_bytes
+from bench.subjects.targets import servers
 from tests.fakes.user import need_other_users
 
 # -- what a session answers ---------------------------------------------------------------------------------------

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from bench import many_containers, scale, store_trips
-from bench.catalogs import STEPS, steps_toml, write_catalog
-from bench.episodes import WrongAnswer
-from bench.load import Round
-from bench.redis_server import Counted, redis_server
-from bench.report import Goal, Report
+from bench.load.closed_loop import Round
+from bench.load.episodes import WrongAnswer
+from bench.load.steps import Stepped, read_stream, read_text
+from bench.measures import many_containers, scale, store_trips
+from bench.measures.scale import Idle
+from bench.measures.store_trips import Trips
+from bench.reporting.report import Goal, Report
 from bench.run import ON_DOCKER, Part
-from bench.scale import Idle
-from bench.steps import Stepped, read_stream, read_text
-from bench.store_trips import Trips
-from bench.targets import servers
+from bench.subjects.catalogs import STEPS, steps_toml, write_catalog
+from bench.subjects.redis_server import Counted, redis_server
+from bench.subjects.targets import servers
 from gateway.catalog.catalog import load_catalog
 from gateway.core.ids import EnvironmentName
 

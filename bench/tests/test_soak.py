@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.episodes import WrongAnswer
-from bench.http1 import Response
-from bench.soak import Found, results
-from bench.soak_errors import AFTER_S, Failed, Fault, Ledger, Untyped, read_areal, read_frame, read_ors
-from bench.soak_samples import Process, Sample, Samples, Verdict, flatness, slope
-from bench.soak_trainers import Episode
-from bench.steps import Stepped
+from bench.load.episodes import WrongAnswer
+from bench.load.http1 import Response
+from bench.load.steps import Stepped
+from bench.soak.errors import AFTER_S, Failed, Fault, Ledger, Untyped, read_areal, read_frame, read_ors
+from bench.soak.run import Found, results
+from bench.soak.samples import Process, Sample, Samples, Verdict, flatness, slope
+from bench.soak.trainers import Episode
 
 # -- errors -------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,1 @@
+"""A model of what a cluster must have."""

@@ -1,0 +1,129 @@
+"""One episode over the wire, by hand: the requests that an SDK sends, and a check that each answer is right."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from bench.load.http1 import Connection, Response, request_bytes
+from bench.load.sse import StreamError, events, result_of
+
+PROMPT = "Say something."
+JSON = {"Content-Type": "application/json"}
+STREAM = {"Accept": "text/event-stream"}
+TOKEN_LENGTH = 12
+"""All requests of one session are equally long, so that their heads can be made ahead."""
+
+
+class WrongAnswer(Exception):
+    """The server answered something else than what was right."""
+
+
+class Episode:
+    """One session of the noop environment on one connection."""
+
+    def __init__(self, connection: Connection, *, environment: str = "noop", tool: str = "echo") -> None:
+        self.connection = connection
+        self.environment = environment
+        self._tool = tool
+        self.sid = ""
+        self._call_head = b""
+
+    def attach(self, connection: Connection) -> None:
+        """Go on over another connection."""
+        self.connection = connection
+
+    async def create_session(self) -> None:
+        """Ask for a session id.
+
+        Raises:
+            WrongAnswer, OSError, ProtocolError: as all methods here.
+        """
+        request = request_bytes("POST", "/create_session", JSON | STREAM, b"{}")
+        response = ok(await self.connection.request(request))
+        try:
+            named = [event.data for event in events(response.body) if event.name == "task_id"]
+        except StreamError as error:
+            raise WrongAnswer(f"create_session: {error}") from error
+        if len(named) != 1 or not named[0]:
+            raise WrongAnswer(f"create_session: {response.body[:200]!r}")
+        self.use(named[0])
+
+    async def create(self, task: Mapping[str, Any] | None = None) -> None:
+        """Open the session on *task*; under an id of our own where none was asked for."""
+        if not self.sid:
+            self.use(str(uuid.uuid4()))
+        body = json.dumps({"task_spec": dict(task or {"id": "only"}), "env_name": self.environment}).encode()
+        ok(await self.connection.request(request_bytes("POST", "/create", JSON | self.named, body)))
+
+    async def prompt(self) -> None:
+        """Read the prompt."""
+        path = f"/{self.environment}/prompt"
+        response = ok(await self.connection.request(request_bytes("GET", path, self.named)))
+        blocks = json.loads(response.body)
+        if [block.get("text") for block in blocks] != [PROMPT]:
+            raise WrongAnswer(f"prompt: {response.body[:200]!r}")
+
+    async def call(self, number: int) -> None:
+        """Call the tool with a text of its own, which has to come back."""
+        token = f"{number:0{TOKEN_LENGTH}d}"
+        response = ok(await self.connection.request(b'%b%b"}}' % (self._call_head, token.encode())))
+        check_result(response.body, token)
+
+    async def delete(self) -> None:
+        """End the session."""
+        await self._end("/delete")
+
+    async def delete_session(self) -> None:
+        """Give the session id back."""
+        await self._end("/delete_session")
+
+    async def _end(self, path: str) -> None:
+        response = ok(await self.connection.request(request_bytes("POST", path, self.named)))
+        if json.loads(response.body).get("sid") != self.sid:
+            raise WrongAnswer(f"{path}: {response.body[:200]!r}")
+
+    @property
+    def named(self) -> dict[str, str]:
+        """The header that says which session is meant."""
+        return {"X-Session-ID": self.sid}
+
+    def use(self, sid: str) -> None:
+        """Be the session *sid*."""
+        self.sid = sid
+        body = b'{"name": "%b", "input": {"text": "' % self._tool.encode()
+        whole = body + b"0" * TOKEN_LENGTH + b'"}}'
+        request = request_bytes("POST", f"/{self.environment}/call", JSON | STREAM | self.named, whole)
+        self._call_head = request[: -len(whole)] + body
+
+
+def check_result(body: bytes, token: str) -> None:
+    """Check that a call's stream holds the result of an echo of *token*, all of it.
+
+    Raises:
+        WrongAnswer: it does not.
+    """
+    try:
+        result = result_of(body)
+    except StreamError as error:
+        raise WrongAnswer(f"call: {error}") from error
+    output = {
+        "blocks": [{"text": token, "detail": None, "type": "text"}],
+        "metadata": None,
+        "reward": 0.0,
+        "finished": False,
+    }
+    if result != {"ok": True, "output": output}:
+        raise WrongAnswer(f"call: {result!r}")
+
+
+def ok(response: Response) -> Response:
+    """
+    Raises:
+        WrongAnswer: the status is not 200.
+    """
+    if response.status != 200:
+        raise WrongAnswer(f"status {response.status}: {response.body[:200]!r}")
+    return response

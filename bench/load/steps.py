@@ -1,0 +1,200 @@
+"""Sessions of the ``steps`` environment over each protocol, each answer checked."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from bench.load.episodes import JSON, STREAM, WrongAnswer, ok
+from bench.load.http1 import Address, Connection, connect, request_bytes
+from bench.load.sse import StreamError, result_of
+from bench.load.websocket import Socket, connect_socket, frame
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """What the worker said of one step."""
+
+    token: str
+    count: int
+    """Different steps that its session took so far."""
+    doubled: int
+    """Steps of all the worker's sessions that ran more than once."""
+
+
+class Stepper(Protocol):
+    """An open session.
+
+    All methods raise WrongAnswer, OSError and ProtocolError.
+    """
+
+    async def step(self, token: str, seconds: float = 0.0) -> Stepped:
+        """Take one step."""
+        ...
+
+    async def end(self) -> None:
+        """End the session."""
+        ...
+
+
+class OrsStepper:
+    """Over ORS, on one connection."""
+
+    def __init__(self, connection: Connection, environment: str) -> None:
+        self._connection = connection
+        self._environment = environment
+        self.sid = str(uuid.uuid4())
+
+    def attach(self, connection: Connection) -> None:
+        """Go on over another connection."""
+        self._connection = connection
+
+    async def open(self, task: Mapping[str, Any] | None = None) -> None:
+        """Open it."""
+        body = json.dumps({"task_spec": dict(task or {"id": "only"}), "env_name": self._environment}).encode()
+        ok(await self._connection.request(request_bytes("POST", "/create", JSON | self._named, body)))
+
+    async def step(self, token: str, seconds: float = 0.0) -> Stepped:
+        """Take one step."""
+        request = call_bytes(self._environment, self.sid, token, seconds)
+        return read_stream(ok(await self._connection.request(request)).body)
+
+    async def end(self) -> None:
+        """End the session."""
+        ok(await self._connection.request(request_bytes("POST", "/delete", JSON | self._named)))
+
+    @property
+    def _named(self) -> dict[str, str]:
+        return {"X-Session-ID": self.sid}
+
+
+def call_bytes(environment: str, sid: str, token: str, seconds: float, *, key: str | None = None) -> bytes:
+    """The request of one step over ORS; *key* makes it one that may be asked again."""
+    body = json.dumps({"name": "act", "input": {"token": token, "seconds": seconds}}).encode()
+    headers = JSON | STREAM | {"X-Session-ID": sid} | ({"Idempotency-Key": key} if key else {})
+    return request_bytes("POST", f"/{environment}/call", headers, body)
+
+
+def read_stream(body: bytes) -> Stepped:
+    """Read a call's stream.
+
+    Raises:
+        WrongAnswer: it ends with an error, or is no step's.
+    """
+    try:
+        result = result_of(body)
+    except StreamError as error:
+        raise WrongAnswer(f"call: {error}") from error
+    match result:
+        case {"ok": True, "output": {"blocks": [{"text": str(text)}], "reward": 1.0, "finished": False}}:
+            return read_text(text)
+    raise WrongAnswer(f"call: {result!r}"[:200])
+
+
+def read_text(text: str) -> Stepped:
+    """Read what the tool says.
+
+    Raises:
+        WrongAnswer: it is something else.
+    """
+    match text.split():
+        case [token, count, doubled] if count.isdigit() and doubled.isdigit():
+            return Stepped(token, int(count), int(doubled))
+    raise WrongAnswer(f"step: {text!r}"[:200])
+
+
+class ArealStepper:
+    """Over AReaL's API, a connection for each request."""
+
+    def __init__(self, address: Address, environment: str) -> None:
+        self._address = address
+        self._environment = environment
+        self.episode = ""
+
+    async def open(self) -> None:
+        """Start an episode."""
+        reply = await self.ask("start", {"sample_id": "only", "config": {}})
+        self.episode = str(reply["episode_id"])
+
+    async def step(self, token: str, seconds: float = 0.0) -> Stepped:
+        """Take one step."""
+        action = {"type": "text", "content": f"{token} {seconds}"}
+        reply = await self.ask("step", {"episode_id": self.episode, "action": action})
+        match reply:
+            case {"observation": {"content": str(text)}, "reward": 1.0, "done": False}:
+                return read_text(text)
+        raise WrongAnswer(f"step: {reply!r}"[:200])
+
+    async def end(self) -> None:
+        """Cancel the episode."""
+        await self.ask("cancel", {"episode_id": self.episode})
+
+    async def ask(self, what: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """One request."""
+        content = json.dumps(body).encode()
+        connection = await connect(self._address)
+        try:
+            path = f"/areal/{self._environment}/api/episode/{what}"
+            headers = JSON | {"Connection": "close"}
+            answer = ok(await connection.request(request_bytes("POST", path, headers, content)))
+        finally:
+            connection.close()
+        reply: dict[str, Any] = json.loads(answer.body)
+        return reply
+
+
+class OpenEnvStepper:
+    """Over OpenEnv's WebSocket."""
+
+    def __init__(self, socket: Socket) -> None:
+        self._socket = socket
+
+    async def open(self) -> None:
+        """Begin an episode."""
+        await self._ask("reset", {})
+
+    async def step(self, token: str, seconds: float = 0.0) -> Stepped:
+        """Take one step."""
+        data = await self._ask("step", {"token": token, "seconds": seconds})
+        match data:
+            case {"observation": {"token": str(said), "count": int(count), "doubled": int(doubled)}, "reward": 1.0}:
+                return Stepped(said, count, doubled)
+        raise WrongAnswer(f"step: {data!r}"[:200])
+
+    async def end(self) -> None:
+        """End the episode with its socket."""
+        self._socket.close()
+
+    async def _ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
+        reply = json.loads(await self._socket.ask(frame(json.dumps({"type": kind, "data": data}).encode())))
+        if reply["type"] != "observation":
+            raise WrongAnswer(f"{kind}: {reply!r}"[:400])
+        found: dict[str, Any] = reply["data"]
+        return found
+
+
+async def ors(address: Address, environment: str) -> OrsStepper:
+    """Open a session over ORS."""
+    stepper = OrsStepper(await connect(address), environment)
+    await stepper.open()
+    return stepper
+
+
+async def areal(address: Address, environment: str) -> ArealStepper:
+    """Start an episode over AReaL's API."""
+    stepper = ArealStepper(address, environment)
+    await stepper.open()
+    return stepper
+
+
+async def openenv(address: Address, environment: str) -> OpenEnvStepper:
+    """Open a socket and begin an episode on it."""
+    stepper = OpenEnvStepper(await connect_socket(address, f"/openenv/{environment}/ws"))
+    await stepper.open()
+    return stepper
+
+
+PROTOCOLS: dict[str, Callable[[Address, str], Awaitable[Stepper]]] = {"ORS": ors, "OpenEnv": openenv, "AReaL": areal}

@@ -1,0 +1,189 @@
+"""A WebSocket as far as a load generator needs it: one text frame out, one in.
+
+Frames are masked with zeros, which is allowed and leaves them as they are; no compression is offered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+from typing import Any, cast
+
+from bench.load.episodes import WrongAnswer
+from bench.load.http1 import CONNECT_S, Address, ProtocolError
+
+_TEXT, _CLOSE, _PING = 0x81, 0x88, 0x89
+_PONG_HEAD = b"\x8a\x80\0\0\0\0"
+_MASKED = 0x80
+STEP = b'{"type":"step","data":{"op":"inc"}}'
+
+
+def frame(payload: bytes) -> bytes:
+    """One text frame, as a client sends it."""
+    size = len(payload)
+    if size < 126:
+        head = bytes((_TEXT, _MASKED | size))
+    elif size < 1 << 16:
+        head = bytes((_TEXT, _MASKED | 126)) + size.to_bytes(2, "big")
+    else:
+        head = bytes((_TEXT, _MASKED | 127)) + size.to_bytes(8, "big")
+    return head + b"\0\0\0\0" + payload
+
+
+class Socket(asyncio.Protocol):
+    """One open socket with one request at a time; made by `connect_socket`."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._is_open = False
+        self._loop = asyncio.get_running_loop()
+        self._waiter: asyncio.Future[bytes] | None = None
+        self._failure: Exception | None = None
+        self._transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's classes are no subclasses of asyncio's
+
+    def data_received(self, data: bytes) -> None:
+        """Hand a whole frame, or the answer to the upgrade, to who waits for it."""
+        self._buffer += data
+        if not self._is_open:
+            self._read_head()
+        while self._is_open and self._read_frame():
+            pass
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Fail who waits."""
+        self._fail(exc or ConnectionResetError("the server closed the connection"))
+
+    async def ask(self, data: bytes) -> bytes:
+        """Send *data*, whole frames or the upgrade, and wait for the answer's payload.
+
+        Raises:
+            OSError: the connection is lost.
+            ProtocolError: the answer is none.
+        """
+        if self._failure is not None:
+            raise self._failure
+        self._waiter = self._loop.create_future()
+        self._transport.write(data)
+        return await self._waiter
+
+    def close(self) -> None:
+        """Close at once; a second time does nothing."""
+        self._transport.abort()
+
+    def _read_head(self) -> None:
+        end = self._buffer.find(b"\r\n\r\n")
+        if end < 0:
+            return
+        head = bytes(self._buffer[:end])
+        del self._buffer[: end + 4]
+        if not head.startswith(b"HTTP/1.1 101"):
+            self._fail(ProtocolError(f"no upgrade: {head[:200]!r}"))
+            return
+        self._is_open = True
+        self._answer(head)
+
+    def _read_frame(self) -> bool:
+        """Take one frame off the buffer; whether there was a whole one."""
+        buffer = self._buffer
+        if len(buffer) < 2:
+            return False
+        size, start = buffer[1], 2
+        if size >= 126:
+            start = 4 if size == 126 else 10
+            if len(buffer) < start:
+                return False
+            size = int.from_bytes(buffer[2:start], "big")
+        if len(buffer) < start + size:
+            return False
+        kind, payload = buffer[0], bytes(buffer[start : start + size])
+        del buffer[: start + size]
+        if kind == _TEXT:
+            self._answer(payload)
+        elif kind == _PING and not payload:
+            self._transport.write(_PONG_HEAD)
+        elif kind == _PING:
+            self._transport.write(bytes((0x8A, _MASKED | size)) + b"\0\0\0\0" + payload)
+        else:
+            said = f"the server closed the socket: {payload!r}" if kind == _CLOSE else f"a frame of kind {kind:#x}"
+            self._fail(ProtocolError(said))
+        return True
+
+    def _answer(self, payload: bytes) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is None:
+            self._fail(ProtocolError("a frame that nobody asked for"))
+        elif not waiter.done():
+            waiter.set_result(payload)
+
+    def _fail(self, error: Exception) -> None:
+        self._failure = self._failure or error
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_exception(self._failure)
+        self._transport.abort()
+
+
+class Player:
+    """An episode of the counting environment on one socket."""
+
+    def __init__(self, socket: Socket) -> None:
+        self.socket = socket
+        self._value = 0
+        self._step = frame(STEP)
+
+    async def reset(self, **data: Any) -> dict[str, Any]:
+        """Begin an episode; its first observation.
+
+        Raises:
+            WrongAnswer, OSError, ProtocolError: as `step`.
+        """
+        request = json.dumps({"type": "reset", "data": data}).encode()
+        reply = json.loads(await self.socket.ask(frame(request)))
+        if reply["type"] != "observation" or reply["data"]["done"]:
+            raise WrongAnswer(f"reset: {reply!r}"[:200])
+        self._value = 0
+        observation: dict[str, Any] = reply["data"]["observation"]
+        return observation
+
+    async def step(self, _: int = 0) -> None:
+        """Count one up, and see that it was counted."""
+        answer = await self.socket.ask(self._step)
+        self._value += 1
+        match json.loads(answer):
+            case {"type": "observation", "data": {"observation": {"value": value}, "reward": 0.0, "done": False}} if (
+                value == self._value
+            ):
+                return
+        raise WrongAnswer(f"step: {answer!r}"[:200])
+
+
+async def connect_socket(address: Address, path: str) -> Socket:
+    """Open a socket at *path*.
+
+    Raises:
+        OSError: nobody listens; a TimeoutError after ``CONNECT_S``.
+        ProtocolError: the upgrade is refused.
+    """
+    lines = (
+        f"GET {path} HTTP/1.1",
+        f"Host: 127.0.0.1:{address.port}",
+        "Upgrade: websocket",
+        "Connection: Upgrade",
+        f"Sec-WebSocket-Key: {base64.b64encode(os.urandom(16)).decode()}",
+        "Sec-WebSocket-Version: 13",
+    )
+    async with asyncio.timeout(CONNECT_S):
+        loop = asyncio.get_running_loop()
+        _, socket = await loop.create_connection(Socket, "127.0.0.1", address.port)
+        try:
+            await socket.ask("\r\n".join([*lines, "", ""]).encode("ascii"))
+        except BaseException:
+            socket.close()
+            raise
+    return socket

@@ -1,0 +1,1 @@
+"""The measures, each with its report."""

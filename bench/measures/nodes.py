@@ -1,0 +1,229 @@
+"""One, two and three machines: what the way through a ``gateway node`` costs, and how load spreads over machines (S13).
+
+The machines are those of `scripts/swarm-lab`. For each number of them there is a gateway with a store, an instance and
+nodes of its own, and beside them one whose workers are this machine's containers (``local``); they take turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from typing import TypeVar
+
+from bench.load.closed_loop import Round, Step, at_once, connections, load
+from bench.load.episodes import WrongAnswer
+from bench.load.steps import OrsStepper
+from bench.measures.cold import BASE_IMAGE, ENGINE
+from bench.measures.many_containers import ALONE
+from bench.measures.many_containers import Engine as Builder
+from bench.measures.nodes_report import Exclusive, Way, make_report, name_of
+from bench.reporting.report import Report
+from bench.subjects.catalogs import STEPS, STEPS_IMAGE, steps_toml
+from bench.subjects.clusters import HERE, Cluster, Clusters
+from bench.subjects.lab import GATEWAY_IMAGE, Lab, Machine, machine, running_lab
+from bench.subjects.processes import StartError
+from bench.subjects.targets import Servers
+
+T = TypeVar("T")
+ALL_S = 300
+GONE_LOOK_S = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How many, how long."""
+
+    engine: str = ENGINE
+    base_image: str = BASE_IMAGE
+    gateway_image: str = GATEWAY_IMAGE
+    lab_name: str = "swben"
+    lab_net: str = "198.18.91"
+    machines: int = 3
+    callers: int = 64
+    workers: int = 6
+    """Warm ones, of each gateway, however many machines it has."""
+    rest_s: float = 6.0
+    """For which all are left alone, to see what they use then."""
+    rounds: int = 5
+    bursts: int = 8
+    """Of openings, in a round."""
+    steps_s: float = 3.0
+    exclusive: int = 24
+    exclusive_rounds: int = 3
+
+
+QUICK = Plan(rest_s=3.0, rounds=2, bursts=4, steps_s=1.5, exclusive=12, exclusive_rounds=1)
+
+
+async def run(servers: Servers, plan: Plan, *, instance: str = "", lock: int | None = None) -> Report:
+    """Bring a lab up, measure, and remove it; the servers' folder must have one path here and for the engine.
+
+    Args:
+        servers: Makes the gateways.
+        plan: What is measured.
+        instance: Heads the labels of all containers; empty: one that nobody else has.
+        lock: Descriptor of the lab's lock, where the caller has it.
+
+    Raises:
+        StartError: the lab, a node or a gateway does not start, or an image can't be had.
+        DockerException: an engine does not do its part.
+    """
+    instance = instance or f"bench-{uuid.uuid4().hex[:8]}"
+    lab = Lab(plan.lab_name, plan.lab_net, plan.machines, lock)
+    async with AsyncExitStack() as stack:
+        here = stack.enter_context(_here(plan, f"{instance}-0"))
+        await asyncio.to_thread(Builder(here.client, instance).build, plan.base_image)
+        if not await asyncio.to_thread(here.has_image, plan.gateway_image):
+            raise StartError(f"no image {plan.gateway_image}; scripts/build-images gateway makes it")
+        await stack.enter_async_context(running_lab(lab))
+        await lab.run("load", plan.gateway_image, engine=plan.engine)
+        machines = [
+            stack.enter_context(machine(f"node{place}", lab.engine(place))) for place in range(1, plan.machines + 1)
+        ]
+        await asyncio.to_thread(machines[0].take_image, STEPS_IMAGE, here)
+        made = Clusters(
+            servers,
+            lab,
+            machines=machines,
+            here=here,
+            engine=plan.engine,
+            instance=instance,
+            image=plan.gateway_image,
+            catalog=environments(plan),
+            warm=plan.workers,
+        )
+        await made.prepare()
+        # Before any worker is there: one would go to the machine that has its image.
+        spread_s = await made.spread()
+        clusters = [await stack.enter_async_context(made.running(count)) for count in range(plan.machines + 1)]
+        await _play(clusters, plan)
+    return make_report([cluster.way for cluster in clusters], spread_s, plan=asdict(plan))
+
+
+# -- what there is ------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _here(plan: Plan, instance: str) -> Iterator[Machine]:
+    """This machine; what *instance* made is removed on leaving."""
+    with machine(HERE, plan.engine) as here:
+        try:
+            yield here
+        finally:
+            here.remove_instance(instance)
+
+
+def environments(plan: Plan) -> dict[str, str]:
+    """The shared one with its warm workers, and an exclusive one for each round."""
+    # A burst comes while the sessions of the one before it may still be closing.
+    slots = 2 * plan.callers // plan.workers + 4
+    shared = {"slots": slots, "min_workers": plan.workers, "max_workers": plan.workers}
+    alone = {"slots": 1, "min_workers": 0, "max_workers": plan.exclusive, "idle_worker_s": 0, "max_uses": 1}
+    times = {"open_s": ALL_S, "start_s": 120, "idle_s": 2 * ALL_S}
+    limits = {"memory_mib": 64}
+    return {STEPS: steps_toml(STEPS, pool=shared)} | {
+        name: steps_toml(name, head={"isolation": "exclusive"}, pool=alone, timeouts=times, limits=limits)
+        for name in map(alone_in, range(plan.exclusive_rounds))
+    }
+
+
+def alone_in(turn: int) -> str:
+    """The exclusive environment of a round; after a burst the gateway has new workers ready in it for a while."""
+    return f"{ALONE}-{turn}"
+
+
+# -- rounds -------------------------------------------------------------------------------------------------------
+
+
+async def _play(clusters: Sequence[Cluster], plan: Plan) -> None:
+    for cluster in clusters:
+        # What happens in the first round happens once: connections to machines, code that runs for the first time.
+        await _round(cluster, plan, counts=False)
+    await _rest(clusters, plan.rest_s)
+    for turn in range(plan.rounds):
+        for cluster in rotated(clusters, turn):
+            await _round(cluster, plan)
+    for cluster in clusters:
+        cluster.way.rss_mib = cluster.rss_mib()
+    for turn in range(plan.exclusive_rounds):
+        for cluster in rotated(clusters, turn):
+            cluster.way.exclusive.append(await _exclusive(cluster, alone_in(turn), plan.exclusive))
+
+
+async def _rest(clusters: Sequence[Cluster], seconds: float) -> None:
+    """See what each uses while nothing is asked of any."""
+    before = [cluster.usage() for cluster in clusters]
+    began_at = time.perf_counter()
+    await asyncio.sleep(seconds)
+    took_s = time.perf_counter() - began_at
+    for cluster, used in zip(clusters, before, strict=True):
+        now = cluster.usage()
+        cluster.way.rest = {part: (now[part].cpu_s - used[part].cpu_s) / took_s for part in now}
+
+
+def rotated(all: Sequence[T], turn: int) -> list[T]:
+    """All of them, each turn beginning with another one."""
+    first = turn % len(all)
+    return [*all[first:], *all[:first]]
+
+
+async def _round(cluster: Cluster, plan: Plan, *, counts: bool = True) -> None:
+    """Bursts of openings, and then steps of the sessions of the last one."""
+    way = cluster.way if counts else Way(cluster.way.machines)
+    async with connections(cluster.process.address, plan.callers) as opened:
+        steppers: list[OrsStepper] = []
+        for _ in range(plan.bursts if counts else 1):
+            if steppers:
+                way.errors += (await _all(steppers, "end")).errors
+            steppers = [OrsStepper(connection, STEPS) for connection in opened]
+            way.opens.append(await _all(steppers, "open"))
+        before = cluster.usage()
+        became = await load([_stepping(stepper) for stepper in steppers], duration_s=plan.steps_s if counts else 0.5)
+        way.steps.add(became, before, cluster.usage())
+        way.sessions = await cluster.sessions()
+        way.errors += (await _all(steppers, "end")).errors
+    if not counts and (errors := way.all_errors()):
+        raise StartError(f"{name_of(way.machines)}: {dict(errors)}:\n{cluster.process.tail()}")
+
+
+async def _exclusive(cluster: Cluster, environment: str, count: int) -> Exclusive:
+    """Sessions with a container each, opened at once and ended at once."""
+    async with connections(cluster.process.address, count) as opened:
+        steppers = [OrsStepper(connection, environment) for connection in opened]
+        found = Exclusive(await _all(steppers, "open"))
+        containers = await cluster.containers(environment)
+    found.containers = {name: len(ids) for name, ids in containers.items()}
+    # New ones: those of the first sessions may have been idle for longer than a server keeps a connection.
+    async with connections(cluster.process.address, count) as opened:
+        for stepper, connection in zip(steppers, opened, strict=True):
+            stepper.attach(connection)
+        cluster.way.errors += (await _all(steppers, "end")).errors
+    began_at = time.perf_counter()
+    left = {id for ids in containers.values() for id in ids}
+    while left := left & {id for ids in (await cluster.containers(environment)).values() for id in ids}:
+        if time.perf_counter() > began_at + ALL_S:
+            break
+        await asyncio.sleep(GONE_LOOK_S)
+    found.gone_s, found.left = time.perf_counter() - began_at, len(left)
+    return found
+
+
+async def _all(steppers: Sequence[OrsStepper], act: str) -> Round:
+    async def one(place: int) -> None:
+        await (steppers[place].open() if act == "open" else steppers[place].end())
+
+    return await at_once([one] * len(steppers), within_s=ALL_S)
+
+
+def _stepping(stepper: OrsStepper) -> Step:
+    async def step(number: int) -> None:
+        token = str(number)
+        said = await stepper.step(token)
+        if said.token != token or said.doubled:
+            raise WrongAnswer(f"step: {said}, and {token!r} was asked for once")
+
+    return step

@@ -1,0 +1,318 @@
+"""Steps a second over OpenEnv's WebSocket: through gateway and worker, against the official server directly (S5).
+
+And what the gateway costs before that very server, an image of somebody else's to it; and what an open socket with an
+episode takes of memory (S11). All servers run throughout and take turns, round after
+round. Run alone: ``python -m bench.measures.openenv --quick``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import uvloop
+from rich.console import Console
+
+from bench.load.closed_loop import load
+from bench.load.websocket import Player, connect_socket
+from bench.measures.footprint import KIB
+from bench.reporting.grid import GENERATOR, Cell, Grid, count_errors, figures
+from bench.reporting.report import NOTHING, Goal, Report, Table, number
+from bench.reporting.stats import latencies, ratio
+from bench.subjects.processes import ServerProcess, StartError
+from bench.subjects.targets import BENCH, GATEWAY, UVICORN_READY, Servers, Target, servers
+
+VENVS = BENCH.parent / ".venv-openenv"
+OFFICIAL = {
+    "openenv": ("0.10.0", "sync"),
+    "openenv-fast": ("server", "sync"),
+    "openenv-fast (async)": ("server", "async"),
+}
+"""The official server's venv and the kind of its environment: as its package installs it, and on uvloop."""
+OURS = {GATEWAY: "counting", f"{GATEWAY} (inline)": "counting-inline"}
+BEFORE = "gateway before openenv"
+"""The gateway, whose frames go to the official server as it is and back."""
+S5_TIMES, S11_SOCKET_KIB = 1.0, 25.0
+NOT_COMPARABLE = (
+    "The load generator shares this machine's CPUs with the server that it loads; its own share stands in the table of "
+    "CPU time.",
+    "The gateway's rows are two server processes, gateway and worker, which may use two CPUs; the official server is "
+    "one process.",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How long to measure what."""
+
+    callers: tuple[int, ...] = (1, 16, 64)
+    rounds: int = 5
+    round_s: float = 3.0
+    warmup_s: float = 0.5
+    resets: int = 500
+    sockets: int = 1_000
+    """That are open at the same time, each with an episode, for what they take."""
+
+
+QUICK = Plan(rounds=2, round_s=0.4, warmup_s=0.1, resets=50, sockets=200)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """One row of the tables."""
+
+    name: str
+    target: Target
+    path: str
+    """Of its socket."""
+
+
+async def run(made: Servers, plan: Plan) -> Report:
+    """Measure.
+
+    Raises:
+        StartError: a server does not start, or the official one was not installed.
+        WrongAnswer: a server can't even open the episodes that are to be loaded.
+    """
+    async with AsyncExitStack() as stack:
+        subjects = [await stack.enter_async_context(_official(made, name)) for name in OFFICIAL]
+        subjects.append(await stack.enter_async_context(_before(made, subjects[0])))
+        subjects += await stack.enter_async_context(_gateway(made))
+        grid: Grid = {subject.name: {callers: Cell() for callers in plan.callers} for subject in subjects}
+        for subject in subjects:
+            await _round(subject, max(plan.callers), plan.warmup_s, Cell())
+        for turn in range(plan.rounds):
+            first = turn % len(subjects)
+            for callers in plan.callers:
+                for subject in (*subjects[first:], *subjects[:first]):
+                    await _round(subject, callers, plan.round_s, grid[subject.name][callers])
+        resets = {subject.name: await _resets(subject, plan.resets) for subject in subjects}
+        sockets = {
+            subject.name: await _socket_kib(subject, plan.sockets)
+            for subject in subjects
+            if subject.name in (GATEWAY, *OFFICIAL)
+        }
+    return make_report(grid, resets, sockets, plan=plan)
+
+
+@asynccontextmanager
+async def _official(made: Servers, name: str) -> AsyncIterator[Subject]:
+    venv, kind = OFFICIAL[name]
+    python = VENVS / venv / "bin" / "python"
+    if not python.exists():
+        raise StartError(f"{python}: not there; run scripts/openenv-clients --server")
+    process = ServerProcess(
+        [str(python), "-W", "ignore", str(BENCH / "references" / "openenv_server.py"), kind],
+        variables={"NO_COLOR": "1"},
+        ready=UVICORN_READY,
+        log=made.folder / f"{venv}-{kind}.log",
+    )
+    try:
+        await process.start()
+        yield Subject(name, Target(name, process), "/ws")
+    finally:
+        await process.stop()
+
+
+@asynccontextmanager
+async def _gateway(made: Servers) -> AsyncIterator[list[Subject]]:
+    """The gateway with one worker for each of its environments."""
+    async with made.running(GATEWAY, {"GATEWAY_ENVIRONMENTS": ",".join(OURS.values())}) as process:
+        paths = {name: f"/openenv/{environment}/ws" for name, environment in OURS.items()}
+        for name, path in paths.items():
+            async with _playing(Subject(name, Target(name, process), path), 1):
+                pass  # waits for the first worker
+        # Each environment has one worker; which is whose is not told, and the one that is not in turn does nothing.
+        workers = {f"worker {number}": pid for number, pid in enumerate(sorted(process.children()), 1)}
+        yield [Subject(name, Target(name, process, parts=workers), path) for name, path in paths.items()]
+
+
+@asynccontextmanager
+async def _before(made: Servers, official: Subject) -> AsyncIterator[Subject]:
+    """A gateway of its own before the *official* server, which goes on serving others."""
+    url = f"http://127.0.0.1:{official.target.address.port}"
+    async with made.running(GATEWAY, {"GATEWAY_STATIC": f"counting={url}", "GATEWAY_ENVIRONMENTS": ""}) as process:
+        parts = {"its server": official.target.process.pid}
+        yield Subject(BEFORE, Target(BEFORE, process, parts=parts), "/openenv/counting/ws")
+
+
+@asynccontextmanager
+async def _playing(subject: Subject, count: int) -> AsyncIterator[list[Player]]:
+    """*count* episodes, each on a socket of its own."""
+    players: list[Player] = []
+    try:
+        for _ in range(count):
+            players.append(Player(await connect_socket(subject.target.address, subject.path)))
+            await players[-1].reset()
+        yield players
+    finally:
+        for player in players:
+            player.socket.close()
+
+
+async def _round(subject: Subject, callers: int, round_s: float, cell: Cell) -> None:
+    async with _playing(subject, callers) as players:
+        before = subject.target.usage()
+        became = await load([player.step for player in players], duration_s=round_s)
+        cell.add(became, before, subject.target.usage())
+
+
+async def _resets(subject: Subject, count: int) -> list[float]:
+    """Seconds of *count* resets in turn on one socket, a step after each."""
+    found = []
+    async with _playing(subject, 1) as (player,):
+        for _ in range(count):
+            began_at = time.perf_counter()
+            await player.reset()
+            found.append(time.perf_counter() - began_at)
+            await player.step()
+    return found
+
+
+async def _socket_kib(subject: Subject, count: int) -> dict[str, float]:
+    """Resident memory that each of *count* open sockets with an episode takes in each process that takes any.
+
+    Not taken twice: what was freed after a first time would be used again, and hide what the second takes.
+    """
+    before = subject.target.rss_bytes()
+    async with _playing(subject, count):
+        after = subject.target.rss_bytes()
+    return {part: (size - before[part]) / KIB / count for part, size in after.items()}
+
+
+# -- the report ---------------------------------------------------------------------------------------------------
+
+
+def make_report(
+    grid: Grid, resets: dict[str, list[float]], sockets: dict[str, dict[str, float]], *, plan: Plan
+) -> Report:
+    """Turn samples into a report; *resets* in seconds, *sockets* in KiB by process."""
+    return Report(
+        name="openenv",
+        figures={
+            "plan": asdict(plan),
+            "steps": figures(grid),
+            "resets": {name: asdict(latencies(found)) for name, found in resets.items()},
+            "socket_kib": sockets,
+        },
+        goals=[*_goals(grid), _socket_goal(sockets)],
+        tables=[_rates(grid), _times(grid), _cpu(grid), _reset_table(resets), _socket_table(sockets, plan)],
+        errors=count_errors(grid),
+        not_comparable=NOT_COMPARABLE,
+    )
+
+
+def _goals(grid: Grid) -> list[Goal]:
+    pairs = [(GATEWAY, "openenv"), (GATEWAY, "openenv-fast"), (f"{GATEWAY} (inline)", "openenv-fast (async)")]
+    return [
+        Goal(
+            id="S5",
+            what=f"steps/s, {ours} ÷ {official} directly, c={callers}",
+            value=ratio(grid[ours][callers].rate, grid[official][callers].rate),
+            bound=S5_TIMES,
+            at_least=True,
+            unit="x",
+            is_goal=official == "openenv" and callers > 1,
+        )
+        for ours, official in pairs
+        for callers in grid[ours]
+    ] + [
+        Goal(
+            id="relay",
+            what=f"steps/s, {BEFORE} ÷ openenv directly, c={callers}",
+            value=ratio(grid[BEFORE][callers].rate, grid["openenv"][callers].rate),
+            bound=1.0,
+            at_least=True,
+            unit="x",
+            is_goal=False,
+        )
+        for callers in grid[BEFORE]
+    ]
+
+
+def _socket_goal(sockets: dict[str, dict[str, float]]) -> Goal:
+    what = "resident memory of the gateway, for each open WebSocket with an episode"
+    return Goal(id="S11", what=what, value=sockets[GATEWAY][GATEWAY], bound=S11_SOCKET_KIB, unit="KiB")
+
+
+def _callers(grid: Grid) -> list[str]:
+    return [f"c={callers}" for callers in next(iter(grid.values()))]
+
+
+def _rates(grid: Grid) -> Table:
+    baseline = grid["openenv"]
+    rows = []
+    for name, row in grid.items():
+        cells = [f"{number(it.rate)} ({number(ratio(it.rate, baseline[n].rate))}x)" for n, it in row.items()]
+        rows.append([name, *cells, str(sum(sum(it.errors.values()) for it in row.values()))])
+    return Table("Steps a second, and as a multiple of openenv", ["server", *_callers(grid), "errors"], rows)
+
+
+def _times(grid: Grid) -> Table:
+    rows = []
+    for name, row in grid.items():
+        found = [cell.latencies for cell in row.values()]
+        rows.append([name, *(f"{number(it.p50_ms)} / {number(it.p99_ms)}" if it else NOTHING for it in found)])
+    return Table("Latency of a step, ms: p50 / p99", ["server", *_callers(grid)], rows)
+
+
+def _cpu(grid: Grid) -> Table:
+    rows = []
+    for name, row in grid.items():
+        for part in next(iter(row.values())).cpu_s:
+            if part == GENERATOR or not any(cell.cpu_s[part] for cell in row.values()):
+                continue
+            label = name if part == name else f"{name}: {part.partition(' ')[0] if name != BEFORE else part}"
+            rows.append([label, *(number(cell.cpu_s_per_1000(part)) for cell in row.values())])
+        rows.append([f"{name}: its load", *(number(cell.cpu_s_per_1000(GENERATOR)) for cell in row.values())])
+    return Table("CPU seconds for 1,000 steps, by process", ["process", *_callers(grid)], rows)
+
+
+def _reset_table(resets: dict[str, list[float]]) -> Table:
+    found = {name: latencies(samples) for name, samples in resets.items()}
+    rows = [[name, number(it.p50_ms), number(it.p99_ms)] for name, it in found.items()]
+    return Table("A reset, one after the other on one socket, ms", ["server", "p50", "p99"], rows)
+
+
+def _socket_table(sockets: dict[str, dict[str, float]], plan: Plan) -> Table:
+    rows = [
+        [name if part == name else f"{name}: {part}", number(kib)]
+        for name, parts in sockets.items()
+        for part, kib in parts.items()
+    ]
+    return Table(f"Memory of {plan.sockets:,} open sockets with an episode each", ["process", "KiB a socket"], rows)
+
+
+# -- the command --------------------------------------------------------------------------------------------------
+
+
+def main(
+    quick: Annotated[bool, typer.Option("--quick", help="Shorter.")] = False,
+    folder: Annotated[Path | None, typer.Option(help="For sockets and logs.")] = None,
+) -> None:
+    """Run this benchmark alone, and print its tables."""
+
+    async def whole() -> Report:
+        async with servers(folder) as made:
+            return await run(made, QUICK if quick else Plan())
+
+    show(uvloop.run(whole()))
+
+
+def show(report: Report) -> None:
+    """Print goals and tables."""
+    console = Console()
+    for goal in report.goals:
+        mark = ("met" if goal.is_met else "NOT met") if goal.is_goal else "-"
+        console.print(f"{goal.id}  {goal.what}: {number(goal.value)} {goal.unit}  {mark}", highlight=False)
+    for table in report.tables:
+        console.print(f"\n{table.title}\n" + "\n".join(" | ".join(row) for row in (table.columns, *table.rows)))
+
+
+if __name__ == "__main__":
+    typer.run(main)

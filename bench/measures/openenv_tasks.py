@@ -1,0 +1,141 @@
+"""A reset with a task that nobody prepared, against what it takes without one: a container for each task (OpenEnv).
+
+Where an environment's task is chosen by its container's variables, another task is another container: created,
+started, reached. The yardstick is the Docker SDK itself, of the same image. Needs an engine and ``env-gateway/base``;
+run alone: ``python -m bench.measures.openenv_tasks``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import typer
+import uvloop
+from docker import APIClient
+
+from bench.load.episodes import WrongAnswer
+from bench.load.http1 import Address
+from bench.load.websocket import Player, connect_socket, frame
+from bench.measures.cold import BASE_IMAGE, ENGINE, Engine
+from bench.measures.openenv import show
+from bench.reporting.report import Goal, Report, Table, number
+from bench.reporting.stats import latencies, ratio
+from bench.subjects.targets import GATEWAY, Servers, servers
+
+TIMES = 75.0
+"""What S6 asks of a warm pool against a container's start."""
+_ECHO = frame(b'{"type":"step","data":{"type":"call_tool","tool_name":"echo","arguments":{"text":"hi"}}}')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How often."""
+
+    engine: str = ENGINE
+    base_image: str = BASE_IMAGE
+    containers: int = 15
+    resets_each: int = 30
+    """Between two containers."""
+
+
+QUICK = Plan(containers=5)
+
+
+async def run(made: Servers, plan: Plan) -> Report:
+    """Measure; the servers' folder must have one path here and for the engine.
+
+    Raises:
+        StartError: the gateway or a container does not start.
+        DockerException: the engine does not do its part.
+    """
+    instance = f"bench-{uuid.uuid4().hex[:8]}"
+    variables = {"GATEWAY_BACKEND": "docker", "GATEWAY_DOCKER_URL": plan.engine, "GATEWAY_INSTANCE": instance}
+    client = APIClient(base_url=plan.engine, version="auto")
+    engine = Engine(client, instance, made.folder)
+    try:
+        await asyncio.to_thread(engine.build, plan.base_image)
+        async with made.running(GATEWAY, variables | {"GATEWAY_ENVIRONMENTS": "noop"}) as process:
+            await _resets(process.address, plan.resets_each)
+            await engine.start()  # neither the first of the one nor of the other counts
+            resets: list[float] = []
+            containers: list[float] = []
+            for _ in range(plan.containers):
+                resets += await _resets(process.address, plan.resets_each)
+                containers.append(await engine.start())
+    finally:
+        await asyncio.to_thread(engine.remove_all)
+        client.close()
+    return make_report(resets, containers, plan=plan)
+
+
+async def _resets(address: Address, count: int) -> list[float]:
+    """Seconds of *count* resets, each with a task of its own, which is seen to be played by a step."""
+    player = Player(await connect_socket(address, "/openenv/noop/ws"))
+    found = []
+    try:
+        for _ in range(count):
+            name = f"custom/{uuid.uuid4().hex}"
+            task: dict[str, Any] = {"id": name, "env_type": "noop", "instruction": name, "config": {"level": name}}
+            began_at = time.perf_counter()
+            observation = await player.reset(task=task)
+            found.append(time.perf_counter() - began_at)
+            if observation["metadata"]["task_id"] != name:
+                raise WrongAnswer(f"reset: {observation!r}"[:200])
+            if b'"hi"' not in (answer := await player.socket.ask(_ECHO)):
+                raise WrongAnswer(f"step: {answer!r}"[:200])
+    finally:
+        player.socket.close()
+    return found
+
+
+def make_report(resets: list[float], containers: list[float], *, plan: Plan) -> Report:
+    """Turn samples in seconds into a report."""
+    warm, cold = latencies(resets), median(containers) * 1e3
+    rows = [
+        ["reset with a task of its own, through the gateway", *map(number, (warm.p50_ms, warm.p99_ms, warm.max_ms))],
+        ["the SDK's create + start + ready of a container", number(cold), "", number(max(containers) * 1e3)],
+    ]
+    return Report(
+        name="openenv_tasks",
+        figures={
+            "plan": asdict(plan),
+            "resets": asdict(warm),
+            "containers_ms": [each * 1e3 for each in containers],
+        },
+        goals=[
+            Goal(
+                id="S6",
+                what="a container's create + start + ready by the SDK ÷ reset with a custom task over OpenEnv",
+                value=ratio(cold, warm.p50_ms),
+                bound=TIMES,
+                at_least=True,
+                unit="x",
+                is_goal=False,
+            )
+        ],
+        tables=[Table("From one task to another, ms", ["way", "p50", "p99", "most"], rows)],
+        not_comparable=("A container's figure ends with its first answer, the reset's with the first observation.",),
+    )
+
+
+def main(
+    quick: Annotated[bool, typer.Option("--quick", help="Shorter.")] = False,
+    folder: Annotated[Path, typer.Option(help="For sockets; one that the engine sees, too.")] = Path("/dev/shm"),
+) -> None:
+    """Run this benchmark alone, and print its tables."""
+
+    async def whole() -> Report:
+        async with servers(folder) as made:
+            return await run(made, QUICK if quick else Plan())
+
+    show(uvloop.run(whole()))
+
+
+if __name__ == "__main__":
+    typer.run(main)

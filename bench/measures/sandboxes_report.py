@@ -1,0 +1,205 @@
+"""The report on sandboxes: goals, figures and tables out of samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from statistics import median
+from typing import Any
+
+from bench.load.boxes import Taken
+from bench.measures.opens import Bursts, burst_figures
+from bench.measures.sandboxes_samples import CONTAINERS, LIBRARY, PROCESSES, SDK, WORKERS, Plan, Samples, Way
+from bench.reporting.grid import GENERATOR, count_errors
+from bench.reporting.grid import figures as grid_figures
+from bench.reporting.report import NOTHING, Goal, Report, Table, number
+from bench.reporting.stats import latencies, percentile, ratio
+from bench.subjects.targets import GATEWAY
+
+S8_P50_MS, S8_PER_S = 15.0, 100.0
+S9_LAST_S, S9_SIZE = 5.0, 256
+
+
+def make_report(samples: Samples, *, plan: Plan) -> Report:
+    """Turn samples into a report."""
+    all_bursts = [each for by_size in samples.bursts.values() for each in by_size.values()]
+    return Report(
+        name="sandboxes",
+        figures=_figures(samples, plan),
+        goals=[*_turn_goals(samples), *_rate_goals(samples), *_group_goals(samples, plan), *_burst_goals(samples)],
+        tables=[table for table in _tables(samples, plan) if table.rows],
+        errors=count_errors(samples.sustained)
+        + sum(samples.group_errors.values())
+        + sum(sum(each.errors.values()) for each in all_bursts),
+        not_comparable=_remarks(samples),
+    )
+
+
+def _remarks(samples: Samples) -> list[str]:
+    remarks = list(samples.missing)
+    if samples.in_turn:
+        remarks.append(
+            "The library's figure is a sandbox and one program in it; a session of the os environment prepares its "
+            "task and opens a login shell on a terminal, too."
+        )
+    if samples.in_turn.get(SDK):
+        remarks.append("A container a session has no network, and bash without a terminal says its token in it.")
+    return remarks
+
+
+def _figures(samples: Samples, plan: Plan) -> dict[str, Any]:
+    return {
+        "plan": asdict(plan),
+        "in_turn_ms": {
+            name: {
+                "first_output": asdict(latencies([each.first_output_s for each in taken])),
+                "open": asdict(latencies([each.open_s for each in taken])),
+                "command": asdict(latencies([each.command_s for each in taken])),
+                "close": asdict(latencies([each.close_s for each in taken])),
+                "first_output_by_session": [each.first_output_s * 1e3 for each in taken],
+            }
+            for name, taken in samples.in_turn.items()
+        },
+        "sustained": grid_figures(samples.sustained),
+        "groups_last_prompt_ms": {
+            name: {way.name.lower(): [each * 1e3 for each in found] for way, found in ways.items()}
+            for name, ways in samples.groups_s.items()
+        },
+        "group_errors": dict(samples.group_errors),
+        "bursts": {
+            name: {f"n{size}": burst_figures(bursts) for size, bursts in by_size.items()}
+            for name, by_size in samples.bursts.items()
+        },
+        "idle_sessions": [asdict(each) for each in samples.held],
+        "missing": samples.missing,
+    }
+
+
+# -- goals --------------------------------------------------------------------------------------------------------
+
+
+def _turn_goals(samples: Samples) -> Iterator[Goal]:
+    sdk = samples.in_turn.get(SDK)
+    for name in (PROCESSES, CONTAINERS):
+        if not (taken := samples.in_turn.get(name)):
+            continue
+        found = latencies([each.first_output_s for each in taken])
+        what = f"open to first command's output ({name})"
+        yield Goal(id="S8", what=f"{what}, p50", value=found.p50_ms, bound=S8_P50_MS, unit="ms")
+        yield _beside("S8", f"{what}, p99", found.p99_ms, "ms")
+        if floor := samples.in_turn.get(LIBRARY):
+            yield _beside("S8", f"{what} ÷ the library alone, p50", ratio(found.p50_ms, _p50_ms(floor)), "x")
+        if sdk:
+            yield _beside("S8", f"a container's ÷ {what}, p50", ratio(_p50_ms(sdk), found.p50_ms), "x")
+
+
+def _rate_goals(samples: Samples) -> Iterator[Goal]:
+    sdk = max((cell.rate for cell in samples.sustained.get(SDK, {}).values()), default=0.0)
+    for name in (PROCESSES, CONTAINERS):
+        if not (row := samples.sustained.get(name)):
+            continue
+        callers, rate = max(((callers, cell.rate) for callers, cell in row.items()), key=lambda found: found[1])
+        what = f"sessions/s, each with a first command, c={callers} ({name})"
+        yield Goal(id="S8", what=what, value=rate, bound=S8_PER_S, at_least=True, unit="1/s")
+        if sdk:
+            yield _beside("S8", f"{what} ÷ containers at best", ratio(rate, sdk), "x")
+
+
+def _group_goals(samples: Samples, plan: Plan) -> Iterator[Goal]:
+    for name, ways in samples.groups_s.items():
+        if Way.ONCE in ways and Way.EACH in ways:
+            gain = ratio(median(ways[Way.EACH]), median(ways[Way.ONCE]))
+            what = f"last prompt of a group of {plan.group}, prepared by each ÷ once ({name})"
+            yield _beside("S8", what, gain, "x")
+
+
+def _burst_goals(samples: Samples) -> Iterator[Goal]:
+    for name, by_size in samples.bursts.items():
+        failures = sum(sum(each.errors.values()) for each in by_size.values())
+        sizes = " and ".join(str(size) for size in by_size)
+        yield Goal(id="S9", what=f"failures of bursts of {sizes} creates ({name})", value=failures, bound=0)
+        largest = by_size.get(S9_SIZE)
+        if largest is not None and largest.last_s:
+            what = f"last prompt of a burst of {S9_SIZE} creates of one task, sandbox ({name})"
+            yield Goal(id="S9", what=what, value=median(largest.last_s), bound=S9_LAST_S, unit="s")
+
+
+def _beside(id: str, what: str, value: float, unit: str) -> Goal:
+    return Goal(id=id, what=what, value=value, bound=0.0, unit=unit, is_goal=False)
+
+
+def _p50_ms(taken: Sequence[Taken]) -> float:
+    return percentile([each.first_output_s for each in taken], 0.5) * 1e3
+
+
+# -- tables -------------------------------------------------------------------------------------------------------
+
+
+def _tables(samples: Samples, plan: Plan) -> Iterator[Table]:
+    yield _turn_table(samples)
+    callers = [f"c={each}" for each in plan.callers]
+    yield Table(
+        "Sessions a second, each with a first command: open, command, close",
+        ["way", *callers, "errors"],
+        [
+            [name, *(number(cell.rate) for cell in row.values()), str(count_errors({name: row}))]
+            for name, row in samples.sustained.items()
+        ],
+    )
+    yield Table(
+        "CPU ms for each of these sessions",
+        ["process", *callers],
+        [
+            [f"{name}: {part}", *(number(cell.cpu_s_per_1000(part)) for cell in row.values())]
+            for name, row in samples.sustained.items()
+            for part in (GATEWAY, WORKERS, GENERATOR)
+            if name != SDK and all(part in cell.cpu_s for cell in row.values())
+        ],
+    )
+    yield Table(
+        f"A group of {plan.group} at once on a task that takes long to prepare, ms to the last prompt",
+        ["the prepared state", *(f"{name}: {each}" for name in samples.groups_s for each in ("median", "worst"))],
+        [[way.value, *_group_cells(samples, way)] for way in Way if samples.groups_s],
+    )
+    yield _burst_table(samples)
+    yield Table(
+        "Memory of idle sandboxes, each with a shell",
+        ["gateway", "counted as", "sessions", "MiB a session"],
+        [[each.subject, each.counted, str(each.sessions), number(each.mib_a_session)] for each in samples.held],
+        words=2,
+    )
+
+
+def _turn_table(samples: Samples) -> Table:
+    rows = []
+    for name, taken in samples.in_turn.items():
+        parts = (
+            [each.open_s for each in taken],
+            [each.command_s for each in taken],
+            [each.first_output_s for each in taken],
+            [each.close_s for each in taken],
+        )
+        rows.append([name, *(f"{number(found.p50_ms)} / {number(found.p99_ms)}" for found in map(latencies, parts))])
+    columns = ["way", "open", "first command", "open to first output", "close"]
+    return Table("One sandbox after the other, ms: p50 / p99", columns, rows)
+
+
+def _group_cells(samples: Samples, way: Way) -> Iterator[str]:
+    for ways in samples.groups_s.values():
+        found = ways.get(way, [])
+        yield from (number(median(found) * 1e3), number(max(found) * 1e3)) if found else (NOTHING, NOTHING)
+
+
+def _burst_table(samples: Samples) -> Table:
+    rows = []
+    for name, by_size in samples.bursts.items():
+        for size, each in by_size.items():
+            rows.append([name, str(size), *_burst_cells(each), str(sum(each.errors.values()))])
+    columns = ["gateway", "creates", "half of them", "the last", "the last, worst burst", "errors"]
+    return Table("Bursts of creates of one task, each with a sandbox, ms from their begin to a prompt", columns, rows)
+
+
+def _burst_cells(each: Bursts) -> list[str]:
+    if not each.last_s:
+        return [NOTHING] * 3
+    return [number(found * 1e3) for found in (median(each.p50_s), median(each.last_s), max(each.last_s))]

@@ -1,0 +1,1 @@
+"""Results as JSON, tables and plots, and the machine that they are from."""

@@ -1,0 +1,202 @@
+"""A run's results: as JSON for programs, as tables for people, and as Markdown between two marks of the README."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from bench.reporting.report import NOTHING, Report, Table, number
+
+LATEST = Path(__file__).parents[1] / "results" / "latest.json"
+README = Path(__file__).parents[1] / "README.md"
+PROJECT_README = Path(__file__).parents[2] / "README.md"
+BEGIN = "<!-- results: made by `python -m bench.run --write-readme` -->"
+END = "<!-- end of results -->"
+OF_THE_MACHINE = ("machine", "versions")
+"""Facts that are the same for all runs whose results stand side by side."""
+
+
+def results(reports: Sequence[Report], facts: Mapping[str, Any], *, remarks: Sequence[str] = ()) -> dict[str, Any]:
+    """Put together what a run found, ratios first; *facts* say what it was made on, *remarks* warn of the whole."""
+    run = {name: value for name, value in facts.items() if name not in OF_THE_MACHINE}
+    return {
+        "goals": [
+            {"part": report.name} | asdict(goal) | {"is_met": goal.is_met}
+            for report in reports
+            for goal in report.goals
+        ],
+        "runs": [{"parts": [report.name for report in reports], "remarks": list(remarks)} | run],
+        "errors": {report.name: report.errors for report in reports},
+        "not_comparable": {report.name: list(report.not_comparable) for report in reports},
+        **{name: facts[name] for name in OF_THE_MACHINE},
+        "figures": {report.name: report.figures for report in reports},
+        "tables": [{"part": report.name} | asdict(table) for report in reports for table in report.tables],
+    }
+
+
+def merged(old: Mapping[str, Any], new: Mapping[str, Any], *, order: Sequence[str]) -> dict[str, Any]:
+    """The results *new*, and of *old* the parts that *new* has not; parts stand in *order*.
+
+    Raises:
+        ValueError: they were made on different machines, or of different versions.
+    """
+    for name in OF_THE_MACHINE:
+        if _same(old[name]) != _same(new[name]):
+            raise ValueError(f"the results that are to be kept were made with another {name.removesuffix('s')}")
+    replaced = set(new["errors"])
+    found = dict(new)
+    for name in ("goals", "tables"):
+        rows = [*(row for row in old[name] if row["part"] not in replaced), *new[name]]
+        found[name] = sorted(rows, key=lambda row: order.index(row["part"]))
+    for name in ("errors", "not_comparable", "figures"):
+        both = {**old[name], **new[name]}
+        found[name] = {str(part): both[part] for part in order if part in both}
+    kept = [run | {"parts": [part for part in run["parts"] if part not in replaced]} for run in old["runs"]]
+    found["runs"] = [*(run for run in kept if run["parts"]), *new["runs"]]
+    return found
+
+
+def _same(value: Any) -> Any:
+    """What must be the same in two runs that stand side by side: not how busy the machine was."""
+    return {key: each for key, each in value.items() if key != "load_average"} if isinstance(value, Mapping) else value
+
+
+def write(found: Mapping[str, Any], path: Path = LATEST) -> None:
+    """Write *found* as JSON, which knows no infinity: null stands for it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(".draft")
+    draft.write_text(json.dumps(_finite(found), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    draft.replace(path)
+
+
+def read(path: Path = LATEST) -> dict[str, Any]:
+    """Read what `write` wrote.
+
+    Raises:
+        OSError: there is no such file.
+    """
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def show(found: Mapping[str, Any], console: Console) -> None:
+    """Print the tables."""
+    for table in (goal_table(found["goals"]), *_tables(found)):
+        shown = RichTable(title=table.title, title_justify="left")
+        for position, column in enumerate(table.columns):
+            shown.add_column(column, justify="left" if position < table.words else "right")
+        for row in table.rows:
+            shown.add_row(*row)
+        console.print(shown)
+    for sentence in _remarks(found):
+        console.print(f"- {sentence}", highlight=False)
+
+
+def goal_table(goals: Sequence[Mapping[str, Any]]) -> Table:
+    """What was promised and what was reached; figures that nothing was promised for bear no verdict."""
+    rows = []
+    for goal in goals:
+        value = math.inf if goal["value"] is None else goal["value"]
+        bound = f"{'≥' if goal['at_least'] else '≤'} {goal['bound']:g} {goal['unit']}".rstrip()
+        verdict = "yes" if goal["is_met"] else "no"
+        shown = (bound, verdict) if goal["is_goal"] else (NOTHING, NOTHING)
+        rows.append([goal["id"], goal["what"], f"{number(value)} {goal['unit']}".rstrip(), *shown])
+    return Table("Goals", ["id", "what", "reached", "goal", "met"], rows, words=2)
+
+
+def markdown(found: Mapping[str, Any], pictures: Sequence[tuple[str, str]] = ()) -> str:
+    """The same as `show` prints, for the README; before the tables *pictures*, which are titles and paths."""
+    parts = [_provenance(found), *(f"![{title}]({path})" for title, path in pictures)]
+    for table in (goal_table(found["goals"]), *_tables(found)):
+        parts.append(f"**{table.title}**\n\n{_markdown_table(table)}")
+    parts.append("\n".join(f"* {sentence}" for sentence in _remarks(found)))
+    return "\n\n".join(part for part in parts if part)
+
+
+def between_marks(text: str, new: str) -> str:
+    """Put *new* between the marks of *text*.
+
+    Raises:
+        ValueError: the marks are not there once each, in their order.
+    """
+    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
+        raise ValueError(f"expected {BEGIN!r} and, after it, {END!r}, once each")
+    before, _, rest = text.partition(BEGIN)
+    return f"{before}{BEGIN}\n\n{new}\n\n{END}{rest.partition(END)[2]}"
+
+
+def summary(found: Mapping[str, Any]) -> str:
+    """The goals alone and what they were measured on, for the project's README."""
+    promised = [goal for goal in found["goals"] if goal["is_goal"]]
+    return f"{_markdown_table(goal_table(promised))}\n\n{_provenance(found)}"
+
+
+def write_readme(
+    found: Mapping[str, Any],
+    path: Path = README,
+    project: Path = PROJECT_README,
+    *,
+    pictures: Sequence[tuple[str, str]] = (),
+) -> None:
+    """Replace the results in the README of the benchmarks, and what was promised and reached in the project's.
+
+    *pictures* are titles, and paths as seen from *path*'s folder.
+    """
+    path.write_text(between_marks(path.read_text(), markdown(found, pictures)))
+    project.write_text(between_marks(project.read_text(), summary(found)))
+
+
+def _tables(found: Mapping[str, Any]) -> Iterator[Table]:
+    for table in found["tables"]:
+        yield Table(**{name: value for name, value in table.items() if name != "part"})
+
+
+def _markdown_table(table: Table) -> str:
+    rule = ["---" if position < table.words else "--:" for position in range(len(table.columns))]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (table.columns, rule, *table.rows))
+
+
+def _provenance(found: Mapping[str, Any]) -> str:
+    machine, made_of = found["machine"], found["versions"]
+    packages = ", ".join(f"{name} {made_of[name]}" for name in ("ors-sdk", "openreward", "uvicorn", "uvloop"))
+    made_on = (
+        f"{machine['cpus']} CPUs ({machine['cpu']}), {machine['memory']}, Linux {machine['kernel']}, "
+        f"Python {machine['python']}; {packages}."
+    )
+    return " ".join([made_on, *(_told_of(run) for run in found["runs"])])
+
+
+def _told_of(run: Mapping[str, Any]) -> str:
+    commit = (run["source"]["commit"] or "no commit yet")[:12]
+    changes = ", with uncommitted changes" if run["source"]["has_changes"] else ""
+    parts = ", ".join(f"`{part}`" for part in run["parts"])
+    return (
+        f"{parts}: {run['taken_at']}, {run['size']} run of {run['seconds']:.0f} s at {commit}{changes}; load average "
+        f"{run['load_average'][0]} before and {run['load_average_after'][0]} after."
+    )
+
+
+def _remarks(found: Mapping[str, Any]) -> Iterator[str]:
+    wrong = {name: count for name, count in found["errors"].items() if count}
+    yield f"Failed or wrongly answered requests: {wrong or 'none'}."
+    for run in found["runs"]:
+        yield from run["remarks"]
+    for sentences in found["not_comparable"].values():
+        yield from sentences
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,1 @@
+"""Two replicas under load while things break."""

@@ -1,0 +1,1 @@
+"""What is measured: gateways, their peers, containers, processes, clusters and catalogs."""

@@ -1,0 +1,132 @@
+"""A container for each session, by the Docker SDK: create, start, a command in it, remove. Nothing of ours is in it.
+
+It is what runs where an agent's commands go through ``docker exec``. Cheaper than it usually is: no network is made for
+the container, and nothing waits in it but one ``sleep``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+from docker import APIClient
+from docker.errors import DockerException, ImageNotFound
+from requests import RequestException
+
+from bench.load.boxes import Taken
+from bench.load.episodes import WrongAnswer
+from bench.subjects.processes import StartError
+from gateway.backends.docker.container import LABEL_ENVIRONMENT, LABEL_INSTANCE
+
+LABEL = "env-gateway.bench"
+"""Of containers that no gateway made: one would remove what bears its own label and is not its own."""
+THREADS = 16
+ENGINE_S = 120
+"""For one request to an engine under full load."""
+
+
+class Containers:
+    """Containers of one run on one engine."""
+
+    def __init__(self, client: APIClient, image: str, instance: str) -> None:
+        self._client = client
+        self._image = image
+        self._instance = instance
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="bench-container")
+
+    def check_image(self) -> None:
+        """
+        Raises:
+            StartError: the engine does not have the image.
+        """
+        try:
+            self._client.inspect_image(self._image)  # type: ignore[no-untyped-call]  # not ours
+        except ImageNotFound as error:
+            raise StartError(f"no image {self._image}; scripts/build-images base base-sandbox os makes it") from error
+
+    async def session(self, token: str) -> Taken:
+        """Start a container, let a shell in it say *token*, and remove it.
+
+        Raises:
+            WrongAnswer: it said something else, or the engine did not do its part.
+        """
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, self._session, token)
+        except (DockerException, RequestException) as error:
+            raise WrongAnswer(f"engine: {error}") from error
+
+    def _session(self, token: str) -> Taken:
+        client, began_at = self._client, time.perf_counter()
+        container = client.create_container(
+            self._image,
+            entrypoint=["sleep", "infinity"],
+            user="0:0",
+            labels={LABEL: self._instance},
+            host_config=client.create_host_config(network_mode="none", init=True),
+        )["Id"]
+        try:
+            client.start(container)
+            ready_at = time.perf_counter()
+            execution = client.exec_create(container, ["/bin/bash", "-c", f"echo {token}"])["Id"]
+            said: bytes = client.exec_start(execution)
+            said_at = time.perf_counter()
+        finally:
+            client.remove_container(container, force=True)
+        if said.decode().strip() != token:
+            raise WrongAnswer(f"exec: {said[:200]!r}")
+        return Taken(ready_at - began_at, said_at - ready_at, time.perf_counter() - said_at)
+
+    def memory_bytes(self, environment: str) -> int:
+        """What the kernel counts for the workers of *environment*: their processes, files in memory, sockets.
+
+        Without the file pages that it would give up first, as ``docker stats`` has it.
+        """
+        return sum(charged_bytes(stats) for stats in self._stats(environment))
+
+    def cpu_s(self, environment: str) -> float:
+        """What the workers of *environment* have used so far, with all processes that ever ran in them."""
+        return sum(int(stats["cpu_stats"]["cpu_usage"]["total_usage"]) for stats in self._stats(environment)) / 1e9
+
+    def _stats(self, environment: str) -> Iterator[dict[str, Any]]:
+        for worker in self._workers(environment):
+            yield self._client.stats(worker, stream=False, one_shot=True)
+
+    def _workers(self, environment: str) -> list[str]:
+        labels = [f"{LABEL_INSTANCE}={self._instance}", f"{LABEL_ENVIRONMENT}={environment}"]
+        return [str(each["Id"]) for each in self._client.containers(quiet=True, filters={"label": labels})]
+
+    def close(self) -> None:
+        """Remove what is left of this run's containers, those of its gateway too."""
+        self._threads.shutdown()
+        for label in (LABEL, LABEL_INSTANCE):
+            for container in self._client.containers(
+                all=True, quiet=True, filters={"label": f"{label}={self._instance}"}
+            ):
+                self._client.remove_container(container["Id"], force=True)
+
+
+@contextmanager
+def containers(engine: str, image: str, instance: str) -> Iterator[Containers]:
+    """Talk to *engine*; what was made is removed on leaving."""
+    client = APIClient(base_url=engine, version="auto", timeout=ENGINE_S, max_pool_size=THREADS)
+    try:
+        made = Containers(client, image, instance)
+        try:
+            yield made
+        finally:
+            made.close()
+    finally:
+        client.close()
+
+
+def charged_bytes(stats: dict[str, Any]) -> int:
+    """Read what is counted out of the engine's statistics of one container."""
+    memory = stats["memory_stats"]
+    details = memory.get("stats", {})
+    # Of the first version of control groups the names begin with "total_".
+    given_up_first = details.get("total_inactive_file", details.get("inactive_file", 0))
+    return int(memory["usage"]) - int(given_up_first)

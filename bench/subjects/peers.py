@@ -1,0 +1,356 @@
+"""What the gateway is compared with as a proxy: recipes for each, and a worker of its own behind each.
+
+Proxies and workers are processes. Where there are two CPUs the proxy has one for itself, and the worker and the load
+generator share the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.load.http1 import Address, connect
+from bench.subjects.processes import START_S, ServerProcess, StartError, Usage, descendants, usage
+from bench.subjects.targets import (
+    BENCH,
+    ENVIRONMENTS,
+    ENVSERVER_READY,
+    GATEWAY_READY,
+    UVICORN_READY,
+    Servers,
+    gateway_variables,
+)
+
+PEERS = BENCH.parent / ".bench-peers"
+"""Made by ``scripts/bench-peers``."""
+REFERENCES = BENCH / "references"
+
+DIRECTLY = "directly"
+BARE = "bare forwarder"
+NGINX = "nginx"
+NGINX_TCP = "nginx (TCP)"
+CHP = "configurable-http-proxy"
+FORWARDER = "httpx forwarder"
+GATEWAY = "gateway"
+GATEWAY_OPEN = "gateway (no keys)"
+HTTPX_GATEWAY = "httpx gateway"
+HTTPX_GATEWAY_LIMITS = "httpx gateway (default limits)"
+ALL = (
+    *(DIRECTLY, BARE, NGINX, NGINX_TCP, CHP, FORWARDER),
+    *(HTTPX_GATEWAY, HTTPX_GATEWAY_LIMITS, GATEWAY_OPEN, GATEWAY),
+)
+VARIANTS = (NGINX_TCP, HTTPX_GATEWAY_LIMITS, GATEWAY_OPEN)
+"""Of another that is there: left out where time is short."""
+CALLERS_MAX = {FORWARDER: 256, HTTPX_GATEWAY: 256, HTTPX_GATEWAY_LIMITS: 64}
+"""Beyond these httpx looks through all that waits for each answer, and one round would take minutes."""
+OURS = (DIRECTLY, GATEWAY, GATEWAY_OPEN)
+"""Whose errors are this project's."""
+
+PROXY, WORKER = "proxy", "worker"
+LOOK_S = 0.005
+KEEP_ALIVE_S = 3600
+"""Nobody closes an idle connection within a run: a proxy that did would be measured by its reconnects."""
+COMMAND_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Which programs are there, with their versions; None where one is missing."""
+
+    nginx: Path | None = None
+    nginx_version: str | None = None
+    chp: Path | None = None
+    chp_version: str | None = None
+    node_version: str | None = None
+
+    def has(self, name: str) -> bool:
+        """Whether all that the peer *name* needs is there."""
+        if name in (NGINX, NGINX_TCP):
+            return self.nginx is not None
+        return name != CHP or self.chp is not None
+
+    def versions(self) -> dict[str, str | None]:
+        """For the results."""
+        return {"nginx": self.nginx_version, CHP: self.chp_version, "node": self.node_version}
+
+
+def find(root: Path = PEERS) -> Found:
+    """Look for nginx (below *root*, then on the PATH) and configurable-http-proxy (below *root* only)."""
+    nginx, nginx_version = None, None
+    candidates = [root / "nginx" / "usr" / "sbin" / "nginx", shutil.which("nginx"), "/usr/sbin/nginx"]
+    for candidate in candidates:
+        if candidate is not None and (told := _told(candidate, "-v")):
+            nginx, nginx_version = Path(candidate), told.rpartition("/")[2].split()[0]
+            break
+    folder = root / "chp"
+    program = folder / "node_modules" / CHP / "bin" / CHP
+    node_version = _told("node", "--version")
+    if node_version is None or not program.is_file() or not (folder / "installed").is_file():
+        return Found(nginx, nginx_version, None, None, node_version)
+    return Found(nginx, nginx_version, program, (folder / "installed").read_text().strip(), node_version)
+
+
+def _told(*command: str | Path) -> str | None:
+    """What a program says of itself; None if it is not there or does not run."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return (done.stdout or done.stderr).strip() or None
+
+
+# -- CPUs ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Cpus:
+    """Which CPU is whose."""
+
+    proxy: int
+    load: int
+
+
+@contextmanager
+def shared_out(*, wanted: bool = True) -> Iterator[Cpus | None]:
+    """Put this process on the load's CPU, where its children begin too, until leaving; None where nothing is pinned.
+
+    That is so where there are fewer than two CPUs, where it is not allowed, and where it is not *wanted*.
+    """
+    before = os.sched_getaffinity(0)
+    cpus = choose(before) if wanted else None
+    if cpus is not None:
+        try:
+            os.sched_setaffinity(0, {cpus.load})
+        except OSError:
+            cpus = None
+    try:
+        yield cpus
+    finally:
+        if cpus is not None:
+            os.sched_setaffinity(0, before)
+
+
+def choose(usable: set[int]) -> Cpus | None:
+    """The first two of *usable*; None if there are not two."""
+    if len(usable) < 2:
+        return None
+    proxy, load = sorted(usable)[:2]
+    return Cpus(proxy, load)
+
+
+def pin(pid: int, cpu: int) -> None:
+    """Put every thread of *pid* on *cpu*; threads and processes that it makes later follow.
+
+    Raises:
+        OSError: it is not allowed, or there is no such process.
+    """
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        with suppress(ProcessLookupError):
+            os.sched_setaffinity(int(thread), {cpu})
+
+
+# -- running ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """One row of the tables: a proxy and the worker behind it, both running."""
+
+    name: str
+    address: Address
+    proxy: Sequence[int] = ()
+    """Its processes; none where the worker is called directly."""
+    worker: Sequence[int] = ()
+
+    def usage(self) -> dict[str, Usage]:
+        """What the proxy and the worker have used so far."""
+        parts = {PROXY: self.proxy, WORKER: self.worker}
+        return {part: _sum(pids) for part, pids in parts.items() if pids}
+
+
+def _sum(pids: Sequence[int]) -> Usage:
+    found = [usage(pid) for pid in pids]
+    return Usage(cpu_s=sum(each.cpu_s for each in found), rss_bytes=sum(each.rss_bytes for each in found))
+
+
+class PlacedProcess(ServerProcess):
+    """A server that is told where to listen, and says nothing when it does."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        address: Address,
+        *,
+        log: Path,
+        variables: Mapping[str, str],
+        cwd: Path | None = None,
+    ) -> None:
+        super().__init__(command, variables=variables, ready=r"(?!)", log=log, cwd=cwd)
+        self._place = address
+
+    async def _until_ready(self, until: float) -> Address:
+        while True:
+            with suppress(OSError):
+                (await connect(self._place)).close()
+                return self._place
+            if self._process is not None and self._process.returncode is not None:
+                raise StartError(f"{self._command} ended with {self._process.returncode}:\n{self.tail()}")
+            if time.perf_counter() > until:
+                raise StartError(f"{self._command} does not listen after {START_S:.0f} s:\n{self.tail()}")
+            await asyncio.sleep(LOOK_S)
+
+
+@asynccontextmanager
+async def running(name: str, made: Servers, found: Found, *, key: str, cpus: Cpus | None) -> AsyncIterator[Subject]:
+    """Start the peer *name* and its worker; both are ended on leaving.
+
+    Args:
+        key: What trainers have to show the gateway, and what every request bears.
+
+    Raises:
+        StartError: one does not start.
+        ValueError: there is no such peer.
+    """
+    folder = made.folder / re.sub(r"\W+", "-", name).strip("-")
+    folder.mkdir()
+    if name in (GATEWAY, GATEWAY_OPEN, HTTPX_GATEWAY, HTTPX_GATEWAY_LIMITS):
+        async with _started(_gateway(name, folder, key)) as process:
+            worker = await _first_worker(process)
+            _pin([process.pid], cpus)
+            yield Subject(name=name, address=process.address, proxy=[process.pid], worker=[worker])
+        return
+    if name not in ALL:
+        raise ValueError(f"no peer is called {name!r}")
+    async with _started(_worker(folder, over_unix=name in (BARE, NGINX))) as worker_process:
+        if name == DIRECTLY:
+            yield Subject(name=name, address=worker_process.address, worker=[worker_process.pid])
+            return
+        async with _started(_proxy(name, folder, worker_process.address, found)) as process:
+            pids = [process.pid, *descendants(process.pid)]
+            _pin(pids, cpus)
+            yield Subject(name=name, address=process.address, proxy=pids, worker=[worker_process.pid])
+
+
+@asynccontextmanager
+async def _started(process: ServerProcess) -> AsyncIterator[ServerProcess]:
+    try:
+        await process.start()
+        yield process
+    finally:
+        await process.stop()
+
+
+def _pin(pids: Sequence[int], cpus: Cpus | None) -> None:
+    if cpus is not None:
+        for pid in pids:
+            pin(pid, cpus.proxy)
+
+
+async def _first_worker(process: ServerProcess) -> int:
+    """The gateway's worker, once it is there; it stays where it was started, beside the load."""
+    until = time.perf_counter() + START_S
+    while not (found := process.children()):
+        if time.perf_counter() > until:
+            raise StartError(f"no worker after {START_S:.0f} s:\n{process.tail()}")
+        await asyncio.sleep(LOOK_S)
+    (worker,) = found
+    return worker
+
+
+# -- recipes ------------------------------------------------------------------------------------------------------
+
+
+def _worker(folder: Path, *, over_unix: bool) -> ServerProcess:
+    """The environment server alone; over a Unix socket as the gateway's own workers, or over TCP."""
+    command, log, cwd = [sys.executable, "server.py"], folder / "worker.log", ENVIRONMENTS / "noop"
+    variables = {"ENVSERVER_SLOTS": "20000", "ENVSERVER_IDLE_S": str(KEEP_ALIVE_S)}
+    if over_unix:
+        place = Address(socket=str(folder / "worker"))
+        variables["ENVSERVER_SOCKET"] = place.socket
+        return PlacedProcess(command, place, log=log, variables=variables, cwd=cwd)
+    variables |= {"ENVSERVER_HOST": "127.0.0.1", "ENVSERVER_PORT": "0"}
+    return ServerProcess(command, variables=variables, ready=ENVSERVER_READY, log=log, cwd=cwd)
+
+
+def _gateway(name: str, folder: Path, key: str) -> ServerProcess:
+    variables = gateway_variables(folder) | {"GATEWAY_ENVIRONMENTS": "noop"}
+    if name != GATEWAY_OPEN:
+        variables["GATEWAY_TRAINER_KEYS"] = f"bench:{key}"
+    command = [str(Path(sys.executable).parent / "gateway")]
+    if name in (HTTPX_GATEWAY, HTTPX_GATEWAY_LIMITS):
+        limits = "default" if name == HTTPX_GATEWAY_LIMITS else "unlimited"
+        command = [sys.executable, str(REFERENCES / "httpx_gateway.py"), limits]
+    return ServerProcess([*command, "serve"], variables=variables, ready=GATEWAY_READY, log=folder / "log")
+
+
+def _proxy(name: str, folder: Path, worker: Address, found: Found) -> ServerProcess:
+    log, python, url = folder / "log", sys.executable, f"http://127.0.0.1:{worker.port}"
+    if name == BARE:
+        command = [python, str(REFERENCES / "bare_forwarder.py"), worker.socket]
+        ready = r"bare_forwarder_ready url=http://127\.0\.0\.1:(\d+)"
+        return ServerProcess(command, variables={}, ready=ready, log=log)
+    if name == FORWARDER:
+        command = [python, str(REFERENCES / "httpx_forwarder.py"), url]
+        return ServerProcess(command, variables={"NO_COLOR": "1"}, ready=UVICORN_READY, log=log)
+    place = Address(port=free_port())
+    if name == CHP:
+        command = ["node", str(found.chp), "--ip", "127.0.0.1", "--port", str(place.port), "--default-target", url]
+        command += ["--api-ip", "127.0.0.1", "--api-port", str(free_port()), "--log-level", "warn"]
+        command += ["--keep-alive-timeout", str(KEEP_ALIVE_S * 1000)]
+        return PlacedProcess(command, place, log=log, variables={"CONFIGPROXY_AUTH_TOKEN": secrets.token_hex()})
+    configuration = folder / "nginx.conf"
+    configuration.write_text(nginx_configuration(folder, place, worker, as_root=os.geteuid() == 0))
+    return PlacedProcess([str(found.nginx), "-p", str(folder), "-c", str(configuration)], place, log=log, variables={})
+
+
+def nginx_configuration(folder: Path, place: Address, worker: Address, *, as_root: bool) -> str:
+    """One worker process, kept connections on both sides, nothing buffered: an event must not wait for the next.
+
+    As root it stays root: its worker's socket lies in a folder that is root's alone.
+    """
+    server = f"unix:{worker.socket}" if worker.socket else f"127.0.0.1:{worker.port}"
+    kept = f"keepalive_requests 1000000000; keepalive_timeout {KEEP_ALIVE_S}s;"
+    kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    folders = " ".join(f"{kind}_temp_path {folder / 'temp'};" for kind in kinds)
+    return f"""{"user root root;" if as_root else ""}
+daemon off;
+worker_processes 1;
+worker_rlimit_nofile 16384;
+pid {folder / "pid"};
+error_log stderr warn;
+events {{ worker_connections 8192; }}
+http {{
+  access_log off;
+  {folders}
+  {kept}
+  upstream worker {{ server {server}; keepalive 2048; {kept} }}
+  server {{
+    listen 127.0.0.1:{place.port} backlog=2048;
+    location / {{
+      proxy_pass http://worker;
+      proxy_http_version 1.1;
+      proxy_set_header Connection "";
+      proxy_buffering off;
+    }}
+  }}
+}}
+"""
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listens on now."""
+    with socket.socket() as tried:
+        tried.bind(("127.0.0.1", 0))
+        port: int = tried.getsockname()[1]
+        return port

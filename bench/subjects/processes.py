@@ -1,0 +1,201 @@
+"""Servers as processes of their own: started, watched through /proc, ended."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import time
+from asyncio.subprocess import DEVNULL, STDOUT, Process
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.load.http1 import Address, connect, request_bytes
+
+START_S = 150.0
+"""An official server takes 3 s to import on an idle core, and cores may be shared."""
+STOP_S = 20.0
+LOOK_S = 0.002
+"""Between two looks at a starting server's output: what "ready" is measured with is no finer than this."""
+_OTHERS = ("GATEWAY_", "ENVSERVER_", "ORS_", "OPENREWARD_")
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+_HEALTH = request_bytes("GET", "/health", {})
+
+
+class StartError(Exception):
+    """A server did not become ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a process has used so far."""
+
+    cpu_s: float
+    rss_bytes: int
+
+
+class ServerProcess:
+    """One server.
+
+    Args:
+        command: What to run; its output goes to *log*.
+        variables: Added to this process's own, of which those are left out that would set a server up.
+        ready: A pattern in the output, whose first group is the port, on 127.0.0.1.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        variables: Mapping[str, str],
+        ready: str,
+        log: Path,
+        cwd: Path | None = None,
+    ) -> None:
+        self._command = list(command)
+        self._variables = dict(variables)
+        self._ready = re.compile(ready)
+        self._log = log
+        self._cwd = cwd
+        self._process: Process | None = None
+        self.address = Address()
+        self.start_s = 0.0
+        """From just before the process was made to the first 200 of ``/health``."""
+
+    @property
+    def pid(self) -> int:
+        """The process's number, 0 before it was started."""
+        return self._process.pid if self._process is not None else 0
+
+    async def start(self) -> None:
+        """Start it and wait until it answers.
+
+        Raises:
+            StartError: it ended, or was not ready within ``START_S``.
+        """
+        began_at = time.perf_counter()
+        with self._log.open("ab") as output:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                env=_inherited() | self._variables,
+                cwd=self._cwd,
+                stdin=DEVNULL,
+                stdout=output,
+                stderr=STDOUT,
+                start_new_session=True,  # Ctrl-C is for the benchmark, which then ends its servers in order
+            )
+        try:
+            self.address = await self._until_ready(began_at + START_S)
+            await _check_health(self.address)
+        except BaseException:
+            await self.stop()
+            raise
+        self.start_s = time.perf_counter() - began_at
+
+    async def stop(self) -> None:
+        """Ask it to end, and make it end after ``STOP_S``; a second time does nothing."""
+        for ask in ("terminate", "kill"):
+            if self._process is None or self._process.returncode is not None:
+                return
+            getattr(self._process, ask)()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(STOP_S):
+                    await self._process.wait()
+
+    async def kill(self) -> None:
+        """End it at once, without a word."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+
+    def tail(self, lines: int = 20) -> str:
+        """The last lines of its output."""
+        return "\n".join(self._output().splitlines()[-lines:])
+
+    @property
+    def output(self) -> str:
+        """All that it wrote."""
+        return self._output()
+
+    def usage(self) -> Usage:
+        """What the process itself has used."""
+        return usage(self.pid)
+
+    def children(self) -> list[int]:
+        """The numbers of the processes that it started and that still run."""
+        return list(children(self.pid))
+
+    def _output(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    async def _until_ready(self, until: float) -> Address:
+        assert self._process is not None
+        while (found := self._ready.search(self._output())) is None:
+            if self._process.returncode is not None:
+                raise StartError(f"{self._command} ended with {self._process.returncode}:\n{self.tail()}")
+            if time.perf_counter() > until:
+                raise StartError(f"{self._command} is not ready after {START_S:.0f} s:\n{self.tail()}")
+            await asyncio.sleep(LOOK_S)
+        return Address(port=int(found[1]))
+
+
+async def _check_health(address: Address) -> None:
+    connection = await connect(address)
+    try:
+        async with asyncio.timeout(START_S):
+            response = await connection.request(_HEALTH)
+    finally:
+        connection.close()
+    if response.status != 200:
+        raise StartError(f"/health answers {response.status}")
+
+
+def usage(pid: int) -> Usage:
+    """Read the CPU time (user and system, in ticks of 10 ms) and the resident memory of *pid* from /proc.
+
+    Raises:
+        FileNotFoundError, ProcessLookupError: there is no such process any more.
+    """
+    # The name, in parentheses, may hold spaces; utime, stime and rss are fields 14, 15 and 24 (proc(5)).
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return Usage(
+        cpu_s=(int(fields[11]) + int(fields[12])) * _TICK_S,
+        rss_bytes=int(fields[21]) * os.sysconf("SC_PAGE_SIZE"),
+    )
+
+
+def children(pid: int) -> Iterator[int]:
+    """Find the direct children of *pid*."""
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with suppress(FileNotFoundError, ProcessLookupError):
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[1]) == pid and fields[0] != "Z":
+                yield int(entry.name)
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """Find the children of *pid*, theirs, and so on."""
+    for child in children(pid):
+        yield child
+        yield from descendants(child)
+
+
+def pss_bytes(pid: int) -> int:
+    """The memory of *pid*, of which a page that n processes share counts as 1/n; 0 for a process that has ended.
+
+    Raises:
+        PermissionError: it is not ours to look at.
+    """
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def _inherited() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith(_OTHERS)}

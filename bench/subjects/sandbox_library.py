@@ -11,7 +11,8 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-from envserver.sandbox import Box, Limits, Sandboxes
+from envserver.sandbox import Limits, Sandboxes
+from envserver.sandbox.hostbox import box_of_host
 
 from bench.load.boxes import Taken
 from bench.load.episodes import WrongAnswer
@@ -38,7 +39,7 @@ async def sandboxes(folder: Path) -> AsyncIterator[Sandboxes]:
     Raises:
         SandboxError: this machine can't; the message says what to change.
     """
-    box = await asyncio.to_thread(Box.from_host, folder / "box")
+    box = await asyncio.to_thread(box_of_host, folder / "box")
     work = folder / "work" / f"library-{os.getpid()}"
     for place in (work.parent, work):
         place.mkdir(exist_ok=True)

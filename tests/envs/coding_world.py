@@ -87,7 +87,9 @@ async def opened(kind: str, folder: Path) -> AsyncIterator[World]:
 def box(library: Any) -> Any:
     """Make a box of this machine's programs; it is kept between runs, under a name that changes with its recipe."""
     recipe = hashlib.sha256((BASE / "envserver" / "sandbox" / "hostbox.py").read_bytes()).hexdigest()[:12]
-    return library.Box.from_host(Path(tempfile.gettempdir()) / f"env-gateway-box-{os.geteuid()}-{recipe}")
+    return importlib.import_module("envserver.sandbox.hostbox").box_of_host(
+        Path(tempfile.gettempdir()) / f"env-gateway-box-{os.geteuid()}-{recipe}"
+    )
 
 
 @contextmanager

@@ -270,7 +270,7 @@ def host_box() -> Any:
     """Give the library's box of this machine's own programs, kept under a name that changes with its recipe."""
     recipe = Path(importlib.import_module("envserver.sandbox.hostbox").__file__ or "").read_bytes()
     name = f"env-gateway-box-{os.geteuid()}-{hashlib.sha256(recipe).hexdigest()[:12]}"
-    return importlib.import_module("envserver.sandbox").Box.from_host(Path(tempfile.gettempdir(), name))
+    return importlib.import_module("envserver.sandbox.hostbox").box_of_host(Path(tempfile.gettempdir(), name))
 
 
 def library_limits() -> Any:

@@ -18,7 +18,7 @@ LIMITS = Limits(memory_bytes=256 * MIB, pids=64, disk_bytes=32 * MIB, cpu_s=60)
 def made_box() -> Box:
     """Give a box of this machine's programs, kept between runs under a name that changes with its recipe."""
     recipe = hashlib.sha256(Path(hostbox.__file__).read_bytes()).hexdigest()[:12]
-    return Box.from_host(Path(tempfile.gettempdir()) / f"env-gateway-box-{os.geteuid()}-{recipe}")
+    return hostbox.box_of_host(Path(tempfile.gettempdir()) / f"env-gateway-box-{os.geteuid()}-{recipe}")
 
 
 @pytest.fixture(scope="session")

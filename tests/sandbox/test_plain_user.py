@@ -19,10 +19,11 @@ import asyncio, sys, types
 package = types.ModuleType("envserver")  # without its server, whose libraries this interpreter may not have
 package.__path__ = [sys.argv[1]]
 sys.modules["envserver"] = package
-from envserver.sandbox import Box, Limits, SandboxError, Sandboxes
+from envserver.sandbox import Limits, SandboxError, Sandboxes
+from envserver.sandbox.hostbox import box_of_host
 
 async def main():
-    async with Sandboxes(Box.from_host(sys.argv[2] + "/box"), sys.argv[2] + "/work", Limits(pids=40)) as sandboxes:
+    async with Sandboxes(box_of_host(sys.argv[2] + "/box"), sys.argv[2] + "/work", Limits(pids=40)) as sandboxes:
         await sandboxes.check()
         layer = await sandboxes.layer("key", lambda sandbox: sandbox.write_file("/root/made", b"made "))
         sandbox = await sandboxes.open(layer)

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from envserver.sandbox import Box, Sandbox, SandboxError, Sandboxes, hostbox
+from envserver.sandbox import Sandbox, SandboxError, Sandboxes, hostbox
 
 from tests.envserver.eventually import eventually
 from tests.sandbox.inside import bash, has_file, has_no_process, said
@@ -185,8 +185,8 @@ def test_a_box_of_an_older_recipe_stays_and_the_new_one_is_made_beside_it(
     old = tmp_path / "box"
     (old / "etc").mkdir(parents=True)
 
-    made = Box.from_host(old)
-    again = Box.from_host(old)
+    made = hostbox.box_of_host(old)
+    again = hostbox.box_of_host(old)
 
     assert os.listdir(old) == ["etc"]
     assert Path(made.path).parent == tmp_path

@@ -116,10 +116,11 @@ class Sandboxing:
     def _furnish(self) -> "tuple[Box, str]":
         """Find the box and the work folder, or make them; runs in a thread, and takes some seconds the first time."""
         from envserver.sandbox import Box, SandboxError
+        from envserver.sandbox.hostbox import box_of_host
 
         settings = self._settings
         if settings.host:
-            box = Box.from_host(settings.box)
+            box = box_of_host(settings.box)
             self._made = self._made or _make_folders(settings.work)
             return box, self._made[0]
         for path, name, what in (

@@ -89,8 +89,8 @@ _STAMP = "usr/share/env-gateway-box"
 _STDLIB_LEFT_OUT = shutil.ignore_patterns("test", "tests", "idlelib", "tkinter", "dist-packages", "config-*")
 
 
-def build(folder: Path, *, first_uid: int | None) -> Box:
-    """Make the box in *folder* unless it is there; takes some seconds and 100 MB.
+def box_of_host(folder: str | Path, *, first_uid: int | None = None) -> Box:
+    """Make a box of this machine's own programs in *folder*, unless it is there; takes some seconds and 100 MB.
 
     A box that another version of this module made there may be in use, and stays; the new one is beside it.
 
@@ -99,7 +99,7 @@ def build(folder: Path, *, first_uid: int | None) -> Box:
     """
     ranged = may_map_range() and os.geteuid() == 0
     owner = (FIRST_UID if first_uid is None else first_uid) if ranged else os.geteuid()
-    folder, recipe = folder.absolute(), _recipe()
+    folder, recipe = Path(folder).absolute(), _recipe()
     if folder.exists() and not _is_made_by(recipe, folder):
         folder = folder.with_name(f"{folder.name}-{recipe}")
     if not folder.exists():

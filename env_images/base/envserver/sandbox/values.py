@@ -18,13 +18,6 @@ class Box:
     first_uid: int = FIRST_UID
     """What root is outside. Where one uid is all there is (a plain user), the box belongs to that user instead."""
 
-    @staticmethod
-    def from_host(folder: str | Path, *, first_uid: int | None = None) -> "Box":
-        """Give the box in *folder*, made of this machine's own programs the first time; see ``hostbox``."""
-        from envserver.sandbox.hostbox import build
-
-        return build(Path(folder), first_uid=first_uid)
-
 
 @dataclass(frozen=True)
 class Limits:

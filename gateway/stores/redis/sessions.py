@@ -5,65 +5,7 @@ tag, so all of them live in one slot of a cluster. A claim that waits is not pol
 to the first ticket in the same script and publishes its lease to the replica that waits. In a queue owners take turns,
 one opening each; those of one owner keep their order.
 
-Keys (all begin with ``{prefix}:``)
-
-=====================  ======  ============================================  ==========================================
-key                    type    holds                                         lives until
-=====================  ======  ============================================  ==========================================
-session:<id>           hash    a session                                     released; closed by us: ``closed_kept_s``
-                                                                             more, with its reason (TTL)
-deadlines              zset    session ids that hold a slot, by deadline     its last member goes
-worker:<id>            hash    a worker, its uses, when it was added, idle   the worker is removed
-held:<worker>          set     ids of the sessions in a worker               its last member goes
-workers                zset    worker ids by number (age)                    its last member goes
-free:<environment>     zset    ready workers with room, by slots held        its last member goes
-ticket:<session id>    hash    an opening that waits, and its replica        granted, given back, failed, or swept
-waits:<environment>    zset    session ids that wait, by the end of it       its last member goes
-queue:<environment>    zset    owners with openings that wait, each under    its last member goes
-                               its first one's number, by their rounds
-line:<owner>           zset    session ids of an owner (after environment    its last member goes
-                               and colon) that wait, in order of arrival
-group:<digest>         hash    openings of a group that were granted slots;  600 s after the last change (TTL)
-                               since when slots are kept for it while it
-                               waits for more; that it has parted
-members:<digest>       zset    session ids of a group that wait              its last member goes
-groups:<environment>   set     groups of which some wait                     its last member goes
-reserve:<environment>  hash    slots kept for members of a group that have   they came, or ``together_s``; noticed by
-                               not come, by group, worker and in all         `load`
-lapse:<environment>    zset    such groups, by the end of that time          as those
-reserving              set     environments with such groups                 its last member goes
-round:<environment>    hash    the round in which owners take turns, and     nobody waits any more
-                               when a slot went to one of them, or the
-                               queue began
-queues                 set     environments with a queue                     its last member goes
-failed:<lease>         string  number of the cause why an opening that       fetched, or 60 s (TTL)
-                               waited failed, and when to come again; or
-                               that its wait was over
-cause:<number>         string  such a cause                                  60 s (TTL)
-breakers               hash    environments whose openings fail at once:     its last field goes; a field when a
-                               until when, and why                           worker is ready, or by `load`
-pace:<environment>     string  the mean time between slots that went to      600 s after the last of them (TTL)
-                               openings that waited (ms)
-counts                 hash    arrivals and hits of every environment        for ever
-leader                 string  the replica that leads, its fence, and the    ``ttl_s`` of `lead` (TTL)
-                               run of the server in which that began
-fence                  string  the last fence that was given out             for ever
-whole                  string  the run of the server in which this data was  for ever
-                               said to be whole
-owner                  string  whose store it is: the identity made of a     for ever
-                               gateway's secret
-number                 string  counts tickets and workers up                 for ever
-jumped                 string  by how much Redis' clock has jumped (ms)      for ever
-paced                  hash    each replica's last reading of its clock and  its last field goes; a reading goes a day
-                               of Redis'                                     later, when another process begins
-replicas               hash    replicas, and when each last said a word      its last field goes; a field a day after
-                                                                             the last word
-heard                  string  when any replica last said a word             for ever
-openings:<replica>     hash    sessions that it is opening, and their        its last field goes, or the replica
-                               leases
-=====================  ======  ============================================  ==========================================
-
-What a loss of data means is in `stores.redis_rebuilding`. Scripts use INFO: a Redis with access lists must allow it.
+The keys are in ``docs/design/store.md``. What a loss of data means is in `recovery`. Scripts use INFO: a Redis with access lists must allow it.
 
 Tickets of a dead replica are swept a second after their wait is over, by the next look at that queue; `load` looks each
 tick.

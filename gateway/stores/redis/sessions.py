@@ -5,7 +5,8 @@ tag, so all of them live in one slot of a cluster. A claim that waits is not pol
 to the first ticket in the same script and publishes its lease to the replica that waits. In a queue owners take turns,
 one opening each; those of one owner keep their order.
 
-The keys are in ``docs/design/store.md``. What a loss of data means is in `recovery`. Scripts use INFO: a Redis with access lists must allow it.
+The keys are in ``docs/design/store.md``. What a loss of data means is in `recovery`. Scripts use INFO: a Redis with
+access lists must allow it.
 
 Tickets of a dead replica are swept a second after their wait is over, by the next look at that queue; `load` looks each
 tick.

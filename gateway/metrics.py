@@ -2,6 +2,13 @@
 
 What the pool and the store know (workers, slots, sizes, breakers) is shown by the replica that leads and by no other,
 so that a sum over replicas counts nothing twice.
+
+What became of calls, and how long they took: counted by every step, so with as little as that can cost.
+
+A histogram of prometheus_client takes a lock for each of its numbers and looks through its buckets one by one. All
+steps are counted in one thread; here it is one search and three additions.
+
+What became of calls, starts and claims, in one word each: the closed sets that metrics are labelled with.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 A worker of such an environment is a note that the server is used. The store has it; a gateway that is started again,
 or another replica, has none of its own, and asks the store: else its audit would take the worker for lost, and end
 sessions that go on over there.
+
+Two backends as one: servers that somebody else runs, and the one that starts all other workers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The last part of a process' output, read so that a flood costs neither memory nor the event loop."""
+"""The last part of a process' output, read so that a flood costs neither memory nor the event loop.
+
+Local servers of somebody else's: a port for each, and an end together with the gateway.
+"""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Catalog:
 
     Splits with resources of their own are environments too (`Environment.splits`), named after the one that
     they belong to with a dot between. Sessions and workers bear such names, so that they are found by `get` and
-    `named`; trainers cannot say them, so that fronts ask `offered` and `wanted`. What is no longer on offer is found
+    `named`; trainers cannot say them, so that frontends ask `offered` and `wanted`. What is no longer on offer is found
     as well while sessions of it may live.
     """
 

@@ -116,7 +116,7 @@ class Sampler:
     """``target_success``, ``learning_progress``: the share of draws that look at nothing, in [0, 1]."""
     prior: float = 2.0
     """``target_success``, ``learning_progress``: how many attempts the estimate of tasks that are alike counts for, in
-    that of a task (`sampling_weights`)."""
+    that of a task (`tasks.curricula.sampling`)."""
     window: int = 16
     """Newest rewards of a task that count, at most `RECENT`; ``staged``: newest outcomes of a stage."""
     stages: tuple[Stage, ...] = ()

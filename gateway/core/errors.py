@@ -1,4 +1,4 @@
-"""The tree of errors; without HTTP, which only the fronts speak.
+"""The tree of errors; without HTTP, which only the frontends speak.
 
 A class exists only where somebody handles it differently. ``code`` is stable and documented; ``retryable`` says that
 the same request, unchanged, may succeed later. The one table of statuses is in ``frontends/errors.py``.

@@ -1,4 +1,4 @@
-"""What all fronts need of ASGI: bounded bodies, JSON answers, and an end when the trainer hangs up."""
+"""What all frontends need of ASGI: bounded bodies, JSON answers, and an end when the trainer hangs up."""
 
 from __future__ import annotations
 

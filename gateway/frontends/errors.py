@@ -1,4 +1,4 @@
-"""What all fronts say of errors: their statuses, their reasons, and when to come again.
+"""What all frontends say of errors: their statuses, their reasons, and when to come again.
 
 The one table of HTTP statuses is looked up along the class's ancestry. Each front writes its protocol's own body; what
 the ORS front says otherwise stands in `ORS_STATUS`.

@@ -3,6 +3,8 @@
 Containers of others do not exist here: they are not listed, their events are not heard, and asking for one by id is
 answered as the engine answers for one that was never there. What is passed on names the container by the full id that
 was looked at, so that a name that changes hands in between leads nowhere.
+
+Bodies in, answers out: whole ones, and streams that end when either side hangs up.
 """
 
 from __future__ import annotations

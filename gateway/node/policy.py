@@ -3,6 +3,8 @@
 A closed list: what is not known here is refused by name. What is passed on is not the body that came but one that is
 written anew from the checked keys (`rewritten`): the engine reads keys without regard to case and takes the last of
 two, so a body that is only *looked at* can mean something else to it.
+
+Which mounts a container may have: its worker's socket folder, task modules, and the volumes of the catalog.
 """
 
 from __future__ import annotations

@@ -2,6 +2,14 @@
 
 Paths are compared as they came, before any decoding: there is no escape, no dot segment and no double slash in the
 table, so there are none that could mean one thing here and another to the engine.
+
+The ``filters`` of list and events, read strictly and written anew with our label in them.
+
+Filters of one key that say several things mean "or" to the engine, but labels mean "and": so adding one narrows.
+
+What of the engine's ``/info`` is shown: nothing about containers, images, networks or registries of others.
+
+JSON that has one meaning only, to us and to the engine, which reads it in another language.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Serving the gate on a Unix socket, and to a cluster: over TLS, with the relay to the workers on the next port."""
+"""Serving the gate on a Unix socket, and to a cluster: over TLS, with the relay to the workers on the next port.
+
+``gateway node``: the gate, put together from settings and catalog.
+"""
 
 from __future__ import annotations
 

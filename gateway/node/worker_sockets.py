@@ -2,6 +2,12 @@
 
 The folder itself is the gate's. What is in it may be a link to anywhere, and may be replaced between a look and a
 connect: so the file is opened first, without following a link, and what was opened is looked at and connected to.
+
+Whether a request is under way on a connection that is passed on, byte by byte.
+
+The relay does not read HTTP: what it passes on is not its business. But when its process ends it must know which
+connections rest, and a worker's answer may be silent for long between its first byte and its last (events, with a sign
+of life each 10 s). So it looks for answers' ends, and for those only: where it cannot tell, a request is under way.
 """
 
 from __future__ import annotations

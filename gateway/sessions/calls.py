@@ -1,4 +1,7 @@
-"""What breaks off a call: the end of its session, or of its time. Who waits for a slot: the end of this process."""
+"""What breaks off a call: the end of its session, or of its time. Who waits for a slot: the end of this process.
+
+Answers under way, wrapped: one that keeps its session busy, and one that was read already.
+"""
 
 from __future__ import annotations
 

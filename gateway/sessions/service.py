@@ -55,7 +55,7 @@ GONE = b"Active environment not found"
 
 
 class Sessions:
-    """Opens, serves and ends sessions for all fronts."""
+    """Opens, serves and ends sessions for all frontends."""
 
     def __init__(
         self,

@@ -2,6 +2,8 @@
 
 Asked once of a worker of each make. Where there is none, the asking takes a slot, so that one is started in the usual
 way. A server that somebody else runs may change at any time: it is asked again after a while.
+
+Tasks of foreign images, kept page by page: as many as fit, the oldest dropped first.
 """
 
 from __future__ import annotations

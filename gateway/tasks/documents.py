@@ -2,6 +2,11 @@
 
 YAML is read by PyYAML's safe loader, with what it would let pass in silence refused: aliases (a few lines of them stand
 for gigabytes), keys that stand twice, dates.
+
+Read ``<split>.jsonl``: one JSON object a line, each a task.
+
+Every line is parsed when the file is read, so that a bad one stops the start and not an episode; what is kept is the
+compact text, which is a third of the size of parsed objects and is what discovery answers with.
 """
 
 from __future__ import annotations

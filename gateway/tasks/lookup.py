@@ -8,6 +8,10 @@ Ids: the registry's. Of workers' own tasks those that look like a place (``train
 one too, as only the server itself knows its samples. Nobody searches workers' tasks for an id.
 
 Splits of curricula are `handles`': they come last, and what their indices stand for is found by `drawn`.
+
+Where a foreign image's own tasks stand, by what they say.
+
+Trainers of one protocol are handed a task and give it back whole, where the image wants to be told its place.
 """
 
 from __future__ import annotations
@@ -55,7 +59,7 @@ class TaskQueries(Protocol):
 
 
 class TaskLookup:
-    """Finds tasks for the fronts."""
+    """Finds tasks for the frontends."""
 
     def __init__(self, tasks: RuntimeTasks, *, queries: TaskQueries, curricula: Curricula | None = None) -> None:
         self.registry = tasks.registry

@@ -2,6 +2,10 @@
 
 `parse` tells everything that is wrong with a task at once, each with its path. It refuses code where data is expected:
 a task from outside names a reward function, which the environment has, or brings scripts, which run in a sandbox.
+
+Named reward functions: ``contains('x', case=False)`` is a name and literals, read as such and never evaluated.
+
+The environment has the functions and decides what a name means; here is only found out whether it is one.
 """
 
 from __future__ import annotations

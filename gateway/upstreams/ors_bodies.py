@@ -1,6 +1,8 @@
 """Bodies of ``/call``, checked as the reference servers check them: closed models, errors in the protocol's exact form.
 
 Differences from the reference servers: an action may also be a ``text`` or an ``action``, as in our own images.
+
+Results and blocks, written as ORS answers have them: compact JSON, every key of the standard always there.
 """
 
 from __future__ import annotations

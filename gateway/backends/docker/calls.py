@@ -1,4 +1,7 @@
-"""What is asked of the engine about one container, or about all: the SDK's blocking calls, for the engine's threads."""
+"""What is asked of the engine about one container, or about all: the SDK's blocking calls, for the engine's threads.
+
+What one worker of an environment asks of the engine's machine, compared with what there is. Pure.
+"""
 
 from __future__ import annotations
 

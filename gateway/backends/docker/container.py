@@ -2,6 +2,11 @@
 
 Everything is said explicitly, also where it is the engine's default: an operator may have changed the default
 (``daemon.json``), and the gate refuses what is not said.
+
+The seccomp profile of workers that open sandboxes.
+
+The engine's default refuses namespaces and mounts to whoever is not root with CAP_SYS_ADMIN. This one is an allow-list
+too, shorter than the default but for what a sandbox is made with; agents get a stricter filter of their own inside.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 A connection to one of these sockets is spliced to the node's gate, at wherever that is now. It is begun with the first
 byte: to look whether anybody listens costs no handshake. If nobody answers, the connection is closed at once.
+
+Bytes both ways between two connections; who reads slowly slows the writer down, and nothing piles up here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Reading what a node reports of itself: JSON from another machine, checked field by field."""
+"""Reading what a node reports of itself: JSON from another machine, checked field by field.
+
+Where nodes' processes are: what the hosts in the settings stand for.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What an inspection found, and what it could not tell."""
+"""What an inspection found, and what it could not tell.
+
+Which field of a tool's or an action's input a text fills, if its JSON Schema leaves no choice.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""OpenEnv servers, 0.2 and later; of the versions only ranges can be told, by what each brought."""
+"""OpenEnv servers, 0.2 and later; of the versions only ranges can be told, by what each brought.
+
+OpenEnv's sessions: each is a WebSocket. How many a server holds is learned by opening one more than that.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 Such servers keep no sum of rewards either: each replica tells its share of a session's count.
 
 What the store keeps of an outcome is opaque to it: bytes in, the same bytes out. Who writes and reads them is
-`upstreams.calling`.
+`upstreams.idempotency`.
 """
 
 from __future__ import annotations

@@ -6,6 +6,10 @@ Differences between ORS' words and the API's:
 * ``success`` is the result's metadata ``success`` where that is a boolean, else whether the last reward is at least 1:
   partial credit is no success.
 * What a tool refused, or failed at, is an observation: an HTTP error would cost the client its whole trajectory.
+
+Errors as AReaL's clients read them: they only log the body, so the diagnosis has to stand in it.
+
+How an environment is shown to AReaL's clients: as its environment.toml says, else as its own server does.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from gateway.core.environment import ActionType, Areal, Environment, ObservationType, UpstreamKind
 from gateway.core.episode import Action, Block, ImageBlock, StepResult, TextBlock
@@ -34,6 +38,7 @@ from gateway.core.errors import (
 from gateway.core.session import CloseReason
 from gateway.frontends.areal.requests import without_control
 from gateway.frontends.errors import AREAL_STATUS, reason_of, status_of
+from gateway.sessions.worker_queries import WorkerQueries
 
 Json = dict[str, Any]
 LIMIT_REACHED: Final = "task limit reached"
@@ -210,15 +215,7 @@ def _description(task: Mapping[str, Any], blocks: Sequence[Block]) -> str:
 _UNSAID = Areal()
 
 
-class DescriptionQueries(Protocol):
-    """Asks workers about themselves: `gateway.sessions.worker_queries.WorkerQueries`."""
-
-    async def about(self, environment: Environment) -> Mapping[str, Any]:
-        """What they tell of themselves."""
-        ...
-
-
-async def shown_of(queries: DescriptionQueries, environment: Environment) -> Areal:
+async def shown_of(queries: WorkerQueries, environment: Environment) -> Areal:
     """How *environment* is shown; what its configuration leaves as it is by default, an AReaL server says itself."""
     if environment.wire is not UpstreamKind.AREAL:
         return environment.areal

@@ -1,4 +1,10 @@
-"""Bodies of AReaL requests: read, and refused with what is wrong. Unknown fields are ignored, as the API wants it."""
+"""Bodies of AReaL requests: read, and refused with what is wrong. Unknown fields are ignored, as the API wants it.
+
+Text on its way between a model and an environment: special tokens off what it says, and out of what it reads.
+
+A model's output is decoded with its special tokens kept, and an observation goes through the chat template again: a
+control token in a command's output would be tokenised as control.
+"""
 
 from __future__ import annotations
 

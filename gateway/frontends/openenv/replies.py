@@ -3,6 +3,11 @@
 Differences from ORS' words: blocks become one ``text`` and ``images``; a structured observation's keys stand beside
 them. A tool that failed is an observation where a tool was called by its name, and an error where a plain action was
 stepped: stock clients raise there, and the episode goes on.
+
+Errors as OpenEnv's clients read them: a code, a sentence, and whether the socket stays open.
+
+A client never tries again by itself, and every error raises in its trainer. So what can be gone on from keeps the
+socket, and only what a stock server closes for closes here.
 """
 
 from __future__ import annotations

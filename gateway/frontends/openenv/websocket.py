@@ -3,6 +3,11 @@
 The socket outlives its episodes, whatever becomes of them: a stock client whose socket is closed opens another one
 unasked, and would act in an environment that nobody reset. So it is told of a loss in the reply to its next request,
 and nothing is ever said to it unasked.
+
+A client's end of a WebSocket: its frames one by one, and an end to what runs for it when it leaves.
+
+Frames are read when they are wanted, so that a client that sends ahead is held back by its own connection. Only while
+something takes long is there a reader beside it, which notices that the client leaves. An idle socket has one task.
 """
 
 from __future__ import annotations

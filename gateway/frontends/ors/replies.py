@@ -1,4 +1,7 @@
-"""Answers of the ORS front that end a request, and how a worker's failure is said so that no SDK runs a step again."""
+"""Answers of the ORS front that end a request, and how a worker's failure is said so that no SDK runs a step again.
+
+Server-sent events as the ORS SDKs read them: CRLF, one ``data:`` line per line of text, never compressed.
+"""
 
 from __future__ import annotations
 

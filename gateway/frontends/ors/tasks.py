@@ -1,4 +1,10 @@
-"""Tasks in ORS' words: discovery, and what a create's task source means."""
+"""Tasks in ORS' words: discovery, and what a create's task source means.
+
+Creates by split and index that name no environment, kept until their first request does.
+
+In this replica's memory only, for a minute: the SDK that needs it sends its next request at once, over the same
+connection pool. Their secrets must not go to the store.
+"""
 
 from __future__ import annotations
 

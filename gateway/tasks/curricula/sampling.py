@@ -5,6 +5,13 @@ nothing else: not from the draws before it, so that any replica can make it. Whe
 seed and number; no generator of Python's is asked, whose numbers another version may give otherwise.
 
 `prepare` walks every task once; each draw from what it makes is a bisection.
+
+How likely the tasks of one component are drawn, from their records.
+
+Only the proportions of weights mean anything, and only within a component: which component a draw falls to is told by
+the mixture, so environments whose rewards are of another size do not push each other aside.
+
+Weights end as whole numbers. Sums of those are exact in any order and in any Python, where sums of floats are not.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ counts from 0, also over items that cannot be used.
 
 The items keep their own order of judging (``judge: "after"``): the reference command runs when the agent is done, in
 the box that it has changed. Only the well-known matchers (``check/integer-match.py`` and the like) run outside the box.
+
+One item of AgentBench's OS interaction, with the shapes that its data really has, as a task line.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""All that an import found: the lines to write, and what to tell of the rest."""
+"""All that an import found: the lines to write, and what to tell of the rest.
+
+Writes a split's file whole or not at all, and over an existing one only when told to; or to standard output.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 The contents decide, not the name: a packed file is known by its first bytes, and lines in a file that is called
 ``.json`` are read as lines.
+
+What becomes of one entry of a benchmark's file: a task, or a reason why not.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""One run of something, and what came of it."""
+"""One run of something, and what came of it.
+
+How much memory a value takes, roughly: for bounds on what is kept.
+"""
 
 from __future__ import annotations
 

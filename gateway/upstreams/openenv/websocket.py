@@ -2,6 +2,8 @@
 
 A reply belongs to a request by its place alone. So who leaves before the reply came does not end the exchange: the
 reply is read and dropped, and the next request gets its own.
+
+A session whose socket this replica has, and what it has seen of it.
 """
 
 from __future__ import annotations

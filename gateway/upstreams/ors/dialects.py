@@ -1,5 +1,8 @@
 """Which standard ORS server a worker is, found out once for each: they differ in where secrets go, and in what they
-offer."""
+offer.
+
+The words of the two ORS packages, where they differ or have to be read with care.
+"""
 
 from __future__ import annotations
 

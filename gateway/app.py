@@ -62,10 +62,12 @@ from gateway.pool.starts import WorkerStarts
 from gateway.pool.stops import WorkerStops
 from gateway.pool.suspects import SuspectWorkers
 from gateway.sessions.cache import SessionCache
-from gateway.sessions.calls import AdmissionGate
 from gateway.sessions.closing import SessionCloser
+from gateway.sessions.failure_reasons import FailureReasons
+from gateway.sessions.interruption import AdmissionGate
 from gateway.sessions.opening import SessionOpener
-from gateway.sessions.service import Sessions
+from gateway.sessions.service import CallParts, Sessions
+from gateway.sessions.turns import TurnCounter
 from gateway.sessions.worker_queries import WorkerQueries
 from gateway.settings import Settings, parse_keys
 from gateway.tasks.curricula.service import Curricula
@@ -203,28 +205,26 @@ class Gateway:
         )
         self.run_time = RuntimeTasks(registry=tasks, store=self.stores.tasks, catalog=catalog)
         self.offers = TaskLookup(self.run_time, queries=self.queries, curricula=self.curricula)
-        self.remembered = SessionCache(store)
-        openings = SessionOpener(
+        self.session_cache = cache = SessionCache(store, catalog, patience_s=patience_s)
+        opener = SessionOpener(
             store=store,
             upstreams=upstreams,
-            catalog=catalog,
             closer=self.closer,
-            remembered=self.remembered,
+            cache=cache,
             metrics=self.metrics,
             patience_s=patience_s,
             waiting=self.admission,
             tickets=self.curricula,
         )
-        self.sessions = Sessions(
-            store=store,
+        calls = CallParts(
             upstreams=upstreams,
             catalog=catalog,
-            closer=self.closer,
-            openings=openings,
-            remembered=self.remembered,
+            cache=cache,
+            reasons=FailureReasons(store=store, cache=cache, closer=self.closer),
+            turns=TurnCounter(store),
             metrics=self.metrics,
-            patience_s=patience_s,
         )
+        self.sessions = Sessions(opener=opener, closer=self.closer, cache=cache, calls=calls, patience_s=patience_s)
 
     def _wire_reload(self) -> None:
         """Make what sees changed files and images."""
@@ -268,7 +268,7 @@ class Gateway:
             upstreams=upstreams,
             catalog=self.catalog,
             closer=self.closer,
-            remembered=self.remembered,
+            cache=self.session_cache,
         )
         self.leadership = Leadership(
             store=store,

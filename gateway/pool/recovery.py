@@ -57,15 +57,15 @@ class StoreRecovery:
         upstreams: Mapping[UpstreamKind, Upstream],
         catalog: Catalog,
         closer: SessionCloser,
-        remembered: SessionCache,
+        cache: SessionCache,
     ) -> None:
-        """*remembered* has the sessions that this replica serves."""
+        """*cache* has the sessions that this replica serves."""
         self._store = store
         self._backend = backend
         self._upstreams = upstreams
         self._catalog = catalog
         self._closer = closer
-        self._remembered = remembered
+        self._cache = cache
         self._handed_in: set[str] = set()
         """Leases that the store has again."""
 
@@ -76,9 +76,7 @@ class StoreRecovery:
     async def hand_in(self) -> None:
         """Put back the sessions that this replica serves, as far as their workers are known again."""
         missing = [
-            one
-            for one in self._remembered.sessions()
-            if one.state is SessionState.OPEN and one.lease not in self._handed_in
+            one for one in self._cache.sessions() if one.state is SessionState.OPEN and one.lease not in self._handed_in
         ]
         leases = {one.id: one.lease for one in missing}
         for start in range(0, len(missing), HANDED_IN):

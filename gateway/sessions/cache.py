@@ -1,7 +1,6 @@
-"""What one replica remembers of the sessions that it serves, and tells the store of them.
+"""The sessions that one replica serves, cached: a call in the steady state needs no store.
 
-In the steady state a call needs no store: the replica notes what it saw of each session, and writes the notes once a
-second.
+The replica notes when each session was last active, and writes the notes to the store once a second.
 """
 
 from __future__ import annotations
@@ -14,24 +13,28 @@ from itertools import islice
 
 import anyio
 
+from gateway.catalog.catalog import Catalog
 from gateway.core.environment import Environment
-from gateway.core.errors import StoreUnavailable
+from gateway.core.errors import SessionClosed, SessionNotFound, StoreUnavailable
 from gateway.core.faults import Fault
 from gateway.core.ids import SessionId
 from gateway.core.ports.store import Store
-from gateway.core.session import Activity, Session, SessionEnded
-from gateway.sessions.calls import Watcher
+from gateway.core.retry import STORE_PATIENCE_S, patiently
+from gateway.core.session import Activity, CloseReason, Session, SessionEnded, SessionState
+from gateway.sessions.interruption import Watcher
 
 logger = logging.getLogger(__name__)
 
 TICK_S = 1.0
 """How often notes are written: idle sessions expire within about this much after their deadline."""
+EDGE_S = 3 * TICK_S
+"""A call that begins this close to its session's deadline writes its note at once."""
 CACHED_MAX = 200_000
 """Sessions that one replica remembers; the oldest idle ones beyond it are looked up again when they call."""
 
 
 @dataclass(slots=True, eq=False)  # each is itself only, and so may stand in a set
-class ActiveSession:
+class CachedSession:
     """What this replica knows of one session."""
 
     session: Session
@@ -42,6 +45,8 @@ class ActiveSession:
     """When the store was last told."""
     busy: int = 0
     """Calls under way here."""
+    is_ended: bool = False
+    """Whether this replica knows that the session has ended."""
     watchers: set[Watcher] = field(default_factory=set)
     """Of those under way, the ones that end with the session."""
     turns: int = 0
@@ -53,9 +58,9 @@ class ActiveSession:
     counts them when it is back."""
     owes_until: float = 0.0
     """Until then the store is not asked again, by this process's clock: each step would wait for it in vain."""
-    told: Fault | None = None
-    """The last fault that the log was told: a call that is asked for again has the same one."""
-    stirred: set[ActiveSession] = field(default_factory=set, repr=False)
+    reported: Fault | None = None
+    """The last fault that was logged: a call that is asked for again has the same one."""
+    stirred: set[CachedSession] = field(default_factory=set, repr=False)
     """Where it enters itself when something happens in it: all of those that there is something to note of."""
 
     def begin(self) -> None:
@@ -74,24 +79,71 @@ class ActiveSession:
         self.stirred.add(self)
 
     def end(self) -> None:
-        """Wake what ends with the session."""
+        """Note the session's end, and interrupt what runs in it."""
+        self.is_ended = True
         for watcher in tuple(self.watchers):
             watcher.end()
 
 
 class SessionCache:
-    """The sessions that this replica serves."""
+    """The sessions that this replica serves. Reads through: what it does not hold it looks up in the store."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, catalog: Catalog, *, patience_s: float = STORE_PATIENCE_S) -> None:
+        """*patience_s*: how long `find` waits for a store that does not answer, or is being rebuilt."""
         self._store = store
-        self._entries: dict[SessionId, ActiveSession] = {}
-        self._stirred: set[ActiveSession] = set()
+        self._catalog = catalog
+        self._patience_s = patience_s
+        self._entries: dict[SessionId, CachedSession] = {}
+        self._stirred: set[CachedSession] = set()
         """Of a hundred thousand sessions most are idle: to look at each, every second, would cost as much as steps."""
         self._writing = asyncio.Lock()
 
-    def get(self, id: SessionId) -> ActiveSession | None:
-        """What is remembered of a session."""
+    def get(self, id: SessionId) -> CachedSession | None:
+        """Return a session that this replica holds; None: it holds none of this id."""
         return self._entries.get(id)
+
+    async def find(self, id: SessionId) -> CachedSession:
+        """Return an open session: from this replica's memory, else from the store.
+
+        Raises:
+            SessionNotFound: never known, not open yet, deleted, or of another key.
+            SessionClosed: ended by the gateway, with the reason.
+        """
+        entry = self._entries.get(id)
+        if entry is not None:
+            return entry
+        session = await patiently(lambda: self._store.find(id), for_s=self._patience_s)
+        if session.state is SessionState.CLOSING:
+            reason = session.reason or CloseReason.DELETED
+            raise SessionNotFound(session.name) if reason.is_trainers else SessionClosed(reason.value)
+        if session.state is SessionState.OPENING:
+            raise SessionNotFound(session.name)
+        return self.add(session, self.environment_of(session))
+
+    def environment_of(self, session: Session) -> Environment:
+        """Return the environment that *session* runs in, as it is now in the catalog."""
+        return self._catalog.named(session.environment)
+
+    async def renewed(self, entry: CachedSession) -> CachedSession:
+        """Write the note of *entry* at once if its deadline in the store may be near: a call must not race its expiry.
+
+        Returns the entry that holds now: the session may have ended, and another one of its name have begun.
+        Raises as `find`.
+        """
+        if entry.is_ended:
+            return await self.find(entry.session.id)
+        now = time.monotonic()
+        if now - entry.noted_at < entry.session.idle_s - EDGE_S:
+            return entry
+        try:
+            ended = await self._store.touch([Activity(entry.session.id, 0.0)])
+        except StoreUnavailable:
+            return entry  # nobody can end it either; and once the store is back, its worker is asked first
+        if ended:
+            self.forget(entry.session.id, entry.session.lease)
+            entry = await self.find(entry.session.id)
+        entry.noted_at = entry.quiet_since = now
+        return entry
 
     def sessions(self) -> list[Session]:
         """All that are remembered."""
@@ -101,7 +153,7 @@ class SessionCache:
         """Whether a call is under way here."""
         return any(entry.busy for entry in self._stirred if self._is_here(entry))
 
-    def add(self, session: Session, environment: Environment, *, noted: bool = False) -> ActiveSession:
+    def add(self, session: Session, environment: Environment, *, noted: bool = False) -> CachedSession:
         """Keep a session in mind; *noted* says that the store's deadline for it is fresh."""
         now = time.monotonic()
         entry = self._entries.get(session.id)
@@ -110,7 +162,7 @@ class SessionCache:
                 self._drop_the_oldest()
             # Unless fresh, the deadline may be near: noted_at in the past makes the next call tell the store at once.
             noted_at = now if noted else now - session.idle_s
-            entry = ActiveSession(session, environment, quiet_since=now, noted_at=noted_at, stirred=self._stirred)
+            entry = CachedSession(session, environment, quiet_since=now, noted_at=noted_at, stirred=self._stirred)
             self._entries[session.id] = entry
             if not noted:
                 self._stirred.add(entry)
@@ -126,7 +178,7 @@ class SessionCache:
             del self._entries[id]
             entry.end()
 
-    def _is_here(self, entry: ActiveSession) -> bool:
+    def _is_here(self, entry: CachedSession) -> bool:
         return self._entries.get(entry.session.id) is entry
 
     def _drop_the_oldest(self) -> None:

@@ -9,6 +9,7 @@ opening goes on, and no others are begun.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from types import TracebackType
@@ -21,6 +22,10 @@ from gateway.core.session import Session
 from gateway.core.worker import Worker
 
 logger = logging.getLogger(__name__)
+
+
+PAUSE_S: Final = 0.5
+"""Before a server that does not answer is asked again."""
 
 
 SUSPECT_S: Final = 3.0
@@ -78,9 +83,7 @@ class OpeningWatch:
         self._task = asyncio.create_task(self._ask())
 
     async def _ask(self) -> None:
-        session = self._session
-        worker = Worker(id=session.worker, environment=session.environment, digest="", slots=1, address=session.address)
-        if await answers(worker, self._environment, self._upstream):
+        if await answers(_worker_of(self._session), self._environment, self._upstream):
             self._timer = asyncio.get_running_loop().call_later(SUSPECT_S, self._begin)
         elif self._environment.wire is not UpstreamKind.OWN:
             self._suspected()
@@ -100,3 +103,18 @@ async def answers(worker: Worker, environment: Environment, upstream: Upstream) 
     except GatewayError:
         return True
     return True
+
+
+async def wait_for_answer(session: Session, environment: Environment, upstream: Upstream, within_s: float) -> None:
+    """Return when the server of *session* answers again, or after *within_s* seconds."""
+    with contextlib.suppress(TimeoutError):
+        # No Redis in here: the timeout's cancellation reaches the server's connection only.
+        async with asyncio.timeout(within_s):
+            while True:
+                await asyncio.sleep(min(PAUSE_S, within_s))
+                with contextlib.suppress(GatewayError):
+                    return await upstream.alive(_worker_of(session), environment)
+
+
+def _worker_of(session: Session) -> Worker:
+    return Worker(id=session.worker, environment=session.environment, digest="", slots=1, address=session.address)

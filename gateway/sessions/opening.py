@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Protocol
 
-from gateway.catalog.catalog import Catalog
 from gateway.core.environment import Environment, UpstreamKind
 from gateway.core.errors import (
     AuthorFault,
@@ -39,13 +38,12 @@ from gateway.core.ports.store import Store
 from gateway.core.ports.upstream import Upstream
 from gateway.core.retry import STORE_PATIENCE_S, STORE_PAUSE_S, patiently
 from gateway.core.session import CloseReason, GroupMembership, Session, SessionRequest, SessionSetup, SessionState
-from gateway.core.worker import Worker
 from gateway.metrics import Metrics
-from gateway.sessions.cache import SessionCache
-from gateway.sessions.calls import AdmissionGate
+from gateway.sessions.cache import CachedSession, SessionCache
 from gateway.sessions.closing import Missed, SessionCloser
 from gateway.sessions.fault_log import log_faults
-from gateway.sessions.liveness import OpeningWatch, WorkerSilent
+from gateway.sessions.interruption import AdmissionGate
+from gateway.sessions.liveness import OpeningWatch, WorkerSilent, wait_for_answer
 
 logger = logging.getLogger(__name__)
 
@@ -66,25 +64,52 @@ class DrawnTickets(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Wish:
-    """What a trainer asked for, and until when."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeRequest:
+    """What a frontend asks for."""
 
+    owner: Owner
+    """The name of the trainer's key."""
+    name: str
+    """The session's id as the trainer knows it."""
     environment: Environment
     setup: SessionSetup
-    began_at: float
-    """By this process's clock."""
-    within_s: float | None
+    """Its secrets go to the worker, and are neither stored nor logged."""
+    fingerprint: str
+    """Of all that makes this request what it is: a retry with the same one gets the same session."""
+    task: str = ""
+    """``split/index`` or a task's id, for people."""
+    episode: str = ""
+    """The trainer's own name for the episode; only a reset has one."""
+    within_s: float | None = None
+    """The longest wait in seconds, where it is less than the environment's own limits."""
+
+
+class _Opening:
+    """One opening under way: what was asked for, and until when."""
+
+    def __init__(self, request: EpisodeRequest) -> None:
+        self.environment = request.environment.for_split(request.setup.of_split)
+        self.setup = request.setup
+        self.within_s = request.within_s
+        self.began_at = time.monotonic()
+        self.claim = _claim_of(request, self.environment)
+        """What the store is asked for; each try has a lease of its own."""
 
     @property
     def open_until(self) -> float:
-        """When a slot is no longer waited for that is claimed again."""
+        """When a slot is no longer waited for that is claimed again, by this process's clock."""
         open_s = self.environment.timeouts.open_s
         return self.began_at + (open_s if self.within_s is None else min(self.within_s, open_s))
 
     def at_most(self, limit_s: float) -> float:
-        """What is left of the whole time, but no more than *limit_s*; may be less than 0."""
-        return limit_s if self.within_s is None else min(limit_s, self.began_at + self.within_s - time.monotonic())
+        """What is left of the whole time, but no more than *limit_s*; not less than 0."""
+        left_s = limit_s if self.within_s is None else self.began_at + self.within_s - time.monotonic()
+        return max(0.0, min(limit_s, left_s))
+
+    def renew(self) -> None:
+        """Give the claim a new lease: the next try is another one."""
+        self.claim = replace(self.claim, lease=uuid.uuid4().hex)
 
 
 class SessionOpener:
@@ -95,9 +120,8 @@ class SessionOpener:
         *,
         store: Store,
         upstreams: Mapping[UpstreamKind, Upstream],
-        catalog: Catalog,
         closer: SessionCloser,
-        remembered: SessionCache,
+        cache: SessionCache,
         metrics: Metrics,
         patience_s: float = STORE_PATIENCE_S,
         waiting: AdmissionGate,
@@ -111,35 +135,17 @@ class SessionOpener:
         """
         self._store = store
         self._upstreams = upstreams
-        self._catalog = catalog
         self._closer = closer
-        self._remembered = remembered
+        self._cache = cache
         self._metrics = metrics
         self._patience_s = patience_s
         self._waiting = waiting
         self._tickets = tickets
 
-    async def open(
-        self,
-        *,
-        owner: Owner,
-        name: str,
-        environment: Environment,
-        setup: SessionSetup,
-        fingerprint: str,
-        task: str = "",
-        within_s: float | None = None,
-    ) -> Session:
-        """Start an episode; *setup*'s secrets go to the worker and are neither stored nor logged.
+    async def open(self, request: EpisodeRequest) -> CachedSession:
+        """Start an episode in a slot of its own.
 
-        An identical retry (same *fingerprint*) of a session that is open, or being opened, gets that session.
-
-        Args:
-            owner: The key's name.
-            name: The session's id as the trainer knows it.
-            fingerprint: Of all that makes this request what it is.
-            task: ``split/index`` or a task's id, for people.
-            within_s: The longest wait, where it is less than the environment's own limits.
+        An identical retry (same fingerprint) of a session that is open, or being opened, gets that session.
 
         Raises:
             SessionExists: *name* is taken by a session that was opened otherwise.
@@ -148,90 +154,73 @@ class SessionOpener:
             UpstreamError: the worker failed; the slot is given back. One that dies over it is replaced by another
                 first: nobody has seen anything of the episode yet.
         """
-        wish = _Wish(environment.for_split(setup.of_split), setup, time.monotonic(), within_s)
-        opening = _opening(owner, name, wish, fingerprint, task=task)
-        with self._counted(wish):
-            return await self._claimed_and_begun(opening, wish)
+        opening = _Opening(request)
+        with self._counted(opening):
+            session = await self._claim(opening, opening.at_most(opening.environment.timeouts.open_s))
+            return await self._set_up(session, opening)
 
-    async def reset(
-        self,
-        *,
-        owner: Owner,
-        name: str,
-        environment: Environment,
-        setup: SessionSetup,
-        fingerprint: str,
-        task: str = "",
-        episode: str = "",
-        within_s: float | None = None,
-    ) -> Session:
+    async def reset(self, request: EpisodeRequest) -> CachedSession:
         """End the episode of this name, if there is one, and start another one in its place, in the same slot.
 
         Another environment, or an exclusive one, takes another slot, in its turn. What fails here leaves no episode.
-
-        Args:
-            episode: The trainer's own name for the new episode.
-
-        The others, and what is raised: as `open`.
+        Raises as `open`.
         """
-        wish = _Wish(environment.for_split(setup.of_split), setup, time.monotonic(), within_s)
-        opening = _opening(owner, name, wish, fingerprint, task=task, episode=episode)
-        with self._counted(wish):
-            session = await self._succeed(opening, wish)
+        opening = _Opening(request)
+        with self._counted(opening):
+            session = await self._take_over(opening)
             if session is None:
-                return await self._claimed_and_begun(opening, wish)
-            return await self._begun(session, opening, wish)
+                session = await self._claim(opening, opening.at_most(opening.environment.timeouts.open_s))
+            return await self._set_up(session, opening)
 
     @contextlib.contextmanager
-    def _counted(self, wish: _Wish) -> Iterator[None]:
+    def _counted(self, opening: _Opening) -> Iterator[None]:
         """Count what is refused inside, and let a drawn task's place in its group go if nothing is opened."""
         try:
             yield
         except BaseException as error:  # a cancellation too: the trainer hung up
-            if wish.setup.ticket is not None:
-                self._tickets.unused(wish.setup.ticket)
+            self._unused(opening)
             if isinstance(error, GatewayError):
-                self._metrics.session_refused(wish.environment.name, error.code)
+                self._metrics.session_refused(opening.environment.name, error.code)
             raise
 
-    async def _claimed_and_begun(self, opening: SessionRequest, wish: _Wish) -> Session:
-        open_s = max(0.0, wish.at_most(wish.environment.timeouts.open_s))
-        session = await self._claim_or_join(opening, wish.environment, open_s)
-        return await self._begun(session, opening, wish)
+    def _unused(self, opening: _Opening) -> None:
+        if opening.setup.ticket is not None:
+            self._tickets.unused(opening.setup.ticket)
 
     # -- the slot of the episode before ---------------------------------------------------------------------------
 
-    async def _succeed(self, opening: SessionRequest, wish: _Wish) -> Session | None:
-        """End what has the id of *opening* and take over its slot; None if there was none, or none to be had.
+    async def _take_over(self, opening: _Opening) -> Session | None:
+        """End the session of the same id and take over its slot; None if there was none, or none to be had.
 
         Raises:
             UpstreamTimeout: that took longer than the trainer waits; it goes on.
         """
         gone = asyncio.Event()
-        handing = self._closer.go_on(opening.id, self._handed(opening, wish.environment, gone))
+        id, environment, within_s = opening.claim.id, opening.environment, opening.within_s
+        handing = self._closer.go_on(id, self._transfer(opening.claim, environment, gone))
         try:
-            await asyncio.wait({handing}, timeout=wish.within_s)
+            await asyncio.wait({handing}, timeout=within_s)
             if not handing.done():
-                raise UpstreamTimeout(f"the episode before this one did not end within {wish.within_s:g} s")
+                raise UpstreamTimeout(f"the episode before this one did not end within {within_s:g} s")
         except BaseException:  # also where the trainer hung up: what it is handed all the same is given back
             gone.set()
-            self._closer.go_on(opening.id, self._hand_back(handing, wish.environment))
+            self._closer.go_on(id, self._hand_back(handing, environment))
             raise
         return handing.result()
 
-    async def _handed(self, opening: SessionRequest, environment: Environment, gone: asyncio.Event) -> Session | None:
-        """As `_succeed`, to its end; once *gone* is set nobody wants the slot any more."""
-        entry = self._remembered.get(opening.id)
-        ended = await self._closer.begin(opening.id, CloseReason.DELETED, patience_s=self._patience_s)
+    async def _transfer(self, claim: SessionRequest, environment: Environment, gone: asyncio.Event) -> Session | None:
+        """As `_take_over`, to its end; once *gone* is set nobody wants the slot any more."""
+        entry = self._cache.get(claim.id)
+        ended = await self._closer.begin(claim.id, CloseReason.DELETED, patience_s=self._patience_s)
         if entry is not None:  # only now: what this breaks off asks the store why
-            self._remembered.forget(opening.id, entry.session.lease)
+            self._cache.forget(claim.id, entry.session.lease)
             entry.end()
         if ended is None:
             return None
         if ended.environment != environment.name:
-            await self._closer.finish(ended, self._catalog.named(ended.environment))
+            await self._closer.finish(ended, self._cache.environment_of(ended))
             return None
-        return await self._closer.hand_over(ended, environment, opening, is_wanted=lambda: not gone.is_set())
+        return await self._closer.hand_over(ended, environment, claim, is_wanted=lambda: not gone.is_set())
 
     async def _hand_back(self, handing: asyncio.Task[Session | None], environment: Environment) -> None:
         await asyncio.wait({handing})
@@ -243,29 +232,28 @@ class SessionOpener:
 
     # -- a slot of its own ----------------------------------------------------------------------------------------
 
-    async def _claim_or_join(self, opening: SessionRequest, environment: Environment, open_s: float) -> Session:
+    async def _claim(self, opening: _Opening, wait_s: float) -> Session:
         """Claim a slot, or return the session that an identical request has opened meanwhile."""
         given_up: set[str] = set()
         try:
             with self._waiting.here():
-                return await self._claimed_or_joined(opening, environment, open_s, given_up)
+                return await self._claimed(opening, wait_s, given_up)
         except BaseException:  # a cancellation too: the trainer hung up
             if given_up:
-                self._closer.go_on(opening.id, self._end_given_up(opening.id, environment, given_up))
+                self._closer.go_on(opening.claim.id, self._end_given_up(opening, given_up))
             raise
 
-    async def _claimed_or_joined(
-        self, opening: SessionRequest, environment: Environment, open_s: float, given_up: set[str]
-    ) -> Session:
-        """See `_claim_or_join`; leases of claims whose answer was lost are added to *given_up*."""
+    async def _claimed(self, opening: _Opening, wait_s: float, given_up: set[str]) -> Session:
+        """See `_claim`; leases of claims whose answer was lost are added to *given_up*."""
+        environment = opening.environment
         began_at = time.monotonic()
-        deadline = began_at + open_s + environment.timeouts.setup_s
+        deadline = began_at + wait_s + environment.timeouts.setup_s
         patient_until = began_at + self._patience_s
         while True:
             pause_s = RETRY_PAUSE_S
             try:
-                left_s = max(0.0, began_at + open_s - time.monotonic()) if given_up else open_s
-                session = await self._store.claim(opening, wait_s=left_s)
+                left_s = max(0.0, began_at + wait_s - time.monotonic()) if given_up else wait_s
+                session = await self._store.claim(opening.claim, wait_s=left_s)
                 waited_s = time.monotonic() - began_at
                 self._metrics.claimed(environment.name, "hit" if waited_s < HIT_S else "wait", waited_s)
                 return session
@@ -274,28 +262,28 @@ class SessionOpener:
                 raise
             except StoreUnavailable:
                 # What it did all the same is undone under the old lease, however late that comes.
-                given_up.add(opening.lease)
+                given_up.add(opening.claim.lease)
                 if time.monotonic() + STORE_PAUSE_S > patient_until:
                     raise
-                opening = replace(opening, lease=uuid.uuid4().hex)
+                opening.renew()
                 pause_s = STORE_PAUSE_S
             except SessionExists:
-                other = await patiently(partial(self._holder, opening.id), for_s=self._patience_s)
+                other = await patiently(partial(self._holder, opening.claim.id), for_s=self._patience_s)
                 if other is not None and other.lease in given_up:
                     await self._closer.give_back(other, environment, CloseReason.OPEN_FAILED, counted=False)
-                elif other is not None and other.fingerprint != opening.fingerprint:
+                elif other is not None and other.fingerprint != opening.claim.fingerprint:
                     raise
                 elif other is not None and other.state is SessionState.OPEN:
                     return other
             # It waits in the queue, is being set up by another request, or is just being closed.
             if time.monotonic() > deadline:
-                raise SessionExists(opening.name)
+                raise SessionExists(opening.claim.name)
             await asyncio.sleep(pause_s)
 
-    async def _end_given_up(self, id: SessionId, environment: Environment, leases: set[str]) -> None:
-        other = await patiently(partial(self._holder, id), for_s=self._patience_s)
+    async def _end_given_up(self, opening: _Opening, leases: set[str]) -> None:
+        other = await patiently(partial(self._holder, opening.claim.id), for_s=self._patience_s)
         if other is not None and other.lease in leases:
-            await self._closer.give_back(other, environment, CloseReason.OPEN_FAILED, counted=False)
+            await self._closer.give_back(other, opening.environment, CloseReason.OPEN_FAILED, counted=False)
 
     async def _holder(self, id: SessionId) -> Session | None:
         try:
@@ -306,67 +294,55 @@ class SessionOpener:
 
     # -- in the worker --------------------------------------------------------------------------------------------
 
-    async def _begun(self, session: Session, opening: SessionRequest, wish: _Wish) -> Session:
-        """Set a session up that was granted a slot, tell that it is open, and remember it."""
-        if session.state is SessionState.OPENING:
-            session = await self._set_up_somewhere(session, opening, wish)
-        elif wish.setup.ticket is not None:  # an identical request has opened it, with a place of its own
-            self._tickets.unused(wish.setup.ticket)
-        self._remembered.add(session, wish.environment, noted=True)
-        return session
+    async def _set_up(self, session: Session, opening: _Opening) -> CachedSession:
+        """Set a session up that was granted a slot, note that it is open, and cache it.
 
-    async def _set_up_somewhere(self, session: Session, opening: SessionRequest, wish: _Wish) -> Session:
-        """Set a session up in its worker, or in another one if that one dies of it, has no room or answers nothing."""
-        environment = wish.environment
+        Another worker is tried if the first one dies of it, has no room or answers nothing.
+        """
+        environment = opening.environment
         deaths = 0
-        while True:
+        while session.state is SessionState.OPENING:
             try:
-                session = await self._set_up(session, wish)
-                break
+                session = await self._open_in_worker(session, opening)
             except (UpstreamGone, WorkerFull, WorkerSilent) as error:
                 deaths += isinstance(error, UpstreamGone) and error.sent
-                left_s = wish.open_until - time.monotonic()
+                left_s = opening.open_until - time.monotonic()
                 if left_s <= 0 and isinstance(error, WorkerFull):
                     raise PoolExhausted(f"no worker of {environment.name!r} has room: {error.detail}") from error
                 if left_s <= 0 or deaths == OPEN_ATTEMPTS:
                     raise
                 logger.info("session_opened_elsewhere session=%s worker=%s error=%s", session.id, session.worker, error)
-                if environment.server.url and isinstance(error, UpstreamGone):
-                    await self._wait_for_server(session, environment, left_s)  # there is no other worker to go to
-                elif environment.server.url or (isinstance(error, WorkerFull) and not error.capacity):
-                    await asyncio.sleep(min(FULL_PAUSE_S, left_s))  # the next worker may be this one again
-                left_s = wish.open_until - time.monotonic()
-            # By itself: others of its group may have begun, and are not to be waited for again.
-            opening = replace(opening, lease=uuid.uuid4().hex, group="")
-            session = await self._claim_or_join(opening, environment, max(0.0, left_s))
-            if session.state is not SessionState.OPENING:  # an identical request has opened it meanwhile
-                if wish.setup.ticket is not None:
-                    self._tickets.unused(wish.setup.ticket)
-                return session
-        self._tell_open(session, time.monotonic() - wish.began_at)
-        return session
+                await self._pause(session, environment, error, left_s)
+                # By itself: others of its group may have begun, and are not to be waited for again.
+                opening.renew()
+                opening.claim = replace(opening.claim, group="")
+                session = await self._claim(opening, max(0.0, opening.open_until - time.monotonic()))
+            else:
+                self._note_open(session, time.monotonic() - opening.began_at)
+                break
+        else:  # an identical request has opened it, with a place of its own
+            self._unused(opening)
+        return self._cache.add(session, environment, noted=True)
 
-    async def _wait_for_server(self, session: Session, environment: Environment, within_s: float) -> None:
-        """Return when a server that somebody else runs answers again, or after *within_s* seconds."""
-        worker = Worker(id=session.worker, environment=session.environment, digest="", slots=1, address=session.address)
-        with contextlib.suppress(TimeoutError):
-            # No Redis in here: the timeout's cancellation reaches the server's connection only.
-            async with asyncio.timeout(within_s):
-                while True:
-                    await asyncio.sleep(min(FULL_PAUSE_S, within_s))
-                    with contextlib.suppress(GatewayError):
-                        return await self._upstreams[environment.wire].alive(worker, environment)
+    async def _pause(self, session: Session, environment: Environment, error: UpstreamError, left_s: float) -> None:
+        """Wait before the next worker is tried, which may be the same one again; at most *left_s* seconds."""
+        if environment.server.url and isinstance(error, UpstreamGone):
+            # There is no other worker to go to.
+            await wait_for_answer(session, environment, self._upstreams[environment.wire], left_s)
+        elif environment.server.url or (isinstance(error, WorkerFull) and not error.capacity):
+            await asyncio.sleep(min(FULL_PAUSE_S, left_s))
 
-    async def _set_up(self, session: Session, wish: _Wish) -> Session:
-        environment = wish.environment
+    async def _open_in_worker(self, session: Session, opening: _Opening) -> Session:
+        """Open a session in its worker and mark it open in the store; on failure give back its slot."""
+        environment = opening.environment
         upstream = self._upstreams[environment.wire]
-        limit_s = max(0.0, wish.at_most(environment.timeouts.setup_s))
+        limit_s = opening.at_most(environment.timeouts.setup_s)
         try:
             # No Redis in here: the timeout's cancellation reaches the worker's connection only.
             async with asyncio.timeout(limit_s) as limit:
                 suspected = partial(self._suspected, session, environment)
                 with OpeningWatch(limit, session, environment, upstream, suspected=suspected) as watch:
-                    handle = await upstream.open(session, environment, wish.setup)
+                    handle = await upstream.open(session, environment, opening.setup)
             session = replace(session, handle=handle)
             opened = partial(self._store.opened, session.id, session.lease, handle=handle)
             return await patiently(opened, for_s=self._patience_s)
@@ -414,7 +390,7 @@ class SessionOpener:
         if holder is None or holder.worker != session.worker:  # else the worker has its successor
             await self._closer.finish(session, environment, counted=False, missed=missed)
 
-    def _tell_open(self, session: Session, open_s: float) -> None:
+    def _note_open(self, session: Session, open_s: float) -> None:
         self._metrics.session_opened(session.environment, open_s)
         logger.info(
             "session_opened session=%s name=%r owner=%s environment=%s worker=%s task=%r open_s=%.3f",
@@ -436,31 +412,32 @@ def _may_be_there(error: BaseException) -> bool:
     return not isinstance(error, GatewayError)  # its time was over, or its trainer hung up
 
 
-def _opening(owner: Owner, name: str, wish: _Wish, fingerprint: str, *, task: str, episode: str = "") -> SessionRequest:
-    environment = wish.environment
-    opening = SessionRequest(
-        id=session_id(owner, name),
-        name=name,
+def _claim_of(request: EpisodeRequest, environment: Environment) -> SessionRequest:
+    """Return what the store is asked for."""
+    setup, owner = request.setup, request.owner
+    claim = SessionRequest(
+        id=session_id(owner, request.name),
+        name=request.name,
         owner=owner,
         environment=environment.name,
         lease=uuid.uuid4().hex,
-        fingerprint=fingerprint,
+        fingerprint=request.fingerprint,
         idle_s=environment.timeouts.idle_s,
         setup_s=environment.timeouts.setup_s + environment.timeouts.close_s,
-        task=task or _digest(wish.setup),
-        episode=episode,
-        policy=wish.setup.policy,
+        task=request.task or _digest(setup),
+        episode=request.episode,
+        policy=setup.policy,
     )
-    setup, pool, together_s = wish.setup, environment.pool, environment.timeouts.together_s
+    pool, together_s = environment.pool, environment.timeouts.together_s
     group, kind = (setup.ticket.group, "curriculum") if setup.ticket is not None else (setup.group, "trainer")
     if group is None or together_s <= 0:
-        return opening
+        return claim
     # No more than can ever be held at once, where that is known.
     size = group.size if pool.learns_slots else min(group.size, pool.max_workers * pool.slots)
     if size <= 1:
-        return opening
+        return claim
     whole = "\0".join((owner, environment.name, kind, group.name)).encode("utf-8", "surrogatepass")
-    return replace(opening, group=hashlib.sha256(whole).hexdigest()[:32], group_size=size, together_s=together_s)
+    return replace(claim, group=hashlib.sha256(whole).hexdigest()[:32], group_size=size, together_s=together_s)
 
 
 def _digest(setup: SessionSetup) -> str:

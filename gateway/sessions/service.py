@@ -1,18 +1,16 @@
-"""The request path: open an episode, act in it, end it.
+"""The request path: open a session, run calls in it, end it.
 
-Touches the store and the worker, never the backend: starting and stopping is the pool's business. In the steady state
-a call needs no store at all: this replica remembers the sessions that it serves, notes what it saw of them, and writes
-the notes once a second.
+Touches the store and the worker, never the backend: starting and stopping is the pool's business. A call keeps its
+session busy, has a deadline, and is interrupted when the session ends.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from gateway.catalog.catalog import Catalog
@@ -26,32 +24,24 @@ from gateway.core.errors import (
     UpstreamGone,
     UpstreamTimeout,
 )
-from gateway.core.faults import Fault
+from gateway.core.faults import FAULT_HEADERS, Fault
 from gateway.core.ids import Owner, SessionId, session_id
-from gateway.core.ports.store import Store
 from gateway.core.ports.transport import Exchange, Headers
 from gateway.core.ports.upstream import Upstream
-from gateway.core.retry import STORE_PATIENCE_S, patiently
-from gateway.core.session import Activity, CloseReason, Session, SessionState
-from gateway.metrics import Metrics, answer_outcome, call_outcome
-from gateway.sessions.cache import TICK_S, ActiveSession, SessionCache
-from gateway.sessions.calls import BufferedResponse, CallScope, Interrupted, TrackedResponse
+from gateway.core.retry import STORE_PATIENCE_S
+from gateway.core.session import CloseReason, Session
+from gateway.metrics import Metrics, answer_outcome, call_outcome, faults_outcome
+from gateway.sessions.cache import CachedSession, SessionCache
 from gateway.sessions.closing import SessionCloser
+from gateway.sessions.failure_reasons import FailureReasons, SessionMoved
 from gateway.sessions.fault_log import log_faults
-from gateway.sessions.opening import SessionOpener
+from gateway.sessions.interruption import CallScope, Interrupted
+from gateway.sessions.opening import EpisodeRequest, SessionOpener
 from gateway.sessions.turns import TurnCounter
-from gateway.sessions.verdicts import Moved, Verdicts
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-EDGE_S = 3 * TICK_S
-"""A call that begins this close to its session's deadline writes its note at once."""
 DRAIN_PAUSE_S = 0.02
-MAX_REFUSAL_BYTES = 64 * 1024
-GONE = b"Active environment not found"
-"""How an ORS worker says that it does not know a session."""
 
 
 class Sessions:
@@ -60,28 +50,28 @@ class Sessions:
     def __init__(
         self,
         *,
-        store: Store,
-        upstreams: Mapping[UpstreamKind, Upstream],
-        catalog: Catalog,
+        opener: SessionOpener,
         closer: SessionCloser,
-        openings: SessionOpener,
-        remembered: SessionCache,
-        metrics: Metrics,
+        cache: SessionCache,
+        calls: CallParts,
         patience_s: float = STORE_PATIENCE_S,
     ) -> None:
         """*patience_s*: how long a store that does not answer, or is being rebuilt, is waited for."""
-        self._store = store
-        self._patience_s = patience_s
-        self._upstreams = upstreams
-        self._catalog = catalog
+        self._opener = opener
         self._closer = closer
-        self._metrics = metrics
-        self._remembered = remembered
-        self._turns = TurnCounter(store)
-        self._verdicts = Verdicts(store=store, remembered=remembered, closer=closer)
-        self._playing: set[asyncio.Task[tuple[StepResult, int]]] = set()
-        self.open = openings.open
-        self.reset = openings.reset
+        self._cache = cache
+        self._calls = calls
+        self._patience_s = patience_s
+
+    # -- open -----------------------------------------------------------------------------------------------------
+
+    async def open(self, request: EpisodeRequest) -> ActiveSession:
+        """Start an episode in a slot of its own; see `SessionOpener.open`."""
+        return ActiveSession(await self._opener.open(request), self._calls)
+
+    async def reset(self, request: EpisodeRequest) -> ActiveSession:
+        """End the episode of this name, if any, and start another one in its slot; see `SessionOpener.reset`."""
+        return ActiveSession(await self._opener.reset(request), self._calls)
 
     # -- close --------------------------------------------------------------------------------------------------
 
@@ -109,280 +99,40 @@ class Sessions:
         return await asyncio.shield(self._closer.go_on(id, self._begun_end(id, reason)))
 
     async def _begun_end(self, id: SessionId, reason: CloseReason) -> asyncio.Task[Summary | None] | None:
-        entry = self._remembered.get(id)
+        entry = self._cache.get(id)
         session = await self._closer.begin(id, reason, patience_s=self._patience_s)
         if entry is not None:
-            self._remembered.forget(id, entry.session.lease)  # only now: what this breaks off asks the store why
+            self._cache.forget(id, entry.session.lease)  # only now: what this breaks off asks the store why
             entry.end()
         if session is None:
             return None
-        environment = entry.environment if entry else self._catalog.named(session.environment)
+        environment = entry.environment if entry else self._cache.environment_of(session)
         return self._closer.go_on(id, self._closer.finish(session, environment))
 
-    # -- act ------------------------------------------------------------------------------------------------------
+    # -- find -----------------------------------------------------------------------------------------------------
 
-    async def find(self, owner: Owner, name: str) -> tuple[Session, Environment]:
-        """Look a session up: in this replica's memory, else in the store; with the environment that it was asked of.
+    async def find(self, owner: Owner, name: str) -> ActiveSession:
+        """Look an open session up: in this replica's memory, else in the store.
 
         Raises:
             SessionNotFound: never known, deleted, or of another key.
-            SessionClosed: ended by us.
+            SessionClosed: ended by the gateway, with the reason.
         """
-        entry = await self._entry(session_id(owner, name))
-        environment = entry.environment
-        return entry.session, self._catalog.named(environment.base) if environment.base else environment
-
-    async def touch(self, owner: Owner, name: str) -> None:
-        """Restart a session's idle time. Raises as `find`."""
-        entry = await self._mind_the_edge(await self._entry(session_id(owner, name)))
-        entry.stir()
-
-    async def forward(self, id: SessionId, operation: str, *, body: bytes, headers: Headers) -> TrackedResponse:
-        """Pass an ORS operation to the worker of a session that was found; it is busy until the exchange is closed.
-
-        Raises:
-            SessionNotFound, SessionClosed: as `find`; also if the worker itself does not know the session any more.
-            UpstreamGone, UpstreamTimeout: the worker failed. Only ``UpstreamGone`` with ``sent`` False is sure not to
-                have run.
-        """
-        entry = await self._mind_the_edge(await self._entry(id))
-        try:
-            return await self._forward(entry, operation, body, headers)
-        except Moved as moved:  # the worker said that it has not run: asking the new one is no second run
-            return await self._forward(moved.entry, operation, body, headers)
-
-    async def _forward(self, entry: ActiveSession, operation: str, body: bytes, headers: Headers) -> TrackedResponse:
-        entry.begin()
-        began_at = time.monotonic()
-        try:
-            upstream = self._upstreams[entry.environment.wire]
-            exchange = await upstream.forward(entry.session, entry.environment, operation, body=body, headers=headers)
-            if exchange.status == 404:
-                exchange = await self._examined(entry, exchange)
-            busy = TrackedResponse(
-                exchange,
-                explain=partial(self._verdicts.explain, entry),
-                told=partial(self._log, entry),
-                ended=lambda outcome: self._ended(entry, operation, outcome, began_at),
-            )
-        except SessionNotFound as error:  # it is the worker's word
-            self._ended(entry, operation, "ended", began_at)
-            raise await self._verdicts.loss(entry) from error
-        except BaseException as error:
-            await self._broken(entry, operation, error, began_at)
-            raise
-        return busy
-
-    async def act(
-        self, owner: Owner, name: str, action: Action, *, within_s: float, key: str | None = None
-    ) -> StepResult:
-        """Run *action* in the session's worker; the session is busy meanwhile.
-
-        Raises:
-            SessionNotFound, SessionClosed: as `find`; also if the session is ended while the action runs.
-            UpstreamTimeout: it took longer than *within_s*; it may go on in the worker.
-            CallConflict, InvalidRequest, UpstreamError: as ``Upstream.act``.
-        """
-
-        def ask(upstream: Upstream, entry: ActiveSession) -> Awaitable[StepResult]:
-            return upstream.act(entry.session, entry.environment, action, key=key)
-
-        return await self._ask(owner, name, "call", ask, within_s)
-
-    async def prompt(self, owner: Owner, name: str, *, within_s: float) -> list[Block]:
-        """What the agent is told first, when the task's setup is done. Raises as `act`."""
-
-        def ask(upstream: Upstream, entry: ActiveSession) -> Awaitable[list[Block]]:
-            return upstream.prompt(entry.session, entry.environment)
-
-        return await self._ask(owner, name, "prompt", ask, within_s)
-
-    async def relay(self, owner: Owner, name: str, message: bytes, *, within_s: float) -> bytes:
-        """Pass a message of the worker's own protocol on; see ``Upstream.relay``. Raises as `act`."""
-
-        def ask(upstream: Upstream, entry: ActiveSession) -> Awaitable[bytes]:
-            return upstream.relay(entry.session, entry.environment, message)
-
-        return await self._ask(owner, name, "call" if message else "prompt", ask, within_s)
-
-    async def play(
-        self, owner: Owner, name: str, action: Action, *, within_s: float, key: str = ""
-    ) -> tuple[StepResult, int]:
-        """As `act`, and which turn of its session it was; 0 where the episode was over.
-
-        A step that ran is a turn although its trainer hung up meanwhile. Our own workers see to that; others do not
-        count, so their steps go on behind the request.
-        """
-        entry = await self._entry(session_id(owner, name))
-        playing = self._played(owner, name, action, within_s, key)
-        if entry.environment.wire is UpstreamKind.OWN:
-            return await playing
-        task = asyncio.ensure_future(playing)
-        self._playing.add(task)
-        task.add_done_callback(self._has_played)
-        return await asyncio.shield(task)
-
-    async def _played(
-        self, owner: Owner, name: str, action: Action, within_s: float, key: str
-    ) -> tuple[StepResult, int]:
-        result = await self.act(owner, name, action, within_s=within_s, key=key or None)
-        if result.reason == EPISODE_FINISHED:
-            return result, result.turn or 0
-        entry = await self._entry(session_id(owner, name))
-        if result.turn is not None:
-            return result, self._turns.told(entry, result)
-        return result, await self._turns.taken(entry, result, key=key)
-
-    def _has_played(self, task: asyncio.Task[tuple[StepResult, int]]) -> None:
-        self._playing.discard(task)
-        if not task.cancelled():
-            task.exception()  # who waited may have left
-
-    async def _ask(
-        self,
-        owner: Owner,
-        name: str,
-        operation: str,
-        ask: Callable[[Upstream, ActiveSession], Awaitable[T]],
-        within_s: float,
-    ) -> T:
-        entry = await self._mind_the_edge(await self._entry(session_id(owner, name)))
-        try:
-            return await self._asked(entry, operation, ask, within_s)
-        except Moved as moved:  # the worker said that it has not run: asking the new one is no second run
-            return await self._asked(moved.entry, operation, ask, within_s)
-
-    async def _asked(
-        self,
-        entry: ActiveSession,
-        operation: str,
-        ask: Callable[[Upstream, ActiveSession], Awaitable[T]],
-        within_s: float,
-    ) -> T:
-        entry.begin()
-        began_at = time.monotonic()
-        try:
-            answer = await self._unless_ended(entry, ask, within_s)
-        except BaseException as error:
-            await self._broken(entry, operation, error, began_at)
-            raise
-        if isinstance(answer, StepResult | FaultReply):
-            self._log(entry, answer.faults)
-        self._ended(entry, operation, answer_outcome(answer), began_at)
-        return answer
-
-    async def _unless_ended(
-        self, entry: ActiveSession, ask: Callable[[Upstream, ActiveSession], Awaitable[T]], within_s: float
-    ) -> T:
-        """Ask a worker, but not longer than *within_s*, nor beyond the end of the session."""
-        try:
-            with CallScope(entry.watchers, within_s):
-                return await ask(self._upstreams[entry.environment.wire], entry)
-        except Interrupted as broken:
-            if broken.cause == "ended":
-                raise await self._verdicts.end_of(entry) from None
-            raise UpstreamTimeout(f"the worker did not answer within {within_s:g} s") from None
-        except SessionNotFound as error:  # it is the worker's word
-            raise await self._verdicts.loss(entry) from error
-
-    async def steps(self, owner: Owner, name: str, *, within_s: float) -> int:
-        """How many steps its worker has seen of a session. Raises as `act`."""
-
-        async def ask(upstream: Upstream, entry: ActiveSession) -> int:
-            steps = await upstream.steps(entry.session, entry.environment)
-            if steps is None:
-                raise SessionNotFound(name)
-            return steps
-
-        return await self._ask(owner, name, "steps", ask, within_s)
-
-    async def client_state(self, owner: Owner, name: str, *, within_s: float) -> Mapping[str, Any]:
-        """What its environment shows of a session's state. Raises as `act`."""
-
-        async def ask(upstream: Upstream, entry: ActiveSession) -> Mapping[str, Any]:
-            return await upstream.client_state(entry.session, entry.environment)
-
-        return await self._ask(owner, name, "state", ask, within_s)
-
-    async def _entry(self, id: SessionId) -> ActiveSession:
-        entry = self._remembered.get(id)
-        if entry is not None:
-            return entry
-        session = await patiently(lambda: self._store.find(id), for_s=self._patience_s)
-        if session.state is SessionState.CLOSING:
-            reason = session.reason or CloseReason.DELETED
-            raise SessionNotFound(session.name) if reason.is_trainers else SessionClosed(reason.value)
-        if session.state is SessionState.OPENING:
-            raise SessionNotFound(session.name)
-        return self._remembered.add(session, self._catalog.named(session.environment))
-
-    async def _mind_the_edge(self, entry: ActiveSession) -> ActiveSession:
-        """Tell the store at once if the deadline that it knows may be near: a call must not race its expiry.
-
-        Returns the entry that holds now: the session may have ended, and another one of its name have begun.
-        """
-        now = time.monotonic()
-        if now - entry.noted_at < entry.session.idle_s - EDGE_S:
-            return entry
-        try:
-            ended = await self._store.touch([Activity(entry.session.id, 0.0)])
-        except StoreUnavailable:
-            return entry  # nobody can end it either; and once the store is back, its worker is asked first
-        if ended:
-            self._remembered.forget(entry.session.id, entry.session.lease)
-            entry = await self._entry(entry.session.id)  # raises with the reason
-        entry.noted_at = entry.quiet_since = now
-        return entry
-
-    async def _examined(self, entry: ActiveSession, exchange: Exchange) -> Exchange:
-        """Look into a worker's 404: it may mean the operation (then it is passed on), or that the session is gone."""
-        try:
-            body = await exchange.read(MAX_REFUSAL_BYTES)
-        finally:
-            await exchange.aclose()
-        if GONE not in body:
-            return BufferedResponse(exchange.status, exchange.headers, body)
-        raise await self._verdicts.loss(entry)
-
-    async def _broken(self, entry: ActiveSession, operation: str, error: BaseException, began_at: float) -> None:
-        """Note the end of a call that failed; raises instead of *error* where the session's end explains it."""
-        outcome = call_outcome(error)
-        if isinstance(error, UpstreamError):
-            self._log(entry, error.faults)
-        try:
-            if isinstance(error, UpstreamGone):
-                await self._verdicts.explain(entry, error)
-        except SessionClosed as better:
-            outcome = call_outcome(better)
-            raise
-        finally:
-            self._ended(entry, operation, outcome, began_at)
-
-    @staticmethod
-    def _log(entry: ActiveSession, faults: Sequence[Fault]) -> None:
-        """Tell operators of *faults*, once: a call that is asked for again has the same one."""
-        if faults and faults[-1] is not entry.told:
-            entry.told = faults[-1]
-            log_faults(entry.session, faults)
-
-    def _ended(self, entry: ActiveSession, operation: str, outcome: str, began_at: float) -> None:
-        entry.finish()
-        if operation == "call":
-            self._metrics.call_ended(entry.environment.name, outcome, entry.quiet_since - began_at)
+        return ActiveSession(await self._cache.find(session_id(owner, name)), self._calls)
 
     # -- in the background ----------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Write notes each second and follow notices, until cancelled."""
-        await self._remembered.run()
+        await self._cache.run()
 
     def is_busy(self) -> bool:
         """Whether a call is under way in this replica."""
-        return self._remembered.is_busy()
+        return self._cache.is_busy()
 
     async def write_notes(self) -> None:
         """Tell the store what was active since the last time."""
-        await self._remembered.write_notes()
+        await self._cache.write_notes()
 
     async def drain(self, timeout_s: float) -> None:
         """Wait until no call is under way here, at most *timeout_s*; then write the last notes."""
@@ -393,3 +143,287 @@ class Sessions:
         await self._closer.settle(max(0.0, deadline - time.monotonic()))
         with contextlib.suppress(StoreUnavailable):
             await self.write_notes()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallParts:
+    """What calls need, shared by all sessions of this replica."""
+
+    upstreams: Mapping[UpstreamKind, Upstream]
+    catalog: Catalog
+    cache: SessionCache
+    reasons: FailureReasons
+    turns: TurnCounter
+    metrics: Metrics
+    playing: set[asyncio.Task[tuple[StepResult, int]]] = field(default_factory=set)
+    """Steps that go on although their trainers have hung up."""
+
+
+class ActiveSession:
+    """An open session, as a frontend uses it.
+
+    Every call raises:
+        SessionNotFound, SessionClosed: The session has ended, also while the call ran.
+        UpstreamTimeout: The call took longer than *within_s* seconds. It may go on in the worker.
+        UpstreamGone: The worker is gone. Only with ``sent`` False it is certain that nothing ran.
+        UpstreamError: The worker failed.
+    """
+
+    __slots__ = ("_cached", "_parts")
+
+    def __init__(self, cached: CachedSession, parts: CallParts) -> None:
+        self._cached = cached
+        self._parts = parts
+
+    @property
+    def session(self) -> Session:
+        """The session as the store has it."""
+        return self._cached.session
+
+    @property
+    def environment(self) -> Environment:
+        """The environment that the trainer asked for; the session's own may be its variant for one split."""
+        own = self._cached.environment
+        return self._parts.catalog.named(own.base) if own.base else own
+
+    async def touch(self) -> None:
+        """Restart the session's idle time."""
+        self._cached = await self._parts.cache.renewed(self._cached)
+        self._cached.stir()
+
+    async def act(self, action: Action, *, within_s: float, key: str | None = None) -> StepResult:
+        """Run *action*. Also raises CallConflict, InvalidRequest: as ``Upstream.act``."""
+        return await self._ask("call", within_s, lambda upstream, *at: upstream.act(*at, action, key=key))
+
+    async def prompt(self, *, within_s: float) -> list[Block]:
+        """Return what the agent is told first, once the task's setup is done."""
+        return await self._ask("prompt", within_s, lambda upstream, *at: upstream.prompt(*at))
+
+    async def pass_frame(self, frame: bytes, *, within_s: float) -> bytes:
+        """Send one frame of the worker's own protocol and return the reply; see ``Upstream.pass_frame``."""
+        operation = "call" if frame else "prompt"
+        return await self._ask(operation, within_s, lambda upstream, *at: upstream.pass_frame(*at, frame))
+
+    async def client_state(self, *, within_s: float) -> Mapping[str, Any]:
+        """Return what the environment shows of the session's state."""
+        return await self._ask("state", within_s, lambda upstream, *at: upstream.client_state(*at))
+
+    async def steps(self, *, within_s: float) -> int:
+        """Return how many steps the worker has seen."""
+
+        async def ask(upstream: Upstream, session: Session, environment: Environment) -> int:
+            steps = await upstream.steps(session, environment)
+            if steps is None:
+                raise SessionNotFound(session.name)
+            return steps
+
+        return await self._ask("steps", within_s, ask)
+
+    async def play(self, action: Action, *, within_s: float, key: str = "") -> tuple[StepResult, int]:
+        """Run *action*; return its result and the number of the turn, from 1. It is 0 if the episode was over.
+
+        A step that ran is a turn although its trainer hung up meanwhile. Our own workers see to that. Others do not
+        count turns, so their steps go on behind the request.
+        """
+        playing = self._play(action, within_s, key)
+        if self._cached.environment.wire is UpstreamKind.OWN:
+            return await playing
+        task = asyncio.ensure_future(playing)
+        self._parts.playing.add(task)
+        task.add_done_callback(self._played)
+        return await asyncio.shield(task)
+
+    async def _play(self, action: Action, within_s: float, key: str) -> tuple[StepResult, int]:
+        result = await self.act(action, within_s=within_s, key=key or None)
+        if result.reason == EPISODE_FINISHED:
+            return result, result.turn or 0
+        if result.turn is not None:
+            return result, self._parts.turns.reported(self._cached, result)
+        return result, await self._parts.turns.taken(self._cached, result, key=key)
+
+    def _played(self, task: asyncio.Task[tuple[StepResult, int]]) -> None:
+        self._parts.playing.discard(task)
+        if not task.cancelled():
+            task.exception()  # the trainer that waited for it may have left
+
+    async def forward(self, operation: str, *, body: bytes, headers: Headers) -> TrackedResponse:
+        """Pass an ORS operation to the worker; the session is busy until the response is closed."""
+
+        async def send(call: Call) -> TrackedResponse:
+            session, environment = call.cached.session, call.cached.environment
+            upstream = self._parts.upstreams[environment.wire]
+            try:
+                exchange = await upstream.forward(session, environment, operation, body=body, headers=headers)
+            except SessionNotFound as error:  # the worker says so
+                raise await self._parts.reasons.of_unknown(call.cached) from error
+            return TrackedResponse(exchange, call)
+
+        return await self._run(operation, send)
+
+    async def _ask(
+        self, operation: str, within_s: float, ask: Callable[[Upstream, Session, Environment], Awaitable[T]]
+    ) -> T:
+        """Ask the worker for an answer that is complete when it returns."""
+
+        async def run(call: Call) -> T:
+            cached, environment = call.cached, call.cached.environment
+            try:
+                with CallScope(cached.watchers, within_s):
+                    answer = await ask(self._parts.upstreams[environment.wire], cached.session, environment)
+            except Interrupted as interrupted:
+                if interrupted.cause == "ended":
+                    raise await self._parts.reasons.of_end(cached) from None
+                raise UpstreamTimeout(f"the worker did not answer within {within_s:g} s") from None
+            except SessionNotFound as error:  # the worker says so
+                raise await self._parts.reasons.of_unknown(cached) from error
+            if isinstance(answer, StepResult | FaultReply):
+                call.report(answer.faults)
+            call.end(answer_outcome(answer))
+            return answer
+
+        return await self._run(operation, run)
+
+    async def _run(self, operation: str, run: Callable[[Call], Awaitable[T]]) -> T:
+        """Run one call. On success *run* ends it, or passes it on to a response that does."""
+        self._cached = await self._parts.cache.renewed(self._cached)
+        try:
+            return await self._run_once(operation, run)
+        except SessionMoved as moved:  # the worker said that it has not run: asking the new one is no second run
+            self._cached = moved.entry
+            return await self._run_once(operation, run)
+
+    async def _run_once(self, operation: str, run: Callable[[Call], Awaitable[T]]) -> T:
+        call = Call(self._cached, operation, self._parts)
+        try:
+            return await run(call)
+        except BaseException as error:
+            await call.fail(error)
+            raise
+
+
+class Call:
+    """One call in a session, which is busy until the call has ended."""
+
+    __slots__ = ("_began_at", "_operation", "_parts", "cached")
+
+    def __init__(self, cached: CachedSession, operation: str, parts: CallParts) -> None:
+        """Begin the call."""
+        self.cached = cached
+        self._operation = operation
+        self._parts = parts
+        self._began_at = time.monotonic()
+        cached.begin()
+
+    def report(self, faults: Sequence[Fault]) -> None:
+        """Log *faults*, once: a call that is asked for again has the same ones."""
+        if faults and faults[-1] is not self.cached.reported:
+            self.cached.reported = faults[-1]
+            log_faults(self.cached.session, faults)
+
+    async def explain(self, error: BaseException) -> None:
+        """Log the faults that *error* brings.
+
+        Raises:
+            SessionClosed: The session was ended, which explains *error* better.
+        """
+        if isinstance(error, UpstreamError):
+            self.report(error.faults)
+        if isinstance(error, UpstreamGone):
+            await self._parts.reasons.explain(self.cached, error)
+
+    async def fail(self, error: BaseException) -> None:
+        """End a call that failed with *error*. Raises as `explain`."""
+        outcome = call_outcome(error)
+        try:
+            await self.explain(error)
+        except SessionClosed as better:
+            outcome = call_outcome(better)
+            raise
+        finally:
+            self.end(outcome)
+
+    def end(self, outcome: str) -> None:
+        """End the call; *outcome* is one of ``metrics.CALLS``."""
+        self.cached.finish()
+        if self._operation == "call":
+            seconds = self.cached.quiet_since - self._began_at
+            self._parts.metrics.call_ended(self.cached.environment.name, outcome, seconds)
+
+
+class TrackedResponse:
+    """A worker's response to a call; the call ends when the response is closed."""
+
+    def __init__(self, exchange: Exchange, call: Call) -> None:
+        self._exchange = exchange
+        self._call = call
+        self._chunks: AsyncIterator[bytes] | None = None
+        self._outcome = "left"
+        self._is_closed = False
+        self.status = exchange.status
+        # Those of faults are for operators, and not for trainers.
+        self.headers: Headers = [pair for pair in exchange.headers if not pair[0].startswith(FAULT_HEADERS)]
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        """See ``Exchange.faults``."""
+        return self._exchange.faults
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the body as it comes. Raises SessionClosed if the session was ended meanwhile."""
+        return self
+
+    def __aiter__(self) -> TrackedResponse:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._chunks is None:
+            self._chunks = self._exchange.chunks()
+        try:
+            return await anext(self._chunks)
+        except StopAsyncIteration:
+            self._complete()
+            raise
+        except UpstreamError as error:
+            await self._explain(error)
+            raise
+
+    def overran(self) -> None:
+        """Note that the reader gave up: the call took longer than its environment allows."""
+        self._outcome = call_outcome(UpstreamTimeout())
+
+    async def read(self, limit_bytes: int) -> bytes:
+        """Read the whole body. Raises as `chunks`."""
+        try:
+            body = await self._exchange.read(limit_bytes)
+        except UpstreamError as error:
+            await self._explain(error)
+            raise
+        self._complete()
+        return body
+
+    def _complete(self) -> None:
+        """Note that the answer has come whole, and the faults that it reports."""
+        faults = self._exchange.faults
+        self._outcome = faults_outcome(faults, other="ok")
+        self._call.report(faults)
+
+    async def _explain(self, error: UpstreamError) -> None:
+        self._outcome = call_outcome(error)
+        try:
+            await self._call.explain(error)
+        except SessionClosed as better:
+            self._outcome = call_outcome(better)
+            raise
+
+    async def aclose(self) -> None:
+        """Close the exchange and end the call.
+
+        A worker goes on with a call whose trainer hung up. It is asked before the session may expire.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            await self._exchange.aclose()
+        finally:
+            self._call.end(self._outcome)

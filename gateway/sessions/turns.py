@@ -14,7 +14,7 @@ from gateway.core.episode import StepResult
 from gateway.core.errors import AuthorFault, StoreUnavailable
 from gateway.core.faults import Fault, FaultKind
 from gateway.core.ports.store import Store
-from gateway.sessions.cache import ActiveSession
+from gateway.sessions.cache import CachedSession
 from gateway.sessions.fault_log import log_faults
 
 logger = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ class TurnCounter:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    async def taken(self, entry: ActiveSession, result: StepResult, *, key: str = "") -> int:
+    async def taken(self, entry: CachedSession, result: StepResult, *, key: str = "") -> int:
         """Count the turn that *result* came of; returns which one it is.
 
         Raises:
@@ -44,14 +44,14 @@ class TurnCounter:
         return turn
 
     @staticmethod
-    def told(entry: ActiveSession, result: StepResult) -> int:
+    def reported(entry: CachedSession, result: StepResult) -> int:
         """Take the number that the worker gave the turn. Raises as `taken`."""
         turn = result.turn or 0
         if result.finished and result.rewarded is False:
             raise _without_reward(entry, turn)
         return turn
 
-    async def count(self, entry: ActiveSession, *, key: str = "") -> int:
+    async def count(self, entry: CachedSession, *, key: str = "") -> int:
         """Count one more turn; see ``Store.count_turn``.
 
         While the store is away this replica counts on from what it last heard, and tells the store later: the turn was
@@ -72,14 +72,14 @@ class TurnCounter:
         return entry.turns
 
 
-def _without_reward(entry: ActiveSession, turn: int) -> AuthorFault:
+def _without_reward(entry: CachedSession, turn: int) -> AuthorFault:
     message = f"the environment ended the episode, and gave no reward in any of its {turn} turns (null, or NaN)"
     error = AuthorFault(message, faults=(Fault(FaultKind.AUTHOR, "reward", message),))
     log_faults(entry.session, error.faults)
     return error
 
 
-def _owing(entry: ActiveSession, key: str) -> int:
+def _owing(entry: CachedSession, key: str) -> int:
     """Note a turn that the store is to count later; returns which one it is."""
     if not key or key not in entry.owed:
         entry.owed.append(key)

@@ -29,8 +29,8 @@ from gateway.core.ports.store import Store
 from gateway.core.ports.upstream import Upstream
 from gateway.core.session import CloseReason, SessionRequest
 from gateway.core.worker import Worker, WorkerState, WorkerTasks
-from gateway.sessions.calls import AdmissionGate
 from gateway.sessions.closing import CLEANUP_S, SessionCloser
+from gateway.sessions.interruption import AdmissionGate
 
 T = TypeVar("T")
 ASKED_S: Final = 60.0

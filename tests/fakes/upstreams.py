@@ -154,8 +154,8 @@ class CounterImage(OrsFacade):
         words = action.fields or action.arguments
         return await self._move(session, str(action.text or words.get("op")))
 
-    async def relay(self, session: Session, environment: Environment, message: bytes) -> bytes:
-        """See ``Upstream.relay``."""
+    async def pass_frame(self, session: Session, environment: Environment, message: bytes) -> bytes:
+        """See ``Upstream.pass_frame``."""
         play = self._play(session)
         self.frames.append(message)
         reply = await self._reply(session, play, json.loads(message) if message else {"type": "reset"})

@@ -25,10 +25,12 @@ from gateway.core.session import CloseReason, GroupMembership, Session, SessionS
 from gateway.core.worker import Worker
 from gateway.metrics import Metrics
 from gateway.sessions.cache import SessionCache
-from gateway.sessions.calls import AdmissionGate
 from gateway.sessions.closing import SessionCloser
-from gateway.sessions.opening import SessionOpener
-from gateway.sessions.service import Sessions
+from gateway.sessions.failure_reasons import FailureReasons
+from gateway.sessions.interruption import AdmissionGate
+from gateway.sessions.opening import EpisodeRequest, SessionOpener
+from gateway.sessions.service import CallParts, Sessions
+from gateway.sessions.turns import TurnCounter
 from gateway.sessions.worker_queries import WorkerQueries
 from gateway.stores.memory.sessions import MemoryStore
 from tests.deadlines import scaled
@@ -202,28 +204,29 @@ class World:
         metrics = Metrics()
         self.catalog = Catalog(self.environments)
         self.closer = SessionCloser(store=watched, upstreams=upstreams, metrics=metrics, patience_s=closing_patience_s)
-        waiting, self.remembered = AdmissionGate(), SessionCache(watched)
+        waiting = AdmissionGate()
+        self.cache = cache = SessionCache(watched, self.catalog, patience_s=patience_s)
         self.queries = WorkerQueries(store=watched, upstreams=upstreams, closer=self.closer, waiting=waiting)
-        openings = SessionOpener(
+        opener = SessionOpener(
             store=watched,
             upstreams=upstreams,
-            catalog=self.catalog,
             closer=self.closer,
-            remembered=self.remembered,
+            cache=cache,
             metrics=metrics,
             patience_s=patience_s,
             waiting=waiting,
             tickets=_NoTickets(),
         )
-        self.sessions = Sessions(
-            store=watched,
+        calls_in_sessions = CallParts(
             upstreams=upstreams,
             catalog=self.catalog,
-            closer=self.closer,
-            openings=openings,
-            remembered=self.remembered,
+            cache=cache,
+            reasons=FailureReasons(store=watched, cache=cache, closer=self.closer),
+            turns=TurnCounter(watched),
             metrics=metrics,
-            patience_s=patience_s,
+        )
+        self.sessions = Sessions(
+            opener=opener, closer=self.closer, cache=cache, calls=calls_in_sessions, patience_s=patience_s
         )
 
     async def start(self, *, idle: bool = True) -> None:
@@ -243,11 +246,11 @@ class World:
 
     async def open(self, kind: str = MATH, **more: Any) -> Session:
         """Open the session ``one``."""
-        return await self.sessions.open(**self._wish(kind), **more)
+        return (await self.sessions.open(EpisodeRequest(**self._wish(kind), **more))).session
 
     async def reset(self, kind: str = MATH, **more: Any) -> Session:
         """Reset the session ``one``."""
-        return await self.sessions.reset(**self._wish(kind), **more)
+        return (await self.sessions.reset(EpisodeRequest(**self._wish(kind), **more))).session
 
     def _wish(self, kind: str) -> dict[str, Any]:
         wanted = self.catalog.named(kind)
@@ -279,7 +282,7 @@ class World:
             assert await self.store.sessions() == []
             assert (await self.used(), await self.waiting()) == (0, 0)
             assert self.rooms.all() == []
-            assert self.remembered.sessions() == []
+            assert self.cache.sessions() == []
 
         await eventually(check)
         await self._at_rest()

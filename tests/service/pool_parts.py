@@ -21,6 +21,7 @@ from gateway.core.leader_lease import LeaderLease
 from gateway.core.ports.store import Store
 from gateway.core.session import Session
 from gateway.core.worker import Worker
+from gateway.sessions.service import ActiveSession
 from tests.fakes.workers import FakeBackend, FakeWorker
 from tests.service.stack import Replica, environment
 
@@ -158,7 +159,7 @@ class Episode:
     name: str
     kind: EnvironmentName
     process: Process
-    creating: asyncio.Task[Session]
+    creating: asyncio.Task[ActiveSession]
     active_at: float
     """When something was done in it last, by the store's clock."""
     session: Session | None = None

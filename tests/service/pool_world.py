@@ -21,6 +21,7 @@ from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
 from gateway.core.leader_lease import LEASE_S
 from gateway.core.ports.store import Store
 from gateway.core.session import CloseReason, SessionSetup, SessionState
+from gateway.sessions.opening import EpisodeRequest
 from tests.contract.store_worlds import MemoryWorld, RedisWorld
 from tests.deadlines import scaled
 from tests.fakes.eventually import eventually
@@ -212,14 +213,15 @@ class PoolWorld(Checked):
     def create(self, owner: Owner, name: str, kind: EnvironmentName, process: Process, **spec: Any) -> Episode:
         """Ask for a session; the task goes on behind."""
         asked = process.gateway.catalog.named("math" if kind == BIG else kind)
-        opening = process.gateway.sessions.open(
+        request = EpisodeRequest(
             owner=owner,
             name=name,
             environment=asked,
             setup=SessionSetup(spec=spec, of_split="big" if kind == BIG else ""),
             fingerprint=kind,
         )
-        episode = Episode(owner, name, kind, process, asyncio.ensure_future(opening), self.now)
+        opening = asyncio.ensure_future(process.gateway.sessions.open(request))
+        episode = Episode(owner, name, kind, process, opening, self.now)
         before = self.episodes.get((owner, name))
         if before is not None and before.doom and before.creating.done():
             self._leave(before, before.doom)
@@ -240,8 +242,8 @@ class PoolWorld(Checked):
         """Act in a session by way of *process*; the task goes on behind."""
         self._numbers += 1
         episode.by = process
-        acting = process.gateway.sessions.act(
-            episode.owner, episode.name, Action(name=tool), within_s=STEP_S, key=f"k{self._numbers}"
+        acting = process.gateway.act(
+            episode.name, Action(name=tool), owner=episode.owner, within_s=STEP_S, key=f"k{self._numbers}"
         )
         return asyncio.ensure_future(self._stepped(episode, acting, f"k{self._numbers}"))
 
@@ -279,7 +281,7 @@ class PoolWorld(Checked):
             if (error := error_of(episode.creating)) is not None:
                 self._leave(episode, f"not created: {error!r}")
             else:
-                episode.session = episode.creating.result()
+                episode.session = episode.creating.result().session
                 # Whatever died while it was created, it may be in another worker.
                 is_alive = self.engine.ever[episode.session.worker].is_running
                 episode.doom = "" if is_alive else "its worker died"

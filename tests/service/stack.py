@@ -22,6 +22,7 @@ from gateway.catalog.catalog import Catalog
 from gateway.content import Content
 from gateway.core.curriculum import Curriculum
 from gateway.core.environment import Areal, Environment, Limits, PoolPolicy, Timeouts, UpstreamKind
+from gateway.core.episode import Action, StepResult
 from gateway.core.ids import EnvironmentName, Owner
 from gateway.core.ports.curricula import CurriculumStore
 from gateway.core.ports.store import Store
@@ -180,7 +181,17 @@ class Replica(Gateway):
 
     async def found(self, name: str = "one", owner: Owner = OWNER) -> Session:
         """What this replica knows of a session."""
-        return (await self.sessions.find(owner, name))[0]
+        return (await self.sessions.find(owner, name)).session
+
+    async def act(
+        self, name: str, action: Action, *, owner: Owner = OWNER, within_s: float = 30.0, key: str | None = None
+    ) -> StepResult:
+        """Run *action* in a session."""
+        return await (await self.sessions.find(owner, name)).act(action, within_s=within_s, key=key)
+
+    async def steps(self, name: str) -> int:
+        """How many steps of a session its worker has seen."""
+        return await (await self.sessions.find(OWNER, name)).steps(within_s=5)
 
     async def workers(self, name: str = "math", state: WorkerState | None = None) -> list[WorkerLoad]:
         """An environment's workers, as the store knows them."""

@@ -23,6 +23,7 @@ from gateway.core.ids import EnvironmentName, Owner
 from gateway.core.ports.tasks import MAX_TASK_BYTES
 from gateway.core.session import SessionSetup
 from gateway.frontends.admin.tasks import MAX_PROBED, TaskRoutes
+from gateway.sessions.opening import EpisodeRequest
 from gateway.stores.memory.tasks import MemoryTaskStore
 from gateway.tasks.registry import TaskRegistry
 from gateway.tasks.runtime import RuntimeTasks
@@ -61,11 +62,13 @@ def probe_of(replica: Replica) -> Any:
 
     async def probe(environment: Environment, task: dict[str, Any]) -> None:
         name = f"probe-{secrets.token_hex(8)}"
-        await replica.sessions.open(
-            owner=OPERATOR, name=name, environment=environment, setup=SessionSetup(spec=task), fingerprint=name
+        session = await replica.sessions.open(
+            EpisodeRequest(
+                owner=OPERATOR, name=name, environment=environment, setup=SessionSetup(spec=task), fingerprint=name
+            )
         )
         try:
-            await replica.sessions.prompt(OPERATOR, name, within_s=20)
+            await session.prompt(within_s=20)
         finally:
             await asyncio.shield(replica.sessions.close(OPERATOR, name))
 

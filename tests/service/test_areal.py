@@ -13,6 +13,7 @@ from gateway.core.environment import Areal
 from gateway.core.episode import Action
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ids import session_id
+from gateway.sessions.service import ActiveSession
 from tests.fakes.clock import Clock
 from tests.fakes.eventually import until
 from tests.fakes.workers import Start
@@ -465,13 +466,13 @@ async def test_health_counts_episodes_and_those_that_wait() -> None:
 
 
 async def test_a_fault_of_the_gateway_is_500_in_the_same_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running(**TASKS) as (_, gateway, client):
+    async with running(**TASKS) as (_, _gateway, client):
         episode = await started(client)
 
         async def has_a_bug(*_: Any, **__: Any) -> None:
             raise ZeroDivisionError
 
-        monkeypatch.setattr(gateway.sessions, "act", has_a_bug)
+        monkeypatch.setattr(ActiveSession, "play", has_a_bug)
         answer = await step(client, episode)
 
         assert status(answer) == (500, "internal")
@@ -532,7 +533,7 @@ async def test_a_step_that_is_cancelled_at_any_moment_leaves_the_episode_idle() 
     async with running(**TASKS) as (_, gateway, client):
         for after in range(30):
             episode = await started(client)
-            acting = asyncio.ensure_future(gateway.sessions.act(OWNER, episode, Action(text="go_on"), within_s=30))
+            acting = asyncio.ensure_future(gateway.act(episode, Action(text="go_on")))
             for _ in range(after):
                 await asyncio.sleep(0)
 

@@ -38,11 +38,11 @@ async def test_a_session_that_one_replica_ends_is_forgotten_by_the_others() -> N
     async with two_replicas() as (built, one, other):
         await create(one)
         assert (await call(other)).status_code == 200
-        served = [len(replica.remembered.sessions()) for replica in built.replicas]
+        served = [len(replica.session_cache.sessions()) for replica in built.replicas]
 
         await delete(one)
 
-        await until(lambda: not any(replica.remembered.sessions() for replica in built.replicas))
+        await until(lambda: not any(replica.session_cache.sessions() for replica in built.replicas))
         assert served == [1, 1]
 
 

@@ -16,6 +16,7 @@ from gateway.core.errors import SessionClosed, SessionNotFound, StoreUnavailable
 from gateway.core.ids import EnvironmentName, SessionId
 from gateway.core.session import Session, SessionSetup, SessionState
 from gateway.core.worker import WorkerState
+from gateway.sessions.opening import EpisodeRequest
 from tests.contract.store_worlds import RedisWorld
 from tests.fakes.eventually import eventually, until
 from tests.fakes.upstreams import CounterImage
@@ -89,13 +90,14 @@ async def replicas(redis_world: RedisWorld) -> AsyncIterator[Replicas]:
 async def opened(gateway: Replica, name: str) -> Session:
     """A session of the first environment, opened by way of *gateway*."""
     kind = gateway.catalog.default
-    return await gateway.sessions.open(
+    request = EpisodeRequest(
         owner=OWNER, name=name, environment=kind, setup=SessionSetup(spec={"target": 9}), fingerprint="f"
     )
+    return (await gateway.sessions.open(request)).session
 
 
 async def stepped(gateway: Replica, name: str, action: Action = STEP) -> StepResult:
-    return await gateway.sessions.act(OWNER, name, action, within_s=10.0)
+    return await gateway.act(name, action, within_s=10.0)
 
 
 async def is_whole(gateway: Replica) -> None:

@@ -12,13 +12,14 @@ from gateway.core.environment import Isolation
 from gateway.core.episode import Action
 from gateway.core.errors import InvalidRequest, PoolExhausted, SessionClosed, SessionNotFound
 from gateway.core.session import CloseReason, Session, SessionEnded, SessionSetup
+from gateway.sessions.opening import EpisodeRequest
 from tests.fakes.eventually import eventually
 from tests.service.stack import OWNER, Replica, environment, running, stack
 
 
 async def reset(replica: Replica, name: str = "one", *, to: str = "math", within_s: float = 10, **spec: Any) -> Session:
     episode = uuid.uuid4().hex
-    return await replica.sessions.reset(
+    request = EpisodeRequest(
         owner=OWNER,
         name=name,
         environment=replica.catalog.named(to),
@@ -28,6 +29,7 @@ async def reset(replica: Replica, name: str = "one", *, to: str = "math", within
         episode=episode,
         within_s=within_s,
     )
+    return (await replica.sessions.reset(request)).session
 
 
 async def test_the_next_episode_takes_the_slot_of_the_one_before_it() -> None:
@@ -84,7 +86,7 @@ async def test_an_exclusive_slot_is_made_new() -> None:
 async def test_what_runs_in_the_episode_before_is_broken_off() -> None:
     async with running() as (built, first, _):
         await reset(first)
-        acting = asyncio.ensure_future(first.sessions.act(OWNER, "one", Action(name="quiet"), within_s=30))
+        acting = asyncio.ensure_future(first.act("one", Action(name="quiet")))
 
         async def waits() -> None:
             assert built.backend.only.waiting == 1
@@ -94,7 +96,7 @@ async def test_what_runs_in_the_episode_before_is_broken_off() -> None:
 
         with pytest.raises(SessionNotFound):
             await acting
-        assert (await first.sessions.act(OWNER, "one", Action(name="go_on"), within_s=30)).error is None
+        assert (await first.act("one", Action(name="go_on"))).error is None
 
 
 async def test_a_refused_task_leaves_no_episode_and_no_slot() -> None:
@@ -141,7 +143,7 @@ async def test_late_word_of_the_end_before_leaves_the_next_episode_alone() -> No
     async with running() as (built, first, _):
         before = await reset(first)
         await reset(first)
-        acting = asyncio.ensure_future(first.sessions.act(OWNER, "one", Action(name="quiet"), within_s=30))
+        acting = asyncio.ensure_future(first.act("one", Action(name="quiet")))
 
         async def waits() -> None:
             assert built.backend.only.waiting == 1
@@ -165,18 +167,18 @@ async def test_another_replica_resets_what_this_one_serves() -> None:
                 assert (await first.found()).lease == after.lease
 
             await eventually(follows)
-            assert (await first.sessions.act(OWNER, "one", Action(name="go_on"), within_s=30)).error is None
+            assert (await first.act("one", Action(name="go_on"))).error is None
 
 
 async def test_steps_are_those_of_the_present_episode() -> None:
     async with running() as (_, first, _client):
         await reset(first)
         for _ in range(3):
-            await first.sessions.act(OWNER, "one", Action(name="go_on"), within_s=30)
-        assert await first.sessions.steps(OWNER, "one", within_s=5) == 3
+            await first.act("one", Action(name="go_on"))
+        assert await first.steps("one") == 3
 
         await reset(first)
 
-        assert await first.sessions.steps(OWNER, "one", within_s=5) == 0
+        assert await first.steps("one") == 0
         with pytest.raises(SessionNotFound):
-            await first.sessions.steps(OWNER, "two", within_s=5)
+            await first.steps("two")

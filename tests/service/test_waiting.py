@@ -11,6 +11,7 @@ from gateway.core.errors import UpstreamTimeout
 from gateway.core.ids import session_id
 from gateway.core.session import SessionSetup
 from gateway.core.worker import WorkerState
+from gateway.sessions.opening import EpisodeRequest
 from tests.deadlines import scaled
 from tests.fakes.eventually import until
 from tests.fakes.workers import Start
@@ -61,13 +62,15 @@ async def test_an_opening_whose_time_the_wait_used_up_is_told_so_in_plain_number
 
         with pytest.raises(UpstreamTimeout) as late:
             await gateway.sessions.open(
-                owner=OWNER,
-                name="late",
-                environment=kind,
-                setup=SessionSetup(spec={}),
-                fingerprint="f",
-                task="t",
-                within_s=-0.0008,
+                EpisodeRequest(
+                    owner=OWNER,
+                    name="late",
+                    environment=kind,
+                    setup=SessionSetup(spec={}),
+                    fingerprint="f",
+                    task="t",
+                    within_s=-0.0008,
+                )
             )
 
         assert late.value.detail == "the worker did not open the session within 0 s"

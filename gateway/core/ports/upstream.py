@@ -145,11 +145,16 @@ class Upstream(Protocol):
         """Pass an ORS operation (``call``, ``prompt``, ``task_tools``, ``messages``, ``score_group``) on.
 
         *body* and the answer are bytes in ORS' form; *headers* are those of the trainer's request that matter to
-        a worker. Raises as `Transport.send`; and ``AuthorFault``, where the session has failed.
+        a worker.
+
+        Raises:
+            AuthorFault: the session has failed.
+            SessionNotFound: the worker does not know the session; nothing ran.
+            UpstreamError: as `Transport.send`.
         """
         ...
 
-    async def relay(self, session: Session, environment: Environment, message: bytes) -> bytes:
+    async def pass_frame(self, session: Session, environment: Environment, message: bytes) -> bytes:
         """Pass a message of the worker's own protocol on and return its answer, both bytes for bytes.
 
         For a front of the same protocol. OpenEnv: one frame, and the one that replies to it; an empty message asks for

@@ -22,6 +22,7 @@ from gateway.core.ports.tasks import MAX_AT_ONCE, MAX_TASK_BYTES, Probe
 from gateway.core.session import CloseReason, SessionSetup
 from gateway.frontends.admin.replies import answering, as_json, flagged, operator_of, queried
 from gateway.frontends.asgi import Attended, BodyTooLarge, HungUp, drop_body, dump, read_body
+from gateway.sessions.opening import EpisodeRequest
 from gateway.sessions.service import Sessions
 from gateway.tasks.documents import listed, read_json, read_json_lines, read_yaml
 from gateway.tasks.registry import TaskEntry
@@ -70,20 +71,22 @@ class TaskProbe:
         """Open an episode of *task*, wait for its prompt, and end it.
 
         Raises:
-            GatewayError: as `Sessions.open` and `Sessions.prompt`.
+            GatewayError: as `Sessions.open` and `ActiveSession.prompt`.
         """
         environment = self._catalog.named(environment.name)  # as it is now
         name = f"probe-{secrets.token_hex(8)}"
         try:
-            await self._sessions.open(
-                owner=_PROBER,
-                name=name,
-                environment=environment,
-                setup=SessionSetup(spec=task),
-                fingerprint=name,
-                task="(probe)",
+            session = await self._sessions.open(
+                EpisodeRequest(
+                    owner=_PROBER,
+                    name=name,
+                    environment=environment,
+                    setup=SessionSetup(spec=task),
+                    fingerprint=name,
+                    task="(probe)",
+                )
             )
-            await self._sessions.prompt(_PROBER, name, within_s=environment.timeouts.setup_s)
+            await session.prompt(within_s=environment.timeouts.setup_s)
         finally:
             with anyio.move_on_after(PROBE_END_S, shield=True):
                 await self._sessions.end(_PROBER, name, CloseReason.DELETED, wait_s=PROBE_END_S)

@@ -68,7 +68,8 @@ from gateway.frontends.asgi import (
 )
 from gateway.frontends.errors import LOSSES, WorkerDied, retry_after, why_ended, why_not_opened
 from gateway.metrics import Metrics
-from gateway.sessions.service import Sessions
+from gateway.sessions.opening import EpisodeRequest
+from gateway.sessions.service import ActiveSession, Sessions
 from gateway.sessions.worker_queries import WorkerQueries
 from gateway.tasks.curricula.indices import TaskRef
 from gateway.tasks.lookup import TaskLookup
@@ -269,14 +270,16 @@ class ArealFrontend:
         """Open the session and wait for its prompt; nothing is left of it when that fails, or the trainer leaves."""
         loop = asyncio.get_running_loop()
         try:
-            await self._sessions.open(
-                owner=asked.owner,
-                name=episode,
-                environment=asked.environment,
-                setup=setup,
-                fingerprint=episode,
-                task=offer.place,
-                within_s=max(0.0, deadline - loop.time()),
+            session = await self._sessions.open(
+                EpisodeRequest(
+                    owner=asked.owner,
+                    name=episode,
+                    environment=asked.environment,
+                    setup=setup,
+                    fingerprint=episode,
+                    task=offer.place,
+                    within_s=max(0.0, deadline - loop.time()),
+                )
             )
         except InvalidRequest as error:
             if offer.is_images and not offer.split:  # only the image knows which samples it has
@@ -286,7 +289,7 @@ class ArealFrontend:
         except SessionError as error:
             raise _lost_at_start(error) from error
         try:
-            return await self._sessions.prompt(asked.owner, episode, within_s=max(0.0, deadline - loop.time()))
+            return await session.prompt(within_s=max(0.0, deadline - loop.time()))
         except BaseException as error:  # a cancellation too: the trainer hung up
             await self._undo(asked.owner, episode, why_not_opened(error))
             if isinstance(error, SessionError):
@@ -305,12 +308,12 @@ class ArealFrontend:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + shown.step_s
         async with self._turns.one(owner, episode, within_s=shown.step_s):
-            await self._check(asked, episode)
+            session = await self._find(asked, episode)
             played = None
             async with Attended(asked.scope, asked.receive):
                 try:
                     left_s = max(0.0, deadline - loop.time())
-                    played = await self._sessions.play(owner, episode, action, within_s=left_s, key=key)
+                    played = await session.play(action, within_s=left_s, key=key)
                     _refuse_fault_at_the_end(shown, *played)
                 except UpstreamError as error:
                     await self._lose(owner, episode, why_ended(error))
@@ -344,19 +347,20 @@ class ArealFrontend:
 
     async def _cancel(self, asked: _Asked) -> Json:
         episode = read_episode_id(asked.body)
-        await self._check(asked, episode)
+        await self._find(asked, episode)
         if not await self._sessions.end(asked.owner, episode, CloseReason.CANCELLED, wait_s=TEARDOWN_WAIT_S):
             raise SessionNotFound(episode)
         return {"status": "cancelled", "episode_id": episode}
 
-    async def _check(self, asked: _Asked, episode: str) -> None:
+    async def _find(self, asked: _Asked, episode: str) -> ActiveSession:
         """
         Raises:
             SessionNotFound, SessionClosed: there is no such episode of this environment.
         """
-        _, environment = await self._sessions.find(asked.owner, episode)
-        if environment.name != asked.environment.name:
+        session = await self._sessions.find(asked.owner, episode)
+        if session.environment.name != asked.environment.name:
             raise SessionNotFound(episode)
+        return session
 
 
 def _refuse_fault_at_the_end(shown: Areal, result: StepResult, turn: int) -> None:

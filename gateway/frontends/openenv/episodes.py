@@ -51,7 +51,8 @@ from gateway.frontends.openenv.replies import (
 )
 from gateway.frontends.openenv.tasks import ResolvedTask, TaskChooser
 from gateway.frontends.seeds import seeded
-from gateway.sessions.service import Sessions
+from gateway.sessions.opening import EpisodeRequest
+from gateway.sessions.service import ActiveSession, Sessions
 from gateway.sessions.worker_queries import WorkerQueries
 from gateway.tasks.lookup import TaskLookup
 
@@ -93,8 +94,8 @@ class Episodes:
             Refused: what is wrong with the wish leaves the open episode as it was; any other failure leaves none.
         """
 
-        async def first(within_s: float) -> list[Block]:
-            return await self._sessions.prompt(owner, name, within_s=within_s)
+        async def first(session: ActiveSession, within_s: float) -> list[Block]:
+            return await session.prompt(within_s=within_s)
 
         chosen, blocks = await self.begin(owner, name, environment, wish, first)
         return first_observation(blocks, chosen.told)
@@ -105,9 +106,9 @@ class Episodes:
         name: str,
         environment: Environment,
         wish: ResetWish,
-        first: Callable[[float], Awaitable[T]],
+        first: Callable[[ActiveSession, float], Awaitable[T]],
     ) -> tuple[ResolvedTask, T]:
-        """Begin an episode; answers its task and what *first*, which is told its seconds, has found of it.
+        """Begin an episode; answers its task and what *first* found of it, which gets the session and its seconds.
 
         Raises as `reset`.
         """
@@ -131,22 +132,24 @@ class Episodes:
         wish: ResetWish,
         chosen: ResolvedTask,
         setup: SessionSetup,
-        first: Callable[[float], Awaitable[T]],
+        first: Callable[[ActiveSession, float], Awaitable[T]],
         deadline: float,
     ) -> T:
         async with self.refusing(environment):
-            await self._sessions.reset(
-                owner=owner,
-                name=name,
-                environment=environment,
-                setup=setup,
-                fingerprint=uuid.uuid4().hex,
-                task=chosen.place,
-                episode=wish.episode_id if wish.episode_id is not None else str(uuid.uuid4()),
-                within_s=_left(deadline),
+            session = await self._sessions.reset(
+                EpisodeRequest(
+                    owner=owner,
+                    name=name,
+                    environment=environment,
+                    setup=setup,
+                    fingerprint=uuid.uuid4().hex,
+                    task=chosen.place,
+                    episode=wish.episode_id if wish.episode_id is not None else str(uuid.uuid4()),
+                    within_s=_left(deadline),
+                )
             )
             try:
-                return await first(_left(deadline))
+                return await first(session, _left(deadline))
             except UpstreamError as error:
                 await self._lose(owner, name, why_not_opened(error))
                 raise
@@ -199,11 +202,12 @@ class Episodes:
         """The state of the episode; an empty one where none was ever begun."""
         async with self.refusing(environment):
             try:
-                session, _ = await self._sessions.find(owner, name)
-                steps = await self._sessions.steps(owner, name, within_s=environment.openenv.step_s)
-                shown = await self._sessions.client_state(owner, name, within_s=environment.openenv.step_s)
+                active = await self._sessions.find(owner, name)
+                steps = await active.steps(within_s=environment.openenv.step_s)
+                shown = await active.client_state(within_s=environment.openenv.step_s)
             except SessionNotFound:
                 return empty_state()
+            session = active.session
             return {**shown, "episode_id": session.episode, "step_count": steps, "task_id": session.task or None}
 
     async def tools(self, environment: Environment) -> list[Json]:
@@ -261,7 +265,8 @@ class Episodes:
 
     async def _act(self, owner: Owner, name: str, environment: Environment, action: Action) -> StepResult:
         try:
-            return await self._sessions.act(owner, name, action, within_s=environment.openenv.step_s)
+            session = await self._sessions.find(owner, name)
+            return await session.act(action, within_s=environment.openenv.step_s)
         except GatewayError as error:
             raise await self.failed(owner, name, environment, error) from error
 

@@ -16,7 +16,7 @@ from gateway.core.ids import Owner
 from gateway.frontends.asgi import dump
 from gateway.frontends.openenv.episodes import Episodes, empty_state, patient
 from gateway.frontends.openenv.frames import Code, FrameError, Json, ResetWish, frame
-from gateway.sessions.service import Sessions
+from gateway.sessions.service import ActiveSession, Sessions
 from gateway.sessions.worker_queries import WorkerQueries
 
 _STATUS: Final = {Code.INVALID_JSON: 400, Code.UNKNOWN_TYPE: 400, Code.VALIDATION_ERROR: 422, Code.SESSION_ERROR: 409}
@@ -40,8 +40,8 @@ class Passthrough:
     async def reset(self, owner: Owner, name: str, environment: Environment, wish: ResetWish) -> bytes:
         """Begin an episode as `Episodes.reset` does; answers the image's own first frame. Raises ``FrameError``."""
 
-        async def first(within_s: float) -> bytes:
-            return await self._sessions.relay(owner, name, b"", within_s=within_s)
+        async def first(session: ActiveSession, within_s: float) -> bytes:
+            return await session.pass_frame(b"", within_s=within_s)
 
         _, reply = await self._episodes.begin(owner, name, environment, wish, first)
         return reply
@@ -53,7 +53,8 @@ class Passthrough:
             Refused: there is no episode, or it was lost over this frame; also if the reply is late.
         """
         try:
-            return await self._sessions.relay(owner, name, message, within_s=environment.openenv.step_s)
+            session = await self._sessions.find(owner, name)
+            return await session.pass_frame(message, within_s=environment.openenv.step_s)
         except GatewayError as error:
             raise await self._episodes.failed(owner, name, environment, error) from error
 
@@ -64,7 +65,8 @@ class Passthrough:
     async def state(self, owner: Owner, name: str, environment: Environment, message: bytes = _STATE) -> bytes:
         """The image's state; an empty one where no episode was ever begun. Raises ``FrameError``."""
         try:
-            return await self._sessions.relay(owner, name, message, within_s=environment.openenv.step_s)
+            session = await self._sessions.find(owner, name)
+            return await session.pass_frame(message, within_s=environment.openenv.step_s)
         except SessionNotFound:
             return frame("state", empty_state()).encode()
         except GatewayError as error:

@@ -38,7 +38,7 @@ from gateway.core.errors import (
     UpstreamError,
     UpstreamTimeout,
 )
-from gateway.core.ids import Owner, SessionId
+from gateway.core.ids import Owner
 from gateway.core.ports.transport import Exchange
 from gateway.core.routes import ORS_OPERATIONS, ORS_ROUTES
 from gateway.core.session import SessionSetup
@@ -67,8 +67,8 @@ from gateway.frontends.ors.bodies import (
 )
 from gateway.frontends.ors.replies import ONCE, OrsError, as_order
 from gateway.frontends.ors.tasks import OrsTasks, Pending, PendingCreates
-from gateway.sessions.calls import TrackedResponse
-from gateway.sessions.service import Sessions
+from gateway.sessions.opening import EpisodeRequest
+from gateway.sessions.service import ActiveSession, Sessions, TrackedResponse
 from gateway.sessions.worker_queries import WorkerQueries
 from gateway.tasks.lookup import TaskLookup
 
@@ -246,12 +246,14 @@ class OrsFrontend:
                 await self._offers.admit(pending.environment, setup)
                 try:
                     await self._sessions.open(
-                        owner=owner,
-                        name=sid,
-                        environment=pending.environment,
-                        setup=setup,
-                        fingerprint=pending.fingerprint,
-                        task=task,
+                        EpisodeRequest(
+                            owner=owner,
+                            name=sid,
+                            environment=pending.environment,
+                            setup=setup,
+                            fingerprint=pending.fingerprint,
+                            task=task,
+                        )
                     )
                 except SessionExists:
                     raise OrsError(400, "Session already exists") from None
@@ -313,7 +315,7 @@ class OrsFrontend:
         sid, owner = _sid(scope), scope["gateway.owner"]
         if self._pending is None or self._pending.get(owner, sid) is None:
             try:
-                await self._sessions.touch(owner, sid)
+                await (await self._sessions.find(owner, sid)).touch()
             except (SessionNotFound, SessionClosed):
                 raise OrsError(404, _NO_SESSION) from None
         await respond_json(send, 200, {"status": "ok"})
@@ -336,12 +338,14 @@ class OrsFrontend:
             with self._offers.handles.held(setup.ticket):
                 await self._offers.admit(environment, setup)
                 await self._sessions.open(
-                    owner=owner,
-                    name=sid,
-                    environment=environment,
-                    setup=setup,
-                    fingerprint=pending.fingerprint,
-                    task=task,
+                    EpisodeRequest(
+                        owner=owner,
+                        name=sid,
+                        environment=environment,
+                        setup=setup,
+                        fingerprint=pending.fingerprint,
+                        task=task,
+                    )
                 )
             self._pending.pop(owner, sid)
 
@@ -355,23 +359,24 @@ class OrsFrontend:
             try:
                 if self._pending is not None:
                     await self._bind(owner, sid, self._catalog.offered(segment) or self._meant(scope))
-                session, environment = await self._sessions.find(owner, sid)
+                session = await self._sessions.find(owner, sid)
+                environment = session.environment
                 if segment and self._strict_paths and environment.name != segment.lower():
                     asked = f"the session is one of environment {environment.name!r}, not of {segment!r}"
                     raise OrsError(409, asked)
-                await self._pass_on(session.id, environment, name, scope, body, send)
+                await self._pass_on(session, environment, name, scope, body, send)
             except SessionNotFound:
                 _refuse_malformed(scope, body)
                 raise OrsError(404, _NO_SESSION) from None
 
     async def _pass_on(
-        self, id: SessionId, environment: Environment, name: str, scope: Scope, body: bytes, send: Send
+        self, session: ActiveSession, environment: Environment, name: str, scope: Scope, body: bytes, send: Send
     ) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + environment.timeouts.call_s
         while True:
             try:
-                exchange = await self._sessions.forward(id, name, body=body, headers=scope["headers"])
+                exchange = await session.forward(name, body=body, headers=scope["headers"])
             except UpstreamError as error:
                 raise as_order(error, name) from error
             try:

@@ -337,7 +337,7 @@ class ArealUpstream(OrsFacade):
             return InvalidRequest(reason)
         return _failure(status, word, reason, "step")
 
-    async def relay(self, session: Session, environment: Environment, message: bytes) -> bytes:
+    async def pass_frame(self, session: Session, environment: Environment, message: bytes) -> bytes:
         """The AReaL front needs none."""
         raise NotImplementedError
 

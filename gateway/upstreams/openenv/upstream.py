@@ -253,8 +253,8 @@ class OpenEnvUpstream(OrsFacade):
             return frame
         return await _read(step_result, await self._episodes.ask(held, frame))
 
-    async def relay(self, session: Session, environment: Environment, message: bytes) -> bytes:
-        """Pass a frame on and return the one that replies to it; see ``Upstream.relay``."""
+    async def pass_frame(self, session: Session, environment: Environment, message: bytes) -> bytes:
+        """Pass a frame on and return the one that replies to it; see ``Upstream.pass_frame``."""
         if message and kind_of(message, parsed_max=len(message)) not in _RELAYED:
             raise InvalidRequest("only step, state and mcp are passed on: the gateway itself begins and ends episodes")
         if not message and self._holding.get(session) is None and (first := read_handle(session.handle).first):
@@ -281,7 +281,7 @@ class OpenEnvUpstream(OrsFacade):
 
     async def prompt(self, session: Session, environment: Environment) -> list[Block]:
         """The first observation."""
-        return await _read(first_blocks, await self.relay(session, environment, b""))
+        return await _read(first_blocks, await self.pass_frame(session, environment, b""))
 
     async def client_state(self, session: Session, environment: Environment) -> Mapping[str, Any]:
         """Nothing: who asks such a server for its state is passed on to it."""

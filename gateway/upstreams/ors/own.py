@@ -39,6 +39,7 @@ from gateway.core.worker import Worker, WorkerSession, WorkerTasks
 from gateway.upstreams.ors import session_record as notes
 from gateway.upstreams.ors.codec import read_blocks, read_result, written
 from gateway.upstreams.ors.dialects import split_list, task_count, task_list
+from gateway.upstreams.ors_facade import Whole
 
 SILENCE_S: Final = 30.0
 """Workers write a comment every 10 s into an open stream, so this much silence is a worker that hangs."""
@@ -339,9 +340,14 @@ class OrsUpstream:
         if exchange.status == 500 and (FAULT_HEADER, FaultKind.AUTHOR.encode()) in exchange.headers:
             _, known, answer = await _read(exchange)
             raise _failure(_detail(_parsed(answer, operation)), known)
+        if exchange.status == 404:  # it may mean the operation, or that the session is gone
+            _, _, answer = await _read(exchange)
+            if UNKNOWN_SESSION in answer:
+                raise SessionNotFound(session.name)
+            return Whole(404, answer, exchange.headers)
         return exchange
 
-    async def relay(self, session: Session, environment: Environment, message: bytes) -> bytes:
+    async def pass_frame(self, session: Session, environment: Environment, message: bytes) -> bytes:
         """ORS is passed on by `forward`."""
         raise NotImplementedError
 

@@ -316,7 +316,7 @@ class ThirdPartyOrsUpstream(OrsFacade):
         except Refused as error:
             return Whole(error.answer.status, error.answer.body)
 
-    async def relay(self, session: Session, environment: Environment, message: bytes) -> bytes:
+    async def pass_frame(self, session: Session, environment: Environment, message: bytes) -> bytes:
         """ORS is passed on by `forward`."""
         raise NotImplementedError
 

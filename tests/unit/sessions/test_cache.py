@@ -9,12 +9,13 @@ from typing import cast
 
 import pytest
 
+from gateway.catalog.catalog import Catalog
 from gateway.core.environment import Environment
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
 from gateway.core.ports.store import Store
 from gateway.core.session import Activity, Session, SessionState
-from gateway.sessions.cache import ActiveSession, SessionCache
+from gateway.sessions.cache import CachedSession, SessionCache
 from tests.fakes.eventually import until
 
 KIND = Environment(name=EnvironmentName("math"), image="one", directory=Path("/"), command=("python3",))
@@ -44,11 +45,11 @@ def store() -> Told:
 
 
 @pytest.fixture
-def remembered(store: Told) -> SessionCache:
-    return SessionCache(cast(Store, store))
+def cache(store: Told) -> SessionCache:
+    return SessionCache(cast(Store, store), Catalog([KIND]))
 
 
-def add(remembered: SessionCache, name: str) -> ActiveSession:
+def add(cache: SessionCache, name: str) -> CachedSession:
     session = Session(
         id=SessionId(name),
         name=name,
@@ -61,70 +62,68 @@ def add(remembered: SessionCache, name: str) -> ActiveSession:
         address="unix:/w",
         state=SessionState.OPEN,
     )
-    return remembered.add(session, KIND, noted=True)
+    return cache.add(session, KIND, noted=True)
 
 
-async def test_what_is_idle_is_not_told(remembered: SessionCache, store: Told) -> None:
-    idle, active, touched = (add(remembered, name) for name in ("idle", "active", "touched"))
+async def test_what_is_idle_is_not_told(cache: SessionCache, store: Told) -> None:
+    idle, active, touched = (add(cache, name) for name in ("idle", "active", "touched"))
     active.begin()
     active.finish()
     touched.stir()
 
-    await remembered.write_notes()
-    await remembered.write_notes()
+    await cache.write_notes()
+    await cache.write_notes()
 
     assert [set(notes) for notes in store.notes] == [{"active", "touched"}]
     assert idle.noted_at < active.noted_at
 
 
-async def test_a_session_whose_deadline_may_be_near_is_told_at_once(remembered: SessionCache, store: Told) -> None:
-    found = add(remembered, "one").session
-    remembered.forget(found.id)
+async def test_a_session_whose_deadline_may_be_near_is_told_at_once(cache: SessionCache, store: Told) -> None:
+    found = add(cache, "one").session
+    cache.forget(found.id)
 
-    remembered.add(found, KIND)
-    await remembered.write_notes()
+    cache.add(found, KIND)
+    await cache.write_notes()
 
     assert [set(notes) for notes in store.notes] == [{"one"}]
 
 
-async def test_a_busy_session_is_told_each_time_and_once_more_when_it_is_not(
-    remembered: SessionCache, store: Told
-) -> None:
-    one = add(remembered, "one")
+async def test_a_busy_session_is_told_each_time_and_once_more_when_it_is_not(cache: SessionCache, store: Told) -> None:
+    one = add(cache, "one")
     one.begin()
 
-    await remembered.write_notes()
-    await remembered.write_notes()
+    await cache.write_notes()
+    await cache.write_notes()
     one.finish()
-    await remembered.write_notes()
-    await remembered.write_notes()
+    await cache.write_notes()
+    await cache.write_notes()
 
     assert [notes["one"] for notes in store.notes[:2]] == [0.0, 0.0]
     assert [set(notes) for notes in store.notes] == [{"one"}] * 3
 
 
-async def test_what_the_store_did_not_hear_is_told_again(remembered: SessionCache, store: Told) -> None:
-    add(remembered, "one").stir()
+async def test_what_the_store_did_not_hear_is_told_again(cache: SessionCache, store: Told) -> None:
+    add(cache, "one").stir()
     store.is_away = True
     with pytest.raises(StoreUnavailable):
-        await remembered.write_notes()
+        await cache.write_notes()
     store.is_away = False
 
-    await remembered.write_notes()
+    await cache.write_notes()
 
     assert [set(notes) for notes in store.notes] == [{"one"}]
 
 
-async def test_what_happens_while_notes_are_written_is_told_next(remembered: SessionCache, store: Told) -> None:
-    one, two = add(remembered, "one"), add(remembered, "two")
+async def test_what_happens_while_notes_are_written_is_told_next(cache: SessionCache, store: Told) -> None:
+    one, two = add(cache, "one"), add(cache, "two")
     one.stir()
     store.may_answer.clear()
-    writing = asyncio.ensure_future(remembered.write_notes())
+    writing = asyncio.ensure_future(cache.write_notes())
     await until(lambda: bool(store.notes))
     one.begin()
     one.finish()
     two.stir()
-    again = asyncio.ensure_future(remembered.write_notes())
+    again = asyncio.ensure_future(cache.write_notes())
     store.may_answer.set()
 
     await writing
@@ -133,25 +132,23 @@ async def test_what_happens_while_notes_are_written_is_told_next(remembered: Ses
     assert [set(notes) for notes in store.notes] == [{"one"}, {"one", "two"}]
 
 
-async def test_a_session_that_was_forgotten_is_not_told_and_keeps_nobody_busy(
-    remembered: SessionCache, store: Told
-) -> None:
-    gone, successor = add(remembered, "one"), "one"
+async def test_a_session_that_was_forgotten_is_not_told_and_keeps_nobody_busy(cache: SessionCache, store: Told) -> None:
+    gone, successor = add(cache, "one"), "one"
     gone.begin()
-    assert remembered.is_busy()
+    assert cache.is_busy()
 
-    remembered.forget(SessionId("one"))
-    add(remembered, successor)
-    await remembered.write_notes()
+    cache.forget(SessionId("one"))
+    add(cache, successor)
+    await cache.write_notes()
 
-    assert not remembered.is_busy()
+    assert not cache.is_busy()
     assert store.notes == []
 
 
-async def test_what_the_store_does_not_know_any_more_is_forgotten(remembered: SessionCache, store: Told) -> None:
-    add(remembered, "one").stir()
+async def test_what_the_store_does_not_know_any_more_is_forgotten(cache: SessionCache, store: Told) -> None:
+    add(cache, "one").stir()
     store.ended = [SessionId("one")]
 
-    await remembered.write_notes()
+    await cache.write_notes()
 
-    assert remembered.get(SessionId("one")) is None
+    assert cache.get(SessionId("one")) is None

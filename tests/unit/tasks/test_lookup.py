@@ -24,8 +24,8 @@ from gateway.core.ids import WorkerId
 from gateway.core.session import SessionSetup
 from gateway.core.worker import Worker, WorkerTasks
 from gateway.metrics import Metrics
-from gateway.sessions.calls import AdmissionGate
 from gateway.sessions.closing import SessionCloser
+from gateway.sessions.interruption import AdmissionGate
 from gateway.sessions.worker_queries import FRESH_S, PAGE, TaskPages, WorkerQueries
 from gateway.stores.memory.sessions import MemoryStore
 from gateway.tasks.curricula.indices import LISTED_MAX

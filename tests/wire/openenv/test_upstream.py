@@ -53,7 +53,7 @@ async def test_an_episode_is_played_from_its_reset_to_its_summary(counter: Image
 
         prompt = await upstream.prompt(session, where)
         results = [await upstream.act(session, where, INC) for _ in range(4)]
-        state = json.loads(await upstream.relay(session, where, b'{"type":"state"}'))
+        state = json.loads(await upstream.pass_frame(session, where, b'{"type":"state"}'))
         steps = await upstream.steps(session, where)
         summary = await upstream.close(session, where)
 
@@ -72,9 +72,9 @@ async def test_frames_are_relayed_byte_for_byte_and_counted(counter: Image) -> N
     async with alone() as replica:
         session = await replica.opened(counter.session(), where, seed=0)
 
-        first = await replica.upstream.relay(session, where, b"")
-        reply = await replica.upstream.relay(session, where, b'{"type":"step",  "data":{"op":"inc","by":3}}')
-        refused = await replica.upstream.relay(session, where, b'{"type":"step","data":{"op":"fly"}}')
+        first = await replica.upstream.pass_frame(session, where, b"")
+        reply = await replica.upstream.pass_frame(session, where, b'{"type":"step",  "data":{"op":"inc","by":3}}')
+        refused = await replica.upstream.pass_frame(session, where, b'{"type":"step","data":{"op":"fly"}}')
         summary = await replica.upstream.close(session, where)
 
     assert json.loads(first)["data"]["observation"]["text"] == "Count to 3."
@@ -92,7 +92,7 @@ async def test_frames_that_run_an_episode_or_break_its_socket_are_not_relayed(ne
         session = await replica.opened(newest.session(), where)
 
         with pytest.raises(InvalidRequest):
-            await replica.upstream.relay(session, where, frame)
+            await replica.upstream.pass_frame(session, where, frame)
         assert (await replica.upstream.act(session, where, INC)).error is None
         await replica.upstream.close(session, where)
 
@@ -142,7 +142,7 @@ async def test_tools_are_called_by_steps_so_that_their_rewards_count(riddle: Ima
         reserved = await call("reset")
         won = await call("finish", word="candle")
         relayed = b'{"type":"mcp","data":{"jsonrpc":"2.0","method":"tools/list","params":{},"id":7}}'
-        over_mcp = json.loads(await upstream.relay(session, where, relayed))
+        over_mcp = json.loads(await upstream.pass_frame(session, where, relayed))
         summary = await upstream.close(session, where)
 
     assert [tool["name"] for tool in listed] == ["echo_message", "fail", "finish"]

@@ -74,9 +74,9 @@ async def test_the_reply_to_a_step_that_was_left_never_answers_another_one(versi
     with image("counter", version=version) as started:
         async with alone() as replica:
             session = await replica.opened(started.session(), WHERE)
-            left = asyncio.ensure_future(replica.upstream.relay(session, WHERE, slow))
-            never_sent = asyncio.ensure_future(replica.upstream.relay(session, WHERE, inc))
-            state = asyncio.ensure_future(replica.upstream.relay(session, WHERE, b'{"type":"state"}'))
+            left = asyncio.ensure_future(replica.upstream.pass_frame(session, WHERE, slow))
+            never_sent = asyncio.ensure_future(replica.upstream.pass_frame(session, WHERE, inc))
+            state = asyncio.ensure_future(replica.upstream.pass_frame(session, WHERE, b'{"type":"state"}'))
             await until(begun(tmp_path / "go"))  # the others wait for their turn
             left.cancel()
             never_sent.cancel()
@@ -84,7 +84,9 @@ async def test_the_reply_to_a_step_that_was_left_never_answers_another_one(versi
             (tmp_path / "go").touch()
 
             assert json.loads(await state)["data"]["step_count"] == 1
-            assert json.loads(await replica.upstream.relay(session, WHERE, inc))["data"]["observation"]["value"] == 1
+            assert (
+                json.loads(await replica.upstream.pass_frame(session, WHERE, inc))["data"]["observation"]["value"] == 1
+            )
             summary = await replica.upstream.close(session, WHERE)
 
     assert summary is not None
@@ -97,13 +99,13 @@ async def test_requests_that_are_given_up_at_any_moment_shift_no_reply() -> None
             session = await replica.opened(started.session(), WHERE)
             for turns in range(40):
                 left = asyncio.ensure_future(
-                    replica.upstream.relay(session, WHERE, b'{"type":"step","data":{"op":"inc"}}')
+                    replica.upstream.pass_frame(session, WHERE, b'{"type":"step","data":{"op":"inc"}}')
                 )
                 for _ in range(turns % 20):
                     await asyncio.sleep(0)
                 left.cancel()
                 await asyncio.gather(left, return_exceptions=True)
-                state = json.loads(await replica.upstream.relay(session, WHERE, b'{"type":"state"}'))
+                state = json.loads(await replica.upstream.pass_frame(session, WHERE, b'{"type":"state"}'))
 
                 assert state["type"] == "state"
                 assert state["data"]["step_count"] == await replica.upstream.steps(session, WHERE)
@@ -115,7 +117,9 @@ async def test_requests_beyond_the_queue_are_refused_and_those_in_it_answered(tm
         async with alone() as replica:
             session = await replica.opened(started.session(), WHERE)
             frame = json.dumps({"type": "step", "data": {"op": "wait", "file": str(tmp_path / "go")}}).encode()
-            asked = [asyncio.ensure_future(replica.upstream.relay(session, WHERE, frame)) for _ in range(QUEUE_MAX + 5)]
+            asked = [
+                asyncio.ensure_future(replica.upstream.pass_frame(session, WHERE, frame)) for _ in range(QUEUE_MAX + 5)
+            ]
             await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
             (tmp_path / "go").touch()
             ended = await asyncio.gather(*asked, return_exceptions=True)
@@ -157,7 +161,7 @@ async def test_a_step_that_never_replies_ends_in_time(tmp_path: Path) -> None:
                 await replica.upstream.act(session, where, waits_for(tmp_path / "go"))
             # It still runs in the server, which has not let go of the socket.
             with pytest.raises(UpstreamError, match="already has an attached"):
-                await replica.upstream.relay(session, where, b'{"type":"state"}')
+                await replica.upstream.pass_frame(session, where, b'{"type":"state"}')
             (tmp_path / "go").touch()
 
 
@@ -259,7 +263,7 @@ async def test_a_cut_socket_of_an_older_server_is_the_end_of_its_session(version
             await eventually(lambda: lost(replica, session))
 
             with pytest.raises(SessionNotFound):
-                await replica.upstream.relay(session, WHERE, b'{"type":"state"}')
+                await replica.upstream.pass_frame(session, WHERE, b'{"type":"state"}')
             assert sockets(started) == before  # no other one was taken for it
             assert await replica.upstream.close(session, WHERE) is not None
 
@@ -349,8 +353,8 @@ async def test_large_actions_and_observations_pass_whole() -> None:
         async with alone() as replica:
             session = await replica.opened(started.session(), WHERE)
             action = json.dumps({"type": "step", "data": {"op": "size", "file": "y" * (15 * 2**20)}}).encode()
-            sent = json.loads(await replica.upstream.relay(session, WHERE, action))
-            got = await replica.upstream.relay(
+            sent = json.loads(await replica.upstream.pass_frame(session, WHERE, action))
+            got = await replica.upstream.pass_frame(
                 session, WHERE, b'{"type":"step","data":{"op":"long","by":%d}}' % (90 * 2**20)
             )
             acted = await replica.upstream.act(session, WHERE, Action(fields={"op": "long", "by": 20 * 2**20}))

@@ -45,10 +45,10 @@ async def test_a_session_is_served_by_every_replica_through_the_one_that_holds_i
             session = await holder.opened(started.session(), WHERE, seed=1)
 
             prompt = await other.upstream.prompt(session, WHERE)
-            first = await other.upstream.relay(session, WHERE, b"")
+            first = await other.upstream.pass_frame(session, WHERE, b"")
             acted = await other.upstream.act(session, WHERE, INC)
             failed = await other.upstream.act(session, WHERE, Action(fields={"op": "raise"}))
-            state = json.loads(await other.upstream.relay(session, WHERE, STATE))
+            state = json.loads(await other.upstream.pass_frame(session, WHERE, STATE))
             here = await holder.upstream.act(session, WHERE, INC)
             steps = await other.upstream.steps(session, WHERE)
             summary = await other.upstream.close(session, WHERE)
@@ -79,7 +79,7 @@ async def test_a_large_first_observation_comes_from_its_holder() -> None:
             holder.upstream._holding._held[session.lease].first = large = b"x" * 2**20
             stripped = replace(session, handle=session.handle.partition('"first"')[0] + '"first":""}')
 
-            assert await other.upstream.relay(stripped, WHERE, b"") == large
+            assert await other.upstream.pass_frame(stripped, WHERE, b"") == large
             await holder.upstream.close(session, WHERE)
 
 

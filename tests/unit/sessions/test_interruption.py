@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gateway.sessions.calls import CallScope, Interrupted, Watcher
+from gateway.sessions.interruption import CallScope, Interrupted, Watcher
 
 
 async def for_ever() -> None:

@@ -1,0 +1,130 @@
+"""What interrupts a call: the end of its session, or its deadline. What interrupts a wait for a slot: the end of this
+process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Literal, Protocol
+
+from gateway.core.errors import PoolExhausted
+
+Cause = Literal["ended", "late"]
+
+
+class Interrupted(Exception):
+    """What was awaited was broken off, for *cause*."""
+
+    def __init__(self, cause: Cause) -> None:
+        super().__init__(cause)
+        self.cause = cause
+
+
+class Watcher(Protocol):
+    """Who is told when a session ends."""
+
+    def end(self) -> None:
+        """The session has ended."""
+
+
+class SessionEndEvent:
+    """Waits for the end of a session, and breaks nothing off."""
+
+    __slots__ = ("_event",)
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def end(self) -> None:
+        """The session has ended."""
+        self._event.set()
+
+    async def within(self, seconds: float) -> bool:
+        """Wait for it, at most so long; whether it came."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._event.wait()
+        return self._event.is_set()
+
+
+class CallScope:
+    """Breaks off what its task awaits inside, as ``asyncio.timeout`` does, for either of two causes.
+
+    One more task for each call, to be waited for beside them, would cost more than the call's own share.
+    """
+
+    __slots__ = ("_cancelling", "_cause", "_task", "_timer", "_watchers")
+
+    def __init__(self, watchers: set[Watcher], within_s: float | None) -> None:
+        """Join *watchers*, all of which are told when the session ends, from `__enter__` to `__exit__`.
+
+        *within_s* None: as long as it takes.
+        """
+        self._watchers = watchers
+        self._timer: asyncio.TimerHandle | None = None
+        if within_s is not None:
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, within_s), self._break_off, "late")
+        self._task: asyncio.Task[object] | None = None
+        self._cause: Cause | None = None
+        self._cancelling = 0
+
+    def __enter__(self) -> CallScope:
+        self._task = asyncio.current_task()
+        assert self._task is not None
+        self._cancelling = self._task.cancelling()
+        self._watchers.add(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._watchers.discard(self)
+        task, self._task = self._task, None
+        assert task is not None
+        # Somebody else may have cancelled the task, too: then that goes on.
+        if self._cause is not None and task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
+            raise Interrupted(self._cause) from error
+
+    def end(self) -> None:
+        """The session has ended."""
+        self._break_off("ended")
+
+    def _break_off(self, cause: Cause) -> None:
+        if self._cause is None and self._task is not None:
+            self._cause = cause
+            self._task.cancel()
+
+
+class AdmissionGate:
+    """Who waits for a slot here: refused when this process ends, as another replica may serve them."""
+
+    def __init__(self) -> None:
+        self._watchers: set[Watcher] = set()
+        self._is_over = False
+
+    def end(self) -> None:
+        """Refuse those who wait, and all to come."""
+        self._is_over = True
+        for watcher in list(self._watchers):
+            watcher.end()
+
+    @contextlib.contextmanager
+    def here(self) -> Iterator[None]:
+        """What is awaited inside waits for a slot.
+
+        Raises:
+            PoolExhausted: this process ends.
+        """
+        over = PoolExhausted("this replica of the gateway ends: ask again, another one may take it", retry_after_s=1.0)
+        if self._is_over:
+            raise over
+        try:
+            with CallScope(self._watchers, None):
+                yield
+        except Interrupted:
+            raise over from None

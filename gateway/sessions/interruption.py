@@ -120,11 +120,15 @@ class AdmissionGate:
         Raises:
             PoolExhausted: this process ends.
         """
-        over = PoolExhausted("this replica of the gateway ends: ask again, another one may take it", retry_after_s=1.0)
         if self._is_over:
-            raise over
+            raise _stopping()
         try:
             with CallScope(self._watchers, None):
                 yield
         except Interrupted:
-            raise over from None
+            raise _stopping() from None
+
+
+def _stopping() -> PoolExhausted:
+    message = "this replica of the gateway is about to stop: try again, another one may take it"
+    return PoolExhausted(message, retry_after_s=1.0)

@@ -204,7 +204,7 @@ class Gateway:
             catalog=catalog,
         )
         self.run_time = RuntimeTasks(registry=tasks, store=self.stores.tasks, catalog=catalog)
-        self.offers = TaskLookup(self.run_time, queries=self.queries, curricula=self.curricula)
+        self.lookup = TaskLookup(self.run_time, queries=self.queries, curricula=self.curricula)
         self.session_cache = cache = SessionCache(store, catalog, patience_s=patience_s)
         opener = SessionOpener(
             store=store,
@@ -415,7 +415,7 @@ class Gateway:
         ors = OrsFrontend(
             sessions=self.sessions,
             queries=self.queries,
-            offers=self.offers,
+            lookup=self.lookup,
             catalog=self.catalog,
             max_body_bytes=settings.max_body_bytes,
             lazy_binding=settings.lazy_binding,
@@ -425,7 +425,7 @@ class Gateway:
         self.areal = ArealFrontend(
             sessions=self.sessions,
             queries=self.queries,
-            offers=self.offers,
+            lookup=self.lookup,
             store=self.store,
             catalog=self.catalog,
             metrics=self.metrics,
@@ -435,7 +435,7 @@ class Gateway:
         openenv = OpenEnvFrontend(
             sessions=self.sessions,
             queries=self.queries,
-            offers=self.offers,
+            lookup=self.lookup,
             store=self.store,
             catalog=self.catalog,
             lifecycle=self.lifecycle,

@@ -30,9 +30,10 @@ from gateway.core.errors import UnknownTask, unknown_index, unknown_split
 from gateway.core.ids import EnvironmentName
 from gateway.core.session import SessionSetup
 from gateway.core.worker import WorkerTasks
-from gateway.tasks.curricula.indices import CurriculumIndices, TaskRef, is_index, places_of, spec_of
+from gateway.tasks.curricula.indices import CurriculumIndices, is_index, places_of, spec_of
 from gateway.tasks.curricula.service import Curricula
 from gateway.tasks.runtime import RuntimeTasks
+from gateway.tasks.task_ref import TaskRef
 
 T = TypeVar("T")
 SEARCHED_AT_ONCE: Final = 256
@@ -75,8 +76,17 @@ class TaskLookup:
         """Whether workers are asked for what the registry does not have: the environment has no task files."""
         return environment.tasks is None
 
-    async def admit(self, environment: Environment, setup: SessionSetup) -> None:
-        """Take one of the starts that the task's ``rate_limit`` allows; raises as `RuntimeTasks.admit`."""
+    @contextlib.asynccontextmanager
+    async def admitted(self, environment: Environment, setup: SessionSetup) -> AsyncIterator[None]:
+        """Take one of the starts that the task's ``rate_limit`` allows, for a session that is opened inside.
+
+        A drawn task's place in its group is given back if what is inside fails. Raises as `RuntimeTasks.admit`.
+        """
+        with self.handles.held(setup.ticket):
+            await self._admit(environment, setup)
+            yield
+
+    async def _admit(self, environment: Environment, setup: SessionSetup) -> None:
         # Only a limit of ours: an image's own tasks may mean anything by the word.
         is_ours = not setup.split and isinstance(setup.spec.get("rate_limit"), Mapping)
         if is_ours or not environment.server.is_foreign:

@@ -16,8 +16,8 @@ from gateway.core.environment import Environment, ServerProtocol
 from gateway.core.ids import EnvironmentName
 from gateway.core.session import Group, SessionSetup
 from gateway.core.worker import EnvironmentLoad
-from gateway.frontends.seeds import seeded
 from gateway.stores.memory.curricula import MemoryCurriculumStore
+from gateway.tasks.task_ref import seeded
 from tests.deadlines import scaled
 from tests.fakes.eventually import eventually
 from tests.service.foreign_world import image

@@ -71,8 +71,8 @@ from gateway.metrics import Metrics
 from gateway.sessions.opening import EpisodeRequest
 from gateway.sessions.service import ActiveSession, Sessions
 from gateway.sessions.worker_queries import WorkerQueries
-from gateway.tasks.curricula.indices import TaskRef
 from gateway.tasks.lookup import TaskLookup
+from gateway.tasks.task_ref import TaskRef
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ class ArealFrontend:
         *,
         sessions: Sessions,
         queries: WorkerQueries,
-        offers: TaskLookup,
+        lookup: TaskLookup,
         store: Store,
         catalog: Catalog,
         metrics: Metrics,
@@ -119,7 +119,7 @@ class ArealFrontend:
     ) -> None:
         self._sessions = sessions
         self._queries = queries
-        self._offers = offers
+        self._lookup = lookup
         self._store = store
         self._catalog = catalog
         self._metrics = metrics
@@ -208,8 +208,8 @@ class ArealFrontend:
         }
 
     async def _count(self, environment: Environment) -> int:
-        await self._offers.refresh()
-        return await self._offers.count(environment, await split_of(self._offers, environment))
+        await self._lookup.refresh()
+        return await self._lookup.count(environment, await split_of(self._lookup, environment))
 
     async def _health(self, asked: _Asked) -> Json:
         if self._lifecycle.is_draining:
@@ -237,18 +237,16 @@ class ArealFrontend:
             loop = asyncio.get_running_loop()
             deadline = loop.time() + asked.environment.areal.start_s
             environment = _patient(asked.environment)
-            offer = await self._offers.drawn(environment, await self._sample(environment, wish.sample))
-            with self._offers.handles.held(offer.ticket):
-                setup = _setup(asked.environment, wish, offer, asked.scope)
-                await self._offers.admit(asked.environment, setup)
+            offer = await self._lookup.drawn(environment, await self._sample(environment, wish.sample))
+            setup = _setup(wish, offer, asked.scope)
+            async with self._lookup.admitted(asked.environment, setup):
                 shown = await shown_of(self._queries, asked.environment)
                 blocks = await self._opened(asked, episode, offer, setup, deadline)
                 if trainer.left:
                     await self._undo(asked.owner, episode, CloseReason.OPEN_FAILED)
                     raise HungUp
-            if asked.environment.wire is UpstreamKind.AREAL and is_conversation(
-                blocks
-            ):  # its ``task/info`` has no word for it
+            # The ``task/info`` of an AReaL server has no word for it.
+            if asked.environment.wire is UpstreamKind.AREAL and is_conversation(blocks):
                 shown = replace(shown, observation_type=ObservationType.MESSAGES)
             return start_reply(shown, episode, blocks, sample=wish.as_sent, task=offer.spec)
         raise HungUp
@@ -256,7 +254,7 @@ class ArealFrontend:
     async def _sample(self, environment: Environment, sample: str) -> TaskRef:
         """The task of a sample; of ids that the gateway does not hold, the environment's workers are asked."""
         try:
-            return await find_sample(self._offers, environment, sample)
+            return await find_sample(self._lookup, environment, sample)
         except UnknownTask:
             if environment.wire is not UpstreamKind.OWN or sample.isdecimal():
                 raise
@@ -382,21 +380,11 @@ def _lost_at_start(error: SessionError) -> WorkerDied:
     return WorkerDied(message, reason=reason if reason in LOSSES else CloseReason.WORKER_LOST.value)
 
 
-def _setup(environment: Environment, wish: Start, offer: TaskRef, scope: Scope) -> SessionSetup:
+def _setup(wish: Start, offer: TaskRef, scope: Scope) -> SessionSetup:
     seed: int | None = wish.seed
     if offer.is_images and "seed" in offer.spec and "seed" not in wish.config:
         seed = None  # the task is told apart by its own
-    return SessionSetup(
-        spec=offer.spec,
-        seed=seed,
-        config=dict(wish.config) or None,
-        split=offer.worker_split,
-        index=offer.worker_index,
-        of_split=offer.split,
-        policy=policy_tag(scope) or offer.policy,
-        group=group_of(scope),
-        ticket=offer.ticket,
-    )
+    return offer.setup(seed=seed, config=dict(wish.config) or None, policy=policy_tag(scope), group=group_of(scope))
 
 
 def _patient(environment: Environment) -> Environment:

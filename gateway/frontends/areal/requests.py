@@ -17,9 +17,9 @@ from typing import Any, Final, NoReturn
 from gateway.core.environment import Environment
 from gateway.core.episode import Action
 from gateway.core.errors import InvalidRequest, UnknownSplit, UnknownTask
-from gateway.frontends.seeds import seed_of
-from gateway.tasks.curricula.indices import TaskRef, is_index
+from gateway.tasks.curricula.indices import is_index
 from gateway.tasks.lookup import TaskLookup
+from gateway.tasks.task_ref import TaskRef, seed_of
 
 Object = Mapping[str, Any]
 
@@ -127,7 +127,7 @@ def _refuse_constant(word: str) -> NoReturn:
     raise ValueError(f"{word} is not JSON")
 
 
-async def find_sample(offers: TaskLookup, environment: Environment, sample: str) -> TaskRef:
+async def find_sample(lookup: TaskLookup, environment: Environment, sample: str) -> TaskRef:
     """Find the task that *sample* means: an id or alias in any split, else an index in the environment's AReaL split.
 
     Of a foreign image that has no such split it is its first one.
@@ -136,28 +136,28 @@ async def find_sample(offers: TaskLookup, environment: Environment, sample: str)
         UnknownTask: there is none.
     """
     try:
-        return await offers.find(environment, sample, prefer=environment.areal.split)
+        return await lookup.find(environment, sample, prefer=environment.areal.split)
     except UnknownTask:
         if not is_index(sample):
-            offer = await offers.images_own(environment, sample)
+            offer = await lookup.images_own(environment, sample)
             if offer is None:
                 raise
             return offer
-    split, index = await split_of(offers, environment), int(sample)
+    split, index = await split_of(lookup, environment), int(sample)
     try:
-        return await offers.at(environment, split, index)
+        return await lookup.at(environment, split, index)
     except UnknownTask as error:
         if isinstance(error, UnknownSplit):
             raise UnknownTask(f"{environment.name!r} has no split {split!r}, which integers would mean") from error
-        count = await offers.count(environment, split)
+        count = await lookup.count(environment, split)
         raise UnknownTask(f"split {split!r} of {environment.name!r} has the indices 0 to {count - 1}") from error
 
 
-async def split_of(offers: TaskLookup, environment: Environment) -> str:
+async def split_of(lookup: TaskLookup, environment: Environment) -> str:
     """The split that integers mean, and that is counted."""
-    if not offers.asks(environment):
+    if not lookup.asks(environment):
         return environment.areal.split
-    return offers.usual([split.name for split in await offers.splits(environment)], environment.areal.split)
+    return lookup.usual([split.name for split in await lookup.splits(environment)], environment.areal.split)
 
 
 END_TOKENS: Final = ("<|im_end|>", "<|endoftext|>", "</s>", "<|eot_id|>")

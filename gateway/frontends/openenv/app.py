@@ -52,7 +52,7 @@ class OpenEnvFrontend:
         *,
         sessions: Sessions,
         queries: WorkerQueries,
-        offers: TaskLookup,
+        lookup: TaskLookup,
         store: Store,
         catalog: Catalog,
         lifecycle: Lifecycle,
@@ -68,9 +68,9 @@ class OpenEnvFrontend:
         self._catalog = catalog
         self._max_body_bytes = max_body_bytes
         ids, attachments = SessionIds(secret), Attachments()
-        chooser = TaskChooser(offers=offers, queries=queries, catalog=catalog)
+        chooser = TaskChooser(lookup=lookup, queries=queries, catalog=catalog)
         episodes = Episodes(
-            sessions=sessions, queries=queries, offers=offers, store=store, chooser=chooser, lifecycle=lifecycle
+            sessions=sessions, queries=queries, lookup=lookup, store=store, chooser=chooser, lifecycle=lifecycle
         )
         relayed = Passthrough(sessions=sessions, queries=queries, episodes=episodes)
         mcp = Mcp(episodes=episodes, relayed=relayed, ids=ids, attachments=attachments)
@@ -83,7 +83,7 @@ class OpenEnvFrontend:
             catalog=catalog,
         )
         self._http = HttpRoutes(
-            episodes=episodes, relayed=relayed, mcp=mcp, ids=ids, offers=offers, max_body_bytes=max_body_bytes
+            episodes=episodes, relayed=relayed, mcp=mcp, ids=ids, lookup=lookup, max_body_bytes=max_body_bytes
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

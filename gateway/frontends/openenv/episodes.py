@@ -49,12 +49,12 @@ from gateway.frontends.openenv.replies import (
     tool_reply,
     unknown_tool,
 )
-from gateway.frontends.openenv.tasks import ResolvedTask, TaskChooser
-from gateway.frontends.seeds import seeded
+from gateway.frontends.openenv.tasks import TaskChooser
 from gateway.sessions.opening import EpisodeRequest
 from gateway.sessions.service import ActiveSession, Sessions
 from gateway.sessions.worker_queries import WorkerQueries
 from gateway.tasks.lookup import TaskLookup
+from gateway.tasks.task_ref import TaskRef, seeded
 
 logger = logging.getLogger(__name__)
 
@@ -73,14 +73,14 @@ class Episodes:
         *,
         sessions: Sessions,
         queries: WorkerQueries,
-        offers: TaskLookup,
+        lookup: TaskLookup,
         store: Store,
         chooser: TaskChooser,
         lifecycle: Lifecycle,
     ) -> None:
         self._sessions = sessions
         self._queries = queries
-        self._offers = offers
+        self._lookup = lookup
         self._store = store
         self._chooser = chooser
         self._lifecycle = lifecycle
@@ -98,7 +98,7 @@ class Episodes:
             return await session.prompt(within_s=within_s)
 
         chosen, blocks = await self.begin(owner, name, environment, wish, first)
-        return first_observation(blocks, chosen.told)
+        return first_observation(blocks, _shown_task(chosen))
 
     async def begin(
         self,
@@ -107,7 +107,7 @@ class Episodes:
         environment: Environment,
         wish: ResetWish,
         first: Callable[[ActiveSession, float], Awaitable[T]],
-    ) -> tuple[ResolvedTask, T]:
+    ) -> tuple[TaskRef, T]:
         """Begin an episode; answers its task and what *first* found of it, which gets the session and its seconds.
 
         Raises as `reset`.
@@ -118,58 +118,37 @@ class Episodes:
         deadline = asyncio.get_running_loop().time() + environment.openenv.reset_s
         async with self.refusing(environment, closes=False):
             chosen = await self._chooser.choose(patient(environment), wish)
-        with self._chooser.held(chosen):
-            setup = self._setup(environment, wish, chosen)
+        request = EpisodeRequest(
+            owner=owner,
+            name=name,
+            environment=environment,
+            setup=self._setup(environment, wish, chosen),
+            fingerprint=uuid.uuid4().hex,
+            task=chosen.label,
+            episode=wish.episode_id if wish.episode_id is not None else str(uuid.uuid4()),
+        )
+        async with contextlib.AsyncExitStack() as stack:
             async with self.refusing(environment, closes=False):
-                await self._offers.admit(environment, setup)
-            return chosen, await self._begun(owner, name, environment, wish, chosen, setup, first, deadline)
+                await stack.enter_async_context(self._lookup.admitted(environment, request.setup))
+            return chosen, await self._begin(request, first, deadline)
 
-    async def _begun(
-        self,
-        owner: Owner,
-        name: str,
-        environment: Environment,
-        wish: ResetWish,
-        chosen: ResolvedTask,
-        setup: SessionSetup,
-        first: Callable[[ActiveSession, float], Awaitable[T]],
-        deadline: float,
+    async def _begin(
+        self, request: EpisodeRequest, first: Callable[[ActiveSession, float], Awaitable[T]], deadline: float
     ) -> T:
-        async with self.refusing(environment):
-            session = await self._sessions.reset(
-                EpisodeRequest(
-                    owner=owner,
-                    name=name,
-                    environment=environment,
-                    setup=setup,
-                    fingerprint=uuid.uuid4().hex,
-                    task=chosen.place,
-                    episode=wish.episode_id if wish.episode_id is not None else str(uuid.uuid4()),
-                    within_s=_left(deadline),
-                )
-            )
+        async with self.refusing(request.environment):
+            session = await self._sessions.reset(replace(request, within_s=_left(deadline)))
             try:
                 return await first(session, _left(deadline))
             except UpstreamError as error:
-                await self._lose(owner, name, why_not_opened(error))
+                await self._lose(request.owner, request.name, why_not_opened(error))
                 raise
 
-    def _setup(self, environment: Environment, wish: ResetWish, chosen: ResolvedTask) -> SessionSetup:
+    def _setup(self, environment: Environment, wish: ResetWish, chosen: TaskRef) -> SessionSetup:
         config = self._chooser.config(environment, wish)
         if self._chooser.passes_place(environment, wish):
             place = {"split": wish.split, "index": wish.index}
             config = {**config, **{key: value for key, value in place.items() if value is not None}}
-        setup = SessionSetup(
-            spec=chosen.spec,
-            seed=wish.seed,
-            config=config or None,
-            split=chosen.split or "" if chosen.is_images else "",
-            index=chosen.index if chosen.is_images else None,
-            episode=wish.episode_id or "",
-            of_split=chosen.split or "",
-            policy=chosen.policy,
-            ticket=chosen.ticket,
-        )
+        setup = chosen.setup(seed=wish.seed, config=config or None, episode=wish.episode_id or "")
         return seeded(environment, setup)
 
     async def step(self, owner: Owner, name: str, environment: Environment, data: Json) -> Json:
@@ -318,3 +297,9 @@ def patient(environment: Environment) -> Environment:
     """The environment for questions: who asks first waits for a slot, and no longer than its client for an answer."""
     open_s = min(environment.timeouts.open_s, environment.openenv.reset_s)
     return replace(environment, timeouts=replace(environment.timeouts, open_s=open_s))
+
+
+def _shown_task(task: TaskRef) -> Json:
+    """What a trainer is shown of a task."""
+    shown = {"task_id": task.label or None, "split": task.split or None, "index": task.index}
+    return {name: value for name, value in shown.items() if value is not None}

@@ -84,14 +84,14 @@ class HttpRoutes:
         relayed: Passthrough,
         mcp: Mcp,
         ids: SessionIds,
-        offers: TaskLookup,
+        lookup: TaskLookup,
         max_body_bytes: int,
     ) -> None:
         self._episodes = episodes
         self._relayed = relayed
         self._mcp = mcp
         self._ids = ids
-        self._offers = offers
+        self._lookup = lookup
         self._max_body_bytes = max_body_bytes
         self._routes: dict[str, tuple[str, Callable[[_Asked], Awaitable[object]]]] = {
             "health": ("GET", self._health),
@@ -186,11 +186,11 @@ class HttpRoutes:
 
     async def _num_tasks(self, asked: _Asked) -> Json:
         wish = await self._of_tasks(asked, OfSplit, "num_tasks")
-        return {"num_tasks": await self._attended(asked, self._offers.count(patient(asked.environment), wish.split))}
+        return {"num_tasks": await self._attended(asked, self._lookup.count(patient(asked.environment), wish.split))}
 
     async def _task(self, asked: _Asked) -> bytes:
         wish = await self._of_tasks(asked, OfTask, "get_task")
-        task = await self._attended(asked, self._offers.raw(patient(asked.environment), wish.split, wish.index))
+        task = await self._attended(asked, self._lookup.raw(patient(asked.environment), wish.split, wish.index))
         return b'{"task":' + task + b"}"
 
     async def _task_range(self, asked: _Asked) -> bytes:
@@ -204,19 +204,19 @@ class HttpRoutes:
         return wish
 
     async def _some(self, asked: _Asked, split: str, start: int | None, stop: int | None) -> bytes:
-        some = await self._attended(asked, self._offers.range(patient(asked.environment), split, start, stop))
+        some = await self._attended(asked, self._lookup.range(patient(asked.environment), split, start, stop))
         return b",".join(some)
 
     async def _required(self, asked: _Asked, method: str) -> list[Split]:
         """The environment's splits; there is no Task API where it has none."""
-        splits = await self._attended(asked, self._offers.splits(patient(asked.environment)))
+        splits = await self._attended(asked, self._lookup.splits(patient(asked.environment)))
         if not splits:
             raise HttpRefusal(501, f"{method} is not supported for this environment")
         return splits
 
     async def _refreshed(self) -> None:
         with contextlib.suppress(StoreUnavailable):  # what is known here is still told
-            await self._offers.refresh()
+            await self._lookup.refresh()
 
     # -- episodes -------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,6 @@ import contextlib
 import random
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from gateway.catalog.catalog import Catalog
@@ -26,14 +25,13 @@ from gateway.core.errors import (
     unknown_index,
     unknown_split,
 )
-from gateway.core.session import GroupMembership
 from gateway.core.worker import WorkerTasks
 from gateway.frontends.openenv.frames import Json, ResetWish, invalid
 from gateway.sessions.worker_queries import BeingReplaced
-from gateway.tasks.curricula.indices import TaskRef
 from gateway.tasks.fields import TaskFields, value_at
 from gateway.tasks.lookup import TaskLookup, TaskQueries
 from gateway.tasks.schema import parse
+from gateway.tasks.task_ref import TaskRef
 
 NAME_MAX: Final = 200
 """Of what is told of a task to people."""
@@ -44,45 +42,16 @@ GAPS_MAX: Final = 1000
 """How many removed tasks in a row are passed over in search of one that is there."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResolvedTask:
-    """The task that a reset means."""
-
-    spec: Mapping[str, Any]
-    id: str | None = None
-    split: str | None = None
-    index: int | None = None
-    is_images: bool = False
-    """The image has it by itself: split and index are its own words."""
-    ticket: GroupMembership | None = None
-    """Of a task that was drawn from a curriculum: to be given back, unless an episode is opened with it."""
-    policy: str = ""
-    """The tag of the policy that the curriculum's trainer plays now."""
-
-    @property
-    def place(self) -> str:
-        """Its name for people: its id, else split and index."""
-        if self.id is None and self.split is not None:
-            return f"{self.split}/{self.index}"
-        return (self.id or "")[:NAME_MAX]
-
-    @property
-    def told(self) -> Json:
-        """What a trainer is told of it."""
-        known = {"task_id": self.place or None, "split": self.split, "index": self.index}
-        return {name: value for name, value in known.items() if value is not None}
-
-
 class TaskChooser:
     """Finds tasks among those on offer, and among those that an environment's workers know by themselves."""
 
-    def __init__(self, *, offers: TaskLookup, queries: TaskQueries, catalog: Catalog) -> None:
-        self._offers = offers
+    def __init__(self, *, lookup: TaskLookup, queries: TaskQueries, catalog: Catalog) -> None:
+        self._lookup = lookup
         self._queries = queries
         self._catalog = catalog
         self._fields = TaskFields()
 
-    async def choose(self, environment: Environment, wish: ResetWish) -> ResolvedTask:
+    async def choose(self, environment: Environment, wish: ResetWish) -> TaskRef:
         """Find the task of *wish*.
 
         Raises:
@@ -136,7 +105,7 @@ class TaskChooser:
         told = ", ".join(repr(key[:NAME_MAX]) for key in unknown)
         raise invalid(entries, f"Invalid message: data: reset of {environment.name!r} has no {told}; it takes {known}")
 
-    async def _selected(self, environment: Environment, wish: ResetWish, wanted: Json) -> ResolvedTask:
+    async def _selected(self, environment: Environment, wish: ResetWish, wanted: Json) -> TaskRef:
         """The task that has the values *wanted*, by their places in it; of several the seed's, or one by chance."""
         keys = [key for key in environment.openenv.task_keys if wish.config.get(key) is not None]
         if wish.task is not None or wish.index is not None:
@@ -145,7 +114,7 @@ class TaskChooser:
             raise invalid([entry], f"Invalid message: data: only one of {twice} and {', '.join(keys)} may be given")
         found = await self._with_values(environment, wish, wanted)
         if not found:
-            await self._offers.refresh()
+            await self._lookup.refresh()
             found = await self._with_values(environment, wish, wanted)
         if not found and wish.split is None:
             known = await self._asked_for_tasks(environment, "a task with these values")
@@ -158,41 +127,41 @@ class TaskChooser:
             told = " and ".join(f"{key} {str(wish.config[key])[:NAME_MAX]!r}" for key in keys)
             where = f" in split {wish.split!r}" if wish.split is not None else ""
             raise UnknownTask(f"Unknown task: no task of {environment.name!r}{where} has {told}")
-        return _chosen(found[wish.seed % len(found)] if wish.seed is not None else random.choice(found))
+        return found[wish.seed % len(found)] if wish.seed is not None else random.choice(found)
 
     async def _with_values(self, environment: Environment, wish: ResetWish, wanted: Json) -> list[TaskRef]:
         """The registry's tasks with these values, all of one split."""
         splits = self._registered_splits(environment)
         for split in sorted(splits, key=lambda name: name != environment.openenv.split):
             if wish.split is None or split == wish.split:
-                indices = await self._fields.find(self._offers.registry, environment.name, split, wanted)
+                indices = await self._fields.find(self._lookup.registry, environment.name, split, wanted)
                 if indices:
-                    tasks = self._offers.registry
+                    tasks = self._lookup.registry
                     return [
                         TaskRef(spec=tasks.task(environment.name, split, index), split=split, index=index)
                         for index in indices
                     ]
         return []
 
-    async def _drawn(self, environment: Environment, wish: ResetWish) -> ResolvedTask | None:
+    async def _drawn(self, environment: Environment, wish: ResetWish) -> TaskRef | None:
         """What a curriculum draws for *wish*; None if it means none of a curriculum's."""
         task: object = wish.task
         if isinstance(task, dict):
             task = task["id"] if task.keys() == {"id"} else None
         offer: TaskRef | None = None
         if isinstance(task, str) and task.startswith(PREFIX):
-            offer = await self._offers.find(environment, task, prefer="")
+            offer = await self._lookup.find(environment, task, prefer="")
         elif wish.task is None and (split := wish.split or environment.openenv.split).startswith(PREFIX):
             if wish.index is None and wish.seed is None:
-                offer = await self._offers.handles.next_of(environment, split)
-            elif (count := await self._offers.count(environment, split)) > 0:
+                offer = await self._lookup.handles.next_of(environment, split)
+            elif (count := await self._lookup.count(environment, split)) > 0:
                 index = wish.index if wish.index is not None else (wish.seed or 0) % count
-                offer = await self._offers.at(environment, split, index)
+                offer = await self._lookup.at(environment, split, index)
         if offer is None or offer.handle is None:
             return None
-        return _chosen(await self._offers.drawn(environment, offer))
+        return await self._lookup.drawn(environment, offer)
 
-    async def _choose(self, environment: Environment, wish: ResetWish) -> ResolvedTask:
+    async def _choose(self, environment: Environment, wish: ResetWish) -> TaskRef:
         task = wish.task
         if isinstance(task, dict):
             if task.keys() != {"id"} or not isinstance(task["id"], str):
@@ -200,20 +169,16 @@ class TaskChooser:
             task = task["id"]
         if isinstance(task, str):
             return await self._by_id(environment, task, prefer=wish.split or environment.openenv.split)
-        if self._offers.asks(environment):
+        if self._lookup.asks(environment):
             return await self._by_place_of_image(environment, wish)
-        return await self._offers.sure(lambda: self._by_place(environment, wish))
-
-    def held(self, chosen: ResolvedTask) -> contextlib.AbstractContextManager[None]:
-        """Give a drawn task's place in its group back if what is inside fails."""
-        return self._offers.handles.held(chosen.ticket)
+        return await self._lookup.sure(lambda: self._by_place(environment, wish))
 
     def passes_place(self, environment: Environment, wish: ResetWish) -> bool:
         """Whether *wish* names no task but in words that the image's own reset understands, or leaves it to the image.
 
         Such a reset is the image's matter: nobody looks its task up, and nothing of ours is added.
         """
-        if environment.wire is not UpstreamKind.OPENENV or wish.task is not None or not self._offers.asks(environment):
+        if environment.wire is not UpstreamKind.OPENENV or wish.task is not None or not self._lookup.asks(environment):
             return False
         given = {key for key in ("split", "index") if getattr(wish, key) is not None}
         if wish.split is not None and wish.split in self._registered_splits(environment):
@@ -221,46 +186,46 @@ class TaskChooser:
         return given <= set(environment.resets.keys)
 
     def _registered_splits(self, environment: Environment) -> list[str]:
-        return [split.name for split in self._offers.registry.splits(environment.name)]
+        return [split.name for split in self._lookup.registry.splits(environment.name)]
 
-    async def _inline(self, environment: Environment, task: Json) -> ResolvedTask:
+    async def _inline(self, environment: Environment, task: Json) -> TaskRef:
         """A task that the client sent whole."""
-        if self._offers.asks(environment) and environment.wire is not UpstreamKind.OWN:
-            own = await self._offers.recognised(environment, task)
+        if self._lookup.asks(environment) and environment.wire is not UpstreamKind.OWN:
+            own = await self._lookup.recognised(environment, task)
             # What an image hands out may be of any form; what it does not know as its own has the form of all tasks.
             if own.is_images or (environment.wire is not UpstreamKind.OPENENV and not task.get("env_type")):
-                return _chosen(own)
+                return own
         _refuse_stranger(environment, task)
         checked = parse(task, isolation=environment.isolation)
-        return ResolvedTask(spec=checked.to_dict(), id=checked.id)
+        return TaskRef(spec=checked.to_dict())
 
-    async def _by_id(self, environment: Environment, id: str, *, prefer: str) -> ResolvedTask:
+    async def _by_id(self, environment: Environment, id: str, *, prefer: str) -> TaskRef:
         names = list(_spellings(environment, id))
         with contextlib.suppress(UnknownTask):
-            return _chosen(await self._offers.find(environment, *names, prefer=prefer))
+            return await self._lookup.find(environment, *names, prefer=prefer)
         self._refuse_other_environments(environment, id)
         if environment.wire is not UpstreamKind.OWN:
             return await self._of_image(environment, id, names)
         known = await self._asked_for_tasks(environment, f"task {id[:NAME_MAX]!r}")
         for name in names:
-            if (offer := await self._offers.images_own(environment, name)) is not None:
-                return _chosen(offer)
+            if (offer := await self._lookup.images_own(environment, name)) is not None:
+                return offer
         for name in names:
             if name in known.tasks:
-                return ResolvedTask(spec={"id": name}, id=name)
+                return TaskRef(spec={"id": name})
         self._refuse_known_elsewhere(environment, id)
         failed = "; ".join(f"{module}: {reason}" for module, reason in known.failed.items())
         told = f" (modules that did not load: {failed})" if failed else ""
         raise UnknownTask(f"Unknown task: {id[:NAME_MAX]}{told}")
 
-    async def _of_image(self, environment: Environment, id: str, names: list[str]) -> ResolvedTask:
+    async def _of_image(self, environment: Environment, id: str, names: list[str]) -> TaskRef:
         self._refuse_known_elsewhere(environment, id)
         for name in reversed(names):  # without the environment's name first: an AReaL server is asked for any
-            offer = await self._offers.images_own(environment, name)
+            offer = await self._lookup.images_own(environment, name)
             if offer is None and environment.wire is UpstreamKind.OPENENV:
-                offer = await self._offers.recognised(environment, {"id": name})
+                offer = await self._lookup.recognised(environment, {"id": name})
             if offer is not None and offer.is_images:
-                return _chosen(offer)
+                return offer
         raise UnknownTask(f"Unknown task: {id[:NAME_MAX]}")
 
     async def _asked_for_tasks(self, environment: Environment, what: str) -> WorkerTasks:
@@ -284,7 +249,7 @@ class TaskChooser:
 
     def _refuse_known_elsewhere(self, environment: Environment, id: str) -> None:
         try:
-            self._offers.registry.get(environment.name, id)
+            self._lookup.registry.get(environment.name, id)
         except WrongEnvironment:
             raise
         except UnknownTask:
@@ -298,11 +263,11 @@ class TaskChooser:
                     f"task {id[:NAME_MAX]!r} is one of environment {other.name!r}, not of {environment.name!r}"
                 )
 
-    def _by_place(self, environment: Environment, wish: ResetWish) -> ResolvedTask:
-        tasks = self._offers.registry
+    def _by_place(self, environment: Environment, wish: ResetWish) -> TaskRef:
+        tasks = self._lookup.registry
         splits = self._registered_splits(environment)
         if wish.split is None and wish.index is None and not splits:
-            return ResolvedTask(spec={})  # an environment without tasks: what it begins with is its own matter
+            return TaskRef(spec={})  # an environment without tasks: what it begins with is its own matter
         split = _split(environment, wish, splits)
         for index in _places(split, tasks.count(environment.name, split), wish):
             try:
@@ -311,39 +276,26 @@ class TaskChooser:
                 if wish.index is not None:
                     raise
                 continue  # it was removed; indices never shift
-            return _chosen(TaskRef(spec=task, split=split, index=index))
+            return TaskRef(spec=task, split=split, index=index)
         raise UnknownTask(f"split {split!r} has no task")
 
-    async def _by_place_of_image(self, environment: Environment, wish: ResetWish) -> ResolvedTask:
+    async def _by_place_of_image(self, environment: Environment, wish: ResetWish) -> TaskRef:
         if self.passes_place(environment, wish):
-            return ResolvedTask(spec={}, split=wish.split, index=wish.index)
-        splits = [split.name for split in await self._offers.splits(environment)]
+            return TaskRef(spec={}, split=wish.split or "", index=wish.index)
+        splits = [split.name for split in await self._lookup.splits(environment)]
         if wish.split is not None and wish.split not in splits:
-            await self._offers.refresh()
-            splits = [split.name for split in await self._offers.splits(environment)]
+            await self._lookup.refresh()
+            splits = [split.name for split in await self._lookup.splits(environment)]
         if wish.split is None and wish.index is None and not splits:
-            return ResolvedTask(spec={})
+            return TaskRef(spec={})
         split = _split(environment, wish, splits)
-        for index in _places(split, await self._offers.count(environment, split), wish):
+        for index in _places(split, await self._lookup.count(environment, split), wish):
             try:
-                return _chosen(await self._offers.at(environment, split, index))
+                return await self._lookup.at(environment, split, index)
             except UnknownTask:
                 if wish.index is not None:
                     raise
         raise UnknownTask(f"split {split!r} has no task")
-
-
-def _chosen(offer: TaskRef) -> ResolvedTask:
-    id = offer.spec.get("id")
-    return ResolvedTask(
-        spec=offer.spec,
-        id=id if isinstance(id, str) else None,
-        split=offer.split or None,
-        index=offer.index,
-        is_images=offer.is_images,
-        ticket=offer.ticket,
-        policy=offer.policy,
-    )
 
 
 def _split(environment: Environment, wish: ResetWish, splits: list[str]) -> str:

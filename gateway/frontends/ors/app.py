@@ -92,7 +92,7 @@ class OrsFrontend:
         *,
         sessions: Sessions,
         queries: WorkerQueries,
-        offers: TaskLookup,
+        lookup: TaskLookup,
         catalog: Catalog,
         max_body_bytes: int,
         lazy_binding: bool = True,
@@ -101,9 +101,9 @@ class OrsFrontend:
     ) -> None:
         self._sessions = sessions
         self._queries = queries
-        self._offers = offers
+        self._lookup = lookup
         self._catalog = catalog
-        self._tasks = OrsTasks(offers, catalog=catalog, strip_platform_keys=strip_platform_keys)
+        self._tasks = OrsTasks(lookup, catalog=catalog, strip_platform_keys=strip_platform_keys)
         self._max_body_bytes = max_body_bytes
         self._strict_paths = strict_paths
         self._pending = PendingCreates() if lazy_binding and len(catalog) > 1 else None
@@ -181,15 +181,15 @@ class OrsFrontend:
             async with Attended(scope, receive):
                 await respond(send, 200, await self._queries.tools(environment))
         elif name == "splits":
-            await self._offers.refresh()
+            await self._lookup.refresh()
             async with Attended(scope, receive):
-                splits = await self._offers.splits(environment)
+                splits = await self._lookup.splits(environment)
                 await respond_json(send, 200, [{"name": split.name, "type": split.type.value} for split in splits])
         else:
             body = await read_body(scope, receive, self._max_body_bytes)
             env_name, content_type = segment or environment.name, header(scope, b"content-type")
             if name != "task":  # a listing shows what is new; one task that is not known is looked for
-                await self._offers.refresh()
+                await self._lookup.refresh()
             async with Attended(scope, receive):
                 try:
                     answer = await self._tasks.discover(name, environment, env_name, body, content_type)
@@ -226,7 +226,7 @@ class OrsFrontend:
         wish = validate(CreateSession, body, header(scope, b"content-type"))
         owner: Owner = scope["gateway.owner"]
         try:
-            pending = await self._offers.sure(lambda: self._wished(wish, scope, owner, sid))
+            pending = await self._lookup.sure(lambda: self._wished(wish, scope, owner, sid))
             if pending.environment is None:
                 if self._pending is not None and not self._pending.add(owner, sid, pending):
                     raise SessionExists(sid)
@@ -242,8 +242,7 @@ class OrsFrontend:
         except SessionExists:
             raise OrsError(400, "Session already exists") from None
         async with Attended(scope, receive) as trainer:
-            with self._offers.handles.held(setup.ticket):
-                await self._offers.admit(pending.environment, setup)
+            async with self._lookup.admitted(pending.environment, setup):
                 try:
                     await self._sessions.open(
                         EpisodeRequest(
@@ -293,7 +292,7 @@ class OrsFrontend:
         self, pending: Pending, environment: Environment, scope: Scope, receive: Receive
     ) -> tuple[SessionSetup, str]:
         """The task of a create; where its image is asked for it, no longer than the trainer waits."""
-        if not self._offers.asks(environment):
+        if not self._lookup.asks(environment):
             return await self._tasks.setup(pending, environment)
         found = None
         async with Attended(scope, receive):
@@ -335,8 +334,7 @@ class OrsFrontend:
             if self._pending.get(owner, sid) is not pending:
                 return  # another request has bound it meanwhile
             setup, task = await self._tasks.setup(pending, environment)
-            with self._offers.handles.held(setup.ticket):
-                await self._offers.admit(environment, setup)
+            async with self._lookup.admitted(environment, setup):
                 await self._sessions.open(
                     EpisodeRequest(
                         owner=owner,

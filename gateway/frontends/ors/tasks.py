@@ -22,16 +22,15 @@ from gateway.core.ids import Owner
 from gateway.core.session import Group, SessionSetup
 from gateway.frontends.asgi import dump
 from gateway.frontends.ors.bodies import CreateSession, OfRange, OfSplit, OfTask, validate, without_platform_keys
-from gateway.frontends.seeds import seeded
-from gateway.tasks.curricula.indices import TaskRef
 from gateway.tasks.lookup import TaskLookup
+from gateway.tasks.task_ref import TaskRef, seeded
 
 
 class OrsTasks:
     """Answers questions about tasks, and finds the one of a create."""
 
-    def __init__(self, offers: TaskLookup, *, catalog: Catalog, strip_platform_keys: bool) -> None:
-        self._offers = offers
+    def __init__(self, lookup: TaskLookup, *, catalog: Catalog, strip_platform_keys: bool) -> None:
+        self._lookup = lookup
         self._catalog = catalog
         self._strip_platform_keys = strip_platform_keys
 
@@ -41,23 +40,23 @@ class OrsTasks:
         """Answer a question about tasks. Raises ``UnknownTask``."""
         tail = b',"env_name":' + dump(env_name) + b"}"
         if name == "num_tasks":
-            count = await self._offers.count(environment, validate(OfSplit, body, content_type).split)
+            count = await self._lookup.count(environment, validate(OfSplit, body, content_type).split)
             return dump({"num_tasks": count})
         if name == "task":
             one = validate(OfTask, body, content_type)
-            return b'{"task":' + await self._offers.raw(environment, one.split, one.index) + tail
+            return b'{"task":' + await self._lookup.raw(environment, one.split, one.index) + tail
         if name == "tasks":
-            tasks = await self._offers.range(environment, validate(OfSplit, body, content_type).split, None, None)
+            tasks = await self._lookup.range(environment, validate(OfSplit, body, content_type).split, None, None)
         else:
             some = validate(OfRange, body, content_type)
-            tasks = await self._offers.range(environment, some.split, some.start, some.stop)
+            tasks = await self._lookup.range(environment, some.split, some.start, some.stop)
         return b'{"tasks":[' + b",".join(tasks) + b"]" + tail
 
     def refuse_nowhere(self, wish: CreateSession) -> None:
         """Refuse a split or index that no environment has, as far as that is known without asking their workers."""
         refusal: UnknownTask | None = None
         for environment in self._catalog:
-            error = self._offers.why_not(environment, wish.split or "", wish.index or 0)
+            error = self._lookup.why_not(environment, wish.split or "", wish.index or 0)
             if error is None:
                 return
             # "Invalid index" says more than "Invalid split": some environment has the split.
@@ -83,26 +82,21 @@ class OrsTasks:
         else:
             assert wish.split is not None
             assert wish.index is not None
-            offer = await self._offers.at(environment, wish.split, wish.index)
+            offer = await self._lookup.at(environment, wish.split, wish.index)
             task = f"{wish.split}/{wish.index}"
         if offer.handle is not None:
-            offer = await self._offers.drawn(environment, offer)
+            offer = await self._lookup.drawn(environment, offer)
             task = offer.place
         # The fingerprint covers all secrets as they came; what is left out is the environment's matter.
         is_kept = environment.platform_keys or not self._strip_platform_keys
         secrets = pending.secrets if is_kept else without_platform_keys(pending.secrets)
-        setup = SessionSetup(
-            spec=offer.spec,
+        setup = offer.setup(
             seed=wish.seed,
             config=wish.config,
             secrets=secrets,
-            split=offer.worker_split,
-            index=offer.worker_index,
             toolset=wish.toolset_name or "",
-            of_split=offer.split,
-            policy=pending.policy or offer.policy,
+            policy=pending.policy,
             group=pending.group,
-            ticket=offer.ticket,
         )
         return seeded(environment, setup), task
 
@@ -110,15 +104,14 @@ class OrsTasks:
         """The task that a spec is: itself, or the one of its id where it says no more, if there is one."""
         name = spec.get("id")
         if spec.keys() != {"id"} or not isinstance(name, str):
-            return await self._offers.recognised(environment, spec)
+            return await self._lookup.recognised(environment, spec)
         try:
-            return await self._offers.get(environment, name)
+            return await self._lookup.get(environment, name)
         except UnknownTask:
             if environment.wire in (UpstreamKind.OWN, UpstreamKind.ORS):
-                return TaskRef(
-                    spec=spec
-                )  # the environment may know it by itself, or its tasks may be no more than that
-            offer = await self._offers.images_own(environment, name) or await self._offers.recognised(environment, spec)
+                # The environment may know it by itself, or its tasks may be no more than that.
+                return TaskRef(spec=spec)
+            offer = await self._lookup.images_own(environment, name) or await self._lookup.recognised(environment, spec)
             if not offer.is_images:
                 raise
             return offer

@@ -1,4 +1,4 @@
-"""What is offered, and the part of it that curricula draw: tasks, and handles that stand for them.
+"""Splits of curricula: their indices are handles that stand for tasks to be drawn.
 
 An index of a curriculum's split is a handle, ``{"id": "train:<name>/<index>"}``: what it stands for is found by
 `CurriculumIndices.drawn`, when an episode is about to open.
@@ -7,61 +7,21 @@ An index of a curriculum's split is a handle, ``{"id": "train:<name>/<index>"}``
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from typing import Final
 
 from gateway.core.curriculum import PREFIX, Curriculum
 from gateway.core.environment import Environment, TaskSpec
 from gateway.core.errors import InvalidRequest, StoreUnavailable, UnknownTask, unknown_index, unknown_split
 from gateway.core.session import GroupMembership
 from gateway.tasks.curricula.service import Curricula
+from gateway.tasks.task_ref import CurriculumIndex, TaskRef
 
 LISTED_MAX: Final = 100_000
 """Tasks of an image's own, or handles, in one answer; who wants more asks for ranges."""
 MAX_DIGITS: Final = 18
 """An index has no more; Python refuses to convert some thousands."""
-
-
-@dataclass(frozen=True, slots=True)
-class CurriculumIndex:
-    """An index of a curriculum's split; None: whatever is drawn next."""
-
-    scope: Curriculum
-    index: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskRef:
-    """One task, and where it stands."""
-
-    spec: Mapping[str, Any]
-    split: str = ""
-    """Empty: nobody knows where, as only the image has it."""
-    index: int | None = None
-    is_images: bool = False
-    """The image has it by itself: split and index are its own words, and nothing of it is the gateway's."""
-    handle: CurriculumIndex | None = None
-    """It stands for a task that is to be drawn."""
-    ticket: GroupMembership | None = None
-    """Of a task that was drawn: to be given back if nothing is opened with it."""
-    policy: str = ""
-    """The tag of the policy that a curriculum's trainer plays now."""
-
-    @property
-    def place(self) -> str:
-        """Its name for people: ``split/index``."""
-        return f"{self.split}/{self.index}" if self.split else str(self.spec.get("id", ""))[:200]
-
-    @property
-    def worker_split(self) -> str:
-        """Its split in the words of its worker; empty: it has none there."""
-        return self.split if self.is_images else ""
-
-    @property
-    def worker_index(self) -> int | None:
-        """Its index there."""
-        return self.index if self.is_images else None
 
 
 class CurriculumIndices:

@@ -10,7 +10,7 @@ import pytest
 from gateway.core.episode import Action
 from gateway.core.errors import InvalidRequest
 from gateway.frontends.areal.requests import read_action, read_episode_id, read_object, read_start
-from gateway.frontends.seeds import seed_of
+from gateway.tasks.task_ref import seed_of
 
 
 @pytest.mark.parametrize("body", [b"{}", b' {"a": 1, "b": null}\n', '{"é": "😀"}'.encode()])

@@ -12,9 +12,9 @@ from gateway.core.errors import UnknownTask
 from gateway.core.ids import EnvironmentName
 from gateway.core.worker import WorkerTasks
 from gateway.frontends.areal.requests import find_sample
-from gateway.frontends.seeds import seed_of
 from gateway.tasks.lookup import TaskLookup
 from gateway.tasks.registry import TaskRegistry
+from gateway.tasks.task_ref import seed_of
 from tests.service.stack import run_time
 
 SPLITS = {

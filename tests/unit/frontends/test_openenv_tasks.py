@@ -14,12 +14,13 @@ from gateway.core.errors import EnvironmentUnavailable, GatewayError, PoolExhaus
 from gateway.core.worker import WorkerTasks
 from gateway.frontends.openenv import tasks as openenv_tasks
 from gateway.frontends.openenv.frames import Code, FrameError, ResetWish
-from gateway.frontends.openenv.tasks import ResolvedTask, TaskChooser
+from gateway.frontends.openenv.tasks import TaskChooser
 from gateway.sessions.worker_queries import BeingReplaced
 from gateway.stores.memory.tasks import MemoryTaskStore
 from gateway.tasks.lookup import TaskLookup
 from gateway.tasks.registry import TaskRegistry
 from gateway.tasks.runtime import RuntimeTasks
+from gateway.tasks.task_ref import TaskRef
 from tests.service.stack import environment, run_time, tasks
 
 MATH = environment()
@@ -54,8 +55,8 @@ def chooser(workers: Workers, **splits: Any) -> TaskChooser:
 
 
 def chooser_of(workers: Workers, registry: TaskRegistry) -> TaskChooser:
-    offers = TaskLookup(run_time(registry), queries=workers)
-    return TaskChooser(offers=offers, queries=workers, catalog=Catalog([MATH, environment("chess")]))
+    lookup = TaskLookup(run_time(registry), queries=workers)
+    return TaskChooser(lookup=lookup, queries=workers, catalog=Catalog([MATH, environment("chess")]))
 
 
 def known(*ids: str, failed: Mapping[str, str] | None = None) -> WorkerTasks:
@@ -67,8 +68,8 @@ async def test_an_id_that_only_workers_know_goes_to_them_as_it_is() -> None:
 
     chosen = await chooser(workers).choose(MATH, ResetWish(task="custom/login"))
 
-    assert chosen == ResolvedTask(spec={"id": "custom/login"}, id="custom/login")
-    assert (chosen.place, chosen.told) == ("custom/login", {"task_id": "custom/login"})
+    assert chosen == TaskRef(spec={"id": "custom/login"})
+    assert chosen.label == "custom/login"
 
 
 async def test_the_environments_name_may_stand_before_it() -> None:
@@ -81,7 +82,8 @@ async def test_workers_are_not_asked_for_what_the_gateway_holds_or_what_names_an
     workers = Workers(known("a"))
     held = chooser(workers, train=[b'{"id":"a"}'])
 
-    assert (await held.choose(MATH, ResetWish(task="a"))).told == {"task_id": "a", "split": "train", "index": 0}
+    chosen = await held.choose(MATH, ResetWish(task="a"))
+    assert (chosen.label, chosen.split, chosen.index) == ("a", "train", 0)
     with pytest.raises(WrongEnvironment, match="'chess', not of 'math'"):
         await held.choose(MATH, ResetWish(task="chess/a"))
     assert not workers.asked
@@ -176,7 +178,7 @@ async def test_a_task_that_only_workers_know_is_selected_by_its_values_too() -> 
 
     chosen = await asked.choose(BROWSER, ResetWish.model_validate({"benchmark": "miniwob", "task_name": "book"}))
 
-    assert chosen == ResolvedTask(spec={"id": "miniwob/book"}, id="miniwob/book")
+    assert chosen == TaskRef(spec={"id": "miniwob/book"})
 
 
 async def test_tasks_that_come_later_are_selected_too() -> None:

@@ -31,6 +31,7 @@ from gateway.stores.memory.sessions import MemoryStore
 from gateway.tasks.curricula.indices import LISTED_MAX
 from gateway.tasks.lookup import SEARCHED_S, TaskLookup, TaskPlaces
 from gateway.tasks.registry import TaskRegistry
+from gateway.tasks.task_ref import TaskRef
 from tests.fakes.clock import Clock
 from tests.fakes.upstreams import CounterImage
 from tests.service.stack import environment, run_time, tasks
@@ -67,7 +68,7 @@ class Image:
         return list(self.splits_kept[split][start:stop])
 
 
-def offers(image: Image, **registered: Any) -> TaskLookup:
+def lookup(image: Image, **registered: Any) -> TaskLookup:
     registry = TaskRegistry({OURS.name: tasks(train=[{"id": "a"}]), environment("image").name: tasks(**registered)})
     return TaskLookup(run_time(registry), queries=image)
 
@@ -77,7 +78,7 @@ def offers(image: Image, **registered: Any) -> TaskLookup:
 
 async def test_for_our_own_environments_nobody_is_asked() -> None:
     nobody = Image(SPLITS)
-    found = offers(nobody)
+    found = lookup(nobody)
 
     assert [split.name for split in await found.splits(OURS)] == ["train"]
     assert (await found.at(OURS, "train", -1)).place == "train/0"
@@ -89,24 +90,35 @@ async def test_for_our_own_environments_nobody_is_asked() -> None:
     assert not nobody.asked
 
 
+def told(task: TaskRef) -> tuple[Mapping[str, Any], str, int | None]:
+    """What the task's worker is told of it."""
+    setup = task.setup()
+    return setup.spec, setup.split, setup.index
+
+
+async def admit(found: TaskLookup, where: Environment, setup: SessionSetup) -> None:
+    async with found.admitted(where, setup):
+        pass
+
+
 async def test_workers_are_asked_for_tasks_of_an_environment_of_ours_without_task_files() -> None:
     ours = replace(OURS, tasks=None)
     found = TaskLookup(run_time(TaskRegistry({})), queries=Image(SPLITS))
 
     assert [split.name for split in await found.splits(ours)] == ["train", "dev"]
     own = await found.at(ours, "train", -1)
-    assert (own.spec, own.worker_split, own.worker_index) == ({"n": 1}, "train", 1)
+    assert told(own) == ({"n": 1}, "train", 1)
     with pytest.raises(UnknownSplit, match="there is no 'test'; there are train, dev"):
         await found.count(ours, "test")
 
 
 async def test_a_split_of_the_registry_goes_before_the_images_of_its_name() -> None:
-    found = offers(Image(SPLITS), dev=[{"id": "mine"}])
+    found = lookup(Image(SPLITS), dev=[{"id": "mine"}])
 
     assert [split.name for split in await found.splits(image())] == ["dev", "train"]
     mine, own = await found.at(image(), "dev", 0), await found.at(image(), "train", -1)
-    assert (mine.spec, mine.worker_split, mine.worker_index) == ({"id": "mine"}, "", None)
-    assert (own.spec, own.worker_split, own.worker_index) == ({"n": 1}, "train", 1)
+    assert told(mine) == ({"id": "mine"}, "", None)
+    assert told(own) == ({"n": 1}, "train", 1)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +126,7 @@ async def test_a_split_of_the_registry_goes_before_the_images_of_its_name() -> N
     [(None, None, [0, 1]), (-1, None, [1]), (0, -1, [0]), (1, 0, []), (5, 9, []), (-9, 99, [0, 1])],
 )
 async def test_ranges_count_as_slices_do(start: int | None, stop: int | None, numbers: list[int]) -> None:
-    found = await offers(Image(SPLITS)).range(image(), "train", start, stop)
+    found = await lookup(Image(SPLITS)).range(image(), "train", start, stop)
 
     assert [json.loads(task)["n"] for task in found] == numbers
 
@@ -123,8 +135,8 @@ async def test_too_many_tasks_for_one_answer_are_refused() -> None:
     many = Image({"train": [{}] * (LISTED_MAX + 1)})
 
     with pytest.raises(InvalidRequest, match="too many tasks"):
-        await offers(many).range(image(), "train", None, None)
-    assert len(await offers(many).range(image(), "train", 1, None)) == LISTED_MAX
+        await lookup(many).range(image(), "train", None, None)
+    assert len(await lookup(many).range(image(), "train", 1, None)) == LISTED_MAX
 
 
 @pytest.mark.parametrize(
@@ -140,13 +152,13 @@ async def test_too_many_tasks_for_one_answer_are_refused() -> None:
     ],
 )
 async def test_ids_of_an_images_own(protocol: ServerProtocol, id: str, place: tuple[str, int | None] | None) -> None:
-    found = await offers(Image(SPLITS)).images_own(image(protocol), id)
+    found = await lookup(Image(SPLITS)).images_own(image(protocol), id)
 
     assert (None if found is None else (found.split, found.index)) == place
 
 
 async def test_what_is_surely_nowhere_is_known_only_once_it_was_asked_for() -> None:
-    found, static = offers(Image(SPLITS)), image(server=Server(url="http://127.0.0.1:1"))
+    found, static = lookup(Image(SPLITS)), image(server=Server(url="http://127.0.0.1:1"))
     assert found.why_not(image(), "train", 7) is None
 
     await found.count(image(), "train")
@@ -170,7 +182,7 @@ async def test_what_is_surely_nowhere_is_known_only_once_it_was_asked_for() -> N
 async def test_tasks_that_are_given_back_whole(
     protocol: ServerProtocol, spec: TaskSpec, place: tuple[str, Any]
 ) -> None:
-    found = await offers(Image(SPLITS)).recognised(image(protocol, resets=ResetMapping(keys=("seed",))), spec)
+    found = await lookup(Image(SPLITS)).recognised(image(protocol, resets=ResetMapping(keys=("seed",))), spec)
 
     assert (found.split, found.index) == place
     assert found.spec == spec
@@ -178,7 +190,7 @@ async def test_tasks_that_are_given_back_whole(
 
 async def test_a_task_that_moved_is_not_taken_for_the_one_in_its_place() -> None:
     kept = {"train": [{"n": 0}, {"n": 1}]}
-    found = offers(Image(kept))
+    found = lookup(Image(kept))
     assert (await found.recognised(image(ServerProtocol.OPENENV), {"n": 1})).index == 1
 
     kept["train"].reverse()
@@ -196,19 +208,19 @@ async def test_a_task_that_moved_is_not_taken_for_the_one_in_its_place() -> None
     ],
 )
 async def test_whose_rate_limits_count(where: Environment, setup: SessionSetup, is_limited: bool) -> None:
-    found = offers(Image(SPLITS))
-    await found.admit(where, setup)
+    found = lookup(Image(SPLITS))
+    await admit(found, where, setup)
 
     if is_limited:
         with pytest.raises(TaskRateLimited):
-            await found.admit(where, setup)
+            await admit(found, where, setup)
     else:
-        await found.admit(where, setup)
+        await admit(found, where, setup)
 
 
 async def test_a_rate_limit_of_our_own_environment_that_is_none_is_refused() -> None:
     with pytest.raises(TaskInvalid):
-        await offers(Image(SPLITS)).admit(OURS, SessionSetup(spec={"rate_limit": "odd"}))
+        await admit(lookup(Image(SPLITS)), OURS, SessionSetup(spec={"rate_limit": "odd"}))
 
 
 # -- what is kept ---------------------------------------------------------------------------------------------------

@@ -18,7 +18,6 @@ from gateway.core.ids import EnvironmentName
 from gateway.core.ports.curricula import Drawn, Turn
 from gateway.core.worker import WorkerTasks
 from gateway.stores.memory.tasks import MemoryTaskStore
-from gateway.tasks.curricula.indices import TaskRef
 from gateway.tasks.curricula.sampling import TaskPlace
 from gateway.tasks.curricula.service import JOINS, MAX_SAMPLE, Curricula, Handed, scope_of, scopes
 from gateway.tasks.curricula.stats import TaskStats
@@ -26,6 +25,7 @@ from gateway.tasks.curricula.task_tables import TaskTables
 from gateway.tasks.lookup import TaskLookup
 from gateway.tasks.registry import TaskRegistry
 from gateway.tasks.runtime import RuntimeTasks
+from gateway.tasks.task_ref import TaskRef
 from tests.fakes.eventually import eventually, until
 from tests.service.stack import environment
 from tests.unit.tasks.curricula.curriculum_parts import GAME, MATH, Store, add, registry_of, remove
@@ -76,12 +76,12 @@ class Replica:
             catalog=catalog,
         )
         run_time = RuntimeTasks(registry=self.registry, store=tasks or MemoryTaskStore(), catalog=catalog)
-        self.offers = TaskLookup(run_time, queries=Nobody(), curricula=self.curricula)
+        self.lookup = TaskLookup(run_time, queries=Nobody(), curricula=self.curricula)
 
     async def opened(self, name: str, split: str, index: int) -> TaskRef:
         """The task that an opening by a handle gets."""
         there = environment(name)
-        return await self.offers.drawn(there, await self.offers.at(there, split, index))
+        return await self.lookup.drawn(there, await self.lookup.at(there, split, index))
 
 
 async def indices(curricula: Curricula, handle: int, count: int, scope: Curriculum = MINE) -> list[int]:
@@ -297,9 +297,9 @@ async def test_what_another_replica_was_told_is_listed_too() -> None:
     one, other = Replica(store), Replica(store)
     await one.curricula.define("later", DOCUMENT)
 
-    await other.offers.refresh()  # as the fronts do before a listing
+    await other.lookup.refresh()  # as the fronts do before a listing
 
-    assert [split.name for split in await other.offers.splits(environment("math"))] == ["train", "train:later"]
+    assert [split.name for split in await other.lookup.splits(environment("math"))] == ["train", "train:later"]
 
 
 async def test_definitions_are_followed_in_the_background_through_an_outage() -> None:

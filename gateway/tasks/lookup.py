@@ -82,7 +82,7 @@ class TaskLookup:
 
         A drawn task's place in its group is given back if what is inside fails. Raises as `RuntimeTasks.admit`.
         """
-        with self.handles.held(setup.ticket):
+        with self.handles.held(setup.ticket) if setup.ticket is not None else contextlib.nullcontext():
             await self._admit(environment, setup)
             yield
 

@@ -1,4 +1,4 @@
-"""Requests to a standard ORS server, and its answers; no token of ours ever goes to it."""
+"""Requests to an ORS server, and its answers; no token of ours ever goes to a standard one."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from gateway.core.session import Session
 from gateway.upstreams.faults import author_fault
 
 MAX_ANSWER_BYTES: Final = 128 * 2**20
+"""OpenEnv's clients take observations of 100 MiB."""
 ANSWER_S: Final = 60.0
 """For questions: a server may load its data for the first one, on the loop that should answer it."""
 STARTING_PAUSE_S: Final = 0.5
@@ -101,9 +102,11 @@ class OrsClient:
         silence_s: float = ANSWER_S,
         method: bytes = b"",
     ) -> Answer:
-        """Send a request and read its answer; a GET, or with a *body*, which is JSON, a POST."""
+        """Send a request and read its answer; a GET, or with a *body*, which is JSON or bytes of it, a POST."""
         content = b""
-        if body is not None:
+        if isinstance(body, bytes):
+            content, headers = body, (*headers, *JSON)
+        elif body is not None:
             # Escaped: a trainer's text may hold what UTF-8 can't (a lone surrogate), and JSON can.
             content, headers = json.dumps(body, separators=(",", ":")).encode(), (*headers, *JSON)
         method = method or (b"GET" if body is None else b"POST")

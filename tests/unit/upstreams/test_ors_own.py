@@ -24,7 +24,7 @@ from gateway.core.errors import (
 from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
 from gateway.core.session import Session, SessionSetup, SessionState
 from gateway.core.worker import Worker
-from gateway.upstreams.ors.own import OrsUpstream
+from gateway.upstreams.ors.own import OrsUpstream, WorkerClient
 from gateway.upstreams.transport import HttpTransport
 from tests.fakes.raw_http import Connection, RawServer, Request
 
@@ -93,7 +93,8 @@ async def test_an_action_is_one_call_with_its_key_that_asks_for_json() -> None:
     assert request.headers["accept"] == "application/json"
     assert request.headers["idempotency-key"] == "é-1"
     assert request.headers["x-session-id"] == "5e5510"
-    assert request.headers["x-worker-token"] == upstream.token(WorkerId("w")).decode()
+    token = WorkerClient(HttpTransport(), secret=b"secret").token(WorkerId("w"))
+    assert request.headers["x-worker-token"] == token.decode()
 
 
 async def test_without_a_key_none_is_sent() -> None:
@@ -187,7 +188,7 @@ async def test_a_setup_that_runs_is_waited_for() -> None:
         (500, b'{"detail":"RuntimeError: no such puzzle"}', UpstreamError, "no such puzzle"),
         (503, b'{"detail":"later"}', UpstreamError, "later"),
         (500, b"", UpstreamError, "no reason"),
-        (500, b"<html>", UpstreamError, "not JSON"),
+        (500, b"<html>", UpstreamError, "answered 500 and gave no reason"),
         (200, b"<html>", UpstreamError, "can't be read"),
     ],
 )

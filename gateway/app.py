@@ -11,6 +11,7 @@ import os
 import secrets
 import socket
 from collections.abc import AsyncIterator, Mapping
+from typing import cast
 
 import anyio
 from starlette.types import ASGIApp
@@ -35,7 +36,7 @@ from gateway.core.errors import StoreUnavailable
 from gateway.core.leader_lease import LeaderLease
 from gateway.core.lifecycle import Lifecycle
 from gateway.core.ports.backend import Backend
-from gateway.core.ports.upstream import Upstream
+from gateway.core.ports.upstream import FrameUpstream, Upstream
 from gateway.core.retry import STORE_PATIENCE_S
 from gateway.core.scaling import Demands
 from gateway.frontends.admin.app import AdminFrontend
@@ -218,6 +219,7 @@ class Gateway:
         )
         calls = CallParts(
             upstreams=upstreams,
+            frames=cast(FrameUpstream, upstreams[UpstreamKind.OPENENV]),
             catalog=catalog,
             cache=cache,
             reasons=FailureReasons(store=store, cache=cache, closer=self.closer),

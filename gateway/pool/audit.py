@@ -20,7 +20,7 @@ from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.leader_lease import LEASE_S
 from gateway.core.ports.backend import Backend
 from gateway.core.ports.store import Store
-from gateway.core.ports.upstream import Upstream
+from gateway.core.ports.upstream import WorkerUpstream
 from gateway.core.worker import BackendWorker, Worker, WorkerState
 from gateway.metrics import Metrics
 from gateway.pool.stops import WorkerStops
@@ -78,7 +78,7 @@ class Audit:
         *,
         store: Store,
         backend: Backend,
-        upstreams: Mapping[UpstreamKind, Upstream],
+        upstreams: Mapping[UpstreamKind, WorkerUpstream],
         catalog: Catalog,
         ends: WorkerStops,
         metrics: Metrics,

@@ -12,7 +12,7 @@ from gateway.catalog.reload import CatalogReload
 from gateway.core.environment import Environment
 from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.ports.backend import Backend
-from gateway.core.ports.store import Store
+from gateway.core.ports.store import WorkerStore
 from gateway.core.scaling import Plan
 from gateway.core.worker import EnvironmentLoad, Worker, WorkerState
 from gateway.pool.background import BackgroundTasks
@@ -34,7 +34,7 @@ class PlanExecutor:
     def __init__(
         self,
         *,
-        store: Store,
+        store: WorkerStore,
         backend: Backend,
         catalog: Catalog,
         starts: WorkerStarts,

@@ -18,7 +18,7 @@ from gateway.core.environment import UpstreamKind
 from gateway.core.errors import GatewayError, StoreUnavailable
 from gateway.core.ids import WorkerId
 from gateway.core.ports.store import Store
-from gateway.core.ports.upstream import Upstream
+from gateway.core.ports.upstream import WorkerUpstream
 from gateway.core.session import Activity, Session
 from gateway.pool.background import BackgroundTasks
 from gateway.sessions.closing import SessionCloser
@@ -38,7 +38,7 @@ class Expiry:
         self,
         *,
         store: Store,
-        upstreams: Mapping[UpstreamKind, Upstream],
+        upstreams: Mapping[UpstreamKind, WorkerUpstream],
         catalog: Catalog,
         closer: SessionCloser,
         tasks: BackgroundTasks,

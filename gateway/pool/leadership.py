@@ -12,7 +12,7 @@ import anyio
 
 from gateway.core.errors import BackendError, NotLeading, StoreUnavailable
 from gateway.core.leader_lease import LEASE_S, LeaderLease
-from gateway.core.ports.store import Store
+from gateway.core.ports.store import LeaderStore
 from gateway.metrics import Metrics
 from gateway.pool.background import BackgroundTasks
 from gateway.pool.recovery import StoreRecovery
@@ -35,7 +35,7 @@ class Leadership:
     def __init__(
         self,
         *,
-        store: Store,
+        store: LeaderStore,
         replica: str,
         lease: LeaderLease,
         rebuilding: StoreRecovery,

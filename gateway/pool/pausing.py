@@ -11,7 +11,7 @@ from gateway.core.errors import BackendError, GatewayError, StoreUnavailable
 from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.leader_lease import LeaderLease
 from gateway.core.ports.backend import Backend
-from gateway.core.ports.store import Store
+from gateway.core.ports.store import WorkerStore
 from gateway.pool.background import BackgroundTasks
 
 logger = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ AGAIN_S: Final = 0.5
 class Pausing:
     """Workers that are being paused or woken, for `gateway.pool.loop.ControlLoop`."""
 
-    def __init__(self, *, store: Store, backend: Backend, lease: LeaderLease, tasks: BackgroundTasks) -> None:
+    def __init__(self, *, store: WorkerStore, backend: Backend, lease: LeaderLease, tasks: BackgroundTasks) -> None:
         self._store = store
         self._backend = backend
         self._lease = lease

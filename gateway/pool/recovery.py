@@ -27,7 +27,7 @@ from gateway.core.errors import GatewayError
 from gateway.core.ids import SessionId, WorkerId
 from gateway.core.ports.backend import Backend
 from gateway.core.ports.store import Store
-from gateway.core.ports.upstream import Upstream
+from gateway.core.ports.upstream import WorkerUpstream
 from gateway.core.session import CloseReason, SessionState
 from gateway.core.worker import BackendWorker, Worker, WorkerSession, WorkerState
 from gateway.sessions.cache import SessionCache
@@ -54,7 +54,7 @@ class StoreRecovery:
         *,
         store: Store,
         backend: Backend,
-        upstreams: Mapping[UpstreamKind, Upstream],
+        upstreams: Mapping[UpstreamKind, WorkerUpstream],
         catalog: Catalog,
         closer: SessionCloser,
         cache: SessionCache,

@@ -25,9 +25,9 @@ from gateway.core.errors import BackendError, GatewayError, NotLeading, StartFai
 from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.leader_lease import LeaderLease
 from gateway.core.ports.backend import Backend
-from gateway.core.ports.store import Store
+from gateway.core.ports.store import WorkerStore
 from gateway.core.ports.transport import Transport
-from gateway.core.ports.upstream import Upstream
+from gateway.core.ports.upstream import WorkerUpstream
 from gateway.core.retry import patiently
 from gateway.core.scaling import Demands, backoff_s
 from gateway.core.session import CloseReason
@@ -66,9 +66,9 @@ class WorkerStarts:
     def __init__(
         self,
         *,
-        store: Store,
+        store: WorkerStore,
         backend: Backend,
-        upstreams: Mapping[UpstreamKind, Upstream],
+        upstreams: Mapping[UpstreamKind, WorkerUpstream],
         transport: Transport,
         metrics: Metrics,
         lease: LeaderLease,

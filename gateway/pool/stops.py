@@ -14,7 +14,7 @@ from gateway.core.errors import GatewayError
 from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.outcomes import outcome_of
 from gateway.core.ports.backend import Backend
-from gateway.core.ports.store import Store
+from gateway.core.ports.store import WorkerStore
 from gateway.core.ports.transport import Transport
 from gateway.core.session import CloseReason, Session
 from gateway.core.worker import WorkerState
@@ -34,7 +34,7 @@ class WorkerStops:
     def __init__(
         self,
         *,
-        store: Store,
+        store: WorkerStore,
         backend: Backend,
         transport: Transport,
         metrics: Metrics,

@@ -11,8 +11,8 @@ from gateway.catalog.catalog import Catalog
 from gateway.core.environment import Environment, UpstreamKind
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ids import EnvironmentName, WorkerId
-from gateway.core.ports.store import Store
-from gateway.core.ports.upstream import Upstream
+from gateway.core.ports.store import WorkerStore
+from gateway.core.ports.upstream import WorkerUpstream
 from gateway.core.worker import EnvironmentLoad, Worker, WorkerState
 from gateway.pool.background import BackgroundTasks
 from gateway.sessions.liveness import answers
@@ -29,8 +29,8 @@ class SuspectWorkers:
     def __init__(
         self,
         *,
-        store: Store,
-        upstreams: Mapping[UpstreamKind, Upstream],
+        store: WorkerStore,
+        upstreams: Mapping[UpstreamKind, WorkerUpstream],
         catalog: Catalog,
         tasks: BackgroundTasks,
     ) -> None:

@@ -18,7 +18,7 @@ from gateway.core.environment import Environment
 from gateway.core.errors import SessionClosed, SessionNotFound, StoreUnavailable
 from gateway.core.faults import Fault
 from gateway.core.ids import SessionId
-from gateway.core.ports.store import Store
+from gateway.core.ports.store import SessionStore
 from gateway.core.retry import STORE_PATIENCE_S, patiently
 from gateway.core.session import Activity, CloseReason, Session, SessionEnded, SessionState
 from gateway.sessions.interruption import Watcher
@@ -88,7 +88,7 @@ class CachedSession:
 class SessionCache:
     """The sessions that this replica serves. Reads through: what it does not hold it looks up in the store."""
 
-    def __init__(self, store: Store, catalog: Catalog, *, patience_s: float = STORE_PATIENCE_S) -> None:
+    def __init__(self, store: SessionStore, catalog: Catalog, *, patience_s: float = STORE_PATIENCE_S) -> None:
         """*patience_s*: how long `find` waits for a store that does not answer, or is being rebuilt."""
         self._store = store
         self._catalog = catalog

@@ -32,7 +32,7 @@ from gateway.core.faults import Fault, FaultKind
 from gateway.core.ids import SessionId
 from gateway.core.outcomes import EpisodeOutcome, is_without_reward, outcome_of, reward_of
 from gateway.core.ports.store import Store
-from gateway.core.ports.upstream import Upstream
+from gateway.core.ports.upstream import SessionUpstream
 from gateway.core.retry import STORE_PATIENCE_S, patiently
 from gateway.core.session import CloseReason, Session, SessionRequest, SessionState
 from gateway.metrics import Metrics
@@ -67,7 +67,7 @@ class SessionCloser:
         self,
         *,
         store: Store,
-        upstreams: Mapping[UpstreamKind, Upstream],
+        upstreams: Mapping[UpstreamKind, SessionUpstream],
         metrics: Metrics,
         patience_s: float = STORE_PATIENCE_S,
         records: EpisodeRecords | None = None,

@@ -7,7 +7,7 @@ import logging
 from typing import Final
 
 from gateway.core.errors import ReplicaLeft, SessionClosed, SessionNotFound, StoreUnavailable, UpstreamGone
-from gateway.core.ports.store import Store
+from gateway.core.ports.store import SessionStore
 from gateway.core.session import CloseReason, SessionState
 from gateway.sessions.cache import CachedSession, SessionCache
 from gateway.sessions.closing import SessionCloser
@@ -31,7 +31,7 @@ class SessionMoved(Exception):
 class FailureReasons:
     """Finds out why calls failed, for `gateway.sessions.service.ActiveSession`."""
 
-    def __init__(self, *, store: Store, cache: SessionCache, closer: SessionCloser) -> None:
+    def __init__(self, *, store: SessionStore, cache: SessionCache, closer: SessionCloser) -> None:
         self._store = store
         self._cache = cache
         self._closer = closer

@@ -17,7 +17,7 @@ from typing import Final
 
 from gateway.core.environment import Environment, UpstreamKind
 from gateway.core.errors import GatewayError, UpstreamGone, UpstreamTimeout
-from gateway.core.ports.upstream import Upstream
+from gateway.core.ports.upstream import WorkerUpstream
 from gateway.core.session import Session
 from gateway.core.worker import Worker
 
@@ -53,7 +53,7 @@ class OpeningWatch:
         limit: asyncio.Timeout,
         session: Session,
         environment: Environment,
-        upstream: Upstream,
+        upstream: WorkerUpstream,
         *,
         suspected: Callable[[], object],
     ) -> None:
@@ -92,7 +92,7 @@ class OpeningWatch:
             self._limit.reschedule(asyncio.get_running_loop().time())
 
 
-async def answers(worker: Worker, environment: Environment, upstream: Upstream) -> bool:
+async def answers(worker: Worker, environment: Environment, upstream: WorkerUpstream) -> bool:
     """Whether *worker* answers anything within `ANSWER_S`."""
     try:
         async with asyncio.timeout(ANSWER_S):
@@ -105,7 +105,9 @@ async def answers(worker: Worker, environment: Environment, upstream: Upstream) 
     return True
 
 
-async def wait_for_answer(session: Session, environment: Environment, upstream: Upstream, within_s: float) -> None:
+async def wait_for_answer(
+    session: Session, environment: Environment, upstream: WorkerUpstream, within_s: float
+) -> None:
     """Return when the server of *session* answers again, or after *within_s* seconds."""
     with contextlib.suppress(TimeoutError):
         # No Redis in here: the timeout's cancellation reaches the server's connection only.

@@ -27,7 +27,7 @@ from gateway.core.errors import (
 from gateway.core.faults import FAULT_HEADERS, Fault
 from gateway.core.ids import Owner, SessionId, session_id
 from gateway.core.ports.transport import Exchange, Headers
-from gateway.core.ports.upstream import Upstream
+from gateway.core.ports.upstream import FrameUpstream, SessionUpstream
 from gateway.core.retry import STORE_PATIENCE_S
 from gateway.core.session import CloseReason, Session
 from gateway.metrics import Metrics, answer_outcome, call_outcome, faults_outcome
@@ -149,7 +149,9 @@ class Sessions:
 class CallParts:
     """What calls need, shared by all sessions of this replica."""
 
-    upstreams: Mapping[UpstreamKind, Upstream]
+    upstreams: Mapping[UpstreamKind, SessionUpstream]
+    frames: FrameUpstream
+    """For sessions whose workers speak OpenEnv."""
     catalog: Catalog
     cache: SessionCache
     reasons: FailureReasons
@@ -200,9 +202,10 @@ class ActiveSession:
         return await self._ask("prompt", within_s, lambda upstream, *at: upstream.prompt(*at))
 
     async def pass_frame(self, frame: bytes, *, within_s: float) -> bytes:
-        """Send one frame of the worker's own protocol and return the reply; see ``Upstream.pass_frame``."""
+        """Send one frame of the worker's own protocol and return the reply; see ``FrameUpstream.pass_frame``."""
         operation = "call" if frame else "prompt"
-        return await self._ask(operation, within_s, lambda upstream, *at: upstream.pass_frame(*at, frame))
+        frames = self._parts.frames
+        return await self._ask(operation, within_s, lambda _, session, at: frames.pass_frame(session, at, frame))
 
     async def client_state(self, *, within_s: float) -> Mapping[str, Any]:
         """Return what the environment shows of the session's state."""
@@ -211,7 +214,7 @@ class ActiveSession:
     async def steps(self, *, within_s: float) -> int:
         """Return how many steps the worker has seen."""
 
-        async def ask(upstream: Upstream, session: Session, environment: Environment) -> int:
+        async def ask(upstream: SessionUpstream, session: Session, environment: Environment) -> int:
             steps = await upstream.steps(session, environment)
             if steps is None:
                 raise SessionNotFound(session.name)
@@ -261,7 +264,7 @@ class ActiveSession:
         return await self._run(operation, send)
 
     async def _ask(
-        self, operation: str, within_s: float, ask: Callable[[Upstream, Session, Environment], Awaitable[T]]
+        self, operation: str, within_s: float, ask: Callable[[SessionUpstream, Session, Environment], Awaitable[T]]
     ) -> T:
         """Ask the worker for an answer that is complete when it returns."""
 

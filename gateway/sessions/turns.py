@@ -13,7 +13,7 @@ from typing import Final
 from gateway.core.episode import StepResult
 from gateway.core.errors import AuthorFault, StoreUnavailable
 from gateway.core.faults import Fault, FaultKind
-from gateway.core.ports.store import Store
+from gateway.core.ports.store import SessionStore
 from gateway.sessions.cache import CachedSession
 from gateway.sessions.fault_log import log_faults
 
@@ -26,7 +26,7 @@ OWING_S: Final = 2.0
 class TurnCounter:
     """Counts them."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: SessionStore) -> None:
         self._store = store
 
     async def taken(self, entry: CachedSession, result: StepResult, *, key: str = "") -> int:
@@ -52,7 +52,7 @@ class TurnCounter:
         return turn
 
     async def count(self, entry: CachedSession, *, key: str = "") -> int:
-        """Count one more turn; see ``Store.count_turn``.
+        """Count one more turn; see ``SessionStore.count_turn``.
 
         While the store is away this replica counts on from what it last heard, and tells the store later: the turn was
         taken, and its trainer must not lose what came of it.

@@ -26,7 +26,7 @@ from gateway.core.errors import (
 )
 from gateway.core.ids import EnvironmentName, Owner, session_id
 from gateway.core.ports.store import Store
-from gateway.core.ports.upstream import Upstream
+from gateway.core.ports.upstream import WorkerUpstream
 from gateway.core.session import CloseReason, SessionRequest
 from gateway.core.worker import Worker, WorkerState, WorkerTasks
 from gateway.sessions.closing import CLEANUP_S, SessionCloser
@@ -164,7 +164,7 @@ class WorkerQueries:
         self,
         *,
         store: Store,
-        upstreams: Mapping[UpstreamKind, Upstream],
+        upstreams: Mapping[UpstreamKind, WorkerUpstream],
         closer: SessionCloser,
         waiting: AdmissionGate,
         clock: Callable[[], float] = time.monotonic,

@@ -155,7 +155,7 @@ class CounterImage(OrsFacade):
         return await self._move(session, str(action.text or words.get("op")))
 
     async def pass_frame(self, session: Session, environment: Environment, message: bytes) -> bytes:
-        """See ``Upstream.pass_frame``."""
+        """See ``FrameUpstream.pass_frame``."""
         play = self._play(session)
         self.frames.append(message)
         reply = await self._reply(session, play, json.loads(message) if message else {"type": "reset"})

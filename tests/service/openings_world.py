@@ -19,7 +19,7 @@ from gateway.core.episode import Summary
 from gateway.core.errors import GatewayError, StoreUnavailable
 from gateway.core.ids import EnvironmentName, SessionId, WorkerId
 from gateway.core.ports.store import Store
-from gateway.core.ports.upstream import Upstream
+from gateway.core.ports.upstream import FrameUpstream, Upstream
 from gateway.core.retry import STORE_PATIENCE_S
 from gateway.core.session import CloseReason, GroupMembership, Session, SessionSetup, SessionState
 from gateway.core.worker import Worker
@@ -219,6 +219,7 @@ class World:
         )
         calls_in_sessions = CallParts(
             upstreams=upstreams,
+            frames=cast(FrameUpstream, upstream),
             catalog=self.catalog,
             cache=cache,
             reasons=FailureReasons(store=watched, cache=cache, closer=self.closer),

@@ -14,13 +14,8 @@ from gateway.core.session import Activity, CloseReason, Notice, Session, Session
 from gateway.core.worker import EnvironmentLoad, Worker
 
 
-class Store(Protocol):
-    """Sessions, workers, leases and deadlines. Each method is one atomic step; time is the store's own.
-
-    Every method raises ``StoreUnavailable`` when the store does not answer; that is never "not found".
-    """
-
-    # -- the request path ---------------------------------------------------------------------------------------
+class SessionStore(Protocol):
+    """Sessions, the slots that they hold, and their deadlines."""
 
     async def claim(self, opening: SessionRequest, *, wait_s: float) -> Session:
         """Take a slot for *opening*, waiting for one at most *wait_s* seconds.
@@ -122,8 +117,6 @@ class Store(Protocol):
         """
         ...
 
-    # -- the control loop ---------------------------------------------------------------------------------------
-
     async def late(self, limit: int) -> list[Session]:
         """List up to *limit* ``OPEN`` sessions whose deadline has passed, earliest first; changes nothing.
 
@@ -146,6 +139,18 @@ class Store(Protocol):
         both, earliest first. The deadline is checked in the same atomic step. Publishes `SessionEnded` for each.
         """
         ...
+
+    async def sessions(self, *, limit: int = 1000) -> list[Session]:
+        """List sessions that hold a slot, for operators."""
+        ...
+
+    def notices(self) -> AsyncIterator[Notice]:
+        """Follow what happens from now on. May lose notices (a slow reader, a broken connection): only a hint."""
+        ...
+
+
+class WorkerStore(Protocol):
+    """Workers, their states and slots, and the openings that wait for them."""
 
     async def add_worker(self, worker: Worker, *, fence: int = 0) -> None:
         """Register a worker that starts (``STARTING``), or one that was adopted.
@@ -212,10 +217,6 @@ class Store(Protocol):
         """What every environment holds and what waits; environments without either may be absent."""
         ...
 
-    async def sessions(self, *, limit: int = 1000) -> list[Session]:
-        """List sessions that hold a slot, for operators."""
-        ...
-
     async def fail_waiting(self, environment: EnvironmentName, message: str, *, fence: int = 0) -> int:
         """Let every opening that waits for *environment* fail with ``EnvironmentUnavailable(message)``; how many.
 
@@ -230,6 +231,16 @@ class Store(Protocol):
         ``NotLeading``.
         """
         ...
+
+
+class LeaderStore(Protocol):
+    """Which replica leads, and the recovery of a store that lost data.
+
+    A store that was emptied, or that came back with an older state, is not whole until its leader has rebuilt it from
+    what workers and replicas know. Until then `find` of what it lacks, `touch` and `opened` raise ``StoreUnavailable``:
+    it can't say that a session is gone. Claims wait. Nothing expires. A new store is not whole either: there is nothing
+    to rebuild then.
+    """
 
     async def own(self, owner: str, *, takes_over: bool = False) -> str:
         """Claim the store for the gateway *owner*, before any of its replicas leads; returns whose store it is.
@@ -247,12 +258,6 @@ class Store(Protocol):
     async def resign(self, replica: str) -> None:
         """Give the lead up, if *replica* has it, so that another need not wait for its end."""
         ...
-
-    # -- after a loss of data -----------------------------------------------------------------------------------
-    # A store that was emptied, or that came back with an older state, is not whole until its leader has rebuilt it from
-    # what workers and replicas know. Until then `find` of what it lacks, `touch` and `opened` raise
-    # ``StoreUnavailable``: it can't say that a session is gone. Claims wait. Nothing expires. A new store is not whole
-    # either: there is nothing to rebuild then.
 
     async def adopt(self, worker: Worker, sessions: Sequence[Session], *, fence: int) -> list[SessionId]:
         """Register a running worker and the sessions that it holds, in one step; of known ones what is missing.
@@ -277,11 +282,12 @@ class Store(Protocol):
         """Say that the store is whole again. Raises ``NotLeading``."""
         ...
 
-    # -- all ----------------------------------------------------------------------------------------------------
 
-    def notices(self) -> AsyncIterator[Notice]:
-        """Follow what happens from now on. May lose notices (a slow reader, a broken connection): only a hint."""
-        ...
+class Store(SessionStore, WorkerStore, LeaderStore, Protocol):
+    """All of it in one place. Each method is one atomic step; time is the store's own.
+
+    Every method raises ``StoreUnavailable`` when the store does not answer; that is never "not found".
+    """
 
     async def start(self) -> None:
         """Connect. Raises ``StoreUnavailable`` if the store does not answer; then nothing is left open."""

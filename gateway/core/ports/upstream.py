@@ -16,11 +16,8 @@ from gateway.core.session import Session, SessionSetup
 from gateway.core.worker import Worker, WorkerSession, WorkerTasks
 
 
-class Upstream(Protocol):
-    """One protocol towards workers.
-
-    A request for a session is sent once, and never again where it may have run.
-    """
+class WorkerUpstream(Protocol):
+    """Asks a worker about itself and about its tasks."""
 
     async def ready(self, worker: Worker, environment: Environment) -> int:
         """Return when *worker* answers as *environment* should; tries until the caller's deadline cancels it.
@@ -76,6 +73,19 @@ class Upstream(Protocol):
         """
         ...
 
+    async def sessions(
+        self, worker: Worker, environment: Environment, ids: Collection[SessionId] | None = None
+    ) -> list[WorkerSession] | None:
+        """The worker's own list of sessions; None if its protocol has none.
+
+        With *ids* at least those of them that it has: of tens of thousands a few may be asked for.
+        """
+        ...
+
+
+class SessionUpstream(Protocol):
+    """Runs sessions in workers. A request is sent once, and never again where it may have run."""
+
     async def open(self, session: Session, environment: Environment, setup: SessionSetup) -> str:
         """Open the session in its worker; returns the handle by which any replica finds it again.
 
@@ -95,15 +105,6 @@ class Upstream(Protocol):
 
         Raises:
             UpstreamError: its slot can't be trusted: the worker did not take the end, or a step still runs in it.
-        """
-        ...
-
-    async def sessions(
-        self, worker: Worker, environment: Environment, ids: Collection[SessionId] | None = None
-    ) -> list[WorkerSession] | None:
-        """The worker's own list of sessions; None if its protocol has none.
-
-        With *ids* at least those of them that it has: of tens of thousands a few may be asked for.
         """
         ...
 
@@ -154,16 +155,23 @@ class Upstream(Protocol):
         """
         ...
 
+
+class Upstream(WorkerUpstream, SessionUpstream, Protocol):
+    """One protocol towards workers."""
+
+
+class FrameUpstream(Protocol):
+    """Passes frames of the workers' own protocol: OpenEnv's."""
+
     async def pass_frame(self, session: Session, environment: Environment, message: bytes) -> bytes:
         """Pass a message of the worker's own protocol on and return its answer, both bytes for bytes.
 
-        For a front of the same protocol. OpenEnv: one frame, and the one that replies to it; an empty message asks for
-        the reply to the reset that opened the session; a reply that tells of faults is a ``FaultReply``. Other
-        protocols have no use for it: ``NotImplementedError``.
+        One frame, and the one that replies to it. An empty message asks for the reply to the reset that opened the
+        session. A reply that tells of faults is a ``FaultReply``.
 
         Raises:
             SessionNotFound: the worker does not know the session; nothing ran.
-            UpstreamError: as `act`.
+            UpstreamError: as `SessionUpstream.act`.
         """
         ...
 

@@ -40,7 +40,7 @@ from gateway.core.errors import (
 from gateway.core.faults import FaultKind
 from gateway.core.ids import EnvironmentName, Owner
 from gateway.core.lifecycle import Lifecycle
-from gateway.core.ports.store import Store
+from gateway.core.ports.store import WorkerStore
 from gateway.core.session import CloseReason, SessionSetup
 from gateway.core.worker import WorkerState
 from gateway.frontends.areal.replies import Json, error_reply, is_conversation, shown_of, start_reply, step_reply
@@ -111,7 +111,7 @@ class ArealFrontend:
         sessions: Sessions,
         queries: WorkerQueries,
         lookup: TaskLookup,
-        store: Store,
+        store: WorkerStore,
         catalog: Catalog,
         metrics: Metrics,
         lifecycle: Lifecycle,

@@ -25,7 +25,7 @@ from gateway.core.environment import Environment
 from gateway.core.errors import GatewayError
 from gateway.core.ids import Owner
 from gateway.core.lifecycle import Lifecycle
-from gateway.core.ports.store import Store
+from gateway.core.ports.store import WorkerStore
 from gateway.frontends.asgi import BodyTooLarge, HungUp, denial, drop_body, respond_json
 from gateway.frontends.errors import marks, retry_after, status_of
 from gateway.frontends.openenv.episodes import Episodes
@@ -53,7 +53,7 @@ class OpenEnvFrontend:
         sessions: Sessions,
         queries: WorkerQueries,
         lookup: TaskLookup,
-        store: Store,
+        store: WorkerStore,
         catalog: Catalog,
         lifecycle: Lifecycle,
         secret: bytes,

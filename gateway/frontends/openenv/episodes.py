@@ -33,7 +33,7 @@ from gateway.core.errors import (
 )
 from gateway.core.ids import EnvironmentName, Owner
 from gateway.core.lifecycle import Lifecycle
-from gateway.core.ports.store import Store
+from gateway.core.ports.store import WorkerStore
 from gateway.core.session import CloseReason, SessionSetup
 from gateway.frontends.errors import why_ended, why_not_opened
 from gateway.frontends.openenv.frames import Code, FrameError, Json, ListTools, ResetWish, ToolCall, validated
@@ -74,7 +74,7 @@ class Episodes:
         sessions: Sessions,
         queries: WorkerQueries,
         lookup: TaskLookup,
-        store: Store,
+        store: WorkerStore,
         chooser: TaskChooser,
         lifecycle: Lifecycle,
     ) -> None:

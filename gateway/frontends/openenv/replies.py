@@ -31,7 +31,7 @@ from gateway.core.errors import (
     TaskRateLimited,
     UpstreamGone,
 )
-from gateway.core.ports.store import Store
+from gateway.core.ports.store import WorkerStore
 from gateway.core.session import CloseReason
 from gateway.frontends.errors import reason_of, retry_after_s, status_of
 from gateway.frontends.openenv.frames import Code, FrameError, Json, invalid, observed
@@ -218,7 +218,7 @@ _CODES: Final[dict[type[GatewayError], Code]] = {
 """Of the nearest ancestor; what is wrong with one request, or one step, is EXECUTION_ERROR."""
 
 
-async def refusal(error: GatewayError, environment: Environment, store: Store) -> FrameError:
+async def refusal(error: GatewayError, environment: Environment, store: WorkerStore) -> FrameError:
     """Say *error* in the protocol's words; *store* tells how full the environment is, where that is the reason."""
     status = status_of(error)
     if isinstance(error, PoolExhausted):
@@ -253,7 +253,7 @@ def marks(error: GatewayError) -> Json:
     return {name: mark for name, mark in found.items() if mark is not None}
 
 
-async def full(error: PoolExhausted, environment: Environment, store: Store) -> FrameError:
+async def full(error: PoolExhausted, environment: Environment, store: WorkerStore) -> FrameError:
     """No slot in time: how many are held, of how many there can be."""
     most = environment.pool.slots * environment.pool.max_workers
     try:

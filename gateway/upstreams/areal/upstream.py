@@ -337,10 +337,6 @@ class ArealUpstream(OrsFacade):
             return InvalidRequest(reason)
         return _failure(status, word, reason, "step")
 
-    async def pass_frame(self, session: Session, environment: Environment, message: bytes) -> bytes:
-        """The AReaL front needs none."""
-        raise NotImplementedError
-
     async def aclose(self) -> None:
         """Break off what is under way."""
         left = list(self._left.values())

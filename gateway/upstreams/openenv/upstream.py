@@ -254,7 +254,7 @@ class OpenEnvUpstream(OrsFacade):
         return await _read(step_result, await self._episodes.ask(held, frame))
 
     async def pass_frame(self, session: Session, environment: Environment, message: bytes) -> bytes:
-        """Pass a frame on and return the one that replies to it; see ``Upstream.pass_frame``."""
+        """Pass a frame on and return the one that replies to it; see ``FrameUpstream.pass_frame``."""
         if message and kind_of(message, parsed_max=len(message)) not in _RELAYED:
             raise InvalidRequest("only step, state and mcp are passed on: the gateway itself begins and ends episodes")
         if not message and self._holding.get(session) is None and (first := read_handle(session.handle).first):

@@ -305,10 +305,6 @@ class OrsUpstream:
             return Whole(404, answer.body, exchange.headers)
         return exchange
 
-    async def pass_frame(self, session: Session, environment: Environment, message: bytes) -> bytes:
-        """ORS is passed on by `forward`."""
-        raise NotImplementedError
-
     async def _ask(
         self,
         worker: Worker,

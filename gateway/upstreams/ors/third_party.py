@@ -316,10 +316,6 @@ class ThirdPartyOrsUpstream(OrsFacade):
         except Refused as error:
             return Whole(error.answer.status, error.answer.body)
 
-    async def pass_frame(self, session: Session, environment: Environment, message: bytes) -> bytes:
-        """ORS is passed on by `forward`."""
-        raise NotImplementedError
-
     # -- inside ---------------------------------------------------------------------------------------------------
 
     async def _stream(

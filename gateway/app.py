@@ -156,8 +156,8 @@ class Gateway:
         self.backend = RoutedBackend(backend or self.swarm or make_backend(settings, catalog), static, list(catalog))
         if backend is None:
             self._owned.push_async_callback(self.backend.aclose)
-        self.relay = HttpTransport(dial=self._dialer.dial if self._dialer is not None else None)
-        self._owned.push_async_callback(self.relay.aclose)
+        self.transport = HttpTransport(dial=self._dialer.dial if self._dialer is not None else None)
+        self._owned.push_async_callback(self.transport.aclose)
 
     def _wire_upstreams(
         self, given: Mapping[UpstreamKind, Upstream], port: int | None
@@ -171,10 +171,10 @@ class Gateway:
             self._owned.push_async_callback(self.peers.aclose)
         recorder = Recorder(self.stores.calls)
         self._owned.push_async_callback(recorder.aclose)
-        ors = ThirdPartyOrsUpstream(self.relay, recorder=recorder)
-        areal = ArealUpstream(self.relay, recorder=recorder)
+        ors = ThirdPartyOrsUpstream(self.transport, recorder=recorder)
+        areal = ArealUpstream(self.transport, recorder=recorder)
         self._openenv = OpenEnvUpstream(
-            self.relay,
+            self.transport,
             self.peers,
             store=self.store,
             recorder=recorder,
@@ -183,7 +183,7 @@ class Gateway:
         for upstream in (areal, ors, self._openenv):
             self._owned.push_async_callback(upstream.aclose)
         return {
-            UpstreamKind.OWN: OrsUpstream(self.relay, secret=secret),
+            UpstreamKind.OWN: OrsUpstream(self.transport, secret=secret),
             UpstreamKind.ORS: ors,
             UpstreamKind.OPENENV: self._openenv,
             UpstreamKind.AREAL: areal,
@@ -204,8 +204,8 @@ class Gateway:
             files=content.curricula,
             catalog=catalog,
         )
-        self.run_time = RuntimeTasks(registry=tasks, store=self.stores.tasks, catalog=catalog)
-        self.lookup = TaskLookup(self.run_time, queries=self.queries, curricula=self.curricula)
+        self.runtime_tasks = RuntimeTasks(registry=tasks, store=self.stores.tasks, catalog=catalog)
+        self.lookup = TaskLookup(self.runtime_tasks, queries=self.queries, curricula=self.curricula)
         self.session_cache = cache = SessionCache(store, catalog, patience_s=patience_s)
         opener = SessionOpener(
             store=store,
@@ -234,7 +234,7 @@ class Gateway:
         self.custom_tasks = CustomTaskFolders(settings.custom_tasks_dir, catalog)
         self.custom_tasks.changed(offering(catalog))
         self.task_files = TaskFileWatch(self.tasks, catalog)
-        self.rollover = CatalogReload(
+        self.reload = CatalogReload(
             catalog,
             image_of=self.backend.prepare if settings.uses_containers else None,
             directory=None if settings.static_servers() and not settings.environments else settings.catalog_dir,
@@ -243,10 +243,10 @@ class Gateway:
             image_tag=settings.image_tag,
             complete=Completion(catalog, self.tasks, self.custom_tasks).complete,
         )
-        self.rollover.changed(lambda: self.custom_tasks.follow(catalog))
-        self.lease.follow(self.rollover)
+        self.reload.changed(lambda: self.custom_tasks.follow(catalog))
+        self.lease.follow(self.reload)
         if self._nodes is not None:  # a machine that comes may have an image that the others lack, or lack one
-            self._nodes.changed(lambda view: self.rollover.ask_again() if view.state is NodeState.LIVE else None)
+            self._nodes.changed(lambda view: self.reload.ask_again() if view.state is NodeState.LIVE else None)
 
     def _wire_pool(self, upstreams: Mapping[UpstreamKind, Upstream]) -> None:
         """Make what starts and stops workers, and leader election."""
@@ -256,13 +256,13 @@ class Gateway:
             store=store,
             backend=backend,
             upstreams=upstreams,
-            transport=self.relay,
+            transport=self.transport,
             metrics=metrics,
             lease=self.lease,
             demands=self.demands,
         )
-        self.worker_ends = WorkerStops(
-            store=store, backend=backend, transport=self.relay, metrics=metrics, tasks=self.background
+        self.worker_stops = WorkerStops(
+            store=store, backend=backend, transport=self.transport, metrics=metrics, tasks=self.background
         )
         recovery = StoreRecovery(
             store=store,
@@ -276,9 +276,9 @@ class Gateway:
             store=store,
             replica=self.replica,
             lease=self.lease,
-            rebuilding=recovery,
+            recovery=recovery,
             starts=self.starts,
-            ends=self.worker_ends,
+            stops=self.worker_stops,
             tasks=self.background,
             metrics=metrics,
         )
@@ -299,9 +299,9 @@ class Gateway:
             backend=backend,
             catalog=catalog,
             starts=self.starts,
-            ends=self.worker_ends,
+            stops=self.worker_stops,
             pausing=Pausing(store=store, backend=backend, lease=self.lease, tasks=tasks),
-            rollover=self.rollover,
+            reload=self.reload,
             tasks=tasks,
         )
         self.expiry = Expiry(store=store, upstreams=upstreams, catalog=catalog, closer=self.closer, tasks=tasks)
@@ -312,7 +312,7 @@ class Gateway:
             planner=self.planner,
             executor=executor,
             starts=self.starts,
-            ends=self.worker_ends,
+            stops=self.worker_stops,
             expiry=self.expiry,
             suspects=SuspectWorkers(store=store, upstreams=upstreams, catalog=catalog, tasks=tasks),
             tasks=tasks,
@@ -322,7 +322,7 @@ class Gateway:
             backend=backend,
             upstreams=upstreams,
             catalog=catalog,
-            ends=self.worker_ends,
+            stops=self.worker_stops,
             metrics=self.metrics,
             replica=self.replica,
         )
@@ -339,7 +339,7 @@ class Gateway:
             await own_store(self.store, self.settings)
             await self.backend.check()
             await self.custom_tasks.look()  # before the audit: workers that the last gateway left are of that make
-            await self.rollover.look_images(timeout_s=IMAGES_WAIT_S)  # likewise
+            await self.reload.look_images(timeout_s=IMAGES_WAIT_S)  # likewise
             await self.leadership.until_complete()
             await self.audit.begin()
             async with self.looping():
@@ -349,7 +349,7 @@ class Gateway:
         finally:
             with anyio.CancelScope(shield=True):
                 await self.pool.aclose()  # before its store and backend, also where it was not begun
-                await self.rollover.aclose()
+                await self.reload.aclose()
                 if not self._workers_are_found_again:
                     # Servers that somebody else runs go on, and so do the sessions in them, if the store does.
                     is_kept = self.settings.store != "memory"
@@ -369,8 +369,8 @@ class Gateway:
                 self.pool.run,
                 self.audit.run,
                 self.custom_tasks.run,
-                self.rollover.run,
-                self.run_time.run,
+                self.reload.run,
+                self.runtime_tasks.run,
                 self.task_files.run,
                 self.records.run,
                 self.curricula.run,
@@ -387,7 +387,7 @@ class Gateway:
     def leave(self) -> None:
         """Answer what is still under way: openings that wait may come again, and calls may run on in their workers."""
         self.admission.end()
-        self.relay.leave()
+        self.transport.leave()
 
     @property
     def _workers_are_found_again(self) -> bool:
@@ -397,7 +397,7 @@ class Gateway:
     def _frontends(self) -> ASGIApp:
         settings, secret = self.settings, self.settings.read_secret()
         task_routes = TaskRoutes(
-            tasks=self.run_time,
+            tasks=self.runtime_tasks,
             max_body_bytes=settings.max_body_bytes,
             trusted=read_trusted(settings.task_keys),
             signatures=settings.task_signatures,
@@ -411,7 +411,7 @@ class Gateway:
             routes=[
                 *task_routes.routes(),
                 *NodeRoutes(self.swarm).routes(),
-                *CurriculumRoutes(curricula=self.curricula, records=self.records, tasks=self.run_time).routes(),
+                *CurriculumRoutes(curricula=self.curricula, records=self.records, tasks=self.runtime_tasks).routes(),
             ],
         ).app()
         ors = OrsFrontend(

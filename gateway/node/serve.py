@@ -211,10 +211,10 @@ async def run_node(settings: Settings, catalog: Catalog, *, makes_folders: bool 
     )
     await gate.check()
     # Its own look at the files, not the gateway's word: one that is taken over must not widen its own rules.
-    rollover = CatalogReload(
+    reload = CatalogReload(
         catalog, directory=settings.catalog_dir, names=settings.environments, image_tag=settings.image_tag
     )
-    rollover.changed(lambda: gate.take(rules()))
+    reload.changed(lambda: gate.take(rules()))
     async with AsyncExitStack() as stack:
         is_ending = await stack.enter_async_context(ending())
         await stack.enter_async_context(serving_gate(gate, settings.node_socket))
@@ -229,14 +229,14 @@ async def run_node(settings: Settings, catalog: Catalog, *, makes_folders: bool 
             )
             stack.push_async_callback(cluster.aclose)
             await asyncio.to_thread(cluster.check)
-            rollover.changed(lambda: cluster.take(rules()))
+            reload.changed(lambda: cluster.take(rules()))
             relay = Tunnel(sockets=settings.socket_dir, tls=tls)
             host, port = address
             await stack.enter_async_context(
                 serving_cluster(cluster, relay, host=host, port=port, tls=tls, drain_s=settings.node_drain_s)
             )
             logger.info("node_ready listen=%s relay_port=%d", settings.node_listen, port + 1)
-        watching = asyncio.ensure_future(rollover.run())
+        watching = asyncio.ensure_future(reload.run())
         stack.push_async_callback(_stopped, watching)
         logger.info(
             "gate_ready socket=%s environments=%d socket_root=%s", settings.node_socket, len(catalog), socket_root

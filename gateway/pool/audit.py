@@ -80,7 +80,7 @@ class Audit:
         backend: Backend,
         upstreams: Mapping[UpstreamKind, WorkerUpstream],
         catalog: Catalog,
-        ends: WorkerStops,
+        stops: WorkerStops,
         metrics: Metrics,
         replica: str,
     ) -> None:
@@ -89,7 +89,7 @@ class Audit:
         self._backend = backend
         self._upstreams = upstreams
         self._catalog = catalog
-        self._ends = ends
+        self._stops = stops
         self._metrics = metrics
         self._replica = replica
         self._left: Mapping[WorkerId, EnvironmentName] = {}
@@ -153,7 +153,7 @@ class Audit:
             )
         for id in findings.lost:
             try:
-                await self._ends.lost(id)
+                await self._stops.lost(id)
             except BackendError as error:  # its sessions are ended; what is left of it is the next audit's
                 logger.warning("worker_not_stopped worker=%s error=%s", id, error)
         for id in findings.adopted if ask else ():

@@ -38,19 +38,19 @@ class PlanExecutor:
         backend: Backend,
         catalog: Catalog,
         starts: WorkerStarts,
-        ends: WorkerStops,
+        stops: WorkerStops,
         pausing: Pausing,
-        rollover: CatalogReload,
+        reload: CatalogReload,
         tasks: BackgroundTasks,
     ) -> None:
-        """*rollover* says whether an environment's present image is known: until then outdated workers stay."""
+        """*reload* says whether an environment's present image is known: until then outdated workers stay."""
         self._store = store
         self._backend = backend
         self._catalog = catalog
         self._starts = starts
-        self._ends = ends
+        self._stops = stops
         self._pausing = pausing
-        self._rollover = rollover
+        self._reload = reload
         self._tasks = tasks
 
     async def apply(
@@ -66,7 +66,7 @@ class PlanExecutor:
             NotLeading, StoreUnavailable: the next turn of the leader goes on.
         """
         name = environment.name
-        for id in wanted.drain if self._rollover.is_settled(name) else ():
+        for id in wanted.drain if self._reload.is_settled(name) else ():
             logger.info("worker_outdated environment=%s worker=%s", name, id)
             await self._store.drain_worker(id, fence=fence)
             self._tasks.wake()
@@ -81,7 +81,7 @@ class PlanExecutor:
             self._stop_soon(id, name, "idle")
         await self._end_abandoned(load, name, own, fence)
         is_tried = not wanted.start and self._starts.wants_trial(name, load)
-        if (wanted.start or is_tried) and not self._starts.is_put_off(name) and self._rollover.may_start(name):
+        if (wanted.start or is_tried) and not self._starts.is_put_off(name) and self._reload.may_start(name):
             for _ in range(wanted.start or 1):
                 await self._begin_start(environment)
 
@@ -113,14 +113,14 @@ class PlanExecutor:
         """End what a leader began that is gone: nobody waits for its readiness."""
         for entry in load.workers:
             id = entry.worker.id
-            if entry.worker.state is WorkerState.STARTING and id not in own and id not in self._ends:
+            if entry.worker.state is WorkerState.STARTING and id not in own and id not in self._stops:
                 since = await self._store.worker(id)
                 if since is not None and since.state is not WorkerState.STARTING:
                     continue  # who led before lives, and has made it ready since the look: it may serve sessions
                 # The store first, which refuses one that does not lead any more: it may be the new leader's. It keeps
                 # the worker's place until that is gone: its container may be there already, or still come.
                 if await self._store.drain_worker(id, only_if_idle=True, fence=fence):
-                    self._ends.stop_soon(id, name, "start abandoned", again_after_s=COMES_S)
+                    self._stops.stop_soon(id, name, "start abandoned", again_after_s=COMES_S)
 
     async def _begin_start(self, environment: Environment) -> None:
         worker = Worker(
@@ -139,4 +139,4 @@ class PlanExecutor:
         if id in self._starts:
             self._starts.give_up(id)
         else:
-            self._ends.stop_soon(id, name, reason)
+            self._stops.stop_soon(id, name, reason)

@@ -26,7 +26,7 @@ RETRY_S: Final = 0.5
 COMPLETE_S: Final = 30.0
 """The longest that a start waits for another replica to rebuild the store."""
 END_S: Final = 30.0
-"""The longest that a cancelled start waits for the end of its own rebuilding."""
+"""The longest that a cancelled start waits for the end of its own recovery."""
 
 
 class Leadership:
@@ -38,9 +38,9 @@ class Leadership:
         store: LeaderStore,
         replica: str,
         lease: LeaderLease,
-        rebuilding: StoreRecovery,
+        recovery: StoreRecovery,
         starts: WorkerStarts,
-        ends: WorkerStops,
+        stops: WorkerStops,
         tasks: BackgroundTasks,
         metrics: Metrics,
     ) -> None:
@@ -48,9 +48,9 @@ class Leadership:
         self._store = store
         self.replica = replica
         self._lease = lease
-        self._rebuilding = rebuilding
+        self._recovery = recovery
         self._starts = starts
-        self._ends = ends
+        self._stops = stops
         self._tasks = tasks
         self._metrics = metrics
         self._rebuild: asyncio.Task[None] | None = None
@@ -75,9 +75,9 @@ class Leadership:
         if is_new:
             logger.info("lead_taken replica=%s fence=%s", self.replica, lead.fence)
         if lead.is_whole:
-            self._rebuilding.begin_anew()
+            self._recovery.begin_anew()
             return True
-        await self._rebuilding.hand_in()
+        await self._recovery.hand_in()
         if lead.fence and (self._rebuild is None or self._rebuild.done()):
             self._rebuild = self._tasks.spawn(self._rebuilt(lead.fence))
         return False
@@ -106,7 +106,7 @@ class Leadership:
 
     def store_lost(self) -> None:
         """Note that the store went away: it may have lost what was handed in."""
-        self._rebuilding.begin_anew()
+        self._recovery.begin_anew()
 
     async def resign(self) -> None:
         """Let another replica lead at once, if this one does."""
@@ -116,7 +116,7 @@ class Leadership:
 
     async def _rebuilt(self, fence: int) -> None:
         try:
-            await self._rebuilding.lead(fence, spare=self._starts.ids() | self._ends.ids())
+            await self._recovery.lead(fence, spare=self._starts.ids() | self._stops.ids())
         except (StoreUnavailable, NotLeading, BackendError) as error:
             logger.warning("store_not_rebuilt error=%s", error)  # the next turn tries again
             await asyncio.sleep(RETRY_S)

@@ -50,7 +50,7 @@ class ControlLoop:
         planner: Planner,
         executor: PlanExecutor,
         starts: WorkerStarts,
-        ends: WorkerStops,
+        stops: WorkerStops,
         expiry: Expiry,
         suspects: SuspectWorkers,
         tasks: BackgroundTasks,
@@ -61,7 +61,7 @@ class ControlLoop:
         self._planner = planner
         self._executor = executor
         self._starts = starts
-        self._ends = ends
+        self._stops = stops
         self._expiry = expiry
         self._suspects = suspects
         self._tasks = tasks
@@ -95,7 +95,7 @@ class ControlLoop:
         fence = self._leadership.fence
         await self._executor.drain_leaving(loads, fence)
         await self._suspects.turn(loads, fence)
-        self._ends.grow()
+        self._stops.grow()
         for environment, load, wanted in self._planner.plans(loads):
             await self._executor.apply(environment, load, wanted, own, fence)
         self._executor.drop_strangers(loads)
@@ -105,7 +105,7 @@ class ControlLoop:
         """Stop every worker that would not outlive this gateway: all but those of the environments *spare*."""
         for name, load in (await self._store.load()).items():
             for entry in load.workers if name not in spare else ():
-                await self._ends.stop_now(entry.worker.id, name)
+                await self._stops.stop_now(entry.worker.id, name)
 
     async def _turn_for_ever(self) -> None:
         while True:
@@ -144,6 +144,6 @@ class ControlLoop:
             self._starts.died(death)
             return
         try:
-            await self._ends.lost(death.id, death.reason, death.detail)
+            await self._stops.lost(death.id, death.reason, death.detail)
         except GatewayError as error:
             logger.warning("worker_loss_not_handled worker=%s error=%s", death.id, error)  # the next audit finds it

@@ -44,8 +44,8 @@ class Foreign:
 
     async def register(self, **task: Any) -> None:
         """Add a task at run time."""
-        checked = self.gateway.run_time.check([("task", task)], environment="image")
-        await self.gateway.run_time.register(checked)
+        checked = self.gateway.runtime_tasks.check([("task", task)], environment="image")
+        await self.gateway.runtime_tasks.register(checked)
 
     async def ors(self, operation: str, **body: Any) -> httpx.Response:
         """Ask ORS' front about tasks."""

@@ -252,7 +252,7 @@ async def test_tasks_are_added_to_an_environment_that_came_while_the_gateway_ran
         new = here.folder.with_name("later")
         shutil.copytree(here.folder, new)
         (new / "environment.toml").write_text('name = "later"\nupstream_name = "reversestring"\n')
-        await here.gateway.rollover.look()
+        await here.gateway.reload.look()
 
         added = await here.post("/admin/v1/tasks", {"id": "custom/x", "env_type": "later", "instruction": "?"})
         await here.post("/create", {"env_name": "later", "split": "custom", "index": 0}, sid="s")

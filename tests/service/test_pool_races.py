@@ -176,7 +176,7 @@ async def test_a_death_that_another_replica_was_told_first_breaks_off_calls_here
                 built.backend.unstoppable.add(worker.worker.id)
                 for replica in (built.first, second):
                     with contextlib.suppress(BackendError):
-                        await replica.worker_ends.lost(worker.worker.id)
+                        await replica.worker_stops.lost(worker.worker.id)
 
                 done, _ = await asyncio.wait({calling}, timeout=scaled(10))
                 built.backend.unstoppable.clear()

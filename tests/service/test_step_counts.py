@@ -97,13 +97,13 @@ class Meter:
         for name, _ in inspect.getmembers(Store, inspect.isfunction):
             if inspect.iscoroutinefunction(operation := getattr(gateway.store, name, None)):
                 setattr(gateway.store, name, self._counting(name, cast(Any, operation)))
-        send = gateway.relay.send
+        send = gateway.transport.send
 
         async def counted(*args: Any, **kwargs: Any) -> Any:
             self.counts.upstream += self._is_on
             return await send(*args, **kwargs)
 
-        gateway.relay.send = counted  # type: ignore[method-assign]  # counts, and does the same
+        gateway.transport.send = counted  # type: ignore[method-assign]  # counts, and does the same
         asyncio.get_running_loop().set_task_factory(cast(Any, self._task))
 
     async def during(self, work: Callable[[], Awaitable[None]]) -> Counts:

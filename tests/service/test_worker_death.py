@@ -311,9 +311,9 @@ async def test_a_death_that_an_event_and_an_audit_tell_of_is_counted_and_logged_
 
             await worker.die(announced=False)
             ends = [
-                replica.worker_ends.lost(worker.worker.id),
+                replica.worker_stops.lost(worker.worker.id),
                 replica.audit.once(),
-                replica.worker_ends.lost(worker.worker.id),
+                replica.worker_stops.lost(worker.worker.id),
             ]
             await asyncio.gather(*ends)
 

@@ -71,8 +71,8 @@ class World:
         """Read the catalog and watch it anew, as a gateway does that is started."""
         self.catalog = catalog or load_catalog(self.directory, names=options.get("names", ()))
         image_of = self.engine.image_of if asks else None
-        self.rollover = CatalogReload(self.catalog, image_of=image_of, directory=self.directory, **options)
-        self.rollover.changed(self._count)
+        self.reload = CatalogReload(self.catalog, image_of=image_of, directory=self.directory, **options)
+        self.reload.changed(self._count)
 
     def _count(self) -> None:
         self.changes += 1
@@ -88,10 +88,10 @@ class World:
 
     async def look(self, times: int = 1) -> None:
         for _ in range(times):
-            await self.rollover.look()
+            await self.reload.look()
 
     async def look_images(self) -> None:
-        await self.rollover.look_images(timeout_s=5)
+        await self.reload.look_images(timeout_s=5)
 
     @property
     def math(self) -> Environment:
@@ -103,7 +103,7 @@ async def world(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> AsyncIterat
     caplog.set_level(logging.INFO, "gateway.catalog.reload")
     made = World(tmp_path)
     yield made
-    await made.rollover.aclose()
+    await made.reload.aclose()
 
 
 def logged(caplog: pytest.LogCaptureFixture, event: str) -> list[str]:
@@ -457,7 +457,7 @@ async def test_a_listener_that_fails_keeps_nothing_from_being_offered(
     def fail() -> None:
         raise ValueError("not ready yet")
 
-    world.rollover.changed(fail)
+    world.reload.changed(fail)
     world.write("chat", 'name = "chat"\nimage = "env-chat"\n')
     world.write("zero", 'name = "zero"\nimage = "env-zero"\n')
 
@@ -473,14 +473,14 @@ async def test_a_listener_that_fails_keeps_nothing_from_being_offered(
 async def test_the_engine_says_at_the_start_what_images_are(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.write("math", MATH + SPLIT)
     await world.look()
-    assert not world.rollover.is_settled("math")
-    assert not world.rollover.is_settled("math.hard")
+    assert not world.reload.is_settled("math")
+    assert not world.reload.is_settled("math.hard")
 
     await world.look_images()
 
     assert [one.image_id for one in world.catalog.all()] == ["sha256:g1", "sha256:m1", "sha256:m1"]
-    assert world.rollover.is_settled("math")
-    assert world.rollover.is_settled("math.hard")
+    assert world.reload.is_settled("math")
+    assert world.reload.is_settled("math.hard")
     assert len(logged(caplog, "environment_changed environment=math what=image")) == 1
 
 
@@ -501,23 +501,23 @@ async def test_an_image_that_was_built_anew_is_another_make(world: World, caplog
 async def test_an_image_that_is_pulled_for_long_holds_up_no_other(world: World) -> None:
     world.engine.slow["env-math"] = asyncio.Event()
 
-    await world.rollover.look_images(timeout_s=0.05)
+    await world.reload.look_images(timeout_s=0.05)
 
     assert world.catalog.named("game").image_id == "sha256:g1"
-    assert world.rollover.is_settled("game")
-    assert not world.rollover.is_settled("math")
-    assert not world.rollover.may_start("math")  # its worker would be of a make that nobody wants in a moment
+    assert world.reload.is_settled("game")
+    assert not world.reload.is_settled("math")
+    assert not world.reload.may_start("math")  # its worker would be of a make that nobody wants in a moment
 
     world.engine.slow["env-math"].set()
-    await until(lambda: world.rollover.is_settled("math"))
+    await until(lambda: world.reload.is_settled("math"))
     assert world.math.image_id == "sha256:m1"
-    assert world.rollover.may_start("math")
+    assert world.reload.may_start("math")
 
 
 async def test_an_image_is_asked_for_once_at_a_time(world: World) -> None:
     world.engine.slow["env-math"] = asyncio.Event()
     for _ in range(3):
-        await world.rollover.look_images(timeout_s=0.01)
+        await world.reload.look_images(timeout_s=0.01)
 
     assert world.engine.asked.count("env-math") == 1
 
@@ -532,7 +532,7 @@ async def test_an_engine_that_does_not_answer_leaves_what_is_known(
     await world.look_images()
     await world.look_images()
 
-    assert (world.math.digest(), world.rollover.is_settled("math")) == (before, True)
+    assert (world.math.digest(), world.reload.is_settled("math")) == (before, True)
     assert logged(caplog, "environment_image_unknown") == [
         "environment_image_unknown environment=math image=env-math error=the engine does not answer"
     ]
@@ -552,12 +552,12 @@ async def test_an_environment_whose_image_was_never_known_is_not_settled_and_may
 
     await world.look_images()
 
-    assert not world.rollover.is_settled("math")
-    assert world.rollover.may_start("math")  # and the start tells openings why it can't
+    assert not world.reload.is_settled("math")
+    assert world.reload.may_start("math")  # and the start tells openings why it can't
 
     world.engine.ids["env-math"] = "sha256:m1"
     await world.look_images()
-    assert world.rollover.is_settled("math")
+    assert world.reload.is_settled("math")
 
 
 async def test_every_other_reason_is_told(world: World, caplog: pytest.LogCaptureFixture) -> None:
@@ -582,8 +582,8 @@ async def test_a_fault_of_one_question_is_logged_and_asked_again(
 
     await world.look_images()
 
-    assert world.rollover.is_settled("game")
-    assert world.rollover.may_start("math")
+    assert world.reload.is_settled("game")
+    assert world.reload.may_start("math")
     assert "a bug" in caplog.text
 
 
@@ -594,13 +594,13 @@ async def test_a_server_that_runs_already_and_one_of_which_nobody_asks_are_settl
     world.begin(Catalog([*world.catalog, static]))
     await world.look_images()
 
-    assert world.rollover.is_settled("counter")
-    assert world.rollover.is_settled("nosuch")
+    assert world.reload.is_settled("counter")
+    assert world.reload.is_settled("nosuch")
     assert "x" not in world.engine.asked
 
     world.begin(asks=False)
     await world.look_images()
-    assert world.rollover.is_settled("math")
+    assert world.reload.is_settled("math")
 
 
 async def test_workers_without_images_are_settled_once_that_is_known(world: World) -> None:
@@ -610,7 +610,7 @@ async def test_workers_without_images_are_settled_once_that_is_known(world: Worl
     await world.look_images()
 
     assert world.math is before
-    assert world.rollover.is_settled("math")
+    assert world.reload.is_settled("math")
 
 
 async def test_another_image_takes_effect_when_it_is_there_and_all_at_once(
@@ -623,7 +623,7 @@ async def test_another_image_takes_effect_when_it_is_there_and_all_at_once(
     await world.look()
     await world.look_images()
     assert world.math is before  # good workers do not go for an image that nobody has
-    assert world.rollover.is_settled("math")
+    assert world.reload.is_settled("math")
 
     world.engine.ids["env-math:2"] = "sha256:m2"
     await world.look_images()
@@ -652,11 +652,11 @@ async def test_a_new_leader_settles_nothing_by_what_it_knew_before(world: World)
     await world.look_images()
     world.engine.ids["env-math"] = "sha256:m2"  # the one that led has workers of it already
 
-    world.rollover.ask_again()
-    assert not world.rollover.is_settled("math")
-    assert not world.rollover.may_start("math")
+    world.reload.ask_again()
+    assert not world.reload.is_settled("math")
+    assert not world.reload.may_start("math")
 
-    await until(lambda: world.rollover.is_settled("math"))
+    await until(lambda: world.reload.is_settled("math"))
     assert world.math.image_id == "sha256:m2"
 
 
@@ -664,11 +664,11 @@ async def test_a_leader_whose_engine_is_silent_takes_no_worker_for_outdated(worl
     await world.look_images()
     world.engine.ids["env-math"] = BackendError("the engine does not answer")
 
-    world.rollover.ask_again()
+    world.reload.ask_again()
     await world.look_images()
 
-    assert (world.rollover.is_settled("math"), world.rollover.is_settled("game")) == (False, True)
-    assert world.rollover.may_start("math")
+    assert (world.reload.is_settled("math"), world.reload.is_settled("game")) == (False, True)
+    assert world.reload.may_start("math")
 
 
 async def test_an_image_that_was_never_there_is_replaced_at_once(world: World) -> None:
@@ -679,12 +679,12 @@ async def test_an_image_that_was_never_there_is_replaced_at_once(world: World) -
     await world.look()
 
     assert world.math.image == "env-maths"
-    assert not world.rollover.is_settled("math")
+    assert not world.reload.is_settled("math")
 
 
 async def test_the_answer_for_an_image_that_is_no_longer_named_settles_nothing(world: World) -> None:
     world.engine.slow["env-math"] = asyncio.Event()
-    await world.rollover.look_images(timeout_s=0.01)
+    await world.reload.look_images(timeout_s=0.01)
     world.write("math", MATH.replace("env-math", "env-maths"))
     await world.look()
 
@@ -692,12 +692,12 @@ async def test_the_answer_for_an_image_that_is_no_longer_named_settles_nothing(w
     await world.look_images()
 
     assert (world.math.image, world.math.image_id) == ("env-maths", "")
-    assert not world.rollover.is_settled("math")
+    assert not world.reload.is_settled("math")
 
     world.engine.ids["env-maths"] = "sha256:s1"
     await world.look_images()
     assert world.math.image_id == "sha256:s1"
-    assert world.rollover.is_settled("math")
+    assert world.reload.is_settled("math")
 
 
 async def test_an_environment_that_becomes_a_server_of_somebody_elses_has_no_image(world: World) -> None:
@@ -707,7 +707,7 @@ async def test_an_environment_that_becomes_a_server_of_somebody_elses_has_no_ima
     await world.look()
 
     assert (world.math.server.url, world.math.image_id) == ("http://10.0.0.7", "")
-    assert world.rollover.is_settled("math")
+    assert world.reload.is_settled("math")
 
 
 async def test_a_change_of_mind_while_another_image_is_pulled_keeps_the_first(world: World) -> None:
@@ -715,7 +715,7 @@ async def test_a_change_of_mind_while_another_image_is_pulled_keeps_the_first(wo
     world.engine.slow["env-math:2"] = asyncio.Event()
     world.write("math", MATH.replace("env-math", "env-math:2"))
     await world.look()
-    await world.rollover.look_images(timeout_s=0.01)
+    await world.reload.look_images(timeout_s=0.01)
     world.write("math", MATH + "platform_keys = true\n")
     await world.look()
 
@@ -744,13 +744,13 @@ async def test_a_change_that_is_taken_back_before_it_took_effect_is_none(
 
 async def test_what_is_withdrawn_while_its_image_is_pulled_is_not_waited_for(world: World) -> None:
     world.engine.slow["env-math"] = asyncio.Event()
-    await world.rollover.look_images(timeout_s=0.01)
+    await world.reload.look_images(timeout_s=0.01)
 
     world.remove("math")
     await world.look(times=2)
 
     await until(lambda: world.engine.cancelled == 1)
-    assert world.rollover.is_settled("math")
+    assert world.reload.is_settled("math")
 
 
 def test_pauses_between_failed_questions_grow() -> None:
@@ -765,9 +765,9 @@ def test_pauses_between_failed_questions_grow() -> None:
 
 async def test_the_loop_takes_up_files_and_images_and_ends_its_questions(world: World) -> None:
     world.begin(poll_s=0.01, images_every_s=0.01)
-    running = asyncio.create_task(world.rollover.run())
+    running = asyncio.create_task(world.reload.run())
     try:
-        await until(lambda: world.rollover.is_settled("math") and world.rollover.is_settled("game"))
+        await until(lambda: world.reload.is_settled("math") and world.reload.is_settled("game"))
         world.engine.ids["env-math"] = "sha256:m2"
         await until(lambda: world.math.image_id == "sha256:m2")
         world.write("math", MATH + "[limits]\ncpus = 2\n")
@@ -785,9 +785,9 @@ async def test_the_loop_takes_up_files_and_images_and_ends_its_questions(world: 
 async def test_the_loop_asks_for_the_image_of_what_is_offered_anew(world: World) -> None:
     world.engine.ids["env-chat"] = "sha256:c1"
     world.begin(poll_s=0.01)
-    running = asyncio.create_task(world.rollover.run())
+    running = asyncio.create_task(world.reload.run())
     try:
-        await until(lambda: world.rollover.is_settled("math"))
+        await until(lambda: world.reload.is_settled("math"))
         world.write("chat", 'name = "chat"\nimage = "env-chat"\n')
         await until(lambda: (one := world.catalog.get("chat")) is not None and one.image_id == "sha256:c1")
     finally:
@@ -797,9 +797,9 @@ async def test_the_loop_asks_for_the_image_of_what_is_offered_anew(world: World)
 
 async def test_the_loop_asks_for_the_image_again_after_each_change(world: World) -> None:
     world.begin(poll_s=0.01)
-    running = asyncio.create_task(world.rollover.run())
+    running = asyncio.create_task(world.reload.run())
     try:
-        await until(lambda: world.rollover.is_settled("math"))
+        await until(lambda: world.reload.is_settled("math"))
         world.write("math", MATH + "[limits]\ncpus = 2\n")
         await until(lambda: world.engine.asked.count("env-math") == 2)
     finally:

@@ -64,11 +64,9 @@ from gateway.pool.stops import WorkerStops
 from gateway.pool.suspects import SuspectWorkers
 from gateway.sessions.cache import SessionCache
 from gateway.sessions.closing import SessionCloser
-from gateway.sessions.failure_reasons import FailureReasons
 from gateway.sessions.interruption import AdmissionGate
 from gateway.sessions.opening import SessionOpener
 from gateway.sessions.service import CallParts, Sessions
-from gateway.sessions.turns import TurnCounter
 from gateway.sessions.worker_queries import WorkerQueries
 from gateway.settings import Settings, parse_keys
 from gateway.tasks.curricula.service import Curricula
@@ -218,12 +216,12 @@ class Gateway:
             tickets=self.curricula,
         )
         calls = CallParts(
+            store=store,
             upstreams=upstreams,
             frames=cast(FrameUpstream, upstreams[UpstreamKind.OPENENV]),
             catalog=catalog,
             cache=cache,
-            reasons=FailureReasons(store=store, cache=cache, closer=self.closer),
-            turns=TurnCounter(store),
+            closer=self.closer,
             metrics=self.metrics,
         )
         self.sessions = Sessions(opener=opener, closer=self.closer, cache=cache, calls=calls, patience_s=patience_s)
@@ -394,8 +392,8 @@ class Gateway:
         """Whether workers outlive this gateway, for the next one or for other replicas."""
         return not self._has_own_stores or (self.settings.store != "memory" and self.settings.uses_containers)
 
-    def _frontends(self) -> ASGIApp:
-        settings, secret = self.settings, self.settings.read_secret()
+    def _admin_frontend(self) -> ASGIApp:
+        settings = self.settings
         task_routes = TaskRoutes(
             tasks=self.runtime_tasks,
             max_body_bytes=settings.max_body_bytes,
@@ -403,7 +401,7 @@ class Gateway:
             signatures=settings.task_signatures,
             probe=TaskProbe(self.sessions, self.catalog),
         )
-        admin = AdminFrontend(
+        return AdminFrontend(
             store=self.store,
             catalog=self.catalog,
             metrics=self.metrics,
@@ -414,6 +412,9 @@ class Gateway:
                 *CurriculumRoutes(curricula=self.curricula, records=self.records, tasks=self.runtime_tasks).routes(),
             ],
         ).app()
+
+    def _frontends(self) -> ASGIApp:
+        settings, secret = self.settings, self.settings.read_secret()
         ors = OrsFrontend(
             sessions=self.sessions,
             queries=self.queries,
@@ -446,7 +447,7 @@ class Gateway:
         )
         router = Router(
             ors=ors,
-            admin=admin,
+            admin=self._admin_frontend(),
             areal=self.areal,
             openenv=openenv,
             replicas=ReplicaFrontend(secret, self._openenv.serve),

@@ -84,7 +84,7 @@ class Audit:
         metrics: Metrics,
         replica: str,
     ) -> None:
-        """*ends* end a worker that is gone, as the control loop does."""
+        """*stops* end a worker that is gone, as the control loop does."""
         self._store = store
         self._backend = backend
         self._upstreams = upstreams

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from gateway.catalog.catalog import Catalog
@@ -26,6 +25,7 @@ from gateway.core.errors import (
 )
 from gateway.core.faults import FAULT_HEADERS, Fault
 from gateway.core.ids import Owner, SessionId, session_id
+from gateway.core.ports.store import SessionStore
 from gateway.core.ports.transport import Exchange, Headers
 from gateway.core.ports.upstream import FrameUpstream, SessionUpstream
 from gateway.core.retry import STORE_PATIENCE_S
@@ -145,20 +145,30 @@ class Sessions:
             await self.write_notes()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CallParts:
     """What calls need, shared by all sessions of this replica."""
 
-    upstreams: Mapping[UpstreamKind, SessionUpstream]
-    frames: FrameUpstream
-    """For sessions whose workers speak OpenEnv."""
-    catalog: Catalog
-    cache: SessionCache
-    reasons: FailureReasons
-    turns: TurnCounter
-    metrics: Metrics
-    playing: set[asyncio.Task[tuple[StepResult, int]]] = field(default_factory=set)
-    """Steps that go on although their trainers have hung up."""
+    def __init__(
+        self,
+        *,
+        store: SessionStore,
+        upstreams: Mapping[UpstreamKind, SessionUpstream],
+        frames: FrameUpstream,
+        catalog: Catalog,
+        cache: SessionCache,
+        closer: SessionCloser,
+        metrics: Metrics,
+    ) -> None:
+        """*frames*: for sessions whose workers speak OpenEnv."""
+        self.upstreams = upstreams
+        self.frames = frames
+        self.catalog = catalog
+        self.cache = cache
+        self.metrics = metrics
+        self.reasons = FailureReasons(store=store, cache=cache, closer=closer)
+        self.turns = TurnCounter(store)
+        self.playing: set[asyncio.Task[tuple[StepResult, int]]] = set()
+        """Steps that go on although their trainers have hung up."""
 
 
 class ActiveSession:

@@ -26,11 +26,9 @@ from gateway.core.worker import Worker
 from gateway.metrics import Metrics
 from gateway.sessions.cache import SessionCache
 from gateway.sessions.closing import SessionCloser
-from gateway.sessions.failure_reasons import FailureReasons
 from gateway.sessions.interruption import AdmissionGate
 from gateway.sessions.opening import EpisodeRequest, SessionOpener
 from gateway.sessions.service import CallParts, Sessions
-from gateway.sessions.turns import TurnCounter
 from gateway.sessions.worker_queries import WorkerQueries
 from gateway.stores.memory.sessions import MemoryStore
 from tests.deadlines import scaled
@@ -218,12 +216,12 @@ class World:
             tickets=_NoTickets(),
         )
         calls_in_sessions = CallParts(
+            store=watched,
             upstreams=upstreams,
             frames=cast(FrameUpstream, upstream),
             catalog=self.catalog,
             cache=cache,
-            reasons=FailureReasons(store=watched, cache=cache, closer=self.closer),
-            turns=TurnCounter(watched),
+            closer=self.closer,
             metrics=metrics,
         )
         self.sessions = Sessions(

@@ -164,7 +164,7 @@ async def test_while_an_opening_waits_for_a_slot(gateway: ServerProcess) -> None
 
     assert (refused.status_code, refused.json()["code"]) == (429, "pool_exhausted"), refused.text
     assert int(refused.headers["retry-after"]) >= 1
-    assert "ends" in refused.json()["detail"]
+    assert "about to stop" in refused.json()["detail"]
 
 
 async def test_while_a_worker_starts(gateway: ServerProcess) -> None:
@@ -177,7 +177,7 @@ async def test_while_a_worker_starts(gateway: ServerProcess) -> None:
 
     assert (refused.status_code, refused.json()["code"]) == (429, "pool_exhausted"), refused.text
     assert int(refused.headers["retry-after"]) >= 1
-    assert "ends" in refused.json()["detail"]
+    assert "about to stop" in refused.json()["detail"]
 
 
 async def test_while_a_question_waits_for_a_worker(gateway: ServerProcess) -> None:
@@ -189,7 +189,7 @@ async def test_while_a_question_waits_for_a_worker(gateway: ServerProcess) -> No
         refused = await asked
 
     assert (refused.status_code, refused.json()["code"]) == (429, "pool_exhausted"), refused.text
-    assert "ends" in refused.json()["detail"]
+    assert "about to stop" in refused.json()["detail"]
 
 
 async def test_while_a_call_runs(gateway: ServerProcess, tmp_path: Path) -> None:

@@ -1,0 +1,30 @@
+"""What an installation prints, as a newcomer's first command runs it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.deadlines import scaled
+
+PROJECT = Path(__file__).resolve().parents[2]
+MADE_HERE = shutil.ignore_patterns(".git", ".venv*", "build", "__pycache__", ".*_cache", "tests")
+
+pytestmark = [pytest.mark.wire, pytest.mark.timeout(600)]
+
+
+def test_an_installation_for_the_demo_prints_no_error(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    shutil.copytree(PROJECT, project, ignore=MADE_HERE, symlinks=True)
+
+    done = subprocess.run(
+        ["scripts/install", "demo"], cwd=project, capture_output=True, text=True, timeout=scaled(300), check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert not re.search(r"(?im)^\W*(?:\x1b\[[0-9;]*m)*error\b", done.stdout + done.stderr)
+    assert (project / ".venv" / "bin" / "gateway").exists()

@@ -9,6 +9,7 @@ import pytest
 
 from tests.fakes.eventually import eventually
 from tests.wire.openenv.clients import NEWEST, Driver, DriverOf
+from tests.wire.raw import create, new_sid
 from tests.wire.sdks import SDKS, Client, Sdk
 from tests.wire.targets import Folder, Target, World
 
@@ -69,6 +70,18 @@ async def http(target: Target) -> AsyncIterator[httpx.AsyncClient]:
     """Plain HTTP with the target's key."""
     async with target.http() as http:
         yield http
+
+
+@pytest.fixture
+async def narrow_worker(http: httpx.AsyncClient) -> None:
+    """Have the worker of ``narrow`` ready: openings wait 5 s there, and its first start may take longer."""
+
+    async def has_opened() -> None:
+        response = await create(http, sid := new_sid(), env_name="narrow", task_spec={})
+        assert response.status_code == 200, response.text
+        await http.post("/delete", headers={"X-Session-ID": sid})
+
+    await eventually(has_opened)
 
 
 @pytest.fixture

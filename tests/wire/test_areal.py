@@ -145,6 +145,7 @@ async def test_a_setup_that_fails_is_500_with_its_reason_and_nothing_is_left(tar
     assert list(tasks_of("slowsetup", "train"))[failing]["error"] in failed.value.body["detail"]
 
 
+@pytest.mark.usefixtures("narrow_worker")
 @on(*BOTH_GATEWAYS)
 async def test_without_a_free_slot_a_start_is_503_and_nothing_was_begun(target: Target) -> None:
     narrow = areal(target, "narrow")
@@ -162,6 +163,7 @@ async def test_without_a_free_slot_a_start_is_503_and_nothing_was_begun(target: 
     assert (health["active_episodes"], health["queued"]) == (1, 0)
 
 
+@pytest.mark.usefixtures("narrow_worker")
 @on(*BOTH_GATEWAYS)
 async def test_a_client_that_goes_during_its_start_leaves_nothing_behind(target: Target) -> None:
     gateway = target.gateway

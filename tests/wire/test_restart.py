@@ -59,6 +59,7 @@ async def pids_of(http: httpx.AsyncClient, *environments: str) -> set[int]:
     return pids
 
 
+@pytest.mark.usefixtures("narrow_worker")
 async def test_workers_of_a_gateway_that_is_killed_end_with_it(embedded: Target, http: httpx.AsyncClient) -> None:
     assert embedded.gateway is not None
     pids = await pids_of(http, "probe", "narrow")
@@ -86,6 +87,7 @@ async def test_after_a_kill_the_embedded_gateway_starts_afresh(embedded: Target,
     assert await gateway.sessions() == []
 
 
+@pytest.mark.usefixtures("narrow_worker")
 async def test_a_gateway_that_is_asked_to_end_leaves_nothing(embedded: Target, http: httpx.AsyncClient) -> None:
     gateway = embedded.gateway
     assert gateway is not None

@@ -157,6 +157,7 @@ async def test_any_text_can_be_a_session_id(http: httpx.AsyncClient, sid: str) -
     assert deleted.status_code == 200
 
 
+@pytest.mark.usefixtures("narrow_worker")
 @on(*BOTH_GATEWAYS)
 async def test_a_create_waits_for_room(http: httpx.AsyncClient) -> None:
     async with episode(http, environment="narrow") as first:
@@ -172,6 +173,7 @@ async def test_a_create_waits_for_room(http: httpx.AsyncClient) -> None:
     assert response.status_code == 200
 
 
+@pytest.mark.usefixtures("narrow_worker")
 @on(*BOTH_GATEWAYS)
 async def test_without_room_in_time_a_create_is_told_when_to_come_again(
     http: httpx.AsyncClient, target: Target
@@ -187,6 +189,7 @@ async def test_without_room_in_time_a_create_is_told_when_to_come_again(
     assert [session["name"] for session in held] == [first.sid]
 
 
+@pytest.mark.usefixtures("narrow_worker")
 @on(*BOTH_GATEWAYS)
 async def test_a_trainer_that_hangs_up_while_it_waits_gives_its_place_back(
     http: httpx.AsyncClient, target: Target

@@ -58,10 +58,14 @@ class Warm:
 
 @contextlib.asynccontextmanager
 async def warm() -> AsyncIterator[Warm]:
-    """A gateway with a ready worker, whose loops do not run: what is entered is the request's."""
+    """A gateway with a ready worker, whose loops do not run: what is entered is the request's.
+
+    Its time limits are long: on a busy machine a short one would add the modules of a failure.
+    """
     splits = tasks(train=[{"id": "a", "question": "1+1"}, {"id": "b", "question": "2+2"}])
     clock = Clock()
-    async with stack(environment(slots=8, min_workers=1), clock=clock, tasks_math=splits) as built:
+    patient = environment(slots=8, min_workers=1, start_s=60.0, open_s=60.0, setup_s=60.0, close_s=60.0)
+    async with stack(patient, clock=clock, tasks_math=splits) as built:
         first = built.first
         async with first.looping():
             await first.eventually_workers(1, state=None)

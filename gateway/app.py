@@ -74,6 +74,7 @@ from gateway.tasks.curricula.stats import TaskStats
 from gateway.tasks.curricula.task_tables import TaskTables
 from gateway.tasks.file_watch import TaskFileWatch
 from gateway.tasks.lookup import TaskLookup
+from gateway.tasks.resolver import TaskResolver
 from gateway.tasks.runtime import RuntimeTasks
 from gateway.tasks.signing import read_trusted
 from gateway.upstreams.areal.upstream import ArealUpstream
@@ -204,6 +205,7 @@ class Gateway:
         )
         self.runtime_tasks = RuntimeTasks(registry=tasks, store=self.stores.tasks, catalog=catalog)
         self.lookup = TaskLookup(self.runtime_tasks, queries=self.queries, curricula=self.curricula)
+        self.resolver = TaskResolver(lookup=self.lookup, queries=self.queries, catalog=self.catalog)
         self.session_cache = cache = SessionCache(store, catalog, patience_s=patience_s)
         opener = SessionOpener(
             store=store,
@@ -418,7 +420,7 @@ class Gateway:
         ors = OrsFrontend(
             sessions=self.sessions,
             queries=self.queries,
-            lookup=self.lookup,
+            resolver=self.resolver,
             catalog=self.catalog,
             max_body_bytes=settings.max_body_bytes,
             lazy_binding=settings.lazy_binding,
@@ -428,7 +430,7 @@ class Gateway:
         self.areal = ArealFrontend(
             sessions=self.sessions,
             queries=self.queries,
-            lookup=self.lookup,
+            resolver=self.resolver,
             store=self.store,
             catalog=self.catalog,
             metrics=self.metrics,
@@ -438,7 +440,7 @@ class Gateway:
         openenv = OpenEnvFrontend(
             sessions=self.sessions,
             queries=self.queries,
-            lookup=self.lookup,
+            resolver=self.resolver,
             store=self.store,
             catalog=self.catalog,
             lifecycle=self.lifecycle,

@@ -1,6 +1,6 @@
-"""The seam of tasks that come at run time: kept where all replicas find them, told apart by a version.
+"""The interfaces to tasks that are in no file: of the store, for tasks that come at run time, and of the workers.
 
-What the store keeps of a task is opaque to it: bytes in, the same bytes out. Who reads them is `tasks.registry`.
+The store does not read what it keeps of a task; `tasks.registry` does.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from gateway.core.environment import Environment
+from gateway.core.environment import Environment, Split, TaskSpec
+from gateway.core.errors import EnvironmentUnavailable
 from gateway.core.ids import EnvironmentName
+from gateway.core.worker import WorkerTasks
 
 MAX_TASKS = 10_000
 """Tasks of one environment."""
@@ -104,4 +106,28 @@ class TaskStore(Protocol):
 
     async def aclose(self) -> None:
         """Let go of connections."""
+        ...
+
+
+class BeingReplaced(EnvironmentUnavailable):
+    """The workers that could answer are being replaced by workers of another revision."""
+
+
+class TaskQueries(Protocol):
+    """Queries workers for the tasks that they have: `gateway.sessions.worker_queries.WorkerQueries`."""
+
+    async def registered(self, environment: Environment) -> WorkerTasks:
+        """Return the tasks that they know by id. Raises ``BeingReplaced`` too."""
+        ...
+
+    async def splits(self, environment: Environment) -> list[Split]:
+        """Return the splits that they have."""
+        ...
+
+    async def count(self, environment: Environment, split: str) -> int:
+        """Return how many tasks a split has. Raises ``UnknownSplit``."""
+        ...
+
+    async def tasks(self, environment: Environment, split: str, start: int, stop: int) -> list[TaskSpec]:
+        """Return the tasks of a split from *start* up to, not including, *stop*. Raises ``UnknownSplit``."""
         ...

@@ -47,12 +47,11 @@ from gateway.frontends.areal.replies import Json, error_reply, is_conversation, 
 from gateway.frontends.areal.requests import (
     Object,
     Start,
-    find_sample,
     read_action,
     read_episode_id,
     read_object,
     read_start,
-    split_of,
+    sample_request,
 )
 from gateway.frontends.areal.step_lock import StepLocks
 from gateway.frontends.asgi import (
@@ -71,7 +70,7 @@ from gateway.metrics import Metrics
 from gateway.sessions.opening import EpisodeRequest
 from gateway.sessions.service import ActiveSession, Sessions
 from gateway.sessions.worker_queries import WorkerQueries
-from gateway.tasks.lookup import TaskLookup
+from gateway.tasks.resolver import TaskResolver
 from gateway.tasks.task_ref import TaskRef
 
 logger = logging.getLogger(__name__)
@@ -110,7 +109,7 @@ class ArealFrontend:
         *,
         sessions: Sessions,
         queries: WorkerQueries,
-        lookup: TaskLookup,
+        resolver: TaskResolver,
         store: WorkerStore,
         catalog: Catalog,
         metrics: Metrics,
@@ -119,7 +118,8 @@ class ArealFrontend:
     ) -> None:
         self._sessions = sessions
         self._queries = queries
-        self._lookup = lookup
+        self._resolver = resolver
+        self._lookup = resolver.lookup
         self._store = store
         self._catalog = catalog
         self._metrics = metrics
@@ -209,7 +209,7 @@ class ArealFrontend:
 
     async def _count(self, environment: Environment) -> int:
         await self._lookup.refresh()
-        return await self._lookup.count(environment, await split_of(self._lookup, environment))
+        return await self._lookup.count(environment, await self._lookup.areal_split(environment))
 
     async def _health(self, asked: _Asked) -> Json:
         if self._lifecycle.is_draining:
@@ -237,7 +237,7 @@ class ArealFrontend:
             loop = asyncio.get_running_loop()
             deadline = loop.time() + asked.environment.areal.start_s
             environment = _patient(asked.environment)
-            offer = await self._lookup.drawn(environment, await self._sample(environment, wish.sample))
+            offer = await self._resolver.resolve(environment, sample_request(environment, wish.sample))
             setup = _setup(wish, offer, asked.scope)
             async with self._lookup.admitted(asked.environment, setup):
                 shown = await shown_of(self._queries, asked.environment)
@@ -250,17 +250,6 @@ class ArealFrontend:
                 shown = replace(shown, observation_type=ObservationType.MESSAGES)
             return start_reply(shown, episode, blocks, sample=wish.as_sent, task=offer.spec)
         raise HungUp
-
-    async def _sample(self, environment: Environment, sample: str) -> TaskRef:
-        """The task of a sample; of ids that the gateway does not hold, the environment's workers are asked."""
-        try:
-            return await find_sample(self._lookup, environment, sample)
-        except UnknownTask:
-            if environment.wire is not UpstreamKind.OWN or sample.isdecimal():
-                raise
-            if sample not in (await self._queries.registered(environment)).tasks:
-                raise
-            return TaskRef(spec={"id": sample})
 
     async def _opened(
         self, asked: _Asked, episode: str, offer: TaskRef, setup: SessionSetup, deadline: float

@@ -34,12 +34,11 @@ from gateway.frontends.openenv.http import HttpRefusal, HttpRoutes
 from gateway.frontends.openenv.mcp import Mcp
 from gateway.frontends.openenv.passthrough import Passthrough
 from gateway.frontends.openenv.session_ids import Attachments, SessionIds
-from gateway.frontends.openenv.tasks import TaskChooser
 from gateway.frontends.openenv.websocket import ClientSocket, Left, SocketServer
 from gateway.frontends.ors.bodies import Unprocessable
 from gateway.sessions.service import Sessions
 from gateway.sessions.worker_queries import WorkerQueries
-from gateway.tasks.lookup import TaskLookup
+from gateway.tasks.resolver import TaskResolver
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +51,7 @@ class OpenEnvFrontend:
         *,
         sessions: Sessions,
         queries: WorkerQueries,
-        lookup: TaskLookup,
+        resolver: TaskResolver,
         store: WorkerStore,
         catalog: Catalog,
         lifecycle: Lifecycle,
@@ -68,10 +67,7 @@ class OpenEnvFrontend:
         self._catalog = catalog
         self._max_body_bytes = max_body_bytes
         ids, attachments = SessionIds(secret), Attachments()
-        chooser = TaskChooser(lookup=lookup, queries=queries, catalog=catalog)
-        episodes = Episodes(
-            sessions=sessions, queries=queries, lookup=lookup, store=store, chooser=chooser, lifecycle=lifecycle
-        )
+        episodes = Episodes(sessions=sessions, queries=queries, resolver=resolver, store=store, lifecycle=lifecycle)
         relayed = Passthrough(sessions=sessions, queries=queries, episodes=episodes)
         mcp = Mcp(episodes=episodes, relayed=relayed, ids=ids, attachments=attachments)
         self._sockets = SocketServer(
@@ -83,7 +79,7 @@ class OpenEnvFrontend:
             catalog=catalog,
         )
         self._http = HttpRoutes(
-            episodes=episodes, relayed=relayed, mcp=mcp, ids=ids, lookup=lookup, max_body_bytes=max_body_bytes
+            episodes=episodes, relayed=relayed, mcp=mcp, ids=ids, lookup=resolver.lookup, max_body_bytes=max_body_bytes
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

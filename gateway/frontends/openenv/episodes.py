@@ -49,11 +49,11 @@ from gateway.frontends.openenv.replies import (
     tool_reply,
     unknown_tool,
 )
-from gateway.frontends.openenv.tasks import TaskChooser
+from gateway.frontends.openenv.tasks import config_of, refuse_negative_index, refuse_unknown_keys, task_request
 from gateway.sessions.opening import EpisodeRequest
 from gateway.sessions.service import ActiveSession, Sessions
 from gateway.sessions.worker_queries import WorkerQueries
-from gateway.tasks.lookup import TaskLookup
+from gateway.tasks.resolver import TaskRequest, TaskResolver
 from gateway.tasks.task_ref import TaskRef, seeded
 
 logger = logging.getLogger(__name__)
@@ -73,16 +73,15 @@ class Episodes:
         *,
         sessions: Sessions,
         queries: WorkerQueries,
-        lookup: TaskLookup,
         store: WorkerStore,
-        chooser: TaskChooser,
+        resolver: TaskResolver,
         lifecycle: Lifecycle,
     ) -> None:
         self._sessions = sessions
         self._queries = queries
-        self._lookup = lookup
         self._store = store
-        self._chooser = chooser
+        self._resolver = resolver
+        self._lookup = resolver.lookup
         self._lifecycle = lifecycle
         self._tools: dict[EnvironmentName, tuple[bytes, list[Json]]] = {}
         """The last listing of each environment, and what it was read as."""
@@ -117,12 +116,13 @@ class Episodes:
             raise FrameError(Code.SESSION_ERROR, message, status=503)
         deadline = asyncio.get_running_loop().time() + environment.openenv.reset_s
         async with self.refusing(environment, closes=False):
-            chosen = await self._chooser.choose(patient(environment), wish)
+            task = task_request(environment, wish)
+            chosen = await self._choose(patient(environment), wish, task)
         request = EpisodeRequest(
             owner=owner,
             name=name,
             environment=environment,
-            setup=self._setup(environment, wish, chosen),
+            setup=self._setup(environment, wish, task, chosen),
             fingerprint=uuid.uuid4().hex,
             task=chosen.label,
             episode=wish.episode_id if wish.episode_id is not None else str(uuid.uuid4()),
@@ -143,9 +143,15 @@ class Episodes:
                 await self._lose(request.owner, request.name, why_not_opened(error))
                 raise
 
-    def _setup(self, environment: Environment, wish: ResetWish, chosen: TaskRef) -> SessionSetup:
-        config = self._chooser.config(environment, wish)
-        if self._chooser.passes_place(environment, wish):
+    async def _choose(self, environment: Environment, wish: ResetWish, task: TaskRequest) -> TaskRef:
+        if not self._resolver.passes_place(environment, task):
+            refuse_negative_index(wish)
+        await refuse_unknown_keys(environment, wish, self._queries)
+        return await self._resolver.resolve(environment, task)
+
+    def _setup(self, environment: Environment, wish: ResetWish, task: TaskRequest, chosen: TaskRef) -> SessionSetup:
+        config = config_of(environment, wish)
+        if self._resolver.passes_place(environment, task):
             place = {"split": wish.split, "index": wish.index}
             config = {**config, **{key: value for key, value in place.items() if value is not None}}
         setup = chosen.setup(seed=wish.seed, config=config or None, episode=wish.episode_id or "")

@@ -61,10 +61,12 @@ class CurriculumIndices:
         index %= count
         return TaskRef(spec=spec_of(split, index), split=split, index=index, handle=CurriculumIndex(scope, index))
 
-    async def next_of(self, environment: Environment, split: str) -> TaskRef | None:
-        """What is drawn next, if *split* is a curriculum's, for an opening that names no index."""
+    async def next_of(self, environment: Environment, split: str) -> TaskRef:
+        """Return what the curriculum of *split* draws next, for an opening that names no index."""
         scope = await self._scope(environment, split)
-        return None if scope is None else TaskRef(spec={"id": split}, split=split, handle=CurriculumIndex(scope, None))
+        if scope is None:
+            raise unknown_split(split, self.splits(environment))  # it went meanwhile
+        return TaskRef(spec={"id": split}, split=split, handle=CurriculumIndex(scope, None))
 
     async def named(self, environment: Environment, id: str) -> TaskRef | None:
         """The handle that *id* names, ``train:<name>/<index>``; None if it names none."""

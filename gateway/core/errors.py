@@ -55,6 +55,12 @@ class InvalidRequest(GatewayError):
     code = "invalid_request"
 
 
+class BodyTooLarge(InvalidRequest):
+    """The request's body, or one of the tasks in it, exceeds its limit."""
+
+    code = "too_large"
+
+
 class UnknownEnvironment(InvalidRequest):
     """No environment of that name is on offer."""
 

@@ -15,8 +15,8 @@ from typing import Protocol
 
 from starlette.types import Receive, Scope, Send
 
-from gateway.core.errors import GatewayError, InvalidRequest, UpstreamError, UpstreamTimeout
-from gateway.frontends.asgi import BodyTooLarge, HungUp, drop_body, dump, read_body, respond, respond_json
+from gateway.core.errors import GatewayError, UpstreamError, UpstreamTimeout
+from gateway.frontends.asgi import HungUp, dump, read_body, respond, respond_json
 from gateway.frontends.errors import status_of
 from gateway.upstreams.replica_client import (
     BODY_MAX_BYTES,
@@ -83,10 +83,6 @@ class ReplicaFrontend:
             body = await self._served(ask, message)
         except HungUp:
             return
-        except BodyTooLarge:
-            await drop_body(receive)
-            refusal = InvalidRequest(f"the message exceeds {self._max_body_bytes} bytes")
-            status, body = status_of(refusal), dump(told(refusal))
         except GatewayError as error:
             status, body = status_of(error), dump(told(error))
         kind = _BYTES if status == 200 else _JSON

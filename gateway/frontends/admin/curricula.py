@@ -18,7 +18,7 @@ from gateway.core.errors import InvalidRequest, UnknownEnvironment
 from gateway.core.ids import EnvironmentName
 from gateway.core.ports.curricula import MAX_OUTCOMES
 from gateway.frontends.admin.replies import answering, as_json, operator_of, queried
-from gateway.frontends.asgi import MAX_GROUP_SIZE, POLICY_MAX_CHARS, BodyTooLarge, drop_body, read_body
+from gateway.frontends.asgi import MAX_GROUP_SIZE, POLICY_MAX_CHARS, read_body
 from gateway.tasks.curricula.definitions import to_document
 from gateway.tasks.curricula.sampling import TaskPlace
 from gateway.tasks.curricula.service import Curricula, scope_of
@@ -235,11 +235,7 @@ class CurriculumRoutes:
 
 
 async def _read(request: Request) -> bytes:
-    try:
-        return await read_body(request.scope, request.receive, MAX_BODY_BYTES)
-    except BodyTooLarge:
-        await drop_body(request.receive)
-        raise
+    return await read_body(request.scope, request.receive, MAX_BODY_BYTES)
 
 
 def _object(body: bytes) -> Mapping[str, Any]:

@@ -11,9 +11,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from gateway.backends.swarm.nodes import NodeView
-from gateway.core.errors import BackendError
+from gateway.core.errors import BackendError, BodyTooLarge
 from gateway.core.placement import NodeId
-from gateway.frontends.asgi import BodyTooLarge, drop_body, read_body
+from gateway.frontends.asgi import read_body
 
 logger = logging.getLogger(__name__)
 
@@ -56,9 +56,8 @@ class NodeRoutes:
         id = request.path_params["id"]
         try:
             body = await read_body(request.scope, request.receive, MAX_BODY_BYTES)
-        except BodyTooLarge:
-            await drop_body(request.receive)
-            return _refused(413, "too_large", "the body is too large")
+        except BodyTooLarge as error:
+            return _refused(413, error.code, error.detail)
         try:
             wanted = json.loads(body)
         except ValueError:

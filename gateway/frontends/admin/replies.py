@@ -8,8 +8,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.core.errors import GatewayError, InvalidRequest, TaskInvalid, UnknownTask
-from gateway.frontends.asgi import BodyTooLarge, HungUp, dump
-from gateway.frontends.errors import retry_after, status_of
+from gateway.frontends.asgi import HungUp, dump
+from gateway.frontends.errors import headers_of, status_of
 from gateway.tasks.signing import BadSignature, NotSigned
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -27,13 +27,11 @@ def answering(endpoint: Endpoint) -> Endpoint:
         except (NotSigned, BadSignature) as error:
             code = "not_signed" if isinstance(error, NotSigned) else "bad_signature"
             return as_json({"detail": error.detail, "code": code}, 403)
-        except BodyTooLarge:
-            return as_json({"detail": "the upload, or one of its tasks, is too large", "code": "too_large"}, 413)
         except HungUp:
             return Response(status_code=400)  # nobody reads it
         except GatewayError as error:
             status = 404 if isinstance(error, UnknownTask) else status_of(error)
-            headers = {name.decode(): value.decode() for name, value in retry_after(error)}
+            headers = {name.decode(): value.decode() for name, value in headers_of(error)}
             return as_json({"detail": error.detail, "code": error.code}, status, headers)
 
     return answer

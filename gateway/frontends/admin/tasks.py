@@ -16,12 +16,12 @@ from starlette.routing import Route
 
 from gateway.catalog.catalog import Catalog
 from gateway.core.environment import Environment
-from gateway.core.errors import GatewayError, InvalidRequest
+from gateway.core.errors import BodyTooLarge, GatewayError, InvalidRequest
 from gateway.core.ids import EnvironmentName, Owner
 from gateway.core.ports.tasks import MAX_AT_ONCE, MAX_TASK_BYTES, Probe
 from gateway.core.session import CloseReason, SessionSetup
 from gateway.frontends.admin.replies import answering, as_json, flagged, operator_of, queried
-from gateway.frontends.asgi import Attended, BodyTooLarge, HungUp, drop_body, dump, read_body
+from gateway.frontends.asgi import Attended, HungUp, dump, read_body
 from gateway.sessions.opening import EpisodeRequest
 from gateway.sessions.service import Sessions
 from gateway.tasks.documents import listed, read_json, read_json_lines, read_yaml
@@ -185,11 +185,7 @@ class TaskRoutes:
         return self._tasks.registry.environment_of(environment) or EnvironmentName(environment)
 
     async def _upload(self, request: Request, *, environment: str) -> _Upload:
-        try:
-            body = await read_body(request.scope, request.receive, self._max_body_bytes)
-        except BodyTooLarge:
-            await drop_body(request.receive)
-            raise
+        body = await read_body(request.scope, request.receive, self._max_body_bytes)
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         # Some 0.1 ms a task: thousands of them would keep this replica's trainers waiting.
         return await anyio.to_thread.run_sync(self._read, body, kind, environment)
@@ -211,7 +207,7 @@ class TaskRoutes:
         if len(documents) > MAX_AT_ONCE:
             raise InvalidRequest(f"{len(documents)} tasks at once; at most {MAX_AT_ONCE} are taken")
         if len(body) > MAX_TASK_BYTES and any(len(dump(task)) > MAX_TASK_BYTES for _, task in documents):
-            raise BodyTooLarge
+            raise BodyTooLarge(f"a task exceeds {MAX_TASK_BYTES} bytes")
         return _Upload(self._tasks.check(documents, environment=environment), signed_by)
 
     def _vouched(self, bundle: Mapping[str, Any]) -> tuple[list[Any], str]:

@@ -56,16 +56,14 @@ from gateway.frontends.areal.requests import (
 from gateway.frontends.areal.step_lock import StepLocks
 from gateway.frontends.asgi import (
     Attended,
-    BodyTooLarge,
     HungUp,
-    drop_body,
     group_of,
     header,
     policy_tag,
     read_body,
     respond_json,
 )
-from gateway.frontends.errors import LOSSES, WorkerDied, retry_after, why_ended, why_not_opened
+from gateway.frontends.errors import LOSSES, WorkerDied, headers_of, why_ended, why_not_opened
 from gateway.metrics import Metrics
 from gateway.sessions.opening import EpisodeRequest
 from gateway.sessions.service import ActiveSession, Sessions
@@ -145,15 +143,11 @@ class ArealFrontend:
             pass
         except _Refusal as refusal:
             await respond_json(send, refusal.status, {"error": refusal.error, "detail": refusal.detail})
-        except BodyTooLarge:
-            await drop_body(receive)
-            detail = f"the body exceeds {self._max_body_bytes} bytes"
-            await respond_json(send, 413, {"error": "body too large", "detail": detail}, [(b"connection", b"close")])
         except GatewayError as error:
             status, body = error_reply(error, named)
             if status >= 500:
                 logger.warning("areal_failed path=%s status=%d error=%s", scope["path"], status, error.detail)
-            await respond_json(send, status, body, retry_after(error))
+            await respond_json(send, status, body, headers_of(error))
         except Exception:  # protects the client: it gets a JSON body, and every other episode goes on
             logger.exception("areal_broken path=%s", scope["path"])
             body = {"error": "internal error", **named, "detail": "a fault of the gateway", "status": "internal"}

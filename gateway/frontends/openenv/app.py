@@ -26,8 +26,8 @@ from gateway.core.errors import GatewayError
 from gateway.core.ids import Owner
 from gateway.core.lifecycle import Lifecycle
 from gateway.core.ports.store import WorkerStore
-from gateway.frontends.asgi import BodyTooLarge, HungUp, denial, drop_body, respond_json
-from gateway.frontends.errors import marks, retry_after, status_of
+from gateway.frontends.asgi import HungUp, denial, respond_json
+from gateway.frontends.errors import headers_of, marks, status_of
 from gateway.frontends.openenv.episodes import Episodes
 from gateway.frontends.openenv.frames import FrameError
 from gateway.frontends.openenv.http import HttpRefusal, HttpRoutes
@@ -127,12 +127,8 @@ class OpenEnvFrontend:
             again = refused.marks.get("retry_after_s")
             extra = [] if again is None else [(b"retry-after", str(again).encode())]
             await respond_json(send, refused.status, body, extra)
-        except BodyTooLarge:
-            await drop_body(receive)
-            detail = f"the body exceeds {self._max_body_bytes} bytes"
-            await respond_json(send, 413, {"detail": detail}, [(b"connection", b"close")])
         except GatewayError as error:
-            await respond_json(send, status_of(error), {"detail": error.detail, **marks(error)}, retry_after(error))
+            await respond_json(send, status_of(error), {"detail": error.detail, **marks(error)}, headers_of(error))
         except Exception:  # protects the client: it gets a JSON body, and every other episode goes on
             logger.exception("openenv_broken path=%s", scope["path"])
             await respond_json(send, 500, {"detail": "a fault of the gateway"})

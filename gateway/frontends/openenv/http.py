@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, StrictInt
 from starlette.types import Receive, Scope, Send
 
-from gateway.core.environment import Environment, Split
+from gateway.core.environment import Environment, Split, UpstreamKind
 from gateway.core.errors import StoreUnavailable, UnknownSplit, UnknownTask
 from gateway.core.ids import Owner
 from gateway.frontends.asgi import Attended, HungUp, header, read_body, respond, respond_json
@@ -162,7 +162,7 @@ class HttpRoutes:
 
     async def _told(self, asked: _Asked, what: str) -> Json | None:
         """What an image that speaks the protocol tells of itself."""
-        if not self._relayed.serves(asked.environment):
+        if asked.environment.wire is not UpstreamKind.OPENENV:
             return None
         return await self._attended(asked, self._relayed.about(asked.environment, what))
 
@@ -251,12 +251,12 @@ class HttpRoutes:
             await self._episodes.end(asked.owner, name)
 
     async def _begin(self, asked: _Asked, name: str, wish: ResetWish) -> Json:
-        if self._relayed.serves(asked.environment):
+        if asked.environment.wire is UpstreamKind.OPENENV:
             return observed(await self._relayed.reset(asked.owner, name, asked.environment, wish))
         return await self._episodes.reset(asked.owner, name, asked.environment, wish)
 
     async def _act(self, asked: _Asked, name: str, action: Json) -> Json:
-        if self._relayed.serves(asked.environment):
+        if asked.environment.wire is UpstreamKind.OPENENV:
             return observed(await self._relayed.step(asked.owner, name, asked.environment, action))
         return await self._episodes.step(asked.owner, name, asked.environment, action)
 
@@ -264,7 +264,7 @@ class HttpRoutes:
         name = self._name(asked)
         if name is None:
             return empty_state()
-        if self._relayed.serves(asked.environment):
+        if asked.environment.wire is UpstreamKind.OPENENV:
             return observed(await self._attended(asked, self._relayed.state(asked.owner, name, asked.environment)))
         return await self._episodes.state(asked.owner, name, asked.environment)
 

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gateway.core.environment import Environment
+from gateway.core.environment import Environment, UpstreamKind
 from gateway.core.ids import Owner
 from gateway.frontends.asgi import dump
 from gateway.frontends.openenv.episodes import Episodes
@@ -143,7 +143,7 @@ class Mcp:
 
     async def _called(self, owner: Owner, name: str, environment: Environment, tool: str, arguments: Json) -> Json:
         """Call a tool in an episode that is open; answers its result. Raises ``FrameError``, ``_RpcError``."""
-        if self._relayed.serves(environment):
+        if environment.wire is UpstreamKind.OPENENV:
             found = await self._asked_image(
                 owner, name, environment, "tools/call", {"name": tool, "arguments": arguments}
             )
@@ -158,7 +158,7 @@ class Mcp:
         """The tools: of the session's image where it speaks the protocol, else those of the environment."""
         if (
             name is not None
-            and self._relayed.serves(environment)
+            and environment.wire is UpstreamKind.OPENENV
             and await self._episodes.has(owner, name, environment)
         ):
             found = await self._asked_image(owner, name, environment, "tools/list", {})

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gateway.core.environment import Environment, UpstreamKind
+from gateway.core.environment import Environment
 from gateway.core.errors import GatewayError, SessionNotFound
 from gateway.core.ids import Owner
 from gateway.frontends.asgi import dump
@@ -31,11 +31,6 @@ class Passthrough:
         self._sessions = sessions
         self._queries = queries
         self._episodes = episodes
-
-    @staticmethod
-    def serves(environment: Environment) -> bool:
-        """Whether the environment's workers speak OpenEnv themselves."""
-        return environment.wire is UpstreamKind.OPENENV
 
     async def reset(self, owner: Owner, name: str, environment: Environment, wish: ResetWish) -> bytes:
         """Begin an episode as `Episodes.reset` does; answers the image's own first frame. Raises ``FrameError``."""

@@ -21,7 +21,7 @@ from typing import Final, TypeVar
 from starlette.types import Message, Receive, Send
 
 from gateway.catalog.catalog import Catalog
-from gateway.core.environment import Environment
+from gateway.core.environment import Environment, UpstreamKind
 from gateway.core.ids import Owner
 from gateway.frontends.openenv.episodes import Episodes, empty_state
 from gateway.frontends.openenv.frames import (
@@ -142,7 +142,7 @@ class SocketServer:
     async def _answer(self, at: Attachment, text: str | None) -> str | None:
         """The reply to one frame; None to the one that closes."""
         kind, data = read_frame(text)
-        if self._relayed.serves(at.environment):
+        if at.environment.wire is UpstreamKind.OPENENV:
             return await self._answer_relayed(at, kind, data, (text or "").encode())
         if kind == "step":
             return frame("observation", await self._step(at, data))

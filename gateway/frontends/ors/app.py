@@ -41,9 +41,7 @@ from gateway.core.ports.transport import Exchange
 from gateway.core.routes import ORS_OPERATIONS, ORS_ROUTES
 from gateway.frontends.asgi import (
     Attended,
-    BodyTooLarge,
     HungUp,
-    drop_body,
     dump,
     header,
     headers,
@@ -51,7 +49,7 @@ from gateway.frontends.asgi import (
     respond,
     respond_json,
 )
-from gateway.frontends.errors import ORS_STATUS, marks, retry_after, status_of, told
+from gateway.frontends.errors import ORS_STATUS, headers_of, marks, status_of, told
 from gateway.frontends.ors import replies
 from gateway.frontends.ors.bodies import (
     CreateSession,
@@ -120,10 +118,6 @@ class OrsFrontend:
             await respond_json(send, answer.status, answer.body, answer.extra)
         except Unprocessable as error:
             await respond_json(send, 422, {"detail": list(error.entries)})
-        except BodyTooLarge:
-            await drop_body(receive)
-            limit = self._max_body_bytes
-            await respond_json(send, 413, {"detail": f"the body exceeds {limit} bytes"}, [(b"connection", b"close")])
         except HungUp:
             pass
         except GatewayError as error:
@@ -131,7 +125,7 @@ class OrsFrontend:
                 logger.info("ors_not_found detail=%r", error.detail)
             # What is wrong with a request is told in the reference servers' exact form.
             body = {"detail": told(error), **({} if isinstance(error, InvalidRequest) else marks(error))}
-            await respond_json(send, status_of(error, ORS_STATUS), body, retry_after(error))
+            await respond_json(send, status_of(error, ORS_STATUS), body, headers_of(error))
 
     # -- routes ---------------------------------------------------------------------------------------------------
 

@@ -44,7 +44,7 @@ class TaskLookup:
 
     def __init__(self, tasks: RuntimeTasks, *, queries: TaskQueries, curricula: Curricula | None = None) -> None:
         self.registry = tasks.registry
-        self.handles = CurriculumIndices(curricula)
+        self.indices = CurriculumIndices(curricula)
         self._tasks = tasks
         self._queries = queries
         self._counts: dict[EnvironmentName, dict[str, int]] = {}
@@ -62,7 +62,7 @@ class TaskLookup:
 
         A drawn task's place in its group is given back if what is inside fails. Raises as `RuntimeTasks.admit`.
         """
-        with self.handles.held(setup.ticket) if setup.ticket is not None else contextlib.nullcontext():
+        with self.indices.held(setup.ticket) if setup.ticket is not None else contextlib.nullcontext():
             await self._admit(environment, setup)
             yield
 
@@ -76,7 +76,7 @@ class TaskLookup:
     async def refresh(self) -> None:
         """Take over what other replicas were given, if the store answers: for listings."""
         await self._tasks.refresh()
-        await self.handles.refresh()
+        await self.indices.refresh()
 
     async def sure(self, look_up: Callable[[], T]) -> T:
         """Return what *look_up* finds in the registry, or else what it finds once the registry is up to date.
@@ -98,11 +98,11 @@ class TaskLookup:
         if self.asks(environment):
             names = {split.name for split in known}
             known = [*known, *(split for split in await self._queries.splits(environment) if split.name not in names)]
-        return [*known, *(Split(name, SplitType.TRAIN) for name in self.handles.splits(environment))]
+        return [*known, *(Split(name, SplitType.TRAIN) for name in self.indices.splits(environment))]
 
     async def is_curriculums(self, environment: Environment, split: str) -> bool:
         """Return True if the tasks of *split* are drawn by a curriculum."""
-        return split.startswith(PREFIX) and await self.handles.has(environment, split)
+        return split.startswith(PREFIX) and await self.indices.has(environment, split)
 
     def registered_splits(self, environment: Environment) -> list[str]:
         """Return the names of the registry's splits."""
@@ -123,7 +123,7 @@ class TaskLookup:
     async def count(self, environment: Environment, split: str) -> int:
         """How many indices *split* has. Raises ``UnknownSplit``."""
         if await self.is_curriculums(environment, split):
-            return await self.handles.count(environment, split)
+            return await self.indices.count(environment, split)
         if await self._is_registrys(environment, split):
             return await self.sure(lambda: self.registry.count(environment.name, split))
         count = await self._queries.count(environment, split)
@@ -133,7 +133,7 @@ class TaskLookup:
     async def raw(self, environment: Environment, split: str, index: int) -> bytes:
         """One task as compact JSON; -1 is the last one. Raises ``UnknownSplit``, ``UnknownTask``."""
         if await self.is_curriculums(environment, split):
-            return _compact((await self.handles.at(environment, split, index)).spec)
+            return _compact((await self.indices.at(environment, split, index)).spec)
         if await self._is_registrys(environment, split):
             return await self.sure(lambda: self.registry.raw(environment.name, split, index))
         return _compact(await self._own(environment, split, index))
@@ -141,7 +141,7 @@ class TaskLookup:
     async def at(self, environment: Environment, split: str, index: int) -> TaskRef:
         """One task, parsed; -1 is the last one. Raises ``UnknownSplit``, ``UnknownTask``."""
         if await self.is_curriculums(environment, split):
-            return await self.handles.at(environment, split, index)
+            return await self.indices.at(environment, split, index)
         if await self._is_registrys(environment, split):
             return await self.sure(lambda: self._registered_at(environment, split, index))
         count = await self.count(environment, split)
@@ -185,7 +185,7 @@ class TaskLookup:
             UnknownTask: there is none.
         """
         for id in ids:
-            if id.startswith(PREFIX) and (handle := await self.handles.named(environment, id)) is not None:
+            if id.startswith(PREFIX) and (handle := await self.indices.named(environment, id)) is not None:
                 return handle
         return await self.sure(lambda: self._found(environment, ids, prefer))
 
@@ -242,7 +242,7 @@ class TaskLookup:
         Raises:
             InvalidRequest, UnknownTask, StoreUnavailable: as `CurriculumIndices.drawn`.
         """
-        return await self.handles.drawn(offer, partial(self.at, environment))
+        return await self.indices.drawn(offer, partial(self.at, environment))
 
     # -- inside ---------------------------------------------------------------------------------------------------
 

@@ -256,7 +256,7 @@ class TaskResolver:
         if request.index is not None:
             return await self.lookup.at(environment, split, request.index)
         if request.seed is None and await self.lookup.is_curriculums(environment, split):
-            return await self.lookup.handles.next_of(environment, split)
+            return await self.lookup.indices.next_of(environment, split)
         count = await self.lookup.count(environment, split)
         first = 0 if count == 0 else random.randrange(count) if request.seed is None else request.seed % count
         for step in range(min(count, GAPS_MAX)):

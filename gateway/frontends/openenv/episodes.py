@@ -36,7 +36,7 @@ from gateway.core.lifecycle import Lifecycle
 from gateway.core.ports.store import WorkerStore
 from gateway.core.session import CloseReason, SessionSetup
 from gateway.frontends.errors import why_ended, why_not_opened
-from gateway.frontends.openenv.frames import Code, FrameError, Json, ListTools, ResetWish, ToolCall, validated
+from gateway.frontends.openenv.frames import Code, FrameError, Json, ListTools, ResetRequest, ToolCall, validated
 from gateway.frontends.openenv.replies import (
     NO_EPISODE,
     RESERVED,
@@ -86,17 +86,17 @@ class Episodes:
         self._tools: dict[EnvironmentName, tuple[bytes, list[Json]]] = {}
         """The last listing of each environment, and what it was read as."""
 
-    async def reset(self, owner: Owner, name: str, environment: Environment, wish: ResetWish) -> Json:
+    async def reset(self, owner: Owner, name: str, environment: Environment, reset: ResetRequest) -> Json:
         """Begin an episode in the place of the one that is open under *name*, if any; answers its first observation.
 
         Raises:
-            Refused: what is wrong with the wish leaves the open episode as it was; any other failure leaves none.
+            FrameError: What is wrong with *reset* leaves the open episode as it was; any other failure leaves none.
         """
 
         async def first(session: ActiveSession, within_s: float) -> list[Block]:
             return await session.prompt(within_s=within_s)
 
-        chosen, blocks = await self.begin(owner, name, environment, wish, first)
+        chosen, blocks = await self.begin(owner, name, environment, reset, first)
         return first_observation(blocks, _shown_task(chosen))
 
     async def begin(
@@ -104,7 +104,7 @@ class Episodes:
         owner: Owner,
         name: str,
         environment: Environment,
-        wish: ResetWish,
+        reset: ResetRequest,
         first: Callable[[ActiveSession, float], Awaitable[T]],
     ) -> tuple[TaskRef, T]:
         """Begin an episode; answers its task and what *first* found of it, which gets the session and its seconds.
@@ -116,16 +116,16 @@ class Episodes:
             raise FrameError(Code.SESSION_ERROR, message, status=503)
         deadline = asyncio.get_running_loop().time() + environment.openenv.reset_s
         async with self.refusing(environment, closes=False):
-            task = task_request(environment, wish)
-            chosen = await self._choose(patient(environment), wish, task)
+            task = task_request(environment, reset)
+            chosen = await self._choose(patient(environment), reset, task)
         request = EpisodeRequest(
             owner=owner,
             name=name,
             environment=environment,
-            setup=self._setup(environment, wish, task, chosen),
+            setup=self._setup(environment, reset, task, chosen),
             fingerprint=uuid.uuid4().hex,
             task=chosen.label,
-            episode=wish.episode_id if wish.episode_id is not None else str(uuid.uuid4()),
+            episode=reset.episode_id if reset.episode_id is not None else str(uuid.uuid4()),
         )
         async with contextlib.AsyncExitStack() as stack:
             async with self.refusing(environment, closes=False):
@@ -143,25 +143,25 @@ class Episodes:
                 await self._lose(request.owner, request.name, why_not_opened(error))
                 raise
 
-    async def _choose(self, environment: Environment, wish: ResetWish, task: TaskRequest) -> TaskRef:
+    async def _choose(self, environment: Environment, reset: ResetRequest, task: TaskRequest) -> TaskRef:
         if not self._resolver.passes_place(environment, task):
-            refuse_negative_index(wish)
-        await refuse_unknown_keys(environment, wish, self._queries)
+            refuse_negative_index(reset)
+        await refuse_unknown_keys(environment, reset, self._queries)
         return await self._resolver.resolve(environment, task)
 
-    def _setup(self, environment: Environment, wish: ResetWish, task: TaskRequest, chosen: TaskRef) -> SessionSetup:
-        config = config_of(environment, wish)
+    def _setup(self, environment: Environment, reset: ResetRequest, task: TaskRequest, chosen: TaskRef) -> SessionSetup:
+        config = config_of(environment, reset)
         if self._resolver.passes_place(environment, task):
-            place = {"split": wish.split, "index": wish.index}
+            place = {"split": reset.split, "index": reset.index}
             config = {**config, **{key: value for key, value in place.items() if value is not None}}
-        setup = chosen.setup(seed=wish.seed, config=config or None, episode=wish.episode_id or "")
+        setup = chosen.setup(seed=reset.seed, config=config or None, episode=reset.episode_id or "")
         return seeded(environment, setup)
 
     async def step(self, owner: Owner, name: str, environment: Environment, data: Json) -> Json:
         """Act; answers what is observed.
 
         Raises:
-            Refused: the action is refused or failed, and the episode goes on; or the episode is over.
+            FrameError: the action is refused or failed, and the episode goes on; or the episode is over.
         """
         kind = data.get("type")
         if kind == "call_tool":

@@ -118,7 +118,7 @@ def read_frame(text: str | None) -> tuple[str, Json]:
         text: None stands for a binary frame.
 
     Raises:
-        Refused: what it is, in a stock server's words.
+        FrameError: what it is, in a stock server's words.
     """
     if text is None:
         raise FrameError(Code.SESSION_ERROR, "'text'", status=400, closes=True)
@@ -140,7 +140,7 @@ def read_frame(text: str | None) -> tuple[str, Json]:
     return kind, getattr(read, "data", {})
 
 
-class ResetWish(BaseModel):
+class ResetRequest(BaseModel):
     """What a reset says to the gateway; all other keys are the environment's configuration."""
 
     model_config = ConfigDict(extra="allow")
@@ -202,7 +202,7 @@ def validated(model: type[Model], value: Any, *place: str, explains: bool = True
     wanted.
 
     Raises:
-        Refused: it is none, with each fault's place.
+        FrameError: it is none, with each fault's place.
     """
     try:
         return model.model_validate(value)

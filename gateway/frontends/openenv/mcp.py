@@ -20,7 +20,7 @@ from gateway.core.environment import Environment, UpstreamKind
 from gateway.core.ids import Owner
 from gateway.frontends.asgi import dump
 from gateway.frontends.openenv.episodes import Episodes
-from gateway.frontends.openenv.frames import Code, FrameError, Json, ResetWish
+from gateway.frontends.openenv.frames import Code, FrameError, Json, ResetRequest
 from gateway.frontends.openenv.passthrough import Passthrough
 from gateway.frontends.openenv.replies import NO_EPISODE, mcp_tools, tool_result
 from gateway.frontends.openenv.session_ids import Attachment, Attachments, SessionIds
@@ -188,7 +188,7 @@ class Mcp:
         try:
             if not own.has_begun:
                 own.has_begun = True  # before it is: what it leaves half-made ends with the socket
-                await self._episodes.reset(own.owner, own.id, environment, ResetWish())
+                await self._episodes.reset(own.owner, own.id, environment, ResetRequest())
             return await self._called(own.owner, own.id, environment, tool, arguments)
         except FrameError:
             own.has_begun = await self._episodes.has(own.owner, own.id, environment)
@@ -198,7 +198,7 @@ class Mcp:
         """Call a tool in an episode of its own, on a default task."""
         name = self._ids.new(owner, environment.name)
         try:
-            await self._episodes.reset(owner, name, environment, ResetWish())
+            await self._episodes.reset(owner, name, environment, ResetRequest())
             return await self._called(owner, name, environment, tool, arguments)
         finally:
             await self._episodes.end(owner, name)

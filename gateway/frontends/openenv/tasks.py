@@ -7,48 +7,48 @@ from collections.abc import Iterator
 from gateway.catalog.toml import RESET_KEYS
 from gateway.core.environment import Environment, UpstreamKind
 from gateway.core.ports.tasks import TaskQueries
-from gateway.frontends.openenv.frames import Json, ResetWish, invalid
+from gateway.frontends.openenv.frames import Json, ResetRequest, invalid
 from gateway.tasks.resolver import SHOWN_CHARS, TaskRequest
 
 
-def task_request(environment: Environment, wish: ResetWish) -> TaskRequest:
-    """Return what *wish* says of its task.
+def task_request(environment: Environment, reset: ResetRequest) -> TaskRequest:
+    """Return what *reset* says of its task.
 
     Raises:
-        FrameError: The wish names its task twice.
+        FrameError: The reset names its task twice.
     """
-    keys = [key for key in environment.openenv.task_keys if wish.config.get(key) is not None]
-    if keys and (wish.task is not None or wish.index is not None):
-        twice = "task" if wish.task is not None else "index"
+    keys = [key for key in environment.openenv.task_keys if reset.config.get(key) is not None]
+    if keys and (reset.task is not None or reset.index is not None):
+        twice = "task" if reset.task is not None else "index"
         entry = {"type": "value_error", "loc": ["data", keys[0]], "msg": f"{twice} is given too", "input": None}
         raise invalid([entry], f"Invalid message: data: only one of {twice} and {', '.join(keys)} may be given")
     return TaskRequest(
-        spec=wish.task if isinstance(wish.task, dict) else None,
-        ids=tuple(_spellings(environment, wish.task)) if isinstance(wish.task, str) else (),
-        values={environment.openenv.task_keys[key]: wish.config[key] for key in keys},
-        split=wish.split,
-        index=wish.index,
-        seed=wish.seed,
+        spec=reset.task if isinstance(reset.task, dict) else None,
+        ids=tuple(_spellings(environment, reset.task)) if isinstance(reset.task, str) else (),
+        values={environment.openenv.task_keys[key]: reset.config[key] for key in keys},
+        split=reset.split,
+        index=reset.index,
+        seed=reset.seed,
         usual_split=environment.openenv.split,
         may_pass_place=True,
         is_checked=True,
     )
 
 
-def refuse_negative_index(wish: ResetWish) -> None:
+def refuse_negative_index(reset: ResetRequest) -> None:
     """Raise ``FrameError`` if the index counts from the end, as ORS has it and OpenEnv has not."""
-    if wish.index is not None and wish.index < 0:
+    if reset.index is not None and reset.index < 0:
         message = "Input should be greater than or equal to 0"
-        entry = {"type": "greater_than_equal", "loc": ["data", "index"], "msg": message, "input": wish.index}
+        entry = {"type": "greater_than_equal", "loc": ["data", "index"], "msg": message, "input": reset.index}
         raise invalid([entry], f"Invalid message: data.index: {message}")
 
 
-def config_of(environment: Environment, wish: ResetWish) -> Json:
-    """Return what of *wish* the environment itself gets."""
-    return {key: value for key, value in wish.config.items() if key not in environment.openenv.task_keys}
+def config_of(environment: Environment, reset: ResetRequest) -> Json:
+    """Return what of *reset* the environment itself gets."""
+    return {key: value for key, value in reset.config.items() if key not in environment.openenv.task_keys}
 
 
-async def refuse_unknown_keys(environment: Environment, wish: ResetWish, queries: TaskQueries) -> None:
+async def refuse_unknown_keys(environment: Environment, reset: ResetRequest, queries: TaskQueries) -> None:
     """Refuse keys that the environment would ignore.
 
     An OpenEnv image's own reset gets all of them, as from its own clients. Other servers report what they take.
@@ -56,7 +56,7 @@ async def refuse_unknown_keys(environment: Environment, wish: ResetWish, queries
     Raises:
         FrameError: There are such keys.
     """
-    given = {key: value for key, value in config_of(environment, wish).items() if value is not None}
+    given = {key: value for key, value in config_of(environment, reset).items() if value is not None}
     if not given or environment.wire is UpstreamKind.OPENENV:
         return
     taken = (await queries.registered(environment)).config_keys

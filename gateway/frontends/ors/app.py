@@ -221,8 +221,8 @@ class OrsFrontend:
 
     async def _create_session(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await read_body(scope, receive, self._max_body_bytes)
-        wish = parse_json(body) if body and is_json(header(scope, b"content-type")) else None
-        if isinstance(wish, dict) and wish.get("env"):
+        fields = parse_json(body) if body and is_json(header(scope, b"content-type")) else None
+        if isinstance(fields, dict) and fields.get("env"):
             # Variables of a container need a container for this session alone; to drop them silently would be worse.
             raise OrsError(400, "env_overrides are not supported here: pass secrets or task configuration instead")
         name = str(uuid.uuid4())
@@ -237,11 +237,11 @@ class OrsFrontend:
     async def _create(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await read_body(scope, receive, self._max_body_bytes)
         sid = _sid_after_json(scope, body)
-        wish = validate(CreateSession, body, header(scope, b"content-type"))
+        fields = validate(CreateSession, body, header(scope, b"content-type"))
         owner: Owner = scope["gateway.owner"]
         setup = None
         try:
-            create = self._creator.read(wish, scope, self._meant(scope))
+            create = self._creator.read(fields, scope, self._meant(scope))
             if create.environment is None:
                 await self._creator.keep(owner, sid, create)
                 await respond_json(send, 200, {"sid": sid})

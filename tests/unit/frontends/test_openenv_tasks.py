@@ -19,7 +19,7 @@ from gateway.core.errors import (
 )
 from gateway.core.ports.tasks import BeingReplaced
 from gateway.core.worker import WorkerTasks
-from gateway.frontends.openenv.frames import Code, FrameError, ResetWish
+from gateway.frontends.openenv.frames import Code, FrameError, ResetRequest
 from gateway.frontends.openenv.tasks import config_of, refuse_unknown_keys, task_request
 from gateway.stores.memory.tasks import MemoryTaskStore
 from gateway.tasks import resolver
@@ -66,7 +66,7 @@ class Resets:
         catalog = Catalog([MATH, environment("chess")])
         self._resolver = TaskResolver(lookup=lookup, queries=workers, catalog=catalog)
 
-    async def task(self, environment: Environment, wish: ResetWish) -> TaskRef:
+    async def task(self, environment: Environment, wish: ResetRequest) -> TaskRef:
         request = task_request(environment, wish)
         await refuse_unknown_keys(environment, wish, self._workers)
         return await self._resolver.resolve(environment, request)
@@ -83,14 +83,14 @@ def known(*ids: str, failed: Mapping[str, str] | None = None) -> WorkerTasks:
 async def test_an_id_that_only_workers_know_goes_to_them_as_it_is() -> None:
     workers = Workers(known("custom/login"))
 
-    chosen = await resets(workers).task(MATH, ResetWish(task="custom/login"))
+    chosen = await resets(workers).task(MATH, ResetRequest(task="custom/login"))
 
     assert chosen == TaskRef(spec={"id": "custom/login"})
     assert chosen.label == "custom/login"
 
 
 async def test_the_environments_name_may_stand_before_it() -> None:
-    chosen = await resets(Workers(known("login"))).task(MATH, ResetWish(task="math/login"))
+    chosen = await resets(Workers(known("login"))).task(MATH, ResetRequest(task="math/login"))
 
     assert chosen.spec == {"id": "login"}
 
@@ -99,10 +99,10 @@ async def test_workers_are_not_asked_for_what_the_gateway_holds_or_what_names_an
     workers = Workers(known("a"))
     held = resets(workers, train=[b'{"id":"a"}'])
 
-    chosen = await held.task(MATH, ResetWish(task="a"))
+    chosen = await held.task(MATH, ResetRequest(task="a"))
     assert (chosen.label, chosen.split, chosen.index) == ("a", "train", 0)
     with pytest.raises(WrongEnvironment, match="'chess', not of 'math'"):
-        await held.task(MATH, ResetWish(task="chess/a"))
+        await held.task(MATH, ResetRequest(task="chess/a"))
     assert not workers.asked
 
 
@@ -111,14 +111,14 @@ async def test_an_id_that_another_environment_has_names_that_one() -> None:
     wrong = Resets(Workers(known()), registry)
 
     with pytest.raises(WrongEnvironment, match="'chess', not of 'math'"):
-        await wrong.task(MATH, ResetWish(task="opening"))
+        await wrong.task(MATH, ResetRequest(task="opening"))
 
 
 async def test_an_unknown_id_names_the_modules_that_did_not_load() -> None:
     workers = Workers(known("a", failed={"custom_tasks.mine": "SyntaxError: line 3"}))
 
     with pytest.raises(UnknownTask) as refused:
-        await resets(workers).task(MATH, ResetWish(task="b"))
+        await resets(workers).task(MATH, ResetRequest(task="b"))
 
     assert refused.value.detail == "Unknown task: b (modules that did not load: custom_tasks.mine: SyntaxError: line 3)"
 
@@ -128,7 +128,7 @@ async def test_workers_that_are_just_being_replaced_are_waited_for(monkeypatch: 
     replaced = BeingReplaced("the workers of math are just being replaced")
     workers = Workers(replaced, replaced, known("a"))
 
-    assert (await resets(workers).task(MATH, ResetWish(task="a"))).id == "a"
+    assert (await resets(workers).task(MATH, ResetRequest(task="a"))).id == "a"
     assert len(workers.asked) == 3
 
 
@@ -145,7 +145,7 @@ async def test_an_id_that_no_worker_could_be_asked_for_may_be_asked_for_again(
     workers = Workers(error)
 
     with pytest.raises((PoolExhausted, EnvironmentUnavailable)) as refused:
-        await resets(workers).task(MATH, ResetWish(task="a"))
+        await resets(workers).task(MATH, ResetRequest(task="a"))
 
     assert type(refused.value) is type(error)
     assert refused.value.detail == f"task 'a' is in no file, and no worker could be asked for it: {error.detail}"
@@ -182,18 +182,18 @@ async def test_keys_of_a_reset_select_a_task_by_its_values(wish: dict[str, Any],
     workers = Workers(known())
     asked = resets(workers, **tasks(**PAGES))
 
-    chosen = [await asked.task(BROWSER, ResetWish(**wish)) for _ in range(10)]
+    chosen = [await asked.task(BROWSER, ResetRequest(**wish)) for _ in range(10)]
 
     assert {f"{one.split}/{one.index}" for one in chosen} <= places
     assert not workers.asked
-    assert config_of(BROWSER, ResetWish(**wish)) == {}
+    assert config_of(BROWSER, ResetRequest(**wish)) == {}
 
 
 async def test_a_task_that_only_workers_know_is_selected_by_its_values_too() -> None:
     listed = WorkerTasks(tasks={"miniwob/book": page("miniwob", "book"), "custom/book": page("custom", "book")})
     asked = resets(Workers(listed), **tasks(**PAGES))
 
-    chosen = await asked.task(BROWSER, ResetWish.model_validate({"benchmark": "miniwob", "task_name": "book"}))
+    chosen = await asked.task(BROWSER, ResetRequest.model_validate({"benchmark": "miniwob", "task_name": "book"}))
 
     assert chosen == TaskRef(spec={"id": "miniwob/book"})
 
@@ -201,7 +201,7 @@ async def test_a_task_that_only_workers_know_is_selected_by_its_values_too() -> 
 async def test_tasks_that_come_later_are_selected_too() -> None:
     registry = TaskRegistry({MATH.name: {}})
     asked = Resets(Workers(known()), registry)
-    wish = ResetWish.model_validate({"task_name": "click-test"})
+    wish = ResetRequest.model_validate({"task_name": "click-test"})
     with pytest.raises(UnknownTask, match="no task of 'math' has task_name 'click-test'"):
         await asked.task(BROWSER, wish)
 
@@ -227,7 +227,7 @@ async def test_a_key_that_nobody_looks_at_or_a_second_choice_is_refused(wish: di
     asked = resets(Workers(WorkerTasks(config_keys=("level",))), **tasks(**PAGES))
 
     with pytest.raises(FrameError, match=told) as refused:
-        await asked.task(BROWSER, ResetWish(**wish))
+        await asked.task(BROWSER, ResetRequest(**wish))
 
     assert refused.value.code is Code.VALIDATION_ERROR
     assert refused.value.entries[0]["loc"][0] == "data"
@@ -238,15 +238,15 @@ async def test_keys_that_the_environment_takes_and_those_of_a_worker_that_does_n
     keys: tuple[str, ...] | None,
 ) -> None:
     asked = resets(Workers(WorkerTasks(config_keys=keys)), **tasks(**PAGES))
-    wish = ResetWish.model_validate({"index": 0, "level": 2})
+    wish = ResetRequest.model_validate({"index": 0, "level": 2})
 
     assert (await asked.task(BROWSER, wish)).id == "custom/login"
     assert config_of(BROWSER, wish) == {"level": 2}
 
 
 async def test_an_environment_whose_usual_split_is_not_there_has_its_first_one() -> None:
-    chosen = await resets(Workers(known()), **tasks(test=[{"id": "only"}])).task(MATH, ResetWish(seed=9))
+    chosen = await resets(Workers(known()), **tasks(test=[{"id": "only"}])).task(MATH, ResetRequest(seed=9))
 
     assert (chosen.split, chosen.index, chosen.id) == ("test", 0, "only")
     with pytest.raises(UnknownTask):
-        await resets(Workers(known()), test=[]).task(MATH, ResetWish())
+        await resets(Workers(known()), test=[]).task(MATH, ResetRequest())

@@ -204,8 +204,8 @@ class Gateway:
             catalog=catalog,
         )
         self.runtime_tasks = RuntimeTasks(registry=tasks, store=self.stores.tasks, catalog=catalog)
-        self.lookup = TaskLookup(self.runtime_tasks, queries=self.queries, curricula=self.curricula)
-        self.resolver = TaskResolver(lookup=self.lookup, queries=self.queries, catalog=self.catalog)
+        lookup = TaskLookup(self.runtime_tasks, queries=self.queries, curricula=self.curricula)
+        self.resolver = TaskResolver(lookup=lookup, queries=self.queries, catalog=catalog)
         self.session_cache = cache = SessionCache(store, catalog, patience_s=patience_s)
         opener = SessionOpener(
             store=store,
@@ -311,8 +311,6 @@ class Gateway:
             leadership=self.leadership,
             planner=self.planner,
             executor=executor,
-            starts=self.starts,
-            stops=self.worker_stops,
             expiry=self.expiry,
             suspects=SuspectWorkers(store=store, upstreams=upstreams, catalog=catalog, tasks=tasks),
             tasks=tasks,

@@ -256,7 +256,7 @@ async def test_owners_take_turns_whatever_replica_they_ask(redis_world: RedisWor
 async def test_whoever_gets_a_slot_or_a_refusal_is_told_and_need_not_look(
     redis_world: RedisWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.stores.redis.sessions.POLL_S", LONG_S)  # the look that finds what was not told
+    monkeypatch.setattr("gateway.stores.redis.claims.POLL_S", LONG_S)  # the look that finds what was not told
     a, b = await redis_world.open(replica="a"), await redis_world.open(replica="b")
     holder = await held_by_one(a)
     here, there, fails = [await queued(store, of("x", id)) for store, id in ((a, "1"), (b, "2"), (b, "3"))]

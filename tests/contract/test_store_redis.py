@@ -451,7 +451,7 @@ async def test_a_wake_without_a_reason_costs_one_look_and_the_claim_waits_on(
     with own_server.client() as client:
         before = client.info("commandstats")["cmdstat_evalsha"]["calls"]
 
-        store._wake(wish.lease)
+        store._claims.wake(wish.lease)
         await asyncio.sleep(0.1)
 
         assert client.info("commandstats")["cmdstat_evalsha"]["calls"] - before <= 2

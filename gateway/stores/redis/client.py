@@ -49,6 +49,8 @@ FOLLOW_S = 1.0
 """How often Sentinels, where there are any, are asked which server is the master."""
 RECONNECT_S = 0.5
 """Pause before a lost subscription is opened again."""
+AT_ONCE = 500
+"""Notes, sessions or waiting claims in one script: some milliseconds of Redis' time."""
 
 SHARED = ("base", "waiting", "admission", "slots", "groups", "serving", "sessions")
 """Files in ``lua/shared``, each of which uses what those before it define."""
@@ -124,7 +126,7 @@ class RedisClient:
         for script in self._scripts.values():
             await self.ask("SCRIPT LOAD", script.text)
 
-    def begin(self, name: str, *arguments: str | float, urgent: bool = False) -> asyncio.Task[Any]:
+    def begin(self, name: str, *arguments: str | float | bytes, urgent: bool = False) -> asyncio.Task[Any]:
         """Run an operation to its end, in a task that nobody should cancel; wait for it shielded.
 
         An *urgent* one does not wait for those that came before it.
@@ -132,9 +134,19 @@ class RedisClient:
         packs = [packed(value) for value in arguments]
         return self.detach(self._evaluate(self._scripts[name], packs, urgent=urgent))
 
-    async def run(self, name: str, *arguments: str | float, urgent: bool = False) -> Any:
+    async def run(self, name: str, *arguments: str | float | bytes, urgent: bool = False) -> Any:
         """Run an operation and return its answer: bytes, integers, None and lists of these."""
         return await asyncio.shield(self.begin(name, *arguments, urgent=urgent))
+
+    async def run_in_batches(
+        self, name: str, *arguments: str | float, items: Sequence[Sequence[str | float]]
+    ) -> list[Any]:
+        """Run an operation on `AT_ONCE` of *items* after the other, and return its answers as one list."""
+        answers: list[Any] = []
+        for start in range(0, len(items), AT_ONCE):
+            values = [value for item in items[start : start + AT_ONCE] for value in item]
+            answers += await self.run(name, *arguments, *values)
+        return answers
 
     async def ask(self, command: str, *arguments: bytes) -> Any:
         """Send one command of Redis' own."""

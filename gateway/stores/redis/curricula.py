@@ -71,20 +71,6 @@ PAGE_BYTES = 2**20
 """The most in one page, but for its last record: some milliseconds of Redis' time."""
 
 
-class _CurriculumLink(RedisClient):
-    """A link whose operations are those on curricula, and which takes bytes, too."""
-
-    def __init__(self, url: str, *, root: str) -> None:
-        super().__init__(url, root=root, family="curricula")
-
-    def begin(self, name: str, *arguments: str | float | bytes, urgent: bool = False) -> asyncio.Task[Any]:
-        given = [value if isinstance(value, bytes) else packed(value) for value in arguments]
-        return self.detach(self._evaluate(self._scripts[name], given, urgent=urgent))
-
-    async def run(self, name: str, *arguments: str | float | bytes, urgent: bool = False) -> Any:
-        return await asyncio.shield(self.begin(name, *arguments, urgent=urgent))
-
-
 class RedisCurriculumStore:
     """Curricula of all replicas; the seam is ``core.curriculum_ports.CurriculumStore``."""
 
@@ -115,7 +101,7 @@ class RedisCurriculumStore:
         self._max_definitions = max_definitions
         self._page = page_records, page_bytes
         self._gone_kept = gone_kept
-        self._link = _CurriculumLink(url, root=self._root)
+        self._link = RedisClient(url, root=self._root, family="curricula")
 
     # -- records --------------------------------------------------------------------------------------------------
 

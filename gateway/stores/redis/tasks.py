@@ -42,13 +42,6 @@ CHANGES_BYTES = 4 * 2**20
 """The most in one answer, by number and by size: some milliseconds of Redis' time."""
 
 
-class _TaskLink(RedisClient):
-    """A link whose operations are those on tasks."""
-
-    def __init__(self, url: str, *, root: str) -> None:
-        super().__init__(url, root=root, family="tasks")
-
-
 class RedisTaskStore:
     """Tasks that came at run time, of all replicas; the seam is ``core.task_ports.TaskStore``."""
 
@@ -76,7 +69,7 @@ class RedisTaskStore:
         self._max_total_bytes = max_total_bytes
         self._max_splits = max_splits
         self._gone_kept = gone_kept
-        self._link = _TaskLink(url, root=root)
+        self._link = RedisClient(url, root=root, family="tasks")
 
     async def put(self, tasks: Sequence[StoredTask], *, replace: bool) -> Sequence[StoredTask]:
         check_batch(tasks)

@@ -29,9 +29,8 @@ from gateway.stores.memory.curricula import MemoryCurriculumStore
 from gateway.stores.memory.sessions import MemoryStore
 from gateway.stores.memory.tasks import MemoryTaskStore
 from gateway.stores.redis.calls import RedisCallStore
+from gateway.stores.redis.client import place_of
 from gateway.stores.redis.curricula import RedisCurriculumStore
-from gateway.stores.redis.places import place_of
-from gateway.stores.redis.sentinel import SCHEMES, is_sentinel, read_url
 from gateway.stores.redis.sessions import RedisStore
 from gateway.stores.redis.tasks import RedisTaskStore
 
@@ -44,16 +43,16 @@ OWNER_WAIT_S = 6.0
 5 s as gone."""
 
 
-def check_store(store: str) -> None:
-    """Raise ``ConfigError`` unless *store* is ``memory`` or a URL that can be read."""
-    if is_sentinel(store):
-        try:
-            read_url(store)
-        except ValueError as error:
-            raise ConfigError(f"GATEWAY_STORE: {error}") from None
-    elif store != "memory" and not store.startswith(("redis://", "rediss://", "unix://")):
-        schemes = ", ".join(f"{scheme}://" for scheme in ("redis", "rediss", "unix", *SCHEMES))
-        raise ConfigError(f"GATEWAY_STORE: 'memory', or a URL of Redis ({schemes})")
+def check_store(store: str) -> str:
+    """Return the place that *store* names, as another gateway may read it: without user and password.
+
+    Raises:
+        ConfigError: *store* is neither ``memory`` nor a URL that can be read.
+    """
+    try:
+        return store if store == "memory" else place_of(store)
+    except ValueError as error:
+        raise ConfigError(f"GATEWAY_STORE: {error}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,8 +199,11 @@ def hold_containers(settings: Settings) -> ExitStack:
     held = ExitStack()
     if not settings.uses_containers:
         return held
-    ours, path = _store_of(settings), settings.state_dir / f"{settings.instance}-{settings.read_owner()}.lock"
+    path = settings.state_dir / f"{settings.instance}-{settings.read_owner()}.lock"
     alone = settings.store == "memory"
+    ours = check_store(settings.store)
+    if not alone:
+        ours += f" GATEWAY_STORE_PREFIX={settings.store_prefix}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         held.enter_context(hold(path, ours, alone=alone))
@@ -217,17 +219,6 @@ def hold_containers(settings: Settings) -> ExitStack:
         if alone or settings.secret is None:
             raise ConfigError(f"GATEWAY_STATE_DIR={settings.state_dir}: {error}") from error
     return held
-
-
-def _store_of(settings: Settings) -> str:
-    """The store that the settings name, as another gateway may read it: without user and password."""
-    if settings.store == "memory":
-        return settings.store
-    check_store(settings.store)
-    try:
-        return f"{place_of(settings.store)} GATEWAY_STORE_PREFIX={settings.store_prefix}"
-    except ValueError as error:
-        raise ConfigError(f"GATEWAY_STORE: {error}") from None
 
 
 def _docker_backend(settings: Settings, catalog: Catalog, *, url: str, folders: Folders | None = None) -> DockerBackend:

@@ -20,13 +20,14 @@ from importlib import resources
 from typing import Any, TypeVar
 
 from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from gateway.core.errors import NotLeading, StoreUnavailable
 from gateway.stores.redis.records import packed, text
-from gateway.stores.redis.sentinel import Master, is_sentinel
+from gateway.stores.redis.sentinel import Master, is_sentinel, read_url
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +84,34 @@ def scripts(family: str = "") -> dict[str, Script]:
     shared += [texts.pop("prelude")] if family else []
     whole = {name: b"\n".join((*shared, text)) for name, text in texts.items()}
     return {name: Script(text, hashlib.sha1(text, usedforsecurity=False).hexdigest()) for name, text in whole.items()}
+
+
+def place_of(url: str) -> str:
+    """Return the place that *url* names, for people: its server or Sentinels, and the database, without a password.
+
+    Two names of one host are two places: no name is looked up.
+
+    Raises:
+        ValueError: *url* has no known form; the message holds none of its passwords.
+    """
+    if is_sentinel(url):
+        read = read_url(url)
+        sentinels = ",".join(sorted(_address(host, port) for host, port in read.sentinels))
+        return f"sentinels {sentinels} master {read.service} database {read.master['db']}"
+    if not url.startswith(("redis://", "rediss://", "unix://")):
+        schemes = "redis://, rediss://, unix://, redis+sentinel://, rediss+sentinel://"
+        raise ValueError(f"'memory', or a URL of Redis ({schemes})")
+    try:
+        parts = parse_url(url)
+    except ValueError:
+        # redis-py's message may quote a part of the password.
+        raise ValueError("redis://[[USER]:PASSWORD@]HOST[:PORT][/DB] is wanted") from None
+    server = parts.get("path") or _address(parts.get("host", "localhost"), parts.get("port", 6379))
+    return f"{server} database {parts.get('db', 0)}"
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class RedisClient:

@@ -702,7 +702,7 @@ async def every_key(world: RedisWorld, store: RedisStore) -> dict[str, str]:
     await end(store, held.pop(), CloseReason.EXPIRED)
     held.append(await tasks[0])
     # Nobody fetches why it failed: its replica is as good as dead.
-    await store.open_breaker(MATH, "broken", for_s=60)
+    await store.fail_waiting(MATH, "broken", for_s=60)
     look()
     await asyncio.wait(tasks)
     world.shift(3600)

@@ -40,7 +40,7 @@ class SessionStore(Protocol):
             PoolExhausted: no slot within *wait_s*, or the queue of this environment is full; with an estimate of when
                 to come again, from the pace at which slots became free of late.
             EnvironmentUnavailable: `fail_waiting` was called while this opening waited; or no slot is free and the
-                breaker of the environment is open (`open_breaker`), with its message and what is left of its time.
+                breaker of the environment is open, with its message and what is left of its time.
         """
         ...
 
@@ -217,18 +217,14 @@ class WorkerStore(Protocol):
         """What every environment holds and what waits; environments without either may be absent."""
         ...
 
-    async def fail_waiting(self, environment: EnvironmentName, message: str, *, fence: int = 0) -> int:
-        """Let every opening that waits for *environment* fail with ``EnvironmentUnavailable(message)``; how many.
+    async def fail_waiting(
+        self, environment: EnvironmentName, message: str, *, for_s: float = 0.0, fence: int = 0
+    ) -> int:
+        """Let every opening that waits for *environment* fail with ``EnvironmentUnavailable(message)``.
 
-        Raises ``NotLeading``.
-        """
-        ...
-
-    async def open_breaker(self, environment: EnvironmentName, message: str, *, for_s: float, fence: int = 0) -> None:
-        """Let openings of *environment* that find no free slot fail at once, for *for_s* seconds; those that wait fail.
-
-        After that time they wait again, and the next start is the trial. `worker_ready` ends it early. Raises
-        ``NotLeading``.
+        With *for_s*, the breaker of the environment also opens: for so many seconds, openings that find no free slot
+        fail at once. After that time they wait again, and the next start is the trial. `worker_ready` ends it early.
+        Returns how many openings failed. Raises ``NotLeading``.
         """
         ...
 

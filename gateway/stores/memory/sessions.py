@@ -283,15 +283,14 @@ class MemoryStore:
         self._now()
         return list(islice(self._slots.sessions.values(), limit))
 
-    async def fail_waiting(self, environment: EnvironmentName, message: str, *, fence: int = 0) -> int:
-        self._now(fence)
-        return self._slots.fail_waiting(environment, bounded(message), retry_after_s=0.0)
-
-    async def open_breaker(self, environment: EnvironmentName, message: str, *, for_s: float, fence: int = 0) -> None:
+    async def fail_waiting(
+        self, environment: EnvironmentName, message: str, *, for_s: float = 0.0, fence: int = 0
+    ) -> int:
         now = self._now(fence)
         message = bounded(message)
-        self._slots.queues[environment].open_breaker(message, now + for_s)
-        self._slots.fail_waiting(environment, message, retry_after_s=for_s)
+        if for_s > 0:
+            self._slots.queues[environment].open_breaker(message, now + for_s)
+        return self._slots.fail_waiting(environment, message, retry_after_s=for_s)
 
     # -- leading and recovery -----------------------------------------------------------------------------------
 

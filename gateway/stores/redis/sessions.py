@@ -244,11 +244,10 @@ class RedisStore:
     async def sessions(self, *, limit: int = 1000) -> list[Session]:
         return as_sessions(await self._run("sessions", limit))
 
-    async def fail_waiting(self, environment: EnvironmentName, message: str, *, fence: int = 0) -> int:
-        return int(await self._run("fail_waiting", environment, bounded(message), FAILED_KEPT_S, fence))
-
-    async def open_breaker(self, environment: EnvironmentName, message: str, *, for_s: float, fence: int = 0) -> None:
-        await self._run("open_breaker", environment, bounded(message), for_s, FAILED_KEPT_S, fence)
+    async def fail_waiting(
+        self, environment: EnvironmentName, message: str, *, for_s: float = 0.0, fence: int = 0
+    ) -> int:
+        return int(await self._run("fail_waiting", environment, bounded(message), for_s, FAILED_KEPT_S, fence))
 
     async def own(self, owner: str, *, takes_over: bool = False) -> str:
         self._owner = owner

@@ -23,8 +23,7 @@ while #sessions < limit do
     elseif session[1] == 'open' or #sessions >= limit then
       seen = seen + 1
     else
-      begin_close(id, session[2] or 'open_failed', ARGV[2])
-      sessions[#sessions + 1] = redis.call('HGETALL', key('session', id))
+      sessions[#sessions + 1] = begin_close(id, session[2] or 'open_failed', ARGV[2])
     end
   end
 end

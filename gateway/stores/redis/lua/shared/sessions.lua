@@ -1,10 +1,12 @@
 -- Sessions ----------------------------------------------------------------------------------------------------------
 
+-- Begin to close a session, which should be released in *closing_s*; returns it.
 local function begin_close(id, reason, closing_s)
   settled(id)
   redis.call('HSET', key('session', id), 'state', 'closing', 'reason', reason)
   redis.call('ZADD', key('deadlines'), after(closing_s), id)
   publish_ended(id, redis.call('HGET', key('session', id), 'lease'))
+  return redis.call('HGETALL', key('session', id))
 end
 
 -- Whether *reason* says that a session's trainer ended it: from then on it is unknown.
@@ -38,6 +40,16 @@ local function enlist(values)
     'idle_ms', whole(now))
   redis.call('ZADD', key('workers'), number, id)
   return rank
+end
+
+-- Make *worker* (its state, environment and rank) ready with *slots*, and give them to those that wait; the breaker of its
+-- environment is closed.
+local function make_ready(id, worker, slots)
+  redis.call('HSET', key('worker', id), 'state', 'ready', 'slots', slots, 'idle_ms', whole(now))
+  list_free(id, worker[2], worker[3], redis.call('SCARD', key('held', id)), tonumber(slots))
+  close_breaker(worker[2])
+  serve(worker[2])
+  return 1
 end
 
 -- The fields of a session as adopt.lua and restore.lua get them.

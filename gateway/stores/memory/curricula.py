@@ -187,7 +187,7 @@ class _Draws:
 
 
 class MemoryCurriculumStore:
-    """Curricula of one process; the seam is ``core.curriculum_ports.CurriculumStore``."""
+    """Curricula of one process; the seam is ``core.ports.curricula.CurriculumStore``."""
 
     def __init__(
         self,
@@ -268,7 +268,7 @@ class MemoryCurriculumStore:
 
     async def propose(self, curriculum: str, handle: int, turn: Turn, place: bytes, *, member: str) -> Drawn | None:
         check_handle(curriculum, handle, self._max_handles)
-        check_place(place)
+        check_bytes("a draw of", place, MAX_DRAWN_BYTES)
         draws = self._draws.get(curriculum)
         return None if draws is None else draws.propose(handle, turn.number, place, member, now=self._clock())
 
@@ -286,7 +286,7 @@ class MemoryCurriculumStore:
         return self._states.get(curriculum, (0, b""))
 
     async def set_state(self, curriculum: str, version: int, state: bytes) -> bool:
-        check_state(state)
+        check_bytes("a sampler's state of", state, MAX_STATE_BYTES)
         if self._states.get(curriculum, (0, b""))[0] != version:
             return False
         self._states[curriculum] = (version + 1, state)
@@ -298,7 +298,7 @@ class MemoryCurriculumStore:
     # -- definitions that came by the API -------------------------------------------------------------------------
 
     async def define(self, curriculum: str, body: bytes) -> None:
-        check_definition(curriculum, body)
+        check_bytes(f"the definition of {curriculum!r} has", body, MAX_DEFINITION_BYTES)
         if curriculum not in self._definitions and len(self._definitions) >= self._max_definitions:
             raise full_of_definitions(self._max_definitions)
         self._definitions[curriculum] = body
@@ -370,26 +370,14 @@ def check_group(group_size: int, group_s: float) -> float:
     return min(group_s, MAX_GROUP_S)
 
 
-def check_place(place: bytes) -> None:
-    if len(place) > MAX_DRAWN_BYTES:
-        raise InvalidRequest(f"a draw of {len(place)} bytes; at most {MAX_DRAWN_BYTES} are taken")
+def check_bytes(what: str, body: bytes, limit: int) -> None:
+    if len(body) > limit:
+        raise InvalidRequest(f"{what} {len(body)} bytes; at most {limit} are taken")
 
 
 def check_count(count: int) -> None:
     if count < 0:
         raise InvalidRequest(f"{count} draw numbers; it is 0 or more")
-
-
-def check_state(state: bytes) -> None:
-    if len(state) > MAX_STATE_BYTES:
-        raise InvalidRequest(f"a sampler's state of {len(state)} bytes; at most {MAX_STATE_BYTES} are taken")
-
-
-def check_definition(curriculum: str, body: bytes) -> None:
-    if len(body) > MAX_DEFINITION_BYTES:
-        raise InvalidRequest(
-            f"the definition of {curriculum!r} has {len(body)} bytes; at most {MAX_DEFINITION_BYTES} are taken"
-        )
 
 
 def full_of_definitions(limit: int) -> InvalidRequest:

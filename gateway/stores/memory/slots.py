@@ -51,7 +51,7 @@ class Held:
 
     @property
     def room(self) -> int:
-        """Sessions that it takes more."""
+        """The number of sessions that it takes more."""
         if not self.has_room:
             return 0
         room = self.worker.slots - len(self.sessions)

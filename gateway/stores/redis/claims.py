@@ -14,7 +14,6 @@ from typing import Any
 
 from gateway.core.errors import (
     EnvironmentUnavailable,
-    GatewayError,
     PoolExhausted,
     SessionExists,
     StoreUnavailable,
@@ -181,18 +180,14 @@ class RedisClaims:
 def _granted(opening: SessionRequest, answer: list[Any]) -> Session:
     """Read what claim.lua or settle.lua answered: the session, or the error to raise."""
     kind, *rest = answer
-    if kind == b"granted":
-        return as_session(pairs(rest[0]))
-    raise _refusal(text(kind), opening, rest)
-
-
-def _refusal(kind: str, opening: SessionRequest, rest: list[Any]) -> GatewayError:
     environment = opening.environment
-    match kind:
+    match text(kind):
+        case "granted":
+            return as_session(pairs(rest[0]))
         case "exists":
-            return SessionExists(f"session {opening.id} exists")
+            raise SessionExists(f"session {opening.id} exists")
         case "broken" | "failed":
-            return EnvironmentUnavailable(text(rest[1]), retry_after_s=int(rest[0]) / 1000)
+            raise EnvironmentUnavailable(text(rest[1]), retry_after_s=int(rest[0]) / 1000)
         case "full":
             message = f"no slot of {environment} is free, and {int(rest[0])} wait for one"
             rest = rest[1:]
@@ -201,4 +196,4 @@ def _refusal(kind: str, opening: SessionRequest, rest: list[Any]) -> GatewayErro
         case _:  # left, unknown
             message = f"no slot of {environment} became free in time"
     place, pace_ms = rest
-    return PoolExhausted(message, retry_after_s=retry_after(int(place), float(pace_ms) / 1000 if pace_ms else None))
+    raise PoolExhausted(message, retry_after_s=retry_after(int(place), float(pace_ms) / 1000 if pace_ms else None))

@@ -118,7 +118,7 @@ class RedisClient:
     """Commands to one Redis; all raise ``StoreUnavailable``, fenced operations ``NotLeading``, and nothing else."""
 
     def __init__(self, url: str, *, root: str, family: str = "") -> None:
-        """*root* is the hash tag that heads every key; *url* one of Redis, or as in `redis_sentinel`.
+        """*root* is the hash tag that heads every key; *url* one of Redis, or as in `sentinel`.
 
         *family*: of the operations that it runs, as in `scripts`.
         """

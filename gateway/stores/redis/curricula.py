@@ -44,9 +44,12 @@ from gateway.core.curriculum import RECENT, Outcome, TaskRecord
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ids import EnvironmentName
 from gateway.core.ports.curricula import (
+    MAX_DEFINITION_BYTES,
     MAX_DEFINITIONS,
+    MAX_DRAWN_BYTES,
     MAX_HANDLES,
     MAX_RECORDS,
+    MAX_STATE_BYTES,
     TOLD_S,
     Drawn,
     RecordPage,
@@ -55,13 +58,11 @@ from gateway.core.ports.curricula import (
 from gateway.stores.memory.curricula import (
     GONE_KEPT,
     PAGE_RECORDS,
+    check_bytes,
     check_count,
-    check_definition,
     check_group,
     check_handle,
     check_outcomes,
-    check_place,
-    check_state,
     full_of_definitions,
 )
 from gateway.stores.redis.client import RedisClient
@@ -72,7 +73,7 @@ PAGE_BYTES = 2**20
 
 
 class RedisCurriculumStore:
-    """Curricula of all replicas; the seam is ``core.curriculum_ports.CurriculumStore``."""
+    """Curricula of all replicas; the seam is ``core.ports.curricula.CurriculumStore``."""
 
     def __init__(
         self,
@@ -139,7 +140,7 @@ class RedisCurriculumStore:
 
     async def propose(self, curriculum: str, handle: int, turn: Turn, place: bytes, *, member: str) -> Drawn | None:
         check_handle(curriculum, handle, self._max_handles)
-        check_place(place)
+        check_bytes("a draw of", place, MAX_DRAWN_BYTES)
         who, call = _hashed(member), _random()
         work = self._link.begin("propose", curriculum, handle, turn.number, place, who, call)
         answer = await self._taken(work, curriculum, handle, who, call)
@@ -179,7 +180,7 @@ class RedisCurriculumStore:
         return int(version or 0), state or b""
 
     async def set_state(self, curriculum: str, version: int, state: bytes) -> bool:
-        check_state(state)
+        check_bytes("a sampler's state of", state, MAX_STATE_BYTES)
         return bool(await self._link.run("set_state", curriculum, version, state))
 
     async def reset(self, curriculum: str) -> None:
@@ -189,7 +190,7 @@ class RedisCurriculumStore:
     # -- definitions that came by the API -------------------------------------------------------------------------
 
     async def define(self, curriculum: str, body: bytes) -> None:
-        check_definition(curriculum, body)
+        check_bytes(f"the definition of {curriculum!r} has", body, MAX_DEFINITION_BYTES)
         if not await self._link.run("define", curriculum, body, self._max_definitions, _random()):
             raise full_of_definitions(self._max_definitions)
 

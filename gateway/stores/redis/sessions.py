@@ -71,7 +71,7 @@ SUBSCRIBE_S = 5.0
 FAILED_KEPT_S = 60
 """How long a replica has to fetch why its opening failed."""
 JUMP_MS = 10_000
-"""From here on a difference between two clocks is a jump; commands are late by at most ``redis_link.ANSWER_S``."""
+"""From here on a difference between two clocks is a jump; commands are late by at most ``client.ANSWER_S``."""
 NOTES_S = 10.0
 """How long sessions live at least after a loss of data: replicas write their notes again in the meantime."""
 READING_KEPT_MS = 24 * 3_600_000

@@ -43,7 +43,7 @@ CHANGES_BYTES = 4 * 2**20
 
 
 class RedisTaskStore:
-    """Tasks that came at run time, of all replicas; the seam is ``core.task_ports.TaskStore``."""
+    """Tasks that came at run time, of all replicas; the seam is ``core.ports.tasks.TaskStore``."""
 
     def __init__(
         self,

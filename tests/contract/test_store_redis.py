@@ -666,8 +666,8 @@ def documented() -> dict[str, str]:
         names, types = row.split(" | ")[:2]
         kinds = re.findall(r"`([a-z_]+)", names)
         each = types.split(", ")
-        # Kinds with an underscore are those of tasks, curricula and calls, and "calls" itself is one of the latter.
-        if "_" not in names and kinds[0] not in ("calls", "curriculum"):
+        # The other kinds are those of tasks, curricula and calls.
+        if "_" not in names and kinds[0] not in ("calls", "curriculum", "tasks"):
             found |= dict(zip(kinds, each * len(kinds) if len(each) == 1 else each, strict=True))
     return found
 

@@ -83,10 +83,6 @@ class Groups:
             count += max(0, self.wanted(opening) - len(self.waiting(opening)))
         return count
 
-    def environments(self) -> set[EnvironmentName]:
-        """Those in which slots are reserved."""
-        return {name for name, count in self._reserved.items() if count}
-
     def enter(self, ticket: QueueTicket) -> None:
         """*ticket*, if it is of a group, waits for as many slots as that needs, whatever was kept for it."""
         opening = ticket.opening

@@ -68,8 +68,6 @@ from gateway.stores.retry_after import bounded
 
 SUBSCRIBE_S = 5.0
 """The longest that `RedisStore.start` waits for its subscription."""
-FAILED_KEPT_S = 60
-"""How long a replica has to fetch why its opening failed."""
 JUMP_MS = 10_000
 """From here on a difference between two clocks is a jump; commands are late by at most ``client.ANSWER_S``."""
 NOTES_S = 10.0
@@ -247,7 +245,7 @@ class RedisStore:
     async def fail_waiting(
         self, environment: EnvironmentName, message: str, *, for_s: float = 0.0, fence: int = 0
     ) -> int:
-        return int(await self._run("fail_waiting", environment, bounded(message), for_s, FAILED_KEPT_S, fence))
+        return int(await self._run("fail_waiting", environment, bounded(message), for_s, fence))
 
     async def own(self, owner: str, *, takes_over: bool = False) -> str:
         self._owner = owner

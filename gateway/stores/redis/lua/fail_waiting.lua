@@ -1,12 +1,11 @@
 -- Let every opening that waits for an environment fail, and for some time also those that find no free slot.
--- ARGV: environment, message, for how long (s; 0: its breaker stays as it is), time that the message is kept for the
--- replicas to fetch (s), fence
+-- ARGV: environment, message, for how long (s; 0: its breaker stays as it is), fence
 -- Returns how many failed.
 
 if fenced() then
   return NOT_LEADING
 end
-local environment, message, for_s, kept_s = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
+local environment, message, for_s = ARGV[1], ARGV[2], tonumber(ARGV[3])
 if for_s > 0 then
   redis.call('HSET', key('breakers'), environment, after(for_s) .. ' ' .. message)
 end
@@ -20,14 +19,14 @@ for _, id in ipairs(ids) do
     leave_group(environment, ticket[4], id)
   end
   if ticket[1] then
-    redis.call('SET', key('failed', ticket[2]), number .. ' ' .. whole(math.ceil(for_s * 1000)), 'EX', kept_s)
+    redis.call('SET', key('failed', ticket[2]), number .. ' ' .. whole(math.ceil(for_s * 1000)), 'EX', FAILED_KEPT_S)
     redis.call('DEL', line(environment, ticket[3]))
     wake(ticket[1], ticket[2])
   end
 end
 if number then
   -- Once for all of them: a thousand openings may fail with one worker's log.
-  redis.call('SET', key('cause', number), message, 'EX', kept_s)
+  redis.call('SET', key('cause', number), message, 'EX', FAILED_KEPT_S)
 end
 redis.call('DEL', key('waits', environment), key('queue', environment))
 end_queue(environment)

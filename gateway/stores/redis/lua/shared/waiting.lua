@@ -116,8 +116,8 @@ local function leave(environment, id, owner, round)
   end_queue(environment)
 end
 
--- How long a replica has to learn that its ticket was dropped (s).
-local DROPPED_KEPT_S = 60
+-- How long a replica has to fetch why its opening failed (s).
+local FAILED_KEPT_S = 60
 
 -- Take a ticket whose time has passed out of the queue and tell its replica, if that lives, to look; that it was not lost
 -- is kept.
@@ -128,7 +128,7 @@ local function drop(environment, id, owner)
     leave(environment, id, owner or ticket[3])
   end
   if ticket[1] then
-    redis.call('SET', key('failed', ticket[2]), 'late', 'EX', DROPPED_KEPT_S)
+    redis.call('SET', key('failed', ticket[2]), 'late', 'EX', FAILED_KEPT_S)
     wake(ticket[1], ticket[2])
   end
 end

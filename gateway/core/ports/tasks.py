@@ -81,27 +81,21 @@ class TaskStore(Protocol):
             TaskExists: the environment has one of that id, and *replace* is not given.
             InvalidRequest: one of the limits above is exceeded; it is named.
         """
-        ...
 
     async def remove(self, environment: EnvironmentName, id: str) -> bool:
         """Forget a task; False if there is none."""
-        ...
 
     async def version(self) -> str:
         """Name the state that the tasks are in; another one after each change. Empty: there never was a task."""
-        ...
 
     async def since(self, version: str) -> TaskChanges:
         """What changed since *version*, at most some MiB of it. An unknown version, as the empty one: everything."""
-        ...
 
     async def take(self, key: str, *, starts: int, per_s: float) -> float:
         """Take one of the *starts* that *key* has in any *per_s* seconds.
 
         Returns 0.0 if it was taken, else the seconds until the next one can be, and nothing was taken.
         """
-        ...
 
     async def aclose(self) -> None:
         """Let go of connections."""
-        ...

@@ -40,7 +40,7 @@ NOTES_S = 10.0
 
 
 class MemoryStore:
-    """Sessions, workers, leases and deadlines of one process; the seam is ``core.ports.Store``.
+    """Sessions, workers, leases and deadlines of one process; the seam is ``core.ports.store.Store``.
 
     A process that ends takes this store with it, so no leader outlives its fences, and there is no older state that
     comes back. A store that is not whole exists for tests of the code that rebuilds a store.

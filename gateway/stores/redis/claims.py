@@ -8,6 +8,7 @@ over; `load` looks each tick.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from dataclasses import dataclass
 from typing import Any
@@ -163,18 +164,13 @@ class RedisClaims:
         return True
 
     async def _poll(self) -> None:
-        while not await happened(self._stopping, timeout_s=POLL_S):
-            await self._look()
-
-    async def _look(self) -> None:
         """Wake every claim whose ticket is gone, in case the message was lost."""
-        queued = [(wait.opening.id, lease) for lease, wait in self._waits.items() if wait.queued]
-        try:
-            settled = await self._link.run_in_batches("not_waiting", items=queued)
-        except StoreUnavailable:
-            return  # claims that wait go on: their tickets may still be there when Redis is back
-        for lease in settled:
-            self.wake(text(lease))
+        while not await happened(self._stopping, timeout_s=POLL_S):
+            queued = [(wait.opening.id, lease) for lease, wait in self._waits.items() if wait.queued]
+            # Claims go on while Redis is away: their tickets may still be there when it is back.
+            with contextlib.suppress(StoreUnavailable):
+                for lease in await self._link.run_in_batches("not_waiting", items=queued):
+                    self.wake(text(lease))
 
 
 def _granted(opening: SessionRequest, answer: list[Any]) -> Session:

@@ -103,7 +103,7 @@ def as_worker(found: Mapping[str, str]) -> Worker:
     )
 
 
-def as_worker_load(entry: bytes) -> WorkerLoad:
+def _worker_load(entry: bytes) -> WorkerLoad:
     """Read one worker of what load.lua answered: the fields ``WORKER``, and what it holds, with zeros between them."""
     *values, used, idle_ms, age_ms = entry.decode().split("\0")
     worker = as_worker(dict(zip(_WORKER, values, strict=True)))
@@ -115,7 +115,7 @@ def as_loads(answer: Sequence[Any]) -> dict[EnvironmentName, EnvironmentLoad]:
     listed, waiting, counts, breakers, groups = answer
     workers: dict[str, list[WorkerLoad]] = {}
     for entry in listed:
-        load = as_worker_load(entry)
+        load = _worker_load(entry)
         workers.setdefault(load.worker.environment, []).append(load)
     waits, counted, broken_ms = _numbers(waiting), _numbers(counts), _numbers(breakers)
     to_come: Counter[str] = Counter()

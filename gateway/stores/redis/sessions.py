@@ -77,7 +77,7 @@ READING_KEPT_MS = 24 * 3_600_000
 
 
 class RedisStore:
-    """Sessions, workers, leases and deadlines of all replicas; the seam is ``core.ports.Store``."""
+    """Sessions, workers, leases and deadlines of all replicas; the seam is ``core.ports.store.Store``."""
 
     def __init__(
         self,

@@ -38,8 +38,6 @@ class Held:
     """A worker and the sessions that it holds."""
 
     worker: Worker
-    number: int
-    """Workers count up; the older of two has the lower one."""
     added_at: float
     idle_since: float
     uses: int = 0
@@ -85,7 +83,7 @@ class Slots:
         self._groups = Groups()
         self._notices = notices
         self._closed_kept_s = closed_kept_s
-        self._numbers = 0
+        self._tickets_made = 0
 
     def tidy(self, now: float) -> None:
         """Drop what has run out by now: places in queues, slots that are kept, and memories of closed sessions."""
@@ -106,7 +104,8 @@ class Slots:
         environment, queue = opening.environment, self.queues[opening.environment]
         if opening.id in self.sessions or opening.id in self.tickets:
             raise SessionExists(f"session {opening.id} exists")
-        ticket = QueueTicket(opening, asyncio.get_running_loop().create_future(), self._next_number(), now + wait_s)
+        self._tickets_made += 1
+        ticket = QueueTicket(opening, asyncio.get_running_loop().create_future(), self._tickets_made, now + wait_s)
         queue.arrivals += 1
         if (session := self._take(opening, now)) is not None:
             queue.hits += 1
@@ -238,7 +237,7 @@ class Slots:
 
     def enlist(self, worker: Worker, now: float) -> Held:
         """Register *worker*."""
-        held = Held(worker=worker, number=self._next_number(), added_at=now, idle_since=now)
+        held = Held(worker=worker, added_at=now, idle_since=now)
         self.workers[worker.id] = self._by_environment[worker.environment][worker.id] = held
         return held
 
@@ -324,10 +323,6 @@ class Slots:
             for name in names
         }
 
-    def _next_number(self) -> int:
-        self._numbers += 1
-        return self._numbers
-
     def _is_opening(self, granted: Session) -> bool:
         session = self.sessions.get(granted.id)
         return session is not None and (session.lease, session.state) == (granted.lease, SessionState.OPENING)
@@ -335,9 +330,10 @@ class Slots:
     def _least_used(self, environment: EnvironmentName) -> Held | None:
         if not self.is_whole:
             return None  # a slot may seem free only because its session was lost
-        # A walk over one environment's workers (some hundred at most) instead of a heap that each grant would reorder.
+        # A walk over one environment's workers (some hundred, oldest first) instead of a heap that each grant would
+        # reorder.
         free = [held for held in self._by_environment[environment].values() if held.has_room]
-        return min(free, key=lambda held: (len(held.sessions), held.number), default=None)
+        return min(free, key=lambda held: len(held.sessions), default=None)
 
     def _available(self, environment: EnvironmentName) -> int:
         """Free slots that are kept for no group."""
@@ -353,7 +349,7 @@ class Slots:
         """The worker with the fewest sessions that has *need* slots beside those that are kept in it for groups."""
         workers = self._by_environment[environment].values()
         free = [held for held in workers if held.room - self._groups.reserved_in(held.worker.id) >= need]
-        return min(free, key=lambda held: (len(held.sessions), held.number), default=None)
+        return min(free, key=lambda held: len(held.sessions), default=None)
 
     def _granted(self, opening: SessionRequest, home: WorkerId | None, now: float) -> Session:
         """Grant *opening* a slot of *home*, if that has room, else of another worker; there is one."""

@@ -77,25 +77,24 @@ def read_url(url: str) -> SentinelUrl:
     )
 
 
-class Master:
-    """The server that Sentinels call the master; nothing is connected yet."""
+class Master(Sentinel):
+    """The server that Sentinels call the master; nothing is connected yet.
+
+    Sentinels are asked once for all callers that want the address at the same time: redis-py moves the Sentinel that
+    answered to the front of its list. A second caller that iterates over the same list then overwrites an entry: a
+    Sentinel is lost, with its open connection, until the last one left is asked alone.
+    """
 
     def __init__(self, url: str, *, max_connections: int, options: Mapping[str, Any]) -> None:
         """*options* go to the connections to the master. Raises ``ValueError``, as `read_url`."""
         read = read_url(url)
-        self._sentinel = _Sentinels(  # type: ignore[no-untyped-call]  # redis-py's own gap
+        waits = {"socket_connect_timeout": ASK_S, "socket_timeout": ASK_S}
+        super().__init__(  # type: ignore[no-untyped-call]  # redis-py's own gap
             list(read.sentinels),
-            sentinel_kwargs={
-                "socket_connect_timeout": ASK_S,
-                "socket_timeout": ASK_S,
-                "protocol": 2,
-                "retry": options.get("retry"),
-                **read.sentinel,
-            },
+            sentinel_kwargs={"protocol": 2, "retry": options.get("retry"), **waits, **read.sentinel},
         )
-        self.client: Redis = self._sentinel.master_for(
-            read.service, max_connections=max_connections, **read.master, **options
-        )
+        self._query: asyncio.Task[tuple[str, int]] | None = None
+        self.client: Redis = self.master_for(read.service, max_connections=max_connections, **read.master, **options)
 
     async def look(self) -> None:
         """Ask which server it is; connections to another one that nobody uses are closed, the others after their use.
@@ -107,20 +106,6 @@ class Master:
         assert isinstance(pool, SentinelConnectionPool)
         await pool.get_master_address()  # type: ignore[no-untyped-call]  # redis-py's own gap
 
-    async def aclose(self) -> None:
-        """Close the connections to the Sentinels; `client` is closed by itself."""
-        await self._sentinel.aclose()
-
-
-class _Sentinels(Sentinel):
-    """Sentinels that are asked once for all callers that want the master's address at the same time.
-
-    redis-py moves the Sentinel that answered to the front of its list. A second caller that iterates over the same list
-    then overwrites an entry: a Sentinel is lost, with its open connection, until the last one left is asked alone.
-    """
-
-    _query: asyncio.Task[tuple[str, int]] | None = None
-
     async def discover_master(self, service_name: str) -> tuple[str, int]:
         """Return the master's host and port. Raises ``MasterNotFoundError``: no Sentinel knows one."""
         if self._query is None or self._query.done():
@@ -130,7 +115,10 @@ class _Sentinels(Sentinel):
         return await asyncio.shield(self._query)
 
     async def aclose(self) -> None:
-        """Wait for a query under way, which `ASK_S` bounds for each Sentinel, and close the connections."""
+        """Wait for a query under way, which `ASK_S` bounds for each, and close the connections to the Sentinels.
+
+        `client` is closed by itself.
+        """
         if self._query is not None:
             await asyncio.wait({self._query})
         await super().aclose()

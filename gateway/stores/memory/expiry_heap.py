@@ -21,7 +21,7 @@ class Deadlines(Generic[K]):
 
     def __init__(self) -> None:
         self._at: dict[K, float] = {}
-        #: Each key has an entry that is no later than its deadline; entries that are no more true are skipped.
+        #: Each key has an entry that is no later than its deadline; `pop` skips stale entries.
         self._heap: list[tuple[float, K]] = []
 
     def __len__(self) -> int:

@@ -1,6 +1,6 @@
 """The queue of one environment in one process: openings that wait, the pace of its slots, its breaker and its counts.
 
-Nothing here waits or reads a clock: the store calls it with the time (seconds), in steps that nobody comes between.
+Nothing here waits or reads a clock: the store passes the time (seconds), and each of its steps is atomic.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Line:
 
 
 class Queue:
-    """What waits for one environment: owners take turns, and within a round who came first is first.
+    """Openings that wait for one environment: owners take turns, in each round in the order of arrival.
 
     Start-time fair queueing where all owners weigh the same: one that has nothing in the queue joins the round after
     the one that is being served, so it gains nothing by leaving and coming back.

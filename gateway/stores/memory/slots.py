@@ -1,6 +1,6 @@
 """The slots of one process' workers: the sessions that hold them, the openings that wait, and how slots change hands.
 
-Each method is one step that nobody comes between. Moments are seconds of the store's clock.
+Each method is one step on the event loop. Moments are seconds of the store's clock.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gateway.stores.notifications import Notices
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """What is remembered of a session that we ended."""
+    """A session that the gateway ended, as far as it is remembered."""
 
     lease: str
     reason: CloseReason
@@ -100,7 +100,7 @@ class Slots:
     # -- waiting ------------------------------------------------------------------------------------------------
 
     def enter(self, opening: SessionRequest, wait_s: float, now: float) -> QueueTicket:
-        """Take a slot, or a place in the queue, in one step: nobody can come between the two."""
+        """Take a slot, or a place in the queue, in one step: no other opening comes between the two."""
         environment, queue = opening.environment, self.queues[opening.environment]
         if opening.id in self.sessions or opening.id in self.tickets:
             raise SessionExists(f"session {opening.id} exists")
@@ -128,7 +128,7 @@ class Slots:
         return ticket
 
     def taken(self, ticket: QueueTicket, now: float) -> Session:
-        """Return what the wait came to: the session that was granted, or raise the error."""
+        """Return the session that *ticket* was granted; raise the error if the wait failed."""
         if not ticket.settled.done():
             self.settle(ticket, self._too_late(ticket, now))
             self.serve(ticket.opening.environment, now)
@@ -155,7 +155,7 @@ class Slots:
             self.free(session, now)
 
     def serve(self, environment: EnvironmentName, now: float) -> None:
-        """Give free slots to those that wait, owner by owner; those behind a group that waits for more wait as well."""
+        """Give free slots to waiting openings, owner by owner; openings behind a group that waits for more wait too."""
         queue = self.queues[environment]
         since, served = queue.served_at, 0
         while (ticket := queue.first()) and self._least_used(environment) is not None:
@@ -200,7 +200,7 @@ class Slots:
         return session
 
     def _next(self, first: QueueTicket, now: float) -> tuple[list[QueueTicket], int]:
-        """Who is served next, *first* or its whole group; and how many slots are kept for those of it that come later.
+        """Return the tickets to serve next, *first* or its group; and the slots to keep for the rest of the group.
 
         A group is served all at once, or as far as there are slots once it has waited long enough for more.
         """
@@ -336,17 +336,17 @@ class Slots:
         return min(free, key=lambda held: len(held.sessions), default=None)
 
     def _available(self, environment: EnvironmentName) -> int:
-        """Free slots that are kept for no group."""
+        """Count free slots that are kept for no group."""
         free = sum(held.room for held in self._by_environment[environment].values())
         return max(0, free - self._groups.reserved(environment))
 
     def _find_home(self, environment: EnvironmentName, need: int) -> WorkerId | None:
-        """The worker for a group that wants *need* slots; None: it is no group, or fits none."""
+        """Return the worker for a group that wants *need* slots; None if it is no group, or fits no worker."""
         held = self._find_room(environment, need) if need > 1 else None
         return None if held is None else held.worker.id
 
     def _find_room(self, environment: EnvironmentName, need: int) -> Held | None:
-        """The worker with the fewest sessions that has *need* slots beside those that are kept in it for groups."""
+        """Return the worker with the fewest sessions that has *need* slots beside the slots kept in it for groups."""
         workers = self._by_environment[environment].values()
         free = [held for held in workers if held.room - self._groups.reserved_in(held.worker.id) >= need]
         return min(free, key=lambda held: len(held.sessions), default=None)

@@ -101,14 +101,14 @@ class RedisClaims:
             await cancelled([self._poller])
 
     async def _asked(self, wait: _Wait, wait_s: float) -> list[Any]:
-        """Ask for a slot, or a place in the queue for *wait_s*; what ``claim.lua`` answers."""
+        """Ask for a slot, or a place in the queue for *wait_s*, and return the answer of ``claim.lua``."""
         kept_s = wait_s + GRACE_S if wait_s > 0 else 0
         wait.asking = self._link.begin("claim", *request_values(wait.opening, self._replica), kept_s, self._queue_max)
         answer: list[Any] = await asyncio.shield(wait.asking)
         return answer
 
     async def _waited(self, wait: _Wait) -> list[Any]:
-        """Wait for news of a ticket until its time is over; what ``settle.lua`` answers then.
+        """Wait for news of a ticket until its time is over, and return the answer of ``settle.lua``.
 
         Redis may go away meanwhile: the poll wakes a claim once Redis is back, and one whose ticket was lost queues
         anew, behind those that did so before it.
@@ -156,7 +156,7 @@ class RedisClaims:
         logger.warning("claim_not_given_back session=%s setup_s=%.0f", opening.id, opening.setup_s)
 
     async def _given_back(self, opening: SessionRequest) -> bool:
-        """Try to undo a claim; False: Redis did not answer."""
+        """Try to undo a claim; return False if Redis did not answer."""
         try:
             await self._link.run("give_back", opening.id, opening.environment, opening.owner, opening.lease)
         except StoreUnavailable:
@@ -174,7 +174,7 @@ class RedisClaims:
 
 
 def _granted(opening: SessionRequest, answer: list[Any]) -> Session:
-    """Read what claim.lua or settle.lua answered: the session, or the error to raise."""
+    """Return the session that claim.lua or settle.lua granted, or raise the error that its answer names."""
     kind, *rest = answer
     environment = opening.environment
     match text(kind):

@@ -62,12 +62,7 @@ def new(
 
 def schema(out: Out = None) -> None:
     """Write the JSON Schema of a task."""
-    _write(out, schema_text(), force=True)  # what is there is an older schema
-
-
-def schema_text() -> str:
-    """The JSON Schema of a task, as docs/task.schema.json has it."""
-    return json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
+    _write(out, json_schema(), force=True)  # what is there is an older schema
 
 
 def validate(

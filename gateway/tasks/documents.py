@@ -12,7 +12,6 @@ compact text, which is a third of the size of parsed objects and is what discove
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -21,23 +20,20 @@ import yaml
 
 from gateway.core.errors import ConfigError, TaskInvalid
 
-MAX_DEPTH = 32
-MAX_VALUES = 200_000
-"""Values in one document: a task of the largest size has fewer, unless it is made to be slow."""
-MAX_PROBLEMS = 100
-"""Of one document; what comes after them is not looked for."""
-MAX_KEY_CHARS = 80
-"""How much of a key is told."""
+MAX_LINE_BYTES = 16 * 2**20
+"""A task larger than this is a mistake: it has to fit into one request."""
 
 
-def read_json(data: bytes, *, where: str = "") -> Any:
-    """Read one JSON document. Raises ``TaskInvalid`` with line and column, or the key that stands twice."""
+def read_json(data: bytes, *, where: str = "", is_line: bool = False) -> Any:
+    """Read one JSON document. Raises ``TaskInvalid`` with line and column, or the key that stands twice.
+
+    *where* names the line already if *is_line*.
+    """
     try:
         return json.loads(_text(data, where), parse_constant=_refuse_constant, object_pairs_hook=_unique)
     except json.JSONDecodeError as error:
-        raise TaskInvalid(
-            [(f"line {error.lineno}", f"not JSON: {error.msg} at column {error.colno}")], where=where
-        ) from None
+        line = "" if is_line else f"line {error.lineno}"
+        raise TaskInvalid([(line, f"not JSON: {error.msg} at column {error.colno}")], where=where) from None
     except (ValueError, RecursionError) as error:
         raise TaskInvalid([("", f"not JSON: {error}")], where=where) from None
 
@@ -48,7 +44,7 @@ def read_json_lines(data: bytes, *, where: str = "") -> list[tuple[str, Any]]:
     Raises ``TaskInvalid`` with the line.
     """
     lines = [(f"{where}:{number}", line) for number, line in enumerate(_text(data, where).split("\n"), 1)]
-    return [(place, read_json(line.encode(), where=place)) for place, line in lines if line.strip()]
+    return [(place, read_json(line.encode(), where=place, is_line=True)) for place, line in lines if line.strip()]
 
 
 def read_yaml(data: bytes, *, where: str = "") -> Any:
@@ -100,54 +96,9 @@ def _at(where: str, place: str) -> str:
     return f"{where}: {place}" if place else where
 
 
-def not_data(value: Any) -> list[tuple[str, str]]:
-    """What in *value* JSON has no word for, with the path of each; empty: it is plain data of a bounded size."""
-    problems: list[tuple[str, str]] = []
-    # Not by recursion, which a document that is made for it would end.
-    left: list[tuple[str, Any, int]] = [("", value, 0)]
-    seen = 0
-    while left and len(problems) < MAX_PROBLEMS:
-        path, one, depth = left.pop()
-        seen += 1
-        if seen > MAX_VALUES:
-            return [*problems, ("", f"more than {MAX_VALUES} values")]
-        if depth > MAX_DEPTH:
-            return [*problems, (path[:200], f"nested deeper than {MAX_DEPTH}")]
-        if isinstance(one, Mapping):
-            for key, inner in one.items():
-                if isinstance(key, str):
-                    problems += _not_text(joined(path, key), key)
-                    left.append((joined(path, key), inner, depth + 1))
-                else:
-                    problems.append((path, f"the key {key!r:.50} is no text"))
-        elif isinstance(one, (list, tuple)):
-            left += [(f"{path}[{number}]", inner, depth + 1) for number, inner in enumerate(one)]
-        elif isinstance(one, str):
-            problems += _not_text(path, one)
-        elif isinstance(one, float) and not math.isfinite(one):
-            problems.append((path, f"{one} is not JSON"))
-        elif not isinstance(one, (bool, int, float, type(None))):
-            problems.append((path, f"{type(one).__name__} is not JSON"))
-    return problems
-
-
-def joined(path: str, key: str) -> str:
-    """The path of *key* in the mapping at *path*."""
-    shown = key if len(key) <= MAX_KEY_CHARS else f"{key[:MAX_KEY_CHARS]}…"
-    return f"{path}.{shown}" if path else shown
-
-
 def compact(value: Any) -> bytes:
     """Plain data as compact JSON in UTF-8."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-
-
-def _not_text(path: str, text: str) -> list[tuple[str, str]]:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return [(path.encode("utf-8", "replace").decode(), "half a character (a lone surrogate)")]
-    return []
 
 
 def _text(data: bytes, where: str) -> str:
@@ -191,10 +142,6 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
-MAX_LINE_BYTES = 16 * 2**20
-"""A task larger than this is a mistake: it has to fit into one request."""
-
-
 def read_split(path: Path) -> Sequence[bytes]:
     """Read a split; each item is one task as compact JSON in UTF-8.
 
@@ -208,40 +155,32 @@ def read_split(path: Path) -> Sequence[bytes]:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
                 where = f"{path}:{number}"
-                task = _parse(line.rstrip(b"\r\n"), where)
+                task = _read_line(line.rstrip(b"\r\n"), where)
                 for name in names_of(task, where):
                     if name in ids:
                         raise ConfigError(f"{where}: id: {name!r} stands on line {ids[name]} already")
                     ids[name] = number
-                tasks.append(_compact(task, where))
+                try:
+                    tasks.append(compact(task))
+                except (ValueError, RecursionError) as error:  # 1e999 is infinite, and \ud800 is half a character
+                    raise ConfigError(f"{where}: {error}") from error
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
     return tasks
 
 
-def _parse(line: bytes, where: str) -> dict[str, Any]:
+def _read_line(line: bytes, where: str) -> dict[str, Any]:
     if len(line) > MAX_LINE_BYTES:
         raise ConfigError(f"{where}: longer than {MAX_LINE_BYTES} bytes")
     if not line.strip():
         raise ConfigError(f"{where}: an empty line")
     try:
-        task = json.loads(line.decode("utf-8"), parse_constant=_refuse_constant, object_pairs_hook=_unique)
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{where}: not UTF-8: {error.reason} at byte {error.start}") from error
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{where}: not JSON: {error.msg} at column {error.colno}") from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where}: {error}") from error
+        task = read_json(line, where=where, is_line=True)
+    except TaskInvalid as error:
+        raise ConfigError(error.detail) from None
     if not isinstance(task, dict):
         raise ConfigError(f"{where}: a task is a JSON object, not {type(task).__name__}")
     return task
-
-
-def _compact(task: dict[str, Any], where: str) -> bytes:
-    try:
-        return json.dumps(task, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-    except (ValueError, RecursionError) as error:  # 1e999 is infinite, and \ud800 is half a character
-        raise ConfigError(f"{where}: {error}") from error
 
 
 def names_of(task: Mapping[str, Any], where: str = "") -> list[str]:

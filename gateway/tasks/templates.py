@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 
+from envserver.generic.task import ID, NAME
+
 from gateway.core.errors import ConfigError
 from gateway.tasks.documents import read_yaml
-from gateway.tasks.schema import ID_PATTERN, NAME_PATTERN
 
 FORMATS = ("yaml", "json", "python")
 
@@ -163,9 +164,9 @@ def template(environment: str, *, id: str = "", form: str = "yaml") -> str:
         ConfigError: a name that none can have, or another format.
     """
     id = id or "custom/my-task"
-    if not re.fullmatch(NAME_PATTERN, environment):
+    if not NAME.fullmatch(environment):
         raise ConfigError(f"{environment!r} is no environment's name")
-    if not re.fullmatch(ID_PATTERN, id):
+    if not ID.fullmatch(id):
         raise ConfigError(f"--id {id}: letters, digits and ._-/ are taken, at most 200, a letter or digit first")
     if form == "python":
         return _python(environment, id)

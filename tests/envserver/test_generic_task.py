@@ -91,7 +91,7 @@ def test_every_task_of_the_project_is_a_generic_task(path: Path) -> None:
         ({"tags": "one"}, "tags", "a list is wanted, not a text"),
         ({"tags": ["a", 5]}, "tags[1]", "a text of 1 to 100"),
         ({"tags": ["t"] * 65}, "tags", "at most 64"),
-        ({"aliases": [" a"]}, "aliases[0]", "a text of 1 to 100"),
+        ({"aliases": [" a"]}, "aliases[0]", "' a' is none: it begins"),
         ({"instruction": ["do it"]}, "instruction", "a text is wanted, not a list"),
         ({"instruction": "x" * 300_000}, "instruction", "at most"),
         ({"config": "files"}, "config", "an object is wanted, not a text"),
@@ -127,6 +127,18 @@ def test_all_faults_are_named_at_once_up_to_a_bound() -> None:
 
     assert len(several.value.problems) == 3
     assert len(many.value.problems) == MAX_PROBLEMS
+
+
+@pytest.mark.parametrize("value", ["\ud800", {"\ud800": 1}])
+def test_half_a_character_is_refused(value: Any) -> None:
+    with pytest.raises(TaskError, match=r"^config\.a"):
+        parse_task({"config": {"a": value}})
+
+
+def test_a_key_that_is_null_counts_as_absent() -> None:
+    given = dict.fromkeys(("id", "env_type", "name", "tags", "instruction", "config", "evaluation"))
+
+    assert parse_task({**given, "env_type": ""}) == GenericTask()
 
 
 @pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 100_000])

@@ -22,10 +22,6 @@ MAX_SPLITS = 100
 """Splits of one environment that ever had a task: each has a count that is kept for ever."""
 MAX_AT_ONCE = 2_000
 """Tasks in one `TaskStore.put`: some ten milliseconds of the store's time."""
-MAX_STARTS = 10_000
-"""The largest rate limit's number of starts: each is a moment that the store keeps."""
-MAX_PER_S = 86_400.0
-"""The longest rate limit's time, in seconds: a day."""
 
 Probe = Callable[[Environment, dict[str, Any]], Awaitable[None]]
 """Opens an episode of the task in the environment, waits for its first prompt and ends it, leaving nothing behind.

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import anyio
+from envserver.generic.task import NAME
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -27,7 +28,6 @@ from gateway.sessions.service import Sessions
 from gateway.tasks.documents import listed, read_json, read_json_lines, read_yaml
 from gateway.tasks.registry import TaskEntry
 from gateway.tasks.runtime import Checked, RuntimeTasks
-from gateway.tasks.schema import NAME_PATTERN
 from gateway.tasks.signing import NotSigned, TrustedKeys, is_bundle
 
 MAX_LISTED = 1_000
@@ -151,7 +151,7 @@ class TaskRoutes:
     async def _add(self, request: Request) -> Response:
         query = queried(request, "environment", "split", "replace", "validate")
         split, replace = query.get("split", ""), flagged(query, "replace")
-        if split and not re.fullmatch(NAME_PATTERN, split):
+        if split and not NAME.fullmatch(split):
             raise InvalidRequest("split: letters, digits, dots, dashes and underscores are taken")
         upload = await self._upload(request, environment=query.get("environment", ""))
         if flagged(query, "validate"):
@@ -253,7 +253,7 @@ class TaskRoutes:
 async def _outcome(one: Checked, probe: Probe) -> dict[str, Any]:
     try:
         with anyio.fail_after(PROBE_S):
-            await probe(one.environment, one.task.to_dict())
+            await probe(one.environment, one.task)
     except GatewayError as error:
         return {"ok": False, "code": error.code, "detail": error.detail}
     except TimeoutError:

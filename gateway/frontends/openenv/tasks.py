@@ -196,8 +196,7 @@ class TaskChooser:
             if own.is_images or (environment.wire is not UpstreamKind.OPENENV and not task.get("env_type")):
                 return own
         _refuse_stranger(environment, task)
-        checked = parse(task, isolation=environment.isolation)
-        return TaskRef(spec=checked.to_dict())
+        return TaskRef(spec=parse(task, isolation=environment.isolation))
 
     async def _by_id(self, environment: Environment, id: str, *, prefer: str) -> TaskRef:
         names = list(_spellings(environment, id))

@@ -272,7 +272,7 @@ def test_all_that_is_wrong_with_a_batch_is_told_at_once(tasks: RuntimeTasks) -> 
     assert list(refusal.value.problems) == [
         ("tasks[1].env_type", "no environment 'nosuch' is on offer"),
         ("tasks[2].env_type", "a task that is registered needs one"),
-        ("tasks[3]", "a task is an object, not int"),
+        ("tasks[3]", "a task is an object, not the number 3"),
         ("tasks[4].id", "'a' stands at tasks[0] already"),
         ("tasks[5].evaluation.script", "scripts are only for environments that run code in sandboxes"),
     ]
@@ -281,7 +281,7 @@ def test_all_that_is_wrong_with_a_batch_is_told_at_once(tasks: RuntimeTasks) -> 
 def test_the_environment_may_be_said_beside_the_tasks(tasks: RuntimeTasks) -> None:
     (one,) = tasks.check([("", {"id": "a"})], environment="math")
 
-    assert one.task.to_dict() == {"id": "a", "env_type": "math"}
+    assert one.task == {"id": "a", "env_type": "math"}
     with pytest.raises(TaskInvalid, match="one of 'coding', not of 'math'"):
         tasks.check([("", task("a", "coding"))], environment="math")
 

@@ -1,6 +1,8 @@
 """A generic task: metadata, an instruction, the environment's configuration, and how the outcome is judged.
 
 What stands in ``config`` and ``evaluation`` is the environment's own; here they are JSON within bounds, and no more.
+``task.schema.json`` beside this module is the same schema for readers and tools. Workers and the gateway check by this
+module, so it imports the standard library only.
 """
 
 import json
@@ -10,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from envserver.generic.calls import parse_call
+from envserver.generic.rewards import parse_reward
 
 MAX_TASK_BYTES = 4 * 1024 * 1024
 """Of a task as compact JSON; the largest task of the project has 115 KiB."""
@@ -21,16 +23,23 @@ MAX_DESCRIPTION_CHARS = 16 * 1024
 MAX_NAME_CHARS = 200
 MAX_TAGS = 64
 """Tags, and aliases too."""
-MAX_PROBLEMS = 50
+MAX_STARTS = 10_000
+"""The largest rate limit's number of starts: the gateway's store keeps each as a moment."""
+MAX_PER_S = 86_400.0
+"""The longest rate limit's time, in seconds: a day."""
+MAX_PROBLEMS = 100
 """Of one task; what comes after them is not looked for."""
 
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
-_TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+"""``custom/login-test``, ``miniwob/click-test``, ``train-001-count-suffix-00000``."""
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+"""Names of splits and environments."""
 _TAG = re.compile(r"\S(?:.{0,98}\S)?")
 _OWN = frozenset({"id", "env_type", "name", "description", "version", "tags", "instruction", "config", "evaluation"})
 _SHORT = frozenset({"goal", "reward_fn"})
 _LONG = frozenset({"instruction", "config", "evaluation"})
 _METADATA = (_OWN - _LONG) | {"aliases", "difficulty", "rate_limit", "split"}
+_NEVER_NULL = _LONG | {"tags", "aliases"}
 
 Problem = tuple[str, str]
 """Where in a task, such as ``config.files``, and what is wrong there. The path of the task itself is empty."""
@@ -88,21 +97,17 @@ class GenericTask:
 def parse_task(document: Mapping[str, Any]) -> GenericTask:
     """Check *document*, a task as JSON has it, in the long form or in the RFC's short one.
 
-    The short form has ``goal`` or ``reward_fn`` and none of ``instruction``, ``config`` and ``evaluation``: ``goal`` is
-    the instruction, ``reward_fn`` the ``evaluation.reward_function``, and what is no metadata is configuration.
+    A key that is null counts as absent, as do an empty id and environment.
 
     Raises:
         TaskError: it does not fit; ``problems`` names every place, up to a bound.
     """
-    if not isinstance(document, Mapping):
-        raise TaskError([("", f"a task is an object, not {_kind(document)}")])
-    problems = json_problems(document)
-    if problems:  # nothing below would be safe to look at
-        raise TaskError(problems)
-    given = dict(document)
-    if _SHORT & given.keys() and not _LONG & given.keys():
-        given = lengthened(given, kept=_METADATA)
-    problems = _problems(given)
+    given = {
+        key: value
+        for key, value in long_form(document).items()
+        if not (value is None and key in _NEVER_NULL) and not (value == "" and key in ("id", "env_type"))
+    }
+    problems = schema_problems(given)
     if problems:
         raise TaskError(problems[:MAX_PROBLEMS])
     return GenericTask(
@@ -119,60 +124,105 @@ def parse_task(document: Mapping[str, Any]) -> GenericTask:
     )
 
 
-def lengthened(short: Mapping[str, Any], *, kept: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """Write a task of the short form in the long one; the keys *kept* stay beside ``config``, all others go into it."""
+def long_form(document: object, *, max_bytes: int = MAX_TASK_BYTES, max_values: int = MAX_TASK_BYTES) -> dict[str, Any]:
+    """Write a task in the long form, as a new dict; nothing of it is checked but that it is JSON within bounds.
+
+    The short form has ``goal`` or ``reward_fn`` and none of ``instruction``, ``config`` and ``evaluation``: ``goal`` is
+    the instruction, ``reward_fn`` the ``evaluation.reward_function``, and what is no metadata is configuration.
+
+    Raises:
+        TaskError: it is no object, or JSON cannot carry it, or it is larger than these bounds.
+    """
+    if not isinstance(document, Mapping):
+        raise TaskError([("", f"a task is an object, not {_kind(document)}")])
+    problems = _json_problems(document, max_bytes, max_values)
+    if problems:  # nothing else would be safe to look at
+        raise TaskError(problems[:MAX_PROBLEMS])
+    if _SHORT & document.keys() and not _LONG & document.keys():
+        return _lengthened(document, kept=_METADATA)
+    return dict(document)
+
+
+def registered(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Write the *config* of a registration as a task in the long form, without id and environment.
+
+    With ``instruction``, ``config`` or ``evaluation`` it is a whole task. In any other mapping ``goal`` and
+    ``reward_fn`` have the meaning of the RFC's short form, and all other keys are configuration.
+    """
+    return dict(config) if _LONG & config.keys() else _lengthened(config, kept=frozenset())
+
+
+def _lengthened(short: Mapping[str, Any], *, kept: frozenset[str]) -> dict[str, Any]:
+    """Write the short form in the long one; the keys *kept* stay beside ``config``, all others go into it."""
     long: dict[str, Any] = {key: value for key, value in short.items() if key in kept}
-    long["config"] = {key: value for key, value in short.items() if key not in _SHORT and key not in kept}
     if "goal" in short:
         long["instruction"] = short["goal"]
+    long["config"] = {key: value for key, value in short.items() if key not in _SHORT and key not in kept}
     if "reward_fn" in short:
         long["evaluation"] = {"reward_function": short["reward_fn"]}
     return long
 
 
-def json_problems(document: object) -> list[Problem]:
-    """Say what keeps *document* from being JSON within the bounds of a task: types, numbers, depth, size."""
+def _json_problems(document: Mapping[Any, Any], max_bytes: int, max_values: int) -> list[Problem]:
+    """Name what keeps *document* from being JSON within the bounds of a task: types, numbers, depth, size."""
     problems: list[Problem] = []
-    _look(document, "", 0, problems)
-    if not problems and (size := len(json.dumps(document, default=dict, ensure_ascii=False))) > MAX_TASK_BYTES:
-        problems.append(("", f"a task has at most {MAX_TASK_BYTES} bytes as JSON, this one {size}"))
+    # Not by recursion, which a document that is made for it would end.
+    left: list[tuple[str, Any, int]] = [("", document, 0)]
+    seen = 0
+    while left and len(problems) < MAX_PROBLEMS:
+        path, value, depth = left.pop()
+        seen += 1
+        if seen > max_values:
+            return [*problems, ("", f"more than {max_values} values")]
+        if depth > MAX_DEPTH:
+            return [*problems, (path[:200], f"nested more than {MAX_DEPTH} deep")]
+        if isinstance(value, Mapping):
+            problems += [(path, f"the key {key!r:.50} is no text") for key in value if not _is_text(key)]
+            left += [(joined(path, key), inner, depth + 1) for key, inner in value.items() if isinstance(key, str)]
+        elif isinstance(value, list | tuple):
+            left += [(f"{path}[{place}]", inner, depth + 1) for place, inner in enumerate(value)]
+        elif isinstance(value, str):
+            if not _is_text(value):
+                problems.append((path, "half a character (a lone surrogate)"))
+        elif isinstance(value, float) and not math.isfinite(value):
+            problems.append((path, "nan and infinities are no JSON"))
+        elif value is not None and not isinstance(value, int | float):
+            problems.append((path, f"{type(value).__name__} has no JSON form"))
+    if not problems:
+        text = json.dumps(document, default=dict, ensure_ascii=False, separators=(",", ":"))
+        if (size := len(text.encode())) > max_bytes:
+            problems.append(("", f"a task has at most {max_bytes} bytes as JSON, this one {size}"))
     return problems
 
 
-def _look(value: object, path: str, depth: int, problems: list[Problem]) -> None:
-    if len(problems) >= MAX_PROBLEMS:
-        return
-    if depth > MAX_DEPTH:
-        problems.append((path, f"nested more than {MAX_DEPTH} deep"))
-    elif isinstance(value, Mapping):
-        for key, inner in value.items():
-            if isinstance(key, str):
-                _look(inner, joined(path, key), depth + 1, problems)
-            else:
-                problems.append((path, f"the key {key!r:.50} is no text"))
-    elif isinstance(value, list | tuple):
-        for place, inner in enumerate(value):
-            _look(inner, f"{path}[{place}]", depth + 1, problems)
-    elif isinstance(value, float) and not math.isfinite(value):
-        problems.append((path, "nan and infinities are no JSON"))
-    elif value is not None and not isinstance(value, str | int | float):
-        problems.append((path, f"{type(value).__name__} has no JSON form"))
+def _is_text(value: object) -> bool:
+    """Return True if *value* is a str that UTF-8 can carry."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
-def _problems(given: Mapping[str, Any]) -> list[Problem]:
+def schema_problems(given: Mapping[str, Any]) -> list[Problem]:
+    """Name what does not fit the schema in a task that `long_form` wrote; empty if it fits."""
     problems: list[Problem] = []
 
     def check(key: str, kind: type | tuple[type, ...], wanted: str) -> Any:
         value = given.get(key)
-        if value is None or (isinstance(value, kind) and not (isinstance(value, bool) and kind is not bool)):
+        if (value is None and (key not in given or key not in _NEVER_NULL)) or (
+            isinstance(value, kind) and not isinstance(value, bool)
+        ):
             return value
         problems.append((key, f"{wanted} is wanted, not {_kind(value)}"))
         return None
 
-    for key, pattern, what in (("id", ID, "letters, digits and ._/-"), ("env_type", _TYPE, "letters, digits and ._-")):
+    for key, pattern in (("id", ID), ("env_type", NAME)):
         value = check(key, str, "a text")
-        if value and not pattern.fullmatch(value):
-            problems.append((key, f"{value!r:.80} is none: it begins with a letter or digit and has {what}"))
+        if value is not None and not pattern.fullmatch(value):
+            problems.append((key, _no_name(value, pattern)))
     for key, most in (
         ("name", MAX_NAME_CHARS),
         ("description", MAX_DESCRIPTION_CHARS),
@@ -194,7 +244,12 @@ def _problems(given: Mapping[str, Any]) -> list[Problem]:
 
 def _list_problems(key: str, values: Any) -> list[Problem]:
     problems = [
-        (f"{key}[{place}]", "a text of 1 to 100 characters without white space at its ends is wanted")
+        (
+            f"{key}[{place}]",
+            "a text of 1 to 100 characters in one line, without white space at its ends, is wanted"
+            if key == "tags"
+            else _no_name(value, ID),
+        )
         for place, value in enumerate(values or ())
         if not isinstance(value, str) or not (_TAG if key == "tags" else ID).fullmatch(value)
     ]
@@ -209,7 +264,7 @@ def _evaluation_problems(evaluation: Any) -> list[Problem]:
     call, script = given.get("reward_function"), given.get("script")
     if call is not None:
         try:
-            parse_call(call)
+            parse_reward(call)
         except ValueError as error:
             problems.append(("evaluation.reward_function", str(error)))
     if script is not None:
@@ -227,11 +282,16 @@ def _rate_problems(limit: Any) -> list[Problem]:
         return []
     problems = [(f"rate_limit.{key}", "no such key") for key in limit if key not in ("starts", "per_s")]
     starts, per_s = limit.get("starts"), limit.get("per_s")
-    if not isinstance(starts, int) or isinstance(starts, bool) or not 1 <= starts <= 1_000_000:
-        problems.append(("rate_limit.starts", "a whole number from 1 to 1000000 is wanted"))
-    if not isinstance(per_s, int | float) or isinstance(per_s, bool) or not 0 < per_s <= 86_400 * 31:
-        problems.append(("rate_limit.per_s", "seconds above 0, at most 31 days, are wanted"))
+    if not isinstance(starts, int) or isinstance(starts, bool) or not 1 <= starts <= MAX_STARTS:
+        problems.append(("rate_limit.starts", f"a whole number from 1 to {MAX_STARTS} is wanted"))
+    if not isinstance(per_s, int | float) or isinstance(per_s, bool) or not 0 < per_s <= MAX_PER_S:
+        problems.append(("rate_limit.per_s", f"seconds above 0, at most {MAX_PER_S:g}, are wanted"))
     return problems
+
+
+def _no_name(value: object, pattern: re.Pattern[str]) -> str:
+    signs = "._/-" if pattern is ID else "._-"
+    return f"{value!r:.80} is none: it begins with a letter or digit and has letters, digits and {signs}"
 
 
 def joined(path: str, key: str) -> str:

@@ -6,14 +6,13 @@ the environment has, or brings scripts, which run in a sandbox.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
-import envserver.generic
 from envserver.generic.task import (
     MAX_PROBLEMS,
-    NAME,
+    SCHEMA,
     TaskError,
     joined,
     long_form,
@@ -59,9 +58,6 @@ def parse(document: object, *, isolation: Isolation | None = None, is_registered
     except TaskError as error:
         raise TaskInvalid(error.problems) from None
     problems = [*schema_problems(task), *_code(task, isolation)]
-    split = task.get("split")
-    if split is not None and not (isinstance(split, str) and NAME.fullmatch(split)):
-        problems.append(("split", "a split's name is wanted: it begins with a letter or digit and has ._- besides"))
     if is_registered:
         problems += [(key, "a task that is registered needs one") for key in ("id", "env_type") if not task.get(key)]
     if problems:
@@ -71,7 +67,7 @@ def parse(document: object, *, isolation: Isolation | None = None, is_registered
 
 def json_schema() -> str:
     """Return the JSON Schema of a task, as text."""
-    return Path(envserver.generic.__file__).with_name("task.schema.json").read_text("utf-8")
+    return json.dumps(SCHEMA, indent=2, ensure_ascii=False) + "\n"
 
 
 def _code(task: Mapping[str, Any], isolation: Isolation | None) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from string import Template
 
-from envserver.generic.task import ID, NAME
+from envserver.generic.task import is_name
 
 from gateway.core.errors import ConfigError
 from gateway.tasks.documents import read_yaml
@@ -31,9 +31,9 @@ def template(environment: str, *, id: str = "", form: str = "yaml") -> str:
         ConfigError: A name is not valid, or the format is unknown.
     """
     id = id or "custom/my-task"
-    if not NAME.fullmatch(environment):
+    if not is_name("env_type", environment):
         raise ConfigError(f"{environment!r} is no environment's name")
-    if not ID.fullmatch(id):
+    if not is_name("id", id):
         raise ConfigError(f"--id {id}: letters, digits and ._-/ are taken, at most 200, a letter or digit first")
     if form not in FORMATS:
         raise ConfigError(f"--format {form}: one of {', '.join(FORMATS)} is wanted")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import anyio
-from envserver.generic.task import NAME
+from envserver.generic.task import is_name
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -151,7 +151,7 @@ class TaskRoutes:
     async def _add(self, request: Request) -> Response:
         query = queried(request, "environment", "split", "replace", "validate")
         split, replace = query.get("split", ""), flagged(query, "replace")
-        if split and not NAME.fullmatch(split):
+        if split and not is_name("split", split):
             raise InvalidRequest("split: letters, digits, dots, dashes and underscores are taken")
         upload = await self._upload(request, environment=query.get("environment", ""))
         if flagged(query, "validate"):

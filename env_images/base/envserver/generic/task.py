@@ -1,15 +1,17 @@
 """A generic task: metadata, an instruction, the environment's configuration, and how the outcome is judged.
 
 What stands in ``config`` and ``evaluation`` is the environment's own; here they are JSON within bounds, and no more.
-``task.schema.json`` beside this module is the same schema for readers and tools. Workers and the gateway check by this
-module, so it imports the standard library only.
+``task.schema.json`` beside this module is the schema, which workers and the gateway check tasks by. `_faults` knows the
+keywords that this file has; a worker is kept small, so it imports no library for them.
 """
 
 import json
 import math
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from envserver.generic.rewards import parse_reward
@@ -17,29 +19,25 @@ from envserver.generic.rewards import parse_reward
 MAX_TASK_BYTES = 4 * 1024 * 1024
 """Of a task as compact JSON; the largest task of the project has 115 KiB."""
 MAX_DEPTH = 32
-MAX_INSTRUCTION_CHARS = 256 * 1024
-MAX_SCRIPT_CHARS = 256 * 1024
-MAX_DESCRIPTION_CHARS = 16 * 1024
-MAX_NAME_CHARS = 200
-MAX_TAGS = 64
-"""Tags, and aliases too."""
-MAX_STARTS = 10_000
-"""The largest rate limit's number of starts: the gateway's store keeps each as a moment."""
-MAX_PER_S = 86_400.0
-"""The longest rate limit's time, in seconds: a day."""
 MAX_PROBLEMS = 100
 """Of one task; what comes after them is not looked for."""
 
-ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
-"""``custom/login-test``, ``miniwob/click-test``, ``train-001-count-suffix-00000``."""
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-"""Names of splits and environments."""
-_TAG = re.compile(r"\S(?:.{0,98}\S)?")
+with open(os.path.join(os.path.dirname(__file__), "task.schema.json"), encoding="utf-8") as _file:
+    SCHEMA: Mapping[str, Any] = json.load(_file)
+_KEYS: Mapping[str, Any] = SCHEMA["properties"]
 _OWN = frozenset({"id", "env_type", "name", "description", "version", "tags", "instruction", "config", "evaluation"})
 _SHORT = frozenset({"goal", "reward_fn"})
 _LONG = frozenset({"instruction", "config", "evaluation"})
-_METADATA = (_OWN - _LONG) | {"aliases", "difficulty", "rate_limit", "split"}
-_NEVER_NULL = _LONG | {"tags", "aliases"}
+_METADATA = frozenset(_KEYS) - _LONG
+_TYPES: Mapping[str, tuple[type | tuple[type, ...], str]] = {
+    "object": (Mapping, "an object"),
+    "array": ((list, tuple), "a list"),
+    "string": (str, "a text"),
+    "integer": (int, "a whole number"),
+    "number": ((int, float), "a number"),
+    "null": (type(None), ""),
+}
+"""The types of JSON Schema: of Python, and in words. A bool is none of these numbers."""
 
 Problem = tuple[str, str]
 """Where in a task, such as ``config.files``, and what is wrong there. The path of the task itself is empty."""
@@ -105,21 +103,21 @@ def parse_task(document: Mapping[str, Any]) -> GenericTask:
     given = {
         key: value
         for key, value in long_form(document).items()
-        if not (value is None and key in _NEVER_NULL) and not (value == "" and key in ("id", "env_type"))
+        if not (value is None and key in _KEYS) and not (value == "" and key in ("id", "env_type"))
     }
-    problems = schema_problems(given)
+    problems = [problem for problem in schema_problems(given) if problem[0] != "split"]  # a file's may be anything
     if problems:
         raise TaskError(problems[:MAX_PROBLEMS])
     return GenericTask(
-        id=given.get("id") or "",
-        env_type=given.get("env_type") or "",
-        name=given.get("name") or "",
-        description=given.get("description") or "",
+        id=given.get("id", ""),
+        env_type=given.get("env_type", ""),
+        name=given.get("name", ""),
+        description=given.get("description", ""),
         version=str(given.get("version") or ""),
-        tags=tuple(given.get("tags") or ()),
-        instruction=given.get("instruction") or "",
-        config=_copy(given.get("config") or {}),
-        evaluation=_copy(given.get("evaluation") or {}),
+        tags=tuple(given.get("tags", ())),
+        instruction=given.get("instruction", ""),
+        config=_copy(given.get("config", {})),
+        evaluation=_copy(given.get("evaluation", {})),
         extra={key: _copy(value) for key, value in given.items() if key not in _OWN},
     )
 
@@ -206,92 +204,57 @@ def _is_text(value: object) -> bool:
     return True
 
 
-def schema_problems(given: Mapping[str, Any]) -> list[Problem]:
+def schema_problems(task: Mapping[str, Any]) -> list[Problem]:
     """Name what does not fit the schema in a task that `long_form` wrote; empty if it fits."""
-    problems: list[Problem] = []
-
-    def check(key: str, kind: type | tuple[type, ...], wanted: str) -> Any:
-        value = given.get(key)
-        if (value is None and (key not in given or key not in _NEVER_NULL)) or (
-            isinstance(value, kind) and not isinstance(value, bool)
-        ):
-            return value
-        problems.append((key, f"{wanted} is wanted, not {_kind(value)}"))
-        return None
-
-    for key, pattern in (("id", ID), ("env_type", NAME)):
-        value = check(key, str, "a text")
-        if value is not None and not pattern.fullmatch(value):
-            problems.append((key, _no_name(value, pattern)))
-    for key, most in (
-        ("name", MAX_NAME_CHARS),
-        ("description", MAX_DESCRIPTION_CHARS),
-        ("instruction", MAX_INSTRUCTION_CHARS),
-    ):
-        if len(check(key, str, "a text") or "") > most:
-            problems.append((key, f"at most {most} characters"))
-    if len(str(check("version", (str, int, float), "a text or a number") or "")) > MAX_NAME_CHARS:
-        problems.append(("version", f"at most {MAX_NAME_CHARS} characters"))
-    for key in ("tags", "aliases"):
-        problems += _list_problems(key, check(key, (list, tuple), "a list"))
-    check("config", Mapping, "an object")
-    problems += _evaluation_problems(check("evaluation", Mapping, "an object"))
-    if (difficulty := check("difficulty", (int, float), "a number")) is not None and difficulty < 0:
-        problems.append(("difficulty", "0 or more is wanted"))
-    problems += _rate_problems(check("rate_limit", Mapping, "an object"))
+    problems = [*islice(_faults(SCHEMA, task, ""), MAX_PROBLEMS)]
+    evaluation = task.get("evaluation")
+    if isinstance(evaluation, Mapping):
+        call = evaluation.get("reward_function")
+        if isinstance(call, str):
+            try:
+                parse_reward(call)
+            except ValueError as error:
+                problems.append(("evaluation.reward_function", str(error)))
+        if call is not None and evaluation.get("script") is not None:
+            problems.append(("evaluation", "either reward_function or script, not both"))
     return problems
 
 
-def _list_problems(key: str, values: Any) -> list[Problem]:
-    problems = [
-        (
-            f"{key}[{place}]",
-            "a text of 1 to 100 characters in one line, without white space at its ends, is wanted"
-            if key == "tags"
-            else _no_name(value, ID),
-        )
-        for place, value in enumerate(values or ())
-        if not isinstance(value, str) or not (_TAG if key == "tags" else ID).fullmatch(value)
-    ]
-    if values is not None and len(values) > MAX_TAGS:
-        problems.append((key, f"at most {MAX_TAGS}"))
-    return problems
+def is_name(key: str, text: str) -> bool:
+    """Return True if *text* may stand as the task's *key*: ``id``, ``env_type`` or ``split``."""
+    return not any(_faults(_KEYS[key], text, key))
 
 
-def _evaluation_problems(evaluation: Any) -> list[Problem]:
-    problems: list[Problem] = []
-    given: Mapping[str, Any] = evaluation or {}
-    call, script = given.get("reward_function"), given.get("script")
-    if call is not None:
-        try:
-            parse_reward(call)
-        except ValueError as error:
-            problems.append(("evaluation.reward_function", str(error)))
-    if script is not None:
-        if not isinstance(script, str) or not script.strip():
-            problems.append(("evaluation.script", f"a text is wanted, not {_kind(script)}"))
-        elif len(script) > MAX_SCRIPT_CHARS:
-            problems.append(("evaluation.script", f"at most {MAX_SCRIPT_CHARS} characters"))
-    if call is not None and script is not None:
-        problems.append(("evaluation", "either reward_function or script, not both"))
-    return problems
-
-
-def _rate_problems(limit: Any) -> list[Problem]:
-    if limit is None:
-        return []
-    problems = [(f"rate_limit.{key}", "no such key") for key in limit if key not in ("starts", "per_s")]
-    starts, per_s = limit.get("starts"), limit.get("per_s")
-    if not isinstance(starts, int) or isinstance(starts, bool) or not 1 <= starts <= MAX_STARTS:
-        problems.append(("rate_limit.starts", f"a whole number from 1 to {MAX_STARTS} is wanted"))
-    if not isinstance(per_s, int | float) or isinstance(per_s, bool) or not 0 < per_s <= MAX_PER_S:
-        problems.append(("rate_limit.per_s", f"seconds above 0, at most {MAX_PER_S:g}, are wanted"))
-    return problems
-
-
-def _no_name(value: object, pattern: re.Pattern[str]) -> str:
-    signs = "._/-" if pattern is ID else "._-"
-    return f"{value!r:.80} is none: it begins with a letter or digit and has letters, digits and {signs}"
+def _faults(schema: Mapping[str, Any], value: Any, path: str) -> Iterator[Problem]:
+    types = [_TYPES[name] for name in ([schema["type"]] if isinstance(schema["type"], str) else schema["type"])]
+    if isinstance(value, bool) or not any(isinstance(value, type) for type, _ in types):
+        yield path, f"{' or '.join(words for _, words in types if words)} is wanted, not {_kind(value)}"
+    elif isinstance(value, str):
+        if len(value) > schema.get("maxLength", len(value)):
+            yield path, f"at most {schema['maxLength']} characters are wanted, not {len(value)}"
+        # Python's $ stands before a last line end too.
+        elif "pattern" in schema and not re.search(schema["pattern"].replace("$", r"\Z"), value):
+            yield path, f"{schema['errorMessage']} is wanted, not {value!r:.60}"
+    elif isinstance(value, int | float):
+        if value < schema.get("minimum", value):
+            yield path, f"{schema['minimum']} or more is wanted, not {value!r:.30}"
+        elif "exclusiveMinimum" in schema and value <= schema["exclusiveMinimum"]:
+            yield path, f"more than {schema['exclusiveMinimum']} is wanted, not {value!r:.30}"
+        elif value > schema.get("maximum", value):
+            yield path, f"at most {schema['maximum']} is wanted, not {value!r:.30}"
+    elif isinstance(value, list | tuple):
+        if len(value) > schema.get("maxItems", len(value)):
+            yield path, f"at most {schema['maxItems']} are wanted, not {len(value)}"
+        else:
+            for place, inner in enumerate(value):
+                yield from _faults(schema["items"], inner, f"{path}[{place}]")
+    elif isinstance(value, Mapping):
+        keys = schema.get("properties", {})
+        for key in (key for key in keys if key in value):
+            yield from _faults(keys[key], value[key], joined(path, key))
+        yield from ((joined(path, key), "is missing") for key in schema.get("required", ()) if key not in value)
+        if schema.get("additionalProperties") is False:
+            yield from ((joined(path, key), "no such key") for key in value if key not in keys)
 
 
 def joined(path: str, key: str) -> str:

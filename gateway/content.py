@@ -137,6 +137,6 @@ class Completion:
             ConfigError: its tasks are wrong.
         """
         if self._catalog.offered(environment.name) is None:  # of one that is known `TaskFileWatch` sees changes
-            found = await asyncio.to_thread(read_splits, environment.tasks) if environment.tasks is not None else {}
+            found = await asyncio.to_thread(read_splits, environment.tasks)
             self._tasks.offer(environment.name, found, environment.env_types)
         return await self._task_modules.fill(environment)

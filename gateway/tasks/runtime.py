@@ -12,10 +12,11 @@ import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from envserver.generic.task import schema_problems
 
+from gateway.catalog.catalog import Catalog
 from gateway.core.environment import Environment
 from gateway.core.errors import StoreUnavailable, TaskExists, TaskInvalid, TaskRateLimited, UnknownTask
 from gateway.core.ids import EnvironmentName
@@ -61,17 +62,10 @@ class RegisteredTask:
     """False: it replaced another one of its id."""
 
 
-class Offering(Protocol):
-    """The part of the catalog that looks environments up; may be called in any thread."""
-
-    def offered(self, name: str) -> Environment | None:
-        """Return the environment on offer under *name*; None if there is none."""
-
-
 class RuntimeTasks:
     """The registry of a replica together with the store that all replicas share."""
 
-    def __init__(self, *, registry: TaskRegistry, store: TaskStore, catalog: Offering) -> None:
+    def __init__(self, *, registry: TaskRegistry, store: TaskStore, catalog: Catalog) -> None:
         self.registry = registry
         self._store = store
         self._catalog = catalog
@@ -156,9 +150,9 @@ class RuntimeTasks:
             StoreUnavailable: the store does not answer.
         """
         if not await self._store.remove(environment, task_id):
-            split = self.registry.is_in_file(environment, task_id)
-            if split is not None:
-                raise UnknownTask(f"the task {task_id!r} of {environment!r} stands in the file of {split!r}")
+            for split, stored in self.registry.holders(environment, task_id):
+                if stored is None:
+                    raise UnknownTask(f"the task {task_id!r} of {environment!r} stands in the file of {split!r}")
             raise UnknownTask(f"Unknown task: {task_id}")
         await self.registry.refresh(self._store)
 
@@ -192,10 +186,6 @@ class RuntimeTasks:
         except UnknownTask:
             await self.registry.refresh(self._store)
             return look_up()
-
-    async def get(self, environment: EnvironmentName, task_id: str) -> tuple[dict[str, Any], str, int]:
-        """As `TaskRegistry.get`, and up to date. Raises ``StoreUnavailable`` too."""
-        return await self.sure(lambda: self.registry.get(environment, task_id))
 
     # -- beginning ------------------------------------------------------------------------------------------------
 
@@ -246,11 +236,11 @@ class RuntimeTasks:
     def _refuse_taken(self, one: Checked, *, replace: bool) -> None:
         environment, task = one.environment.name, one.task
         for name in (one.id, *task.get("aliases", ())):
-            if (split := self.registry.is_in_file(environment, name)) is not None:
-                raise TaskExists(f"{environment!r} has a task {name!r} already, in the file of {split!r}")
-            owner = self.registry.owner(environment, name)
-            if owner is not None and (owner != one.id or (name == one.id and not replace)):
-                raise TaskExists(f"{environment!r} has a task {name!r} already")
+            for split, stored in self.registry.holders(environment, name):
+                if stored is None:
+                    raise TaskExists(f"{environment!r} has a task {name!r} already, in the file of {split!r}")
+                if stored.id != one.id or (name == one.id and not replace):
+                    raise TaskExists(f"{environment!r} has a task {name!r} already")
 
 
 def _below(where: str, path: str) -> str:

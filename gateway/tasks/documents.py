@@ -73,14 +73,12 @@ def read_file(path: Path) -> list[tuple[str, Any]]:
         data = path.read_bytes()
     except OSError as error:
         raise TaskInvalid([("", error.strerror or str(error))], where=where) from None
-    match path.suffix:
-        case ".jsonl":
-            return read_json_lines(data, where=where)
-        case ".json":
-            return [(_at(where, place), item) for place, item in listed(read_json(data, where=where))]
-        case ".yaml" | ".yml":
-            return [(_at(where, place), item) for place, item in listed(read_yaml(data, where=where))]
-    raise TaskInvalid([("", "a file of tasks ends in .json, .jsonl, .yaml or .yml")], where=where)
+    if path.suffix == ".jsonl":
+        return read_json_lines(data, where=where)
+    if path.suffix not in (".json", ".yaml", ".yml"):
+        raise TaskInvalid([("", "a file of tasks ends in .json, .jsonl, .yaml or .yml")], where=where)
+    document = read_json(data, where=where) if path.suffix == ".json" else read_yaml(data, where=where)
+    return [(f"{where}: {place}" if place else where, item) for place, item in listed(document)]
 
 
 def listed(document: Any) -> list[tuple[str, Any]]:
@@ -90,10 +88,6 @@ def listed(document: Any) -> list[tuple[str, Any]]:
     if isinstance(document, list):
         return [(f"[{number}]", item) for number, item in enumerate(document)]
     return [("", document)]
-
-
-def _at(where: str, place: str) -> str:
-    return f"{where}: {place}" if place else where
 
 
 def compact(value: Any) -> bytes:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from envserver import Environment, StepResult, Task, tool
 from envserver.generic import REWARDS, registry
-from envserver.tasks.modules import TaskModules
+from envserver.tasks.registered import TaskModules
 
 from tests.deadlines import scaled
 from tests.envserver.conftest import Start

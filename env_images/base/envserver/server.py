@@ -27,8 +27,7 @@ from envserver.sessions.calls import Calls
 from envserver.sessions.outcomes import Outcomes
 from envserver.sessions.sessions import Sessions
 from envserver.settings import Settings, unknown_variables
-from envserver.tasks.lookup import Registered
-from envserver.tasks.modules import TaskModules
+from envserver.tasks.registered import Registered, TaskModules
 from envserver.tasks.sets import TaskSets
 
 logger = logging.getLogger("envserver")

@@ -78,9 +78,9 @@ class TaskRegistry:
             UnknownTask: a KeyError; there is none of that id.
         """
         with self._lock:
-            if task_id not in self._tasks:
-                raise UnknownTask(task_id)
-            return self._tasks.pop(task_id)
+            task = self.get(task_id)
+            del self._tasks[task_id]
+        return task
 
     def get(self, task_id: str) -> GenericTask:
         """Find a task.
@@ -88,10 +88,10 @@ class TaskRegistry:
         Raises:
             UnknownTask: a KeyError; there is none of that id.
         """
-        with self._lock:
-            if task_id not in self._tasks:
-                raise UnknownTask(task_id)
+        try:
             return self._tasks[task_id]
+        except KeyError:
+            raise UnknownTask(task_id) from None
 
     def snapshot(self) -> dict[str, GenericTask]:
         """Give what is registered now, for ``restore``."""

@@ -21,7 +21,7 @@ from envserver.schema.environment_types import OPERATIONS, Kind
 from envserver.sessions.session import Session, deleted
 from envserver.sessions.sessions import Sessions
 from envserver.sessions.setup_wait import SETUP_WAIT_S, starting
-from envserver.tasks.lookup import Registered
+from envserver.tasks.registered import Registered
 from envserver.tasks.sets import TaskSets
 from envserver.version import VERSION
 

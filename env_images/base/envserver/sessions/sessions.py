@@ -21,7 +21,7 @@ from envserver.schema.environment_types import Kind
 from envserver.sessions.calls import Calls
 from envserver.sessions.session import Session, deleted
 from envserver.task import Task
-from envserver.tasks.lookup import Registered, is_reference
+from envserver.tasks.registered import Registered, is_reference
 from envserver.tasks.sets import TaskSets
 from envserver.tools import task_tools_of
 

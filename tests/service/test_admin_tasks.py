@@ -341,12 +341,12 @@ def keys(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("signatures", ["optional", "required"])
 async def test_a_bundle_of_a_trusted_key_is_taken_and_shown_as_signed(keys: Path, signatures: str) -> None:
-    trusted = read_trusted(keys)
-    async with world(trusted=trusted, signatures=signatures) as here:
-        answer = await here.post(sign([task("a")], read_private(keys / "lab")))
+    bundle = sign([task("a")], read_private(keys / "lab"))
+    async with world(trusted=read_trusted(keys), signatures=signatures) as here:
+        answer = await here.post(bundle)
 
-        assert (answer.status_code, answer.json()["signed_by"]) == (201, trusted.ids[0])
-        assert (await here.client.get(f"{ROUTE}/math/a")).json()["signed_by"] == trusted.ids[0]
+        assert (answer.status_code, answer.json()["signed_by"]) == (201, bundle["key"])
+        assert (await here.client.get(f"{ROUTE}/math/a")).json()["signed_by"] == bundle["key"]
 
 
 @pytest.mark.parametrize("signatures", ["optional", "required"])

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from string import Template
 from typing import Annotated, Any
 
 import httpx
 import typer
+from envserver.generic.task import is_name
 from rich.table import Table
 
 from gateway.catalog.catalog import load_catalog
@@ -15,17 +18,19 @@ from gateway.cli.admin_client import ASK_S, EXIT_REFUSED, LOCALHOST, Key, Url, a
 from gateway.core.errors import ConfigError, TaskInvalid
 from gateway.settings import load
 from gateway.stores.memory.tasks import MemoryTaskStore
-from gateway.tasks.documents import listed, read_file
+from gateway.tasks.documents import listed, read_file, read_yaml
 from gateway.tasks.importing.batch import print_lines, write_lines
 from gateway.tasks.registry import TaskRegistry
 from gateway.tasks.runtime import RuntimeTasks
 from gateway.tasks.schema import json_schema, parse
 from gateway.tasks.signing import BadSignature, NotSigned, is_bundle, make_keys, read_private, read_trusted, sign
-from gateway.tasks.templates import template
 
 TRY_S = 180.0
 """The longest wait for one task to be tried: longer than a gateway takes."""
 ROUTE = "/admin/v1/tasks"
+FORMATS = ("yaml", "json", "python")
+TEMPLATES = Path(__file__).with_name("task_templates")
+"""The tasks to begin with, by environment; an environment without texts of its own gets ``other``."""
 
 For = Annotated[str, typer.Option("--environment", "-e", help="Of tasks that do not say an env_type.")]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="Write to this file, not to standard output.")]
@@ -58,6 +63,39 @@ def new(
       gateway tasks new browser --format python -o my_task.py
     """
     _write(out, template(environment, id=id, form=form))
+
+
+def template(environment: str, *, id: str = "", form: str = "yaml") -> str:
+    """Return a task to begin with; comments say what is to be filled in (JSON has none).
+
+    Args:
+        environment: The environment's name; an unknown environment gets what all environments share.
+        id: The task's id; if empty, ``custom/my-task``.
+        form: An element of `FORMATS`.
+
+    Raises:
+        ConfigError: A name is not valid, or the format is unknown.
+    """
+    id = id or "custom/my-task"
+    if not is_name("env_type", environment):
+        raise ConfigError(f"{environment!r} is no environment's name")
+    if not is_name("id", id):
+        raise ConfigError(f"--id {id}: letters, digits and ._-/ are taken, at most 200, a letter or digit first")
+    if form not in FORMATS:
+        raise ConfigError(f"--format {form}: one of {', '.join(FORMATS)} is wanted")
+    name = id.rpartition("/")[2]
+    words = [word for word in re.split(r"[^A-Za-z0-9]+", name) if word]
+    class_name = "".join(word.capitalize() for word in words) + "Task"
+    suffix = ".py.txt" if form == "python" else ".yaml"
+    path = TEMPLATES / f"{environment}{suffix}"
+    text = Template((path if path.is_file() else TEMPLATES / f"other{suffix}").read_text("utf-8")).substitute(
+        environment=environment,
+        id=id,
+        name=name,
+        function="judge_" + "_".join(words).lower(),
+        class_name=class_name if class_name[0].isalpha() else f"Task{class_name}",
+    )
+    return json.dumps(read_yaml(text.encode()), indent=2, ensure_ascii=False) + "\n" if form == "json" else text
 
 
 def schema(out: Out = None) -> None:

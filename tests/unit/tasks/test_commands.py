@@ -14,11 +14,11 @@ from envserver import generic
 from typer.testing import CliRunner, Result
 
 from gateway.cli.main import app
+from gateway.cli.tasks import template
 from gateway.core.environment import Isolation
 from gateway.core.errors import GatewayError
 from gateway.tasks.documents import read_yaml
 from gateway.tasks.schema import parse
-from gateway.tasks.templates import template
 from tests.deadlines import scaled
 
 ENVIRONMENTS = ["math", "os", "coding", "browser", "game", "chat", "something-else"]

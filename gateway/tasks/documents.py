@@ -2,26 +2,18 @@
 
 YAML is read by PyYAML's safe loader, with what it would let pass in silence refused: aliases (a few lines of them stand
 for gigabytes), keys that stand twice, dates.
-
-Read ``<split>.jsonl``: one JSON object a line, each a task.
-
-Every line is parsed when the file is read, so that a bad one stops the start and not an episode; what is kept is the
-compact text, which is a third of the size of parsed objects and is what discovery answers with.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
 
-from gateway.core.errors import ConfigError, TaskInvalid
-
-MAX_LINE_BYTES = 16 * 2**20
-"""A task larger than this is a mistake: it has to fit into one request."""
+from gateway.core.errors import TaskInvalid
 
 
 def read_json(data: bytes, *, where: str = "", is_line: bool = False) -> Any:
@@ -134,61 +126,3 @@ class _Loader(yaml.SafeLoader):
         if twice is not None:
             raise yaml.constructor.ConstructorError(None, None, f"the key {twice!r} stands twice", node.start_mark)
         return super().construct_mapping(node, deep=deep)
-
-
-def read_split(path: Path) -> Sequence[bytes]:
-    """Read a split; each item is one task as compact JSON in UTF-8.
-
-    Raises:
-        ConfigError: with file, line and reason: not UTF-8, not JSON, not an object, an empty line, an id or alias that
-            is no string or stands twice.
-    """
-    tasks: list[bytes] = []
-    ids: dict[str, int] = {}
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                where = f"{path}:{number}"
-                task = _read_line(line.rstrip(b"\r\n"), where)
-                for name in names_of(task, where):
-                    if name in ids:
-                        raise ConfigError(f"{where}: id: {name!r} stands on line {ids[name]} already")
-                    ids[name] = number
-                try:
-                    tasks.append(compact(task))
-                except (ValueError, RecursionError) as error:  # 1e999 is infinite, and \ud800 is half a character
-                    raise ConfigError(f"{where}: {error}") from error
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
-    return tasks
-
-
-def _read_line(line: bytes, where: str) -> dict[str, Any]:
-    if len(line) > MAX_LINE_BYTES:
-        raise ConfigError(f"{where}: longer than {MAX_LINE_BYTES} bytes")
-    if not line.strip():
-        raise ConfigError(f"{where}: an empty line")
-    try:
-        task = read_json(line, where=where, is_line=True)
-    except TaskInvalid as error:
-        raise ConfigError(error.detail) from None
-    if not isinstance(task, dict):
-        raise ConfigError(f"{where}: a task is a JSON object, not {type(task).__name__}")
-    return task
-
-
-def names_of(task: Mapping[str, Any], where: str = "") -> list[str]:
-    """What *task* may be called by: its ``id`` and its ``aliases``, if it has them.
-
-    Raises:
-        ConfigError: with *where* it stands: they are not of the form that they should have.
-    """
-    aliases = task.get("aliases", [])
-    if not isinstance(aliases, list) or not all(isinstance(name, str) and name for name in aliases):
-        raise ConfigError(f"{where}: aliases: a list of non-empty strings is wanted")
-    if "id" not in task:
-        return aliases
-    name = task["id"]
-    if not isinstance(name, str) or not name:
-        raise ConfigError(f"{where}: id: a non-empty string is wanted")
-    return [name, *aliases]

@@ -25,8 +25,7 @@ from gateway.core.errors import (
 )
 from gateway.core.ids import EnvironmentName
 from gateway.core.ports.tasks import StoredTask, TaskStore
-from gateway.tasks.documents import read_split
-from gateway.tasks.split_view import ORDER, Added, SplitView, indexed, merged, rank, read
+from gateway.tasks.split_view import ORDER, Added, SplitView, indexed, merged, rank, read, read_split
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +74,16 @@ class TaskRegistry:
         self._refreshed = 0
         others = env_types or {}
         for name in (*splits, *others):
-            self.offer(name, splits.get(name, {}), others.get(name, ()))
+            views = {split: indexed(tasks) for split, tasks in splits.get(name, {}).items()}
+            self.offer(name, views, others.get(name, ()))
 
     def offer(
-        self, environment: EnvironmentName, splits: Mapping[str, Sequence[bytes]], env_types: Sequence[str] = ()
+        self, environment: EnvironmentName, splits: Mapping[str, SplitView], env_types: Sequence[str] = ()
     ) -> None:
         """Add the tasks of an environment that is offered from now on; a known environment keeps its tasks."""
         if environment in self._env_types:
             return
-        self._files[environment] = {name: indexed(splits[name]) for name in sorted(splits, key=rank)}
+        self._files[environment] = {name: splits[name] for name in sorted(splits, key=rank)}
         self._views[environment] = dict(self._files[environment])
         self._env_types[environment] = {environment, *env_types}
 
@@ -92,13 +92,13 @@ class TaskRegistry:
 
         Args:
             environment: Whose files they are.
-            views: By split: what its file has now (`indexed`), or None where the file is gone.
+            views: By split: what its file has now, or None where the file is gone.
 
         Returns:
             For people: each split that has other tasks now, as ``name:before→after`` in numbers of the files' tasks.
         """
         files = self._files.setdefault(environment, {})
-        none = SplitView((), {}, {})
+        none = SplitView()
         changed: dict[str, str] = {}
         for split, view in views.items():
             before, now = files.get(split, none).tasks, (view or none).tasks
@@ -330,7 +330,7 @@ class TaskRegistry:
         for split in splits:
             views.pop(split, None)
             if split in added:
-                views[split] = merged(files.get(split, SplitView((), {}, {})), added[split])
+                views[split] = merged(files.get(split, SplitView()), added[split])
             elif split in files:
                 views[split] = files[split]
         self._views[environment] = dict(sorted(views.items(), key=lambda item: rank(item[0])))
@@ -370,7 +370,7 @@ def load_tasks(environments: Iterable[Environment]) -> TaskRegistry:
     return registry
 
 
-def read_splits(folder: Path | None) -> dict[str, Sequence[bytes]]:
+def read_splits(folder: Path | None) -> dict[str, SplitView]:
     """Read the ``<split>.jsonl`` files of a task folder; an environment without a folder has no splits.
 
     Raises:

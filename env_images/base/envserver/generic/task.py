@@ -25,6 +25,7 @@ MAX_PROBLEMS = 100
 with open(os.path.join(os.path.dirname(__file__), "task.schema.json"), encoding="utf-8") as _file:
     SCHEMA: Mapping[str, Any] = json.load(_file)
 _KEYS: Mapping[str, Any] = SCHEMA["properties"]
+_PLAIN_KEY = re.compile(r"[\w-]{1,80}")
 _OWN = frozenset({"id", "env_type", "name", "description", "version", "tags", "instruction", "config", "evaluation"})
 _SHORT = frozenset({"goal", "reward_fn"})
 _LONG = frozenset({"instruction", "config", "evaluation"})
@@ -165,27 +166,29 @@ def _json_problems(document: Mapping[Any, Any], max_bytes: int, max_values: int)
     """Name what keeps *document* from being JSON within the bounds of a task: types, numbers, depth, size."""
     problems: list[Problem] = []
     # Not by recursion, which a document that is made for it would end.
-    left: list[tuple[str, Any, int]] = [("", document, 0)]
+    left: list[tuple[str, str | int, Any, int]] = [("", "", document, 0)]
     seen = 0
     while left and len(problems) < MAX_PROBLEMS:
-        path, value, depth = left.pop()
+        parent, step, value, depth = left.pop()
         seen += 1
         if seen > max_values:
             return [*problems, ("", f"more than {max_values} values")]
+        if depth <= MAX_DEPTH and (value is None or isinstance(value, int) or _is_text(value)):
+            continue  # most values: of these no path is made
+        path = joined(parent, step) if depth else ""
         if depth > MAX_DEPTH:
             return [*problems, (path[:200], f"nested more than {MAX_DEPTH} deep")]
         if isinstance(value, Mapping):
             problems += [(path, f"the key {key!r:.50} is no text") for key in value if not _is_text(key)]
-            left += [(joined(path, key), inner, depth + 1) for key, inner in value.items() if isinstance(key, str)]
+            left += [(path, key, inner, depth + 1) for key, inner in value.items() if isinstance(key, str)]
         elif isinstance(value, list | tuple):
-            left += [(f"{path}[{place}]", inner, depth + 1) for place, inner in enumerate(value)]
+            left += [(path, place, inner, depth + 1) for place, inner in enumerate(value)]
         elif isinstance(value, str):
-            if not _is_text(value):
-                problems.append((path, "half a character (a lone surrogate)"))
-        elif isinstance(value, float) and not math.isfinite(value):
-            problems.append((path, "nan and infinities are no JSON"))
-        elif value is not None and not isinstance(value, int | float):
+            problems.append((path, "half a character (a lone surrogate)"))
+        elif not isinstance(value, float):
             problems.append((path, f"{type(value).__name__} has no JSON form"))
+        elif not math.isfinite(value):
+            problems.append((path, "nan and infinities are no JSON"))
     if not problems:
         text = json.dumps(document, default=dict, ensure_ascii=False, separators=(",", ":"))
         if (size := len(text.encode())) > max_bytes:
@@ -195,13 +198,10 @@ def _json_problems(document: Mapping[Any, Any], max_bytes: int, max_values: int)
 
 def _is_text(value: object) -> bool:
     """Return True if *value* is a str that UTF-8 can carry."""
-    if not isinstance(value, str):
-        return False
     try:
-        value.encode()
+        return isinstance(value, str) and (value.isascii() or bool(value.encode()))
     except UnicodeEncodeError:
         return False
-    return True
 
 
 def schema_problems(task: Mapping[str, Any]) -> list[Problem]:
@@ -247,7 +247,7 @@ def _faults(schema: Mapping[str, Any], value: Any, path: str) -> Iterator[Proble
             yield path, f"at most {schema['maxItems']} are wanted, not {len(value)}"
         else:
             for place, inner in enumerate(value):
-                yield from _faults(schema["items"], inner, f"{path}[{place}]")
+                yield from _faults(schema["items"], inner, joined(path, place))
     elif isinstance(value, Mapping):
         keys = schema.get("properties", {})
         for key in (key for key in keys if key in value):
@@ -257,9 +257,11 @@ def _faults(schema: Mapping[str, Any], value: Any, path: str) -> Iterator[Proble
             yield from ((joined(path, key), "no such key") for key in value if key not in keys)
 
 
-def joined(path: str, key: str) -> str:
-    """Write the path of *key* in the object at *path*; a key that would read as something else is quoted."""
-    shown = key if re.fullmatch(r"[\w-]{1,80}", key) else json.dumps(key[:80])
+def joined(path: str, key: str | int) -> str:
+    """Write the path of *key* in the object or list at *path*; a key that would read as something else is quoted."""
+    if isinstance(key, int):
+        return f"{path}[{key}]"
+    shown = key if _PLAIN_KEY.fullmatch(key) else json.dumps(key[:80])
     return f"{path}.{shown}" if path else shown
 
 

@@ -174,25 +174,3 @@ class FrameUpstream(Protocol):
             UpstreamError: as `SessionUpstream.act`.
         """
         ...
-
-
-class Replicas(Protocol):
-    """The other replicas of this gateway.
-
-    A session whose state is a connection (an OpenEnv socket) is held by one replica; the others ask that one.
-    """
-
-    @property
-    def me(self) -> str:
-        """The URL under which other replicas reach this one; empty: there are no others."""
-        ...
-
-    async def ask(self, peer: str, operation: str, session: Session, message: bytes, *, within_s: float) -> bytes:
-        """Let the replica at the URL *peer* do *operation* for a session that it holds, and return its answer.
-
-        Raises:
-            SessionNotFound: it does not hold the session (any more); nothing ran.
-            UpstreamGone: the replica is not there (``sent`` False), or was lost while it worked (``sent`` True).
-            GatewayError: what failed over there, as the same class.
-        """
-        ...

@@ -28,7 +28,6 @@ from gateway.core.errors import (
 )
 from gateway.core.ids import SessionId
 from gateway.core.ports.transport import DialSocket, Exchange, Headers, Transport
-from gateway.core.ports.upstream import Replicas
 from gateway.core.session import CloseReason, Session, SessionSetup
 from gateway.core.worker import Worker, WorkerSession, WorkerTasks
 from gateway.upstreams.faults import faults
@@ -55,6 +54,7 @@ from gateway.upstreams.openenv.session_reuse import SessionReuse
 from gateway.upstreams.openenv.tasks import Tasks
 from gateway.upstreams.openenv.websocket import LiveSession, WebSocketPool
 from gateway.upstreams.ors_facade import OrsFacade, spelled
+from gateway.upstreams.replica_client import ReplicaClient
 
 T = TypeVar("T")
 
@@ -74,7 +74,7 @@ class OpenEnvUpstream(OrsFacade):
     def __init__(
         self,
         transport: Transport,
-        peers: Replicas | None = None,
+        peers: ReplicaClient | None = None,
         *,
         store: StoredSessions | None = None,
         recorder: Recorder | None = None,
@@ -310,7 +310,7 @@ class OpenEnvUpstream(OrsFacade):
     # -- replicas -------------------------------------------------------------------------------------------------
 
     async def serve(self, operation: str, session_id: str, lease: str, message: bytes, within_s: float) -> bytes:
-        """Do for another replica what it asks of a session that is held here; the other side of ``Replicas.ask``.
+        """Do for another replica what it asks of a session that is held here; the other side of ``ReplicaClient.ask``.
 
         Who calls this ends it after *within_s*, by a cancellation: what was sent to the server is played to its end.
 

@@ -40,7 +40,6 @@ from gateway.upstreams.openenv.frames import (
     request,
 )
 from gateway.upstreams.openenv.http import INITIALISING, REFUSED, UNKNOWN_SESSION, Http, Place, RpcError
-from gateway.upstreams.openenv.replica_codec import Handle
 from gateway.upstreams.openenv.session_lifetime import Lasting
 from gateway.upstreams.openenv.websocket import FrameConnection, LiveSession, NotListening, WebSocketPool
 
@@ -182,14 +181,14 @@ class OpenEnvSessions:
         undo.result()
         return True
 
-    async def attach(self, session: Session, environment: Environment, handle: Handle) -> LiveSession:
-        """Attach to a session that was begun by another replica, or before this one was started.
+    async def attach(self, session: Session, environment: Environment, sid: str, first: bytes) -> LiveSession:
+        """Attach to a session that another replica began, or this one before a restart; *first*: the reset's reply.
 
         Raises:
             SessionNotFound: the server does not know it.
         """
-        line, steps = await self._attached(session, environment, handle.sid)
-        held = LiveSession(session, environment, handle.sid, line, handle.first)
+        line, steps = await self._attached(session, environment, sid)
+        held = LiveSession(session, environment, sid, line, first)
         held.steps = steps
         held.is_whole = False
         return held

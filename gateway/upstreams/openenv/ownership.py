@@ -1,33 +1,67 @@
-"""Who holds a session's socket: this replica, or another one that is asked; and what happens when that one is gone."""
+"""Which replica holds a session's socket: handles, calls to the holder as JSON, and what happens when it is gone."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from typing import Final, Protocol, TypeVar
 
 from gateway.core.environment import Environment
-from gateway.core.errors import SessionNotFound, UpstreamGone
+from gateway.core.episode import Action, StepResult, Summary
+from gateway.core.errors import SessionNotFound, UpstreamError, UpstreamGone
+from gateway.core.faults import FaultKind
 from gateway.core.ids import SessionId, WorkerId
 from gateway.core.session import Session, SessionState
+from gateway.upstreams.idempotency.codec import result_of_json, result_to_json
 from gateway.upstreams.openenv.episodes import OpenEnvSessions
-from gateway.upstreams.openenv.replica_codec import FIRST_MAX_BYTES, Handle, read_handle
+from gateway.upstreams.openenv.frames import compact, parse
 from gateway.upstreams.openenv.websocket import LiveSession
 from gateway.upstreams.replica_client import ReplicaClient
 
 T = TypeVar("T")
 
+FIRST_MAX_BYTES: Final = 32 * 2**10
+"""A larger first observation is known to the replica that opened the session only."""
 MOVES_MAX: Final = 3
 """How often a session is looked for anew that other replicas take over meanwhile."""
 MOVED_MAX: Final = 10_000
 FIRST_TOTAL_BYTES: Final = 256 * 2**20
 """First observations that are kept here at most, those that fit into handles not counted; the oldest go first."""
-
 SWEEP_S: Final = 300.0
 """How often sessions are looked for here whose socket broke and that nobody ended: with their worker, say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handle:
+    """The data by which any replica finds a session."""
+
+    sid: str = ""
+    """The session's id in the server; empty: the session is its socket, which the holder has."""
+    holder: str = ""
+    """The URL of the replica that has the socket; empty: there are no others."""
+    first: bytes = b""
+    """The reply to the session's reset; empty: only the holder has it."""
+
+    def written(self) -> str:
+        """Return the text that the store keeps."""
+        first = self.first.decode() if len(self.first) <= FIRST_MAX_BYTES else ""
+        return compact({"sid": self.sid, "at": self.holder, "first": first}).decode()
+
+
+def read_handle(text: str) -> Handle:
+    """Read a session's handle.
+
+    Raises:
+        SessionNotFound: the session has no readable handle: no replica opened it.
+    """
+    try:
+        value = parse(text.encode())
+        return Handle(sid=str(value["sid"]), holder=str(value["at"]), first=str(value["first"]).encode())
+    except (ValueError, KeyError, TypeError) as error:
+        raise SessionNotFound("the session has no handle") from error
 
 
 class StoredSessions(Protocol):
@@ -120,19 +154,13 @@ class SessionOwnership:
         """Whether another replica holds, or held, the session."""
         return self._peers is not None and handle.holder not in ("", self._peers.me)
 
-    async def wherever(
-        self,
-        session: Session,
-        environment: Environment,
-        operation: str,
-        message: Callable[[], bytes],
-        here: Callable[[LiveSession], Awaitable[T]],
-        read: Callable[[bytes], T],
-    ) -> T:
-        """Do *here* if the session is held here, or can be; else let its holder do *operation*, and *read* its answer.
+    async def find(
+        self, session: Session, environment: Environment, operation: str, message: Callable[[], bytes] = bytes
+    ) -> LiveSession | bytes:
+        """Return the session if this replica holds it or can take it over; else its holder's answer to *operation*.
 
         Raises:
-            SessionNotFound: it is gone with its socket, or its server does not know it.
+            SessionNotFound: the session is gone with its socket, or its server does not know it.
         """
         for _ in range(MOVES_MAX):
             held = self._held.get(session.lease)
@@ -143,12 +171,12 @@ class SessionOwnership:
                     within_s = environment.timeouts.call_s
                     answer = await self.ask_holder(handle, operation, session, message(), within_s=within_s)
                     if answer is not None:
-                        return read(answer)
+                        return answer
                 if not handle.sid:
                     raise SessionNotFound("the session was lost with its socket")
                 held = await self._taken_over(replace(session, handle=text), environment, handle)
             if held is not None:
-                return await here(held)
+                return held
         raise UpstreamGone("the session is just taken over by another replica", sent=False)
 
     async def _taken_over(self, session: Session, environment: Environment, handle: Handle) -> LiveSession | None:
@@ -174,7 +202,7 @@ class SessionOwnership:
                 await self._moved_on(session, self._store)
                 return None
         remember(self._moved, session.lease, mine, MOVED_MAX)
-        held = await self._episodes.attach(session, environment, handle)
+        held = await self._episodes.attach(session, environment, handle.sid, handle.first)
         self.add(held)
         return held
 
@@ -212,6 +240,62 @@ class SessionOwnership:
         while len(self._large) > 1 and sum(len(one.first) for one in self._large.values()) > FIRST_TOTAL_BYTES:
             _, oldest = self._large.popitem(last=False)
             oldest.first = b""
+
+
+def write_action(action: Action, key: str | None) -> bytes:
+    """Write an action and its idempotency key."""
+    return compact(
+        {
+            "name": action.name,
+            "arguments": dict(action.arguments),
+            "text": action.text,
+            "fields": None if action.fields is None else dict(action.fields),
+            "key": key,
+        }
+    )
+
+
+def read_action(message: bytes) -> tuple[Action, str | None]:
+    """Read what `write_action` wrote."""
+    value = parse(message)
+    action = Action(name=value["name"], arguments=value["arguments"], text=value["text"], fields=value["fields"])
+    return action, value["key"]
+
+
+def write_result(result: StepResult) -> bytes:
+    """Write what an action came to."""
+    return compact(result_to_json(result))
+
+
+def read_result(message: bytes) -> StepResult:
+    """Read what `write_result` wrote. Raises ``UpstreamError``."""
+    try:
+        return result_of_json(parse(message))
+    except (ValueError, KeyError, TypeError) as error:
+        raise UpstreamError(f"the other replica's answer can't be read: {error}") from error
+
+
+def write_summary(summary: Summary | None) -> bytes:
+    """Write how an episode went."""
+    if summary is None:
+        return compact(None)
+    told = asdict(summary)
+    for name, usual in (("is_whole", True), ("is_judged", False)):
+        if told[name] is usual:
+            del told[name]  # replicas of an older version can't read it
+    return compact(told)
+
+
+def read_summary(message: bytes) -> Summary | None:
+    """Read what `write_summary` wrote. Raises ``UpstreamError``."""
+    try:
+        value = parse(message)
+        if value is None:
+            return None
+        fault = FaultKind(value["fault"]) if value.get("fault") else None
+        return Summary(**{**value, "fault": fault, "faults": ()})
+    except (ValueError, TypeError) as error:
+        raise UpstreamError(f"the other replica's answer can't be read: {error}") from error
 
 
 def remember(known: OrderedDict[str, T], lease: str, value: T, at_most: int) -> None:

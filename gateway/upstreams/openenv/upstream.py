@@ -38,13 +38,15 @@ from gateway.upstreams.openenv.episodes import OpenEnvSessions
 from gateway.upstreams.openenv.frames import acts, check_reward, compact, failure_of, kind_of, parse
 from gateway.upstreams.openenv.http import Http, Place
 from gateway.upstreams.openenv.observations import first_blocks, step_result
-from gateway.upstreams.openenv.ownership import SessionOwnership, StoredSessions, remember
-from gateway.upstreams.openenv.replica_codec import (
+from gateway.upstreams.openenv.ownership import (
     Handle,
+    SessionOwnership,
+    StoredSessions,
     read_action,
     read_handle,
     read_result,
     read_summary,
+    remember,
     write_action,
     write_result,
     write_summary,
@@ -234,14 +236,8 @@ class OpenEnvUpstream(OrsFacade):
 
     async def step(self, session: Session, environment: Environment, action: Action) -> StepResult:
         """Run *action* in the replica that holds the session. Raises as ``Upstream.act``."""
-
-        async def here(held: LiveSession) -> StepResult:
-            return await self._stepped(held, action)
-
-        def message() -> bytes:
-            return write_action(action, _KEY.get())
-
-        return await self._holding.wherever(session, environment, "act", message, here, read_result)
+        found = await self._holding.find(session, environment, "act", lambda: write_action(action, _KEY.get()))
+        return read_result(found) if isinstance(found, bytes) else await self._stepped(found, action)
 
     async def _stepped(self, held: LiveSession, action: Action) -> StepResult:
         try:
@@ -259,12 +255,9 @@ class OpenEnvUpstream(OrsFacade):
             raise InvalidRequest("only step, state and mcp are passed on: the gateway itself begins and ends episodes")
         if not message and self._holding.get(session) is None and (first := read_handle(session.handle).first):
             return first
-
-        async def here(held: LiveSession) -> bytes:
-            return await self._relayed(held, message)
-
         try:
-            reply = await self._holding.wherever(session, environment, "relay", lambda: message, here, bytes)
+            found = await self._holding.find(session, environment, "relay", lambda: message)
+            reply = found if isinstance(found, bytes) else await self._relayed(found, message)
         except AuthorFault as error:
             error.faults = error.faults or faults(error.detail, "step")  # another replica tells of none
             raise
@@ -288,17 +281,12 @@ class OpenEnvUpstream(OrsFacade):
         return {}
 
     async def steps(self, session: Session, environment: Environment) -> int | None:
-        """The steps that the session's holder has seen; None if nobody knows the session."""
-
-        async def here(held: LiveSession) -> int:
-            return held.steps
-
+        """Return the steps that the session's holder has seen; None if no replica knows the session."""
         try:
-            return await self._holding.wherever(
-                session, environment, "steps", bytes, here, lambda answer: int(parse(answer))
-            )
+            found = await self._holding.find(session, environment, "steps")
         except SessionNotFound:
             return None
+        return int(parse(found)) if isinstance(found, bytes) else found.steps
 
     async def _asked(self, held: LiveSession, action: Action, key: str | None) -> StepResult:
         """As `act`, for the replica that has recorded the call, and waits for it."""

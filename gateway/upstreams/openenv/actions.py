@@ -16,7 +16,7 @@ from gateway.core.episode import Action, StepResult
 from gateway.core.errors import UpstreamError
 from gateway.upstreams.action_mapping import Tool, text_argument, tool_call
 from gateway.upstreams.openenv.frames import INTERNAL, compact, request
-from gateway.upstreams.openenv.http import Http, Place, RpcError
+from gateway.upstreams.openenv.http import Http, Place, RpcError, remember
 
 STEP: Final = "step"
 _DESCRIPTION: Final = "Take one action in the environment."
@@ -66,12 +66,7 @@ class Forms:
 
     async def of(self, at: Place, digest: str) -> Form:
         """The form of the image of *digest*, of which there is a worker at *at*."""
-        known = self._known.get(digest)
-        if known is None:
-            known = self._known[digest] = await self._asked(at)
-            if len(self._known) > KNOWN_MAX:
-                self._known.popitem(last=False)
-        return known
+        return self._known.get(digest) or remember(self._known, digest, await self._asked(at), KNOWN_MAX)
 
     async def _asked(self, at: Place) -> Form:
         status, schemas = await self._http.get(at, "/schema")

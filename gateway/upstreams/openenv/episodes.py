@@ -27,6 +27,7 @@ from gateway.core.errors import (
 )
 from gateway.core.session import Session
 from gateway.upstreams.faults import author_fault
+from gateway.upstreams.openenv.capabilities import CapabilityProbe
 from gateway.upstreams.openenv.frames import (
     FACTORY,
     FAILED,
@@ -40,7 +41,6 @@ from gateway.upstreams.openenv.frames import (
     request,
 )
 from gateway.upstreams.openenv.http import INITIALISING, REFUSED, UNKNOWN_SESSION, Http, Place, RpcError
-from gateway.upstreams.openenv.session_lifetime import Lasting
 from gateway.upstreams.openenv.websocket import FrameConnection, LiveSession, NotListening, WebSocketPool
 
 logger = logging.getLogger(__name__)
@@ -59,10 +59,10 @@ PAUSE_S: Final = 0.05
 class OpenEnvSessions:
     """Begins and ends sessions in servers."""
 
-    def __init__(self, http: Http, sockets: WebSocketPool) -> None:
+    def __init__(self, http: Http, sockets: WebSocketPool, probe: CapabilityProbe) -> None:
         self._http = http
         self._sockets = sockets
-        self._lasting = Lasting(http, sockets)
+        self._probe = probe
         self._undoing: dict[str, asyncio.Task[None]] = {}
         """By lease: what an opening that failed has left, until its session is closed."""
 
@@ -83,7 +83,7 @@ class OpenEnvSessions:
         line: FrameConnection | None = None
         try:
             sid = ""
-            if await self._lasting.has(at):
+            if await self._probe.outlives_sockets(at):
                 # A task: an opening that is given up must learn the id of what it has begun, to end it.
                 creating = asyncio.ensure_future(self._created(at, environment.timeouts.setup_s))
                 sid = await asyncio.shield(creating)
@@ -313,10 +313,6 @@ class OpenEnvSessions:
             if time.monotonic() >= deadline:
                 raise UpstreamError("the worker did not end the session: a socket is still attached to it")
             await asyncio.sleep(PAUSE_S)
-
-    async def outlives_sockets(self, at: Place) -> bool:
-        """Whether sessions of the server at *at* outlive their sockets."""
-        return await self._lasting.has(at)
 
     async def aclose(self) -> None:
         """Wait for what is being undone."""

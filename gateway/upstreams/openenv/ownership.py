@@ -7,7 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol
 
 from gateway.core.environment import Environment
 from gateway.core.episode import Action, StepResult, Summary
@@ -18,10 +18,9 @@ from gateway.core.session import Session, SessionState
 from gateway.upstreams.idempotency.codec import result_of_json, result_to_json
 from gateway.upstreams.openenv.episodes import OpenEnvSessions
 from gateway.upstreams.openenv.frames import compact, parse
+from gateway.upstreams.openenv.http import remember
 from gateway.upstreams.openenv.websocket import LiveSession
 from gateway.upstreams.replica_client import ReplicaClient
-
-T = TypeVar("T")
 
 FIRST_MAX_BYTES: Final = 32 * 2**10
 """A larger first observation is known to the replica that opened the session only."""
@@ -296,11 +295,3 @@ def read_summary(message: bytes) -> Summary | None:
         return Summary(**{**value, "fault": fault, "faults": ()})
     except (ValueError, TypeError) as error:
         raise UpstreamError(f"the other replica's answer can't be read: {error}") from error
-
-
-def remember(known: OrderedDict[str, T], lease: str, value: T, at_most: int) -> None:
-    """Keep *value*, and at most so many of them."""
-    known[lease] = value
-    known.move_to_end(lease)
-    if len(known) > at_most:
-        known.popitem(last=False)

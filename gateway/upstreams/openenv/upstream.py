@@ -36,7 +36,7 @@ from gateway.upstreams.openenv.actions import Forms, step_frame
 from gateway.upstreams.openenv.capabilities import CapabilityProbe
 from gateway.upstreams.openenv.episodes import OpenEnvSessions
 from gateway.upstreams.openenv.frames import acts, check_reward, compact, failure_of, kind_of, parse
-from gateway.upstreams.openenv.http import Http, Place
+from gateway.upstreams.openenv.http import Http, Place, remember
 from gateway.upstreams.openenv.observations import first_blocks, step_result
 from gateway.upstreams.openenv.ownership import (
     Handle,
@@ -46,7 +46,6 @@ from gateway.upstreams.openenv.ownership import (
     read_handle,
     read_result,
     read_summary,
-    remember,
     write_action,
     write_result,
     write_summary,
@@ -94,10 +93,10 @@ class OpenEnvUpstream(OrsFacade):
         super().__init__(recorder=recorder)
         self._http = Http(transport)
         self._sockets = WebSocketPool(dial_socket)
-        self._trials = CapabilityProbe(self._http, self._sockets)
+        self._probe = CapabilityProbe(self._http, self._sockets)
         self._forms = Forms(self._http)
         self._tasks = Tasks(self._http)
-        self._episodes = OpenEnvSessions(self._http, self._sockets)
+        self._episodes = OpenEnvSessions(self._http, self._sockets, self._probe)
         self._kept = SessionReuse(self._episodes)
         self._holding = SessionOwnership(self._episodes, peers=peers, store=store)
         self._opened: OrderedDict[str, None] = OrderedDict()
@@ -107,7 +106,7 @@ class OpenEnvUpstream(OrsFacade):
 
     async def ready(self, worker: Worker, environment: Environment) -> int:
         """Return when a socket gets a reply; with ``pool.learns_slots`` the sessions that the server holds at once."""
-        return await self._trials.ready(worker, environment)
+        return await self._probe.ready(worker, environment)
 
     async def alive(self, worker: Worker, environment: Environment, *, busy_counts: bool = True) -> None:
         """Return if the server answers; no socket is opened, which would take a place.
@@ -116,7 +115,7 @@ class OpenEnvUpstream(OrsFacade):
         """
         if busy_counts and self._holding.is_busy(worker.id):
             return
-        await self._trials.alive(worker, environment)
+        await self._probe.alive(worker, environment)
 
     async def tools(self, worker: Worker, environment: Environment) -> bytes:
         """The image's own tools; for a Gym image the tool ``step``, whose input is its action."""
@@ -214,7 +213,7 @@ class OpenEnvUpstream(OrsFacade):
         Raises:
             UpstreamError: that may be so.
         """
-        if await self._episodes.outlives_sockets(Place(session.worker, session.address)):
+        if await self._probe.outlives_sockets(Place(session.worker, session.address)):
             raise UpstreamError("another replica did not finish its opening: it may have left a session in the worker")
 
     # -- act ------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from gateway.core.faults import FaultKind
 from gateway.core.ids import SessionId, WorkerId
 from gateway.core.session import Session, SessionState
 from gateway.upstreams.idempotency.codec import result_of_json, result_to_json
-from gateway.upstreams.openenv.episodes import OpenEnvSessions
+from gateway.upstreams.openenv.episodes import SETTLE_S, OpenEnvSessions
 from gateway.upstreams.openenv.frames import compact, parse
 from gateway.upstreams.openenv.http import remember
 from gateway.upstreams.openenv.websocket import LiveSession
@@ -29,6 +30,9 @@ MOVES_MAX: Final = 3
 MOVED_MAX: Final = 10_000
 FIRST_TOTAL_BYTES: Final = 256 * 2**20
 """First observations that are kept here at most, those that fit into handles not counted; the oldest go first."""
+KEPT_S: Final = 60.0
+"""Seconds for which a kept session waits for its next episode; beyond that its slot was not released regularly."""
+KEPT_END_S: Final = 10.0
 SWEEP_S: Final = 300.0
 """How often sessions are looked for here whose socket broke and that nobody ended: with their worker, say."""
 
@@ -91,6 +95,9 @@ class SessionOwnership:
         self._large: OrderedDict[str, LiveSession] = OrderedDict()
         """Sessions with a large first observation, the oldest first."""
         self._swept_at = time.monotonic()
+        self._kept: dict[SessionId, tuple[LiveSession, float]] = {}
+        """Servers' sessions whose episode has ended, and since when they wait for the next episode of the same id."""
+        self._ending: set[asyncio.Task[None]] = set()
 
     def get(self, session: Session) -> LiveSession | None:
         """The session, if it is held here."""
@@ -110,6 +117,51 @@ class SessionOwnership:
         if held is None or held.session.id != id:
             raise SessionNotFound("this replica does not hold the session")
         return held
+
+    async def keep(self, held: LiveSession) -> bool:
+        """Keep the server's session of an episode that ends; return False if the next episode cannot use it.
+
+        To make an environment may take seconds, where its reset takes milliseconds: OpenEnv's own clients reset one
+        environment for all their episodes.
+        """
+        now = time.monotonic()
+        for id in [id for id, (_, since) in self._kept.items() if now - since > KEPT_S]:
+            self._end_kept(id)
+        if not await held.line.settle(SETTLE_S) or not held.line.is_open or held.line.overran:
+            return False
+        held.is_ended = True
+        self._kept[held.session.id] = held, time.monotonic()
+        return True
+
+    async def take_kept(self, session: Session, environment: Environment) -> LiveSession | None:
+        """Return the session that is kept for *session*, if it is usable for it; end an unusable one."""
+        held, _ = self._kept.pop(session.id, (None, 0.0))
+        if held is None:
+            return None
+        is_same = held.session.worker == session.worker and held.digest == environment.digest()
+        if is_same and held.line.is_open:
+            return held
+        await self._close_quietly(held)
+        return None
+
+    async def drop_kept(self, session: Session, within_s: float) -> None:
+        """End the session that is kept for *session*, or of it, if there is one.
+
+        Raises:
+            UpstreamError: its place may not be free.
+        """
+        held, _ = self._kept.pop(session.id, (None, 0.0))
+        if held is not None:
+            await self._episodes.close(held, within_s)
+
+    def _end_kept(self, id: SessionId) -> None:
+        task = asyncio.ensure_future(self._close_quietly(self._kept.pop(id)[0]))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    async def _close_quietly(self, held: LiveSession) -> None:
+        with contextlib.suppress(UpstreamError):
+            await self._episodes.close(held, KEPT_END_S)
 
     def is_busy(self, worker: WorkerId) -> bool:
         """Whether *worker* works on a request from here."""
@@ -143,6 +195,10 @@ class SessionOwnership:
         for one in held:
             one.is_ended = True
         await asyncio.gather(*(one.line.leave() for one in held), return_exceptions=True)
+        for id in list(self._kept):
+            self._end_kept(id)
+        if self._ending:
+            await asyncio.wait(self._ending, timeout=KEPT_END_S)
 
     @property
     def me(self) -> str:

@@ -51,7 +51,6 @@ from gateway.upstreams.openenv.ownership import (
     write_summary,
 )
 from gateway.upstreams.openenv.resets import reset_data
-from gateway.upstreams.openenv.session_reuse import SessionReuse
 from gateway.upstreams.openenv.tasks import Tasks
 from gateway.upstreams.openenv.websocket import LiveSession, WebSocketPool
 from gateway.upstreams.ors_facade import OrsFacade, spelled
@@ -97,7 +96,6 @@ class OpenEnvUpstream(OrsFacade):
         self._forms = Forms(self._http)
         self._tasks = Tasks(self._http)
         self._episodes = OpenEnvSessions(self._http, self._sockets, self._probe)
-        self._kept = SessionReuse(self._episodes)
         self._holding = SessionOwnership(self._episodes, peers=peers, store=store)
         self._opened: OrderedDict[str, None] = OrderedDict()
         """Leases whose opening was tried here: what they left behind is known."""
@@ -161,11 +159,8 @@ class OpenEnvUpstream(OrsFacade):
         """Begin an episode; see ``Upstream.open``. From then on this replica holds its socket."""
         data = reset_data(environment, setup)
         remember(self._opened, session.lease, None, OPENED_MAX)
-        kept = await self._kept.take(session, environment)
-        if kept is not None:
-            held = await self._episodes.begin_again(kept, session, environment, data)
-        else:
-            held = await self._episodes.begin(session, environment, data)
+        kept = await self._holding.take_kept(session, environment)
+        held = await self._episodes.begin(session, environment, data, kept)
         self._holding.add(held)
         return Handle(sid=held.sid, holder=self._holding.me, first=held.first).written()
 
@@ -175,12 +170,12 @@ class OpenEnvUpstream(OrsFacade):
         A server's session is reset for the next episode, as its own clients would do: to make one may take long.
         """
         within_s = environment.timeouts.close_s
-        await self._kept.drop(session, within_s)
+        await self._holding.drop_kept(session, within_s)
         held, handle = self._holding.pop(session)
         was_opened_here = self._opened.pop(session.lease, False) is None
         try:
             if held is not None:
-                if keeps and await self._kept.put(held):
+                if keeps and await self._holding.keep(held):
                     return held.summary
                 return await self._episodes.close(held, within_s)
             if await self._episodes.undone(session.lease, within_s):
@@ -320,7 +315,6 @@ class OpenEnvUpstream(OrsFacade):
         """Let go of all sockets; sessions that outlive them go on, for other replicas."""
         await self.calls.aclose()
         await self._holding.aclose()
-        await self._kept.aclose()
         await self._episodes.aclose()
 
 

@@ -75,8 +75,8 @@ class OrsFacade(ABC):
     # -- what there has to be -------------------------------------------------------------------------------------
 
     @abstractmethod
-    async def step(self, session: Session, environment: Environment, action: Action) -> StepResult:
-        """Run *action*; it is asked for once. Raises as ``Upstream.act``."""
+    async def step(self, session: Session, environment: Environment, action: Action, *, key: str | None) -> StepResult:
+        """Run *action*, which has the idempotency *key*; the facade calls it once. Raises as ``Upstream.act``."""
 
     @abstractmethod
     async def prompt(self, session: Session, environment: Environment) -> list[Block]:
@@ -177,7 +177,7 @@ class OrsFacade(ABC):
         async def step() -> StepResult:
             place = f"tool:{action.name}" if action.name else "step"
             try:
-                result = await self.step(session, environment, action)
+                result = await self.step(session, environment, action, key=key)
             except Unreadable as error:  # the agent reads it, and tries again
                 result = StepResult(error=error.detail, reason="input_validation")
             except AuthorFault as error:

@@ -306,7 +306,7 @@ class ArealUpstream(OrsFacade):
         said = observations.read_messages(_begun(session).observation)
         return answers.dump([{"role": role, "blocks": answers.blocks(blocks), "detail": None} for role, blocks in said])
 
-    async def step(self, session: Session, environment: Environment, action: Action) -> StepResult:
+    async def step(self, session: Session, environment: Environment, action: Action, *, key: str | None) -> StepResult:
         """Play one turn; turns of one session follow each other."""
         episode = self._episode(session)
         async with episode.turn:

@@ -28,21 +28,12 @@ KNOWN_MAX: Final = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToolEntry:
-    """A tool as it is offered."""
-
-    name: str
-    description: str
-    input_schema: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
     """The actions of one make of image."""
 
     has_tools: bool
     """Whether they are calls of tools; else there is one tool, ``step``, whose input is the action."""
-    tools: tuple[ToolEntry, ...]
+    tools: tuple[Tool, ...]
 
     @property
     def listing(self) -> bytes:
@@ -80,7 +71,7 @@ class Forms:
             except RpcError as error:
                 if error.rpc_code != INTERNAL or "does not support MCP" not in error.detail:
                     raise
-        step = ToolEntry(name=STEP, description=_DESCRIPTION, input_schema=without_metadata(schema))
+        step = Tool(name=STEP, description=_DESCRIPTION, input_schema=without_metadata(schema))
         return Form(has_tools=False, tools=(step,))
 
 
@@ -89,11 +80,11 @@ def _is_tool_call(schema: Mapping[str, Any]) -> bool:
     return schema.get("title") in _TOOL_ACTIONS or (isinstance(properties, Mapping) and "tool_name" in properties)
 
 
-def _read_tools(listed: Any) -> tuple[ToolEntry, ...]:
+def _read_tools(listed: Any) -> tuple[Tool, ...]:
     if not isinstance(listed, list):
         raise UpstreamError("the worker's list of tools can't be read")
     return tuple(
-        ToolEntry(
+        Tool(
             name=tool["name"],
             description=str(tool.get("description") or ""),
             input_schema=_schema(tool.get("inputSchema") or tool.get("input_schema")),
@@ -145,8 +136,7 @@ def _tool_data(action: Action, environment: Environment, form: Form) -> Mapping[
         return fields  # it is a step's data already
     if action.name in _RUNS_EPISODES:
         return _unknown(str(action.name))  # others may be tools that came after the list: the server knows best
-    tools = [Tool(tool.name, tool.input_schema) for tool in form.tools]
-    name, arguments = tool_call(action, environment, tools)
+    name, arguments = tool_call(action, environment, form.tools)
     return {"type": "call_tool", "tool_name": name, "arguments": arguments}
 
 

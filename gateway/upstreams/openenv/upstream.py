@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar, Final, TypeVar
 
 from gateway.core.environment import Environment, Split, TaskSpec
@@ -27,7 +25,7 @@ from gateway.core.errors import (
     UpstreamTimeout,
 )
 from gateway.core.ids import SessionId
-from gateway.core.ports.transport import DialSocket, Exchange, Headers, Transport
+from gateway.core.ports.transport import DialSocket, Transport
 from gateway.core.session import CloseReason, Session, SessionSetup
 from gateway.core.worker import Worker, WorkerSession, WorkerTasks
 from gateway.upstreams.faults import faults
@@ -50,8 +48,7 @@ from gateway.upstreams.openenv.ownership import (
     write_result,
     write_summary,
 )
-from gateway.upstreams.openenv.resets import reset_data
-from gateway.upstreams.openenv.tasks import Tasks
+from gateway.upstreams.openenv.tasks import Tasks, reset_data
 from gateway.upstreams.openenv.websocket import LiveSession, WebSocketPool
 from gateway.upstreams.ors_facade import OrsFacade, spelled
 from gateway.upstreams.replica_client import ReplicaClient
@@ -62,8 +59,6 @@ OPENED_MAX: Final = 10_000
 THREAD_BYTES: Final = 4 * 2**20
 """Larger observations are read in a thread, so that other sessions go on."""
 _RELAYED: Final = frozenset(("step", "state", "mcp"))
-_KEY: ContextVar[str | None] = ContextVar("openenv_key", default=None)
-"""The idempotency key of the call that runs: the replica that holds the session must know it, too."""
 
 
 class OpenEnvUpstream(OrsFacade):
@@ -213,24 +208,9 @@ class OpenEnvUpstream(OrsFacade):
 
     # -- act ------------------------------------------------------------------------------------------------------
 
-    async def act(
-        self, session: Session, environment: Environment, action: Action, *, key: str | None = None
-    ) -> StepResult:
-        """Run *action* as a step; see ``Upstream.act``."""
-        with _keyed(key):
-            return await super().act(session, environment, action, key=key)
-
-    async def forward(
-        self, session: Session, environment: Environment, operation: str, *, body: bytes, headers: Headers
-    ) -> Exchange:
-        """Answer an ORS operation; see ``Upstream.forward``."""
-        key = next((value.decode("latin-1") for name, value in headers if name == b"idempotency-key"), None)
-        with _keyed(key or None):
-            return await super().forward(session, environment, operation, body=body, headers=headers)
-
-    async def step(self, session: Session, environment: Environment, action: Action) -> StepResult:
+    async def step(self, session: Session, environment: Environment, action: Action, *, key: str | None) -> StepResult:
         """Run *action* in the replica that holds the session. Raises as ``Upstream.act``."""
-        found = await self._holding.find(session, environment, "act", lambda: write_action(action, _KEY.get()))
+        found = await self._holding.find(session, environment, "act", lambda: write_action(action, key))
         return read_result(found) if isinstance(found, bytes) else await self._stepped(found, action)
 
     async def _stepped(self, held: LiveSession, action: Action) -> StepResult:
@@ -270,10 +250,6 @@ class OpenEnvUpstream(OrsFacade):
         """The first observation."""
         return await _read(first_blocks, await self.pass_frame(session, environment, b""))
 
-    async def client_state(self, session: Session, environment: Environment) -> Mapping[str, Any]:
-        """Nothing: who asks such a server for its state is passed on to it."""
-        return {}
-
     async def steps(self, session: Session, environment: Environment) -> int | None:
         """Return the steps that the session's holder has seen; None if no replica knows the session."""
         try:
@@ -286,8 +262,7 @@ class OpenEnvUpstream(OrsFacade):
         """As `act`, for the replica that has recorded the call, and waits for it."""
         run = self._stepping(held.session, held.environment, action, key)
         within_s = held.environment.timeouts.call_s
-        with _keyed(key):
-            return await self.calls.run(held.session, spelled(action), run, within_s=within_s, key=key, is_asked=True)
+        return await self.calls.run(held.session, spelled(action), run, within_s=within_s, key=key, is_asked=True)
 
     # -- replicas -------------------------------------------------------------------------------------------------
 
@@ -329,12 +304,3 @@ def _with_faults(message: bytes, reply: bytes) -> bytes:
 
 async def _read(read: Callable[[bytes], T], reply: bytes) -> T:
     return await asyncio.to_thread(read, reply) if len(reply) > THREAD_BYTES else read(reply)
-
-
-@contextmanager
-def _keyed(key: str | None) -> Iterator[None]:
-    token = _KEY.set(key)
-    try:
-        yield
-    finally:
-        _KEY.reset(token)

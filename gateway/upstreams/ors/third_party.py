@@ -280,7 +280,7 @@ class ThirdPartyOrsUpstream(OrsFacade):
             return await super().messages(session, environment)
         return (await self._told(session, environment, "messages")).body
 
-    async def step(self, session: Session, environment: Environment, action: Action) -> StepResult:
+    async def step(self, session: Session, environment: Environment, action: Action, *, key: str | None) -> StepResult:
         """Run *action*; of a stream that breaks only the outcome is asked for again."""
         name, arguments = await self._meant(session, environment, action)
         wish = {"name": name, "input": arguments}

@@ -37,7 +37,7 @@ class Puzzle(OrsFacade):
         super().__init__(recorder=recorder)
         self.results = list(results)
 
-    async def step(self, session: Session, environment: Environment, action: Action) -> StepResult:
+    async def step(self, session: Session, environment: Environment, action: Action, *, key: str | None) -> StepResult:
         result = self.results.pop(0)
         if isinstance(result, Exception):
             raise result

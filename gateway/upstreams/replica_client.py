@@ -1,11 +1,11 @@
-"""One replica asks another: for a session whose state is a connection that the other one holds.
+"""One replica sends calls to another: for a session whose state is a connection that the other replica holds.
 
-``POST {peer}/peers/v1/{operation}`` over HTTP/1.1; ``gateway.frontends.replicas`` answers. Requests and answers
-bear an HMAC by a key that is made of the gateway's secret, so a stranger that got a replica's address is not believed,
-and neither is a trainer. There is no nonce: whoever reads along could repeat a request for `SKEW_S` seconds, so
-replicas speak in a network of their own, or over TLS.
+``POST {peer}/peers/v1/{operation}`` over HTTP/1.1; ``gateway.frontends.replicas`` answers. Requests and answers carry
+an HMAC by a key that is derived from the gateway's secret. So a replica rejects strangers that have its address, and
+trainers. There is no nonce: an eavesdropper could repeat a request for `SKEW_S` seconds, so replicas use a network of
+their own, or TLS.
 
-A request is sent once. An asker that leaves does not end what the other side does; the deadline that it was given does.
+A request is sent once. The holder goes on when the asking replica leaves; the deadline in the request ends it.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from gateway.upstreams.idempotency.recorder import Recorder
 from gateway.upstreams.idempotency.records import NOTED_BYTES, Records
 from tests.deadlines import scaled
 from tests.fakes.eventually import eventually, until
-from tests.unit.upstreams.call_replicas import SESSION, Shared, View
+from tests.fakes.replicas import SESSION, Shared, View
 
 WORDS: Codec[str] = Codec("word", str, str)
 NEVER_S = 3600.0

@@ -20,7 +20,7 @@ from gateway.upstreams import session_stats as module
 from gateway.upstreams.idempotency.recorder import Recorder
 from gateway.upstreams.ors_facade import OrsFacade
 from tests.fakes.eventually import until
-from tests.unit.upstreams.call_replicas import SESSION, Shared, View
+from tests.fakes.replicas import SESSION, Shared, View
 
 ENVIRONMENT = Environment(name=EnvironmentName("puzzle"), image="i", directory=Path("/"), command=())
 PLAIN = StepResult()

@@ -25,7 +25,7 @@ from gateway.adapters import (
     own_store,
     start_store,
 )
-from gateway.backends.external import ExternalBackend, RoutedBackend
+from gateway.backends.external import RoutedBackend
 from gateway.backends.swarm.dialing import NodeDialer
 from gateway.backends.swarm.nodes import NodeState
 from gateway.catalog.reload import CatalogReload
@@ -150,8 +150,8 @@ class Gateway:
         if self._nodes is not None:
             self.swarm = make_swarm(settings, catalog, self._nodes, store=self.store, lease=self.lease)
             self.lease.follow(self.swarm)
-        static = ExternalBackend(self.store)
-        self.backend = RoutedBackend(backend or self.swarm or make_backend(settings, catalog), static, list(catalog))
+        default = backend or self.swarm or make_backend(settings, catalog)
+        self.backend = RoutedBackend(default, list(catalog), store=self.store)
         if backend is None:
             self._owned.push_async_callback(self.backend.aclose)
         self.transport = HttpTransport(dial=self._dialer.dial if self._dialer is not None else None)

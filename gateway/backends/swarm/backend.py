@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from gateway.backends.broadcast import DeathBroadcast
 from gateway.backends.docker.third_party import FORWARDER_IMAGE
-from gateway.backends.external import StoredLoads, stored_workers
+from gateway.backends.external import StoredLoads, as_running, stored_workers
 from gateway.backends.folders import Folders, RemoteFolders
 from gateway.backends.swarm.gate_sockets import GateSockets
 from gateway.backends.swarm.image_sync import ImageSync
@@ -303,7 +303,7 @@ class SwarmBackend:
             except BackendError as error:
                 logger.warning("node_silent node=%s name=%s error=%s", view.id, view.name, error)
         folders = RemoteFolders(self._workers_dir, view.id)
-        there = {worker.id: _noted(worker) for node, worker in known if node == view.id}
+        there = {worker.id: as_running(worker) for node, worker in known if node == view.id}
         reported = view.report.workers if view.report is not None else {}
         for id, environment in reported.items():
             if id not in there:
@@ -375,9 +375,3 @@ class SwarmBackend:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _noted(worker: Worker) -> BackendWorker:
-    return BackendWorker(
-        id=worker.id, environment=worker.environment, digest=worker.digest, address=worker.address, running=True
-    )

@@ -27,7 +27,7 @@ from gateway.catalog.reload import CatalogReload
 from gateway.core.errors import BackendError, ConfigError
 from gateway.node.cluster import Cluster
 from gateway.node.gate import Gate, engine_client
-from gateway.node.rules import Rules
+from gateway.node.policy import Rules
 from gateway.node.tls import server_context
 from gateway.node.tunnel import Tunnel
 from gateway.server import HttpServer, listen
@@ -184,62 +184,30 @@ async def run_node(settings: Settings, catalog: Catalog, *, makes_folders: bool 
     """
     address = listen_address(settings.node_listen) if settings.node_listen else None
     tls = _tls(settings, makes_folders=makes_folders) if address is not None else None
-    socket_root = str(settings.socket_dir.absolute())
-    if settings.socket_volume is not None:
-        socket_root = await mountpoint(settings.node_engine, settings.socket_volume)
-    custom_tasks_root = str(settings.custom_tasks_dir.absolute()) if settings.custom_tasks_dir is not None else ""
-    if settings.custom_tasks_volume is not None:
-        custom_tasks_root = await mountpoint(settings.node_engine, settings.custom_tasks_volume)
-
-    def rules() -> Rules:
-        return Rules.of(
-            catalog,
-            instance=settings.instance,
-            socket_root=socket_root,
-            custom_tasks_root=custom_tasks_root,
-            max_containers=settings.node_max_containers,
-            forwarder_image=settings.forwarder_image,
-        )
-
+    rules = await _rules(settings, catalog)
     gate = Gate(
         engine=settings.node_engine,
-        rules=rules(),
+        rules=rules,
         socket_volume=settings.socket_volume,
         socket_view=settings.socket_dir if makes_folders else None,
         custom_tasks_volume=settings.custom_tasks_volume,
         custom_tasks_view=settings.custom_tasks_dir,
     )
     await gate.check()
-    # Its own look at the files, not the gateway's word: one that is taken over must not widen its own rules.
+    # Read from the files and not taken from the gateway: a gateway that an attacker controls must not widen the rules.
     reload = CatalogReload(
         catalog, directory=settings.catalog_dir, names=settings.environments, image_tag=settings.image_tag
     )
-    reload.changed(lambda: gate.take(rules()))
+    reload.changed(lambda: gate.take(rules.with_environments(catalog)))
     async with AsyncExitStack() as stack:
         is_ending = await stack.enter_async_context(ending())
         await stack.enter_async_context(serving_gate(gate, settings.node_socket))
         if address is not None and tls is not None:
-            _raise_file_limit()
-            cluster = Cluster(
-                gate,
-                engine=settings.node_engine,
-                rules=rules(),
-                state=settings.state_dir / "node",
-                image_max_bytes=settings.node_image_max_bytes,
-            )
-            stack.push_async_callback(cluster.aclose)
-            await asyncio.to_thread(cluster.check)
-            reload.changed(lambda: cluster.take(rules()))
-            relay = Tunnel(sockets=settings.socket_dir, tls=tls)
-            host, port = address
-            await stack.enter_async_context(
-                serving_cluster(cluster, relay, host=host, port=port, tls=tls, drain_s=settings.node_drain_s)
-            )
-            logger.info("node_ready listen=%s relay_port=%d", settings.node_listen, port + 1)
+            await stack.enter_async_context(_serving_gateways(gate, settings, address, tls))
         watching = asyncio.ensure_future(reload.run())
         stack.push_async_callback(_stopped, watching)
         logger.info(
-            "gate_ready socket=%s environments=%d socket_root=%s", settings.node_socket, len(catalog), socket_root
+            "gate_ready socket=%s environments=%d socket_root=%s", settings.node_socket, len(catalog), rules.socket_root
         )
         await is_ending.wait()
         if address is not None and settings.drain_notice_s:
@@ -248,6 +216,45 @@ async def run_node(settings: Settings, catalog: Catalog, *, makes_folders: bool 
             with suppress(TimeoutError):  # a second signal ends it
                 async with asyncio.timeout(settings.drain_notice_s):
                     await is_ending.wait()
+
+
+async def _rules(settings: Settings, catalog: Catalog) -> Rules:
+    socket_root = str(settings.socket_dir.absolute())
+    if settings.socket_volume is not None:
+        socket_root = await mountpoint(settings.node_engine, settings.socket_volume)
+    custom_tasks_root = str(settings.custom_tasks_dir.absolute()) if settings.custom_tasks_dir is not None else ""
+    if settings.custom_tasks_volume is not None:
+        custom_tasks_root = await mountpoint(settings.node_engine, settings.custom_tasks_volume)
+    return Rules.of(
+        catalog,
+        instance=settings.instance,
+        socket_root=socket_root,
+        custom_tasks_root=custom_tasks_root,
+        max_containers=settings.node_max_containers,
+        forwarder_image=settings.forwarder_image,
+    )
+
+
+@asynccontextmanager
+async def _serving_gateways(
+    gate: Gate, settings: Settings, address: tuple[str, int], tls: ssl.SSLContext
+) -> AsyncIterator[None]:
+    _raise_file_limit()
+    cluster = Cluster(
+        gate,
+        engine=settings.node_engine,
+        state=settings.state_dir / "node",
+        image_max_bytes=settings.node_image_max_bytes,
+    )
+    try:
+        await asyncio.to_thread(cluster.check)
+        relay = Tunnel(sockets=settings.socket_dir, tls=tls)
+        host, port = address
+        async with serving_cluster(cluster, relay, host=host, port=port, tls=tls, drain_s=settings.node_drain_s):
+            logger.info("node_ready listen=%s relay_port=%d", settings.node_listen, port + 1)
+            yield
+    finally:
+        await cluster.aclose()
 
 
 def listen_address(text: str) -> tuple[str, int]:

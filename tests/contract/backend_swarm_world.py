@@ -47,7 +47,7 @@ async def swarm_at(
         gateways, nodes_own = cluster(own / "tls")
         gate = Gate(engine=ENGINE_URL, rules=rules, socket_view=shared_dir, custom_tasks_view=tasks_dir)
         stack.push_async_callback(gate.aclose)
-        node = Cluster(gate, engine=ENGINE_URL, rules=rules, state=own / "state", image_max_bytes=2**30)
+        node = Cluster(gate, engine=ENGINE_URL, state=own / "state", image_max_bytes=2**30)
         stack.push_async_callback(node.aclose)
         node.check()
         tls = server_context(nodes_own.ca, nodes_own.cert, nodes_own.key)

@@ -26,8 +26,8 @@ from gateway.core.placement import NodeReport
 from gateway.node import image_transfers as transfers
 from gateway.node.cluster import Cluster
 from gateway.node.gate import Gate
+from gateway.node.policy import Rules
 from gateway.node.report import available_bytes, built_at
-from gateway.node.rules import Rules
 from gateway.node.serve import listen_address, run_node, serving_cluster
 from gateway.node.tls import NODE_NAME, client_context, server_context
 from gateway.node.tunnel import Tunnel
@@ -171,7 +171,7 @@ async def node(
     _, own = files
     rules = Rules.of(CATALOG, instance="ours", socket_root=str(folder / "sockets"), max_containers=7)
     gate = Gate(engine=engine.url, rules=rules)
-    app = Cluster(gate, engine=engine.url, rules=rules, state=folder / "state", image_max_bytes=IMAGE_MAX_BYTES)
+    app = Cluster(gate, engine=engine.url, state=folder / "state", image_max_bytes=IMAGE_MAX_BYTES)
     app.check()
     port, tls = port_and_next(), server_context(own.ca, own.cert, own.key)
     relay = Tunnel(sockets=folder / "sockets", tls=tls)
@@ -649,7 +649,7 @@ async def test_a_state_folder_that_cannot_be_written_is_told_of_at_the_start(fol
     (folder / "file").touch()
     rules = Rules.of([], instance="ours", socket_root=str(folder))
     gate, state = Gate(engine=engine.url, rules=rules), folder / "file" / "below"
-    app = Cluster(gate, engine=engine.url, rules=rules, state=state, image_max_bytes=1)
+    app = Cluster(gate, engine=engine.url, state=state, image_max_bytes=1)
 
     with pytest.raises(BackendError, match="set state_dir"):
         app.check()

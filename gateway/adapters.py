@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from gateway.backends.docker.backend import DockerBackend
-from gateway.backends.folders import Folders
 from gateway.backends.process import ProcessBackend
 from gateway.backends.swarm.backend import SwarmBackend
 from gateway.backends.swarm.nodes import Nodes
@@ -17,6 +16,7 @@ from gateway.catalog.catalog import Catalog
 from gateway.core.errors import ConfigError, StoreUnavailable
 from gateway.core.file_lock import Taken, hold
 from gateway.core.leader_lease import LeaderLease
+from gateway.core.placement import NodeId
 from gateway.core.ports.backend import Backend
 from gateway.core.ports.calls import CallStore
 from gateway.core.ports.curricula import CurriculumStore
@@ -173,14 +173,13 @@ def make_swarm(
 ) -> SwarmBackend:
     """The backend of many machines; for *store* and *lease* see there."""
 
-    def engine(url: str, folders: Folders) -> DockerBackend:
-        return _docker_backend(settings, catalog, url=url, folders=folders)
+    def engine(url: str, node: NodeId) -> DockerBackend:
+        return _docker_backend(settings, catalog, url=url, node=node)
 
     return SwarmBackend(
         nodes=nodes,
         engine=engine,
         gates_dir=settings.socket_dir,
-        workers_dir=settings.socket_dir,
         environments=[environment for environment in catalog if not environment.server.url],
         forwarder_image=settings.forwarder_image,
         store=store,
@@ -230,14 +229,14 @@ def _store_of(settings: Settings) -> str:
         raise ConfigError(f"GATEWAY_STORE: {error}") from None
 
 
-def _docker_backend(settings: Settings, catalog: Catalog, *, url: str, folders: Folders | None = None) -> DockerBackend:
+def _docker_backend(settings: Settings, catalog: Catalog, *, url: str, node: NodeId | None = None) -> DockerBackend:
     return DockerBackend(
         url=url,
         instance=settings.instance,
         owner=settings.read_owner(),
         socket_dir=settings.socket_dir,
         socket_volume=settings.socket_volume,
-        folders=folders,
+        node=node,
         custom_tasks_dir=settings.custom_tasks_dir,
         custom_tasks_volume=settings.custom_tasks_volume,
         threads=settings.docker_threads,

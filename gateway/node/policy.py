@@ -18,6 +18,8 @@ from typing import Any
 from gateway.backends.docker.calls import with_splits
 from gateway.backends.docker.container import (
     CUSTOM_TASKS_TARGET,
+    FORWARDER_ENTRYPOINT,
+    FORWARDER_IMAGE,
     LABEL_DIGEST,
     LABEL_ENVIRONMENT,
     LABEL_INSTANCE,
@@ -30,17 +32,13 @@ from gateway.backends.docker.container import (
     Role,
     capabilities,
     device_requests,
+    forwarder_command,
+    forwarder_environment,
     is_sandboxed,
     sandbox_profile,
     shared_memory_bytes,
     user,
     volume_mounts,
-)
-from gateway.backends.docker.third_party import (
-    FORWARDER_ENTRYPOINT,
-    FORWARDER_IMAGE,
-    forwarder_command,
-    forwarder_environment,
 )
 from gateway.backends.folders import is_safe_id
 from gateway.core.environment import Environment

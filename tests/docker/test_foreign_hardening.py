@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from gateway.backends.docker.backend import DockerBackend
-from gateway.backends.docker.third_party import forwarder_body, server_body
+from gateway.backends.docker.container import forwarder_body, server_body
 from gateway.core.environment import Environment, Relaxations, Server, Volume
 from gateway.core.errors import BackendError, StartFailed
 from gateway.core.ids import EnvironmentName, WorkerId

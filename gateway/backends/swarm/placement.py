@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.backends.docker.calls import with_splits
-from gateway.backends.docker.third_party import FORWARDER_LIMITS
+from gateway.backends.docker.container import FORWARDER_LIMITS
 from gateway.backends.swarm.nodes import Nodes
 from gateway.core.environment import Environment
 from gateway.core.errors import BackendError

@@ -18,7 +18,6 @@ from rich.table import Table
 from gateway import __version__, logs
 from gateway.app import Gateway
 from gateway.catalog.catalog import describe, load_catalog
-from gateway.cli import cluster as cli_cluster
 from gateway.cli import tasks as cli_tasks
 from gateway.cli.admin_client import LOCALHOST, Key, Url, ask, counted, print_table
 from gateway.cli.curricula import curricula_app
@@ -27,6 +26,7 @@ from gateway.cli.serve import serve as serve_until_ended
 from gateway.content import Content, load_content, load_files
 from gateway.core.environment import Environment, SplitType
 from gateway.core.errors import ConfigError, GatewayError
+from gateway.node.tls import CA_FILE, GATEWAY_FILES, NODE_FILES, make_certificates
 from gateway.settings import Settings, load
 from gateway.tasks.importing import agentbench, humaneval, mbpp
 from gateway.tasks.importing.batch import check_target, gather, print_lines, write_lines
@@ -52,7 +52,25 @@ app.add_typer(env_app, name="env")
 app.add_typer(curricula_app, name="curricula")
 
 
-cli_cluster.mount(app)
+@app.command("certs")
+def certs(
+    directory: Annotated[Path, typer.Argument(help="Where to write them; made if it is not there.")],
+    days: Annotated[int, typer.Option("--days", min=1, help="How long they are good for.")] = 825,
+) -> None:
+    """Make a CA, and certificates of it for the gateways and for the nodes of a cluster.
+
+    \b
+    Examples:
+      gateway certs certificates
+      gateway certs certificates --days 90
+    """
+    make_certificates(directory, days=days)
+    for (cert, key), use in (
+        (GATEWAY_FILES, "to each gateway"),
+        (NODE_FILES, "to each node"),
+    ):
+        typer.echo(f"{use}: {directory / CA_FILE[0]}, {directory / cert}, {directory / key}")
+    typer.echo(f"to nobody: {directory / CA_FILE[1]} (it makes further certificates: keep it off the machines)")
 
 
 EXIT_CONFIG = 2

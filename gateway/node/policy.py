@@ -251,25 +251,9 @@ def _is_own_profile(option: str, environment: Environment) -> bool:
     return is_sandboxed(environment) and option == f"seccomp={sandbox_profile()}"
 
 
-def _memory(value: Any, environment: Environment, rules: Rules) -> bool:
-    return _within(value, MIN_MEMORY_BYTES, environment.limits.memory_bytes)
-
-
-def _cpus(value: Any, environment: Environment, rules: Rules) -> bool:
-    return _within(value, 1, round(environment.limits.cpus * 1e9))
-
-
-def _pids(value: Any, environment: Environment, rules: Rules) -> bool:
-    return _within(value, 1, environment.limits.pids)
-
-
 def _devices(value: Any, environment: Environment, rules: Rules) -> bool:
     wanted = device_requests(environment.limits)
     return _absent(value) or json.dumps(value, sort_keys=True) == json.dumps(wanted, sort_keys=True)  # 1 is not true
-
-
-def _shared_memory(value: Any, environment: Environment, rules: Rules) -> bool:
-    return _within(value, 1, shared_memory_bytes(environment.limits))
 
 
 def _tmpfs(value: Any, environment: Environment, rules: Rules) -> bool:
@@ -365,12 +349,12 @@ HOST_CONFIG: Mapping[str, Check] = {
     "SecurityOpt": _security,
     "MaskedPaths": _unmasked,
     "ReadonlyPaths": _unmasked,
-    "Memory": _memory,
-    "MemorySwap": _memory,
-    "NanoCpus": _cpus,
-    "PidsLimit": _pids,
+    "Memory": lambda value, environment, rules: _within(value, MIN_MEMORY_BYTES, environment.limits.memory_bytes),
+    "MemorySwap": lambda value, environment, rules: _within(value, MIN_MEMORY_BYTES, environment.limits.memory_bytes),
+    "NanoCpus": lambda value, environment, rules: _within(value, 1, round(environment.limits.cpus * 1e9)),
+    "PidsLimit": lambda value, environment, rules: _within(value, 1, environment.limits.pids),
     "DeviceRequests": _devices,
-    "ShmSize": _shared_memory,
+    "ShmSize": lambda value, environment, rules: _within(value, 1, shared_memory_bytes(environment.limits)),
     "Tmpfs": _tmpfs,
     "Ulimits": _ulimits,
     "LogConfig": _log,

@@ -37,12 +37,8 @@ logger = logging.getLogger(__name__)
 STOP_S = 2
 """How long streams may go on after the end was asked for; uvicorn would wait for ever."""
 BACKLOG = 256
-
-
-async def serve_gate(gate: Gate, socket_path: Path, *, mode: int = 0o660, group: int = -1) -> None:
-    """Serve *gate* until SIGTERM or SIGINT; arguments as for `serving_gate`."""
-    async with ending() as is_ending, serving_gate(gate, socket_path, mode=mode, group=group):
-        await is_ending.wait()
+MODE = 0o660
+"""Of the gate's socket. A process that can write to it can make containers that the catalog allows, and no others."""
 
 
 @asynccontextmanager
@@ -59,19 +55,17 @@ async def ending() -> AsyncIterator[asyncio.Event]:
 
 
 @asynccontextmanager
-async def serving_gate(gate: Gate, socket_path: Path, *, mode: int = 0o660, group: int = -1) -> AsyncIterator[None]:
+async def serving_gate(gate: Gate, socket_path: Path) -> AsyncIterator[None]:
     """Serve *gate* on *socket_path* while the context is open.
 
     Args:
         gate: Closed at the end.
         socket_path: Replaced if it is a socket on which nobody listens any more.
-        mode: Of the socket. Whoever can write to it can have containers made that the catalog allows, and no others.
-        group: Numeric group that the socket is given to: the gateway's. -1 keeps this process' own.
 
     Raises:
         ConfigError: the socket can't be made there, or somebody listens on it.
     """
-    listener = await asyncio.to_thread(_listen, socket_path, mode, group)
+    listener = await asyncio.to_thread(_listen, socket_path)
     server = HttpServer(_configured(gate))
     running = asyncio.create_task(server.serve(sockets=[listener]))
     try:
@@ -133,21 +127,20 @@ async def _ended(server: HttpServer, running: asyncio.Task[None]) -> None:
     await asyncio.wait({running})
 
 
-def _listen(path: Path, mode: int, group: int) -> socket.socket:
+def _listen(path: Path) -> socket.socket:
     if len(os.fsencode(path)) > PATH_MAX_BYTES:
         raise ConfigError(f"{path} is too long for a Unix socket: at most {PATH_MAX_BYTES} bytes")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         _remove_stale(path)
-        # Bound with no rights for anybody, so that there is no moment with more than *mode*.
+        # Bound with no rights for anybody, so that there is no moment with more than `MODE`.
         before = os.umask(0o777)
         try:
             listener.bind(str(path))
         finally:
             os.umask(before)
-        os.chown(path, -1, group)
-        os.chmod(path, mode)
+        os.chmod(path, MODE)
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()

@@ -54,6 +54,7 @@ from gateway.core.errors import BackendError, StartFailed
 from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.leader_lease import LeaderLease
 from gateway.core.placement import NodeId
+from gateway.core.ports.backend import Backend
 from gateway.core.worker import BackendWorker, Death, Worker
 
 logger = logging.getLogger(__name__)
@@ -81,7 +82,7 @@ class _Made:
     """Names of those whose making the engine was asked for, and did not answer: they may come to be yet."""
 
 
-class DockerBackend:
+class DockerBackend(Backend):
     """Starts and stops containers.
 
     Args:
@@ -213,14 +214,6 @@ class DockerBackend:
     def deaths(self) -> AsyncIterator[Death]:
         """Follow the engine's ``oom`` and ``die`` events; see ``Backend.deaths``."""
         return self._endings.follow()
-
-    def engines(self) -> int:
-        """One."""
-        return 1
-
-    def leaving(self) -> frozenset[WorkerId]:
-        """None: its machine is the only one: where that drains, the gateway does."""
-        return frozenset()
 
     async def check(self) -> None:
         """Ask whether the engine answers, has enough for one worker each, and sees the socket folder.

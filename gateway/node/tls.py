@@ -15,7 +15,7 @@ import datetime
 import os
 import ssl
 from collections.abc import Sequence
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,7 +41,10 @@ CLOCKS_DIFFER: Final = datetime.timedelta(hours=1)
 """Certificates are good from so long before they were made: machines' clocks differ."""
 _CA_NAME: Final = "env-gateway cluster CA"
 _FILE_MAX_BYTES: Final = 2**20
-_USAGES = {NODE_NAME: ExtendedKeyUsageOID.SERVER_AUTH, GATEWAY_NAME: ExtendedKeyUsageOID.CLIENT_AUTH}
+_USAGES = {
+    NODE_NAME: (ExtendedKeyUsageOID.SERVER_AUTH, "serverAuth"),
+    GATEWAY_NAME: (ExtendedKeyUsageOID.CLIENT_AUTH, "clientAuth"),
+}
 _Extensions = Sequence[tuple[x509.ExtensionType, bool]]
 """Each with whether it is critical."""
 
@@ -107,8 +110,7 @@ def _check_files(name: str, ca: Path, cert: Path, key: Path) -> None:
     """Say what is wrong with the files in words; OpenSSL's own are hard to read."""
     authorities, chain = _certificates(ca), _certificates(cert)
     own = chain[0]
-    private = _private_key(key)
-    if _public_bytes(own.public_key()) != _public_bytes(private.public_key()):
+    if own.public_key() != _private_key(key).public_key():
         raise ConfigError(f"{key} is not the key of the certificate {cert}")
     _check_dates(cert, own)
     _check_part(cert, own, name)
@@ -136,12 +138,9 @@ def _check_part(path: Path, certificate: x509.Certificate, name: str) -> None:
         raise ConfigError(f"{path} does not say that it is for {name}: {error}") from error
     if name not in names:
         raise ConfigError(f"{path} is a certificate for {', '.join(names) or 'nobody'}, and not for {name}")
-    if _USAGES[name] not in usages:
-        raise ConfigError(f"{path} lacks the extended key usage {_usage_name(name)}")
-
-
-def _usage_name(name: str) -> str:
-    return "serverAuth" if name == NODE_NAME else "clientAuth"
+    usage, shown = _USAGES[name]
+    if usage not in usages:
+        raise ConfigError(f"{path} lacks the extended key usage {shown}")
 
 
 def _issued(issuer: x509.Certificate, certificate: x509.Certificate) -> bool:
@@ -150,11 +149,6 @@ def _issued(issuer: x509.Certificate, certificate: x509.Certificate) -> bool:
     except (ValueError, TypeError, InvalidSignature):
         return False
     return True
-
-
-def _public_bytes(key: Any) -> bytes:
-    found: bytes = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
-    return found
 
 
 def _certificates(path: Path) -> Sequence[x509.Certificate]:
@@ -199,8 +193,10 @@ def make_certificates(directory: Path, *, days: int) -> None:
         if taken:
             raise ConfigError(f"{directory} has {', '.join(taken)} already, and nothing is overwritten")
         for name, content in files.items():
-            _write_new(directory / name, content, 0o600 if name.endswith("-key.pem") else 0o644)
-            written.append(directory / name)
+            opener = partial(os.open, mode=0o600 if name.endswith("-key.pem") else 0o644)
+            with open(directory / name, "xb", opener=opener) as file:
+                written.append(directory / name)
+                file.write(content)
     except OSError as error:
         for path in written:
             path.unlink(missing_ok=True)
@@ -241,7 +237,7 @@ def _new_files(days: int) -> dict[str, bytes]:
         extensions: _Extensions = (
             (x509.BasicConstraints(ca=False, path_length=None), True),
             (_key_usage(signs_certificates=False), True),
-            (x509.ExtendedKeyUsage([_USAGES[name]]), False),
+            (x509.ExtendedKeyUsage([_USAGES[name][0]]), False),
             (x509.SubjectAlternativeName([x509.DNSName(name)]), False),
             (x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), False),
         )
@@ -265,14 +261,3 @@ def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
         encipher_only=False,
         decipher_only=False,
     )
-
-
-def _write_new(path: Path, data: bytes, mode: int) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-    except OSError:
-        with suppress(OSError):
-            path.unlink()
-        raise

@@ -204,11 +204,16 @@ async def run_node(settings: Settings, catalog: Catalog, *, makes_folders: bool 
         )
         await is_ending.wait()
         if address is not None and settings.drain_notice_s:
-            logger.info("node_leaving notice_s=%g", settings.drain_notice_s)
-            is_ending.clear()
-            with suppress(TimeoutError):  # a second signal ends it
-                async with asyncio.timeout(settings.drain_notice_s):
-                    await is_ending.wait()
+            await _give_notice(is_ending, settings.drain_notice_s)
+
+
+async def _give_notice(is_ending: asyncio.Event, notice_s: float) -> None:
+    """Serve on for *notice_s* seconds, in which gateways find the node's successor; a second signal ends that."""
+    logger.info("node_leaving notice_s=%g", notice_s)
+    is_ending.clear()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(notice_s):
+            await is_ending.wait()
 
 
 async def _rules(settings: Settings, catalog: Catalog) -> Rules:

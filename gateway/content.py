@@ -13,13 +13,13 @@ from gateway.catalog.catalog import Catalog, load_catalog, why_not_runnable
 from gateway.catalog.inspect.external import detect_url, environment_of
 from gateway.catalog.inspect.toml_writer import check_name
 from gateway.catalog.task_modules import CustomTaskFolders
-from gateway.core.curriculum import Curriculum
 from gateway.core.environment import Environment
 from gateway.core.errors import ConfigError, UnknownEnvironment
 from gateway.core.ids import EnvironmentName
 from gateway.settings import Settings
 from gateway.tasks.curricula import definitions as curriculum_files
-from gateway.tasks.curricula.tables import TaskTable
+from gateway.tasks.curricula.model import Curriculum
+from gateway.tasks.curricula.tables import Rows
 from gateway.tasks.curricula.task_tables import read_table
 from gateway.tasks.registry import TaskRegistry, load_tasks, read_splits
 
@@ -109,9 +109,9 @@ def read_curricula(settings: Settings, catalog: Catalog, tasks: TaskRegistry) ->
     Raises:
         ConfigError: with every problem, its file, line and key.
     """
-    tables: dict[tuple[EnvironmentName, str], TaskTable | None] = {}
+    tables: dict[tuple[EnvironmentName, str], Rows | None] = {}
 
-    def look(name: EnvironmentName, split: str) -> TaskTable | None:
+    def look(name: EnvironmentName, split: str) -> Rows | None:
         environment = catalog.offered(name)
         if environment is None:
             raise UnknownEnvironment(f"no environment {name!r} is on offer")

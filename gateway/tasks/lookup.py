@@ -62,7 +62,7 @@ class TaskQueries(Protocol):
 class TaskLookup:
     """Finds tasks for the frontends."""
 
-    def __init__(self, tasks: RuntimeTasks, *, queries: TaskQueries, curricula: Curricula | None = None) -> None:
+    def __init__(self, tasks: RuntimeTasks, *, queries: TaskQueries, curricula: Curricula) -> None:
         self.registry = tasks.registry
         self.handles = CurriculumIndices(curricula)
         self._tasks = tasks

@@ -20,7 +20,6 @@ from gateway.adapters import Stores
 from gateway.app import Gateway
 from gateway.catalog.catalog import Catalog
 from gateway.content import Content
-from gateway.core.curriculum import Curriculum
 from gateway.core.environment import Areal, Environment, Limits, PoolPolicy, Timeouts, UpstreamKind
 from gateway.core.episode import Action, StepResult
 from gateway.core.ids import EnvironmentName, Owner
@@ -36,6 +35,11 @@ from gateway.stores.memory.calls import MemoryCallStore
 from gateway.stores.memory.curricula import MemoryCurriculumStore
 from gateway.stores.memory.sessions import MemoryStore
 from gateway.stores.memory.tasks import MemoryTaskStore
+from gateway.tasks.curricula.model import Curriculum
+from gateway.tasks.curricula.service import Curricula
+from gateway.tasks.curricula.stats import TaskStats
+from gateway.tasks.curricula.task_tables import TaskTables
+from gateway.tasks.lookup import TaskLookup, TaskQueries
 from gateway.tasks.registry import TaskRegistry
 from gateway.tasks.runtime import RuntimeTasks
 from tests.deadlines import scaled
@@ -79,6 +83,19 @@ def run_time(registry: TaskRegistry, *environments: Environment) -> RuntimeTasks
     """The tasks of *registry*, and a store to which more can come at run time."""
     catalog = Catalog(environments or [environment()])
     return RuntimeTasks(registry=registry, store=MemoryTaskStore(), catalog=catalog)
+
+
+def lookup_of(registry: TaskRegistry, queries: TaskQueries) -> TaskLookup:
+    """The tasks of *registry* and of workers, to be found; there are no curricula."""
+    store, catalog = MemoryCurriculumStore(), Catalog([environment()])
+    curricula = Curricula(
+        store=store,
+        records=TaskStats(store, registry=registry),
+        tables=TaskTables(registry, catalog=catalog, queries=queries),
+        files={},
+        catalog=catalog,
+    )
+    return TaskLookup(run_time(registry), queries=queries, curricula=curricula)
 
 
 class Replica(Gateway):

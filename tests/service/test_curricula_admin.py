@@ -10,8 +10,8 @@ from typing import Any
 from typer.testing import CliRunner, Result
 
 from gateway.cli.main import app as commands
-from gateway.core.curriculum import Component, Curriculum, Sampler, SamplerKind, Stage
 from gateway.core.ids import EnvironmentName
+from gateway.tasks.curricula.model import Component, Curriculum, Sampler, SamplerKind, Stage
 from tests.service.stack import running, tasks
 from tests.service.wire import call, delete, detail
 

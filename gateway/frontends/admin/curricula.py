@@ -13,15 +13,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.core.curriculum import PREFIX, Curriculum, Outcome, TaskRecord
+from gateway.core.curriculum import PREFIX, Outcome, TaskRecord
 from gateway.core.errors import InvalidRequest, UnknownEnvironment
 from gateway.core.ids import EnvironmentName
 from gateway.core.ports.curricula import MAX_OUTCOMES
 from gateway.frontends.admin.replies import answering, as_json, operator_of, queried
 from gateway.frontends.asgi import MAX_GROUP_SIZE, POLICY_MAX_CHARS, BodyTooLarge, drop_body, read_body
 from gateway.tasks.curricula.definitions import to_document
+from gateway.tasks.curricula.model import Curriculum, scope_of
 from gateway.tasks.curricula.sampling import TaskPlace
-from gateway.tasks.curricula.service import Curricula, scope_of
+from gateway.tasks.curricula.service import Curricula
 from gateway.tasks.curricula.stages import Standing
 from gateway.tasks.curricula.stats import TaskStats
 from gateway.tasks.runtime import RuntimeTasks
@@ -101,7 +102,7 @@ class CurriculumRoutes:
                 "name": known.name,
                 "split": PREFIX + known.name,
                 "sampler": known.sampler.kind.value,
-                "environments": list(dict.fromkeys(one.environment for one in known.components)),
+                "environments": list(known.environments),
                 "source": "file" if self._curricula.is_in_file(known.name) else "api",
             }
             for known in self._curricula.all()
@@ -114,7 +115,7 @@ class CurriculumRoutes:
         known = self._curricula.named(request.path_params["name"])
         scope = scope_of(known, _component(query["environment"], known)) if "environment" in query else known
         prepared = await self._curricula.prepared(scope)
-        records = {name: await self._records.of(name) for name in {one.environment for one in known.components}}
+        records = {name: await self._records.of(name) for name in known.environments}
         standings = [_standing(standing, scope) for standing in await self._curricula.standings(scope)]
         standing = standings[0] if standings and not known.sampler.per_component else None
         return as_json(
@@ -261,9 +262,8 @@ def _validated(model: type[T], body: bytes) -> T:
 
 
 def _component(name: str, known: Curriculum, *, where: str = "environment") -> EnvironmentName:
-    environments = {one.environment for one in known.components}
-    if name not in environments:
-        raise InvalidRequest(f"{where}: {name[:64]!r} is none of {', '.join(sorted(environments))}")
+    if name not in known.environments:
+        raise InvalidRequest(f"{where}: {name[:64]!r} is none of {', '.join(sorted(known.environments))}")
     return EnvironmentName(name)
 
 

@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from gateway.core.curriculum import PREFIX, Curriculum
 from gateway.core.environment import Environment, TaskSpec
 from gateway.core.errors import InvalidRequest, StoreUnavailable, UnknownTask, unknown_index, unknown_split
 from gateway.core.session import GroupMembership
+from gateway.tasks.curricula.model import Curriculum
 from gateway.tasks.curricula.service import Curricula
 from gateway.tasks.task_ref import CurriculumIndex, TaskRef
 
@@ -27,19 +27,17 @@ MAX_DIGITS: Final = 18
 class CurriculumIndices:
     """The splits of curricula."""
 
-    def __init__(self, curricula: Curricula | None) -> None:
-        """None: there are no curricula."""
+    def __init__(self, curricula: Curricula) -> None:
         self._curricula = curricula
 
     async def refresh(self) -> None:
         """Take over curricula that other replicas were told of, if the store answers."""
-        if self._curricula is not None:
-            with contextlib.suppress(StoreUnavailable):
-                await self._curricula.refresh()
+        with contextlib.suppress(StoreUnavailable):
+            await self._curricula.refresh()
 
     def splits(self, environment: Environment) -> list[str]:
         """Those that are in *environment*."""
-        return self._curricula.splits(environment.name) if self._curricula is not None else []
+        return self._curricula.splits(environment.name)
 
     async def has(self, environment: Environment, split: str) -> bool:
         """Whether *split* is a curriculum's."""
@@ -48,7 +46,7 @@ class CurriculumIndices:
     async def count(self, environment: Environment, split: str) -> int:
         """How many handles *split* has, one of a curriculum. Raises ``InvalidRequest``: a component has no task."""
         scope = await self._scope(environment, split)
-        if scope is None or self._curricula is None:
+        if scope is None:
             raise unknown_split(split, self.splits(environment))  # it went meanwhile
         return await self._curricula.count(scope)
 
@@ -83,7 +81,7 @@ class CurriculumIndices:
             UnknownTask: what was drawn is not there any more.
             StoreUnavailable: nobody can tell what was drawn.
         """
-        if offer.handle is None or self._curricula is None:
+        if offer.handle is None:
             return offer
         scope, index = offer.handle.scope, offer.handle.index
         handed = await (self._curricula.hand_one(scope) if index is None else self._curricula.hand(scope, index))
@@ -102,14 +100,11 @@ class CurriculumIndices:
         try:
             yield
         except BaseException:  # a cancellation too: the trainer hung up
-            if self._curricula is not None:
-                self._curricula.unused(ticket)
+            self._curricula.unused(ticket)
             raise
 
     async def _scope(self, environment: Environment, split: str) -> Curriculum | None:
-        if self._curricula is None or not split.startswith(PREFIX):
-            return None
-        return await self._curricula.meant(environment.name, split)
+        return await self._curricula.scope(environment.name, split)
 
 
 def is_index(text: str) -> bool:

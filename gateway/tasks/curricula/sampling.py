@@ -19,13 +19,14 @@ from __future__ import annotations
 import hashlib
 import heapq
 import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from gateway.core.curriculum import Component, Curriculum, Sampler, SamplerKind, TaskRecord
+from gateway.core.curriculum import TaskRecord
 from gateway.core.ids import EnvironmentName
+from gateway.tasks.curricula.model import LEAST_WIDTH, Component, Curriculum, Sampler, SamplerKind
 from gateway.tasks.curricula.stages import check_stages, is_in, positions_of, rows_of
 from gateway.tasks.curricula.tables import Part, Records, Tables, TaskRow, count_rows, parts_of
 
@@ -121,18 +122,6 @@ class Prepared:
             shares[environment] = shares.get(environment, 0.0) + share
         return shares
 
-    def weight_of(self, environment: EnvironmentName, split: str, index: int) -> float:
-        """The share of draws that a task has; 0 of one that is not drawn now, or not in the curriculum."""
-        found = 0.0
-        for urn in self._urns:
-            for position, heap in enumerate(urn.heaps):
-                if (heap.component.environment, heap.component.split) != (environment, split):
-                    continue
-                row = bisect_left(heap.rows, index, key=lambda one: one.index)
-                if row < len(heap.rows) and heap.rows[row].index == index:
-                    found += urn.part(position) * heap.share(row)
-        return found
-
     def heaviest(self, count: int) -> list[tuple[TaskPlace, float]]:
         """The *count* tasks that are drawn most often, with their shares of draws; of equal ones the first. O(n)."""
         weights: dict[TaskPlace, float] = {}
@@ -218,8 +207,6 @@ def _urn(share: float, heaps: Sequence[tuple[Part, Sequence[TaskRow], Sequence[i
     return _Urn(share, tuple(filled), tuple(above * (whole // below) for above, below in ratios))
 
 
-LEAST_WIDTH = 0.001
-"""Of ``target_success``; narrower ones are taken for this one."""
 DUST = 1e-9
 """Of the largest reward: a smaller change is one of rounding, and would be the largest where nothing changes."""
 GRAINS = 2**52

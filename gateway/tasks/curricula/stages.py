@@ -25,9 +25,10 @@ from itertools import islice
 from typing import Any
 from zlib import crc32
 
-from gateway.core.curriculum import Curriculum, SamplerKind, Stage, TaskRecord
+from gateway.core.curriculum import TaskRecord
 from gateway.core.errors import InvalidRequest
 from gateway.core.ids import EnvironmentName
+from gateway.tasks.curricula.model import Curriculum, SamplerKind, Stage
 from gateway.tasks.curricula.tables import Part, Records, Tables, TaskRow, has_any, parts_of
 
 MARKED = 2_000

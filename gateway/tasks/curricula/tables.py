@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gateway.core.curriculum import Component, Curriculum, TaskRecord
+from gateway.core.curriculum import TaskRecord
 from gateway.core.errors import InvalidRequest
 from gateway.core.ids import EnvironmentName
+from gateway.tasks.curricula.model import Component, Curriculum
 
 Records = Mapping[EnvironmentName, Mapping[str, TaskRecord]]
 """By environment and by `TaskRecord.task`; what is missing was never tried."""
@@ -25,16 +26,9 @@ class TaskRow:
     difficulty: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TaskTable:
-    """The tasks that a split has, by index; an index whose task was removed is not in it. Shared, and never changed."""
-
-    environment: EnvironmentName
-    split: str
-    rows: tuple[TaskRow, ...]
-
-
-Tables = Mapping[tuple[EnvironmentName, str], TaskTable]
+Rows = tuple[TaskRow, ...]
+"""The tasks of a split, by index; an index whose task was removed is not in it."""
+Tables = Mapping[tuple[EnvironmentName, str], Rows]
 """By environment and split."""
 
 
@@ -43,12 +37,7 @@ class Part:
     """What a component stands for: of its split, the tasks that have one of its tags."""
 
     component: Component
-    rows: tuple[TaskRow, ...]
-
-
-def tabulate(environment: EnvironmentName, split: str, rows: Iterable[TaskRow]) -> TaskTable:
-    """The table of *rows*, which may come in any order."""
-    return TaskTable(environment, split, tuple(sorted(rows, key=lambda row: row.index)))
+    rows: Rows
 
 
 def has_any(row: TaskRow, tags: Sequence[str]) -> bool:
@@ -64,8 +53,7 @@ def parts_of(curriculum: Curriculum, tables: Tables) -> tuple[Part, ...]:
     """
     parts = []
     for position, component in enumerate(curriculum.components):
-        table = tables.get((component.environment, component.split))
-        rows = table.rows if table else ()
+        rows = tables.get((component.environment, component.split), ())
         if component.tags:
             rows = tuple(row for row in rows if has_any(row, component.tags))
         if not rows:
@@ -78,17 +66,8 @@ def parts_of(curriculum: Curriculum, tables: Tables) -> tuple[Part, ...]:
     return tuple(parts)
 
 
-def count_tasks(curriculum: Curriculum, tables: Tables) -> int:
-    """How many tasks the components have together, whatever the stage: the handles of a curriculum that says none.
-
-    Raises:
-        InvalidRequest: a component has none.
-    """
-    return count_rows(parts_of(curriculum, tables))
-
-
 def count_rows(parts: Sequence[Part]) -> int:
-    """How many tasks *parts* have together; one that several have, by its tags, counts once."""
+    """Count the tasks of *parts*, whatever the stage; one that several have, by its tags, counts once."""
     places = [(part.component.environment, part.component.split) for part in parts]
     if len(set(places)) == len(places):
         return sum(len(part.rows) for part in parts)

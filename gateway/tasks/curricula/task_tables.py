@@ -16,7 +16,7 @@ from gateway.catalog.catalog import Catalog
 from gateway.core.environment import Environment
 from gateway.core.errors import UnknownSplit
 from gateway.core.ids import EnvironmentName
-from gateway.tasks.curricula.tables import TaskRow, TaskTable, tabulate
+from gateway.tasks.curricula.tables import Rows, TaskRow
 from gateway.tasks.registry import TaskRegistry
 
 AT_ONCE: Final = 2_000
@@ -33,14 +33,13 @@ class Counts(Protocol):
         ...
 
 
-def read_table(environment: Environment, split: str, registry: TaskRegistry) -> TaskTable | None:
-    """The table of a split as the registry has it, in one go; None: only the environment's workers know its tasks."""
+def read_table(environment: Environment, split: str, registry: TaskRegistry) -> Rows | None:
+    """Read a split's tasks from the registry, in one go; None: only the environment's workers know them."""
     try:
         tasks = registry.all(environment.name, split)
     except UnknownSplit:
-        return None if _asks(environment) else tabulate(environment.name, split, ())
-    rows = (_row(split, index, json.loads(body)) for index, body in enumerate(tasks) if body is not None)
-    return tabulate(environment.name, split, rows)
+        return None if _asks(environment) else ()
+    return tuple(_row(split, index, json.loads(body)) for index, body in enumerate(tasks) if body is not None)
 
 
 class TaskTables:
@@ -50,11 +49,11 @@ class TaskTables:
         self._registry = registry
         self._catalog = catalog
         self._queries = queries
-        self._tables: dict[tuple[EnvironmentName, str], tuple[object, TaskTable]] = {}
+        self._tables: dict[tuple[EnvironmentName, str], tuple[object, Rows]] = {}
         self._building = asyncio.Lock()
 
-    async def of(self, environment: EnvironmentName, split: str) -> TaskTable:
-        """The table of a split; empty where there is no such split.
+    async def of(self, environment: EnvironmentName, split: str) -> Rows:
+        """Return the tasks of a split; none where there is no such split.
 
         Raises:
             GatewayError: its workers can't be asked.
@@ -70,24 +69,24 @@ class TaskTables:
             known = self._tables.get((environment, split))
             if known is not None and known[0] is tasks:  # somebody else has built it meanwhile
                 return known[1]
-            table = tabulate(environment, split, await _rows(split, tasks))
-            self._tables[environment, split] = tasks, table
-            return table
+            rows = await _rows(split, tasks)
+            self._tables[environment, split] = tasks, rows
+            return rows
 
-    async def _of_image(self, name: EnvironmentName, split: str) -> TaskTable:
+    async def _of_image(self, name: EnvironmentName, split: str) -> Rows:
         environment = self._catalog.offered(name)
         if environment is None or not _asks(environment):
-            return tabulate(name, split, ())
+            return ()
         known = self._tables.get((name, split))
         if known is not None and isinstance(known[0], float) and time.monotonic() - known[0] < COUNT_S:
             return known[1]
         try:
             count = await self._queries.count(environment, split)
         except UnknownSplit:
-            return tabulate(name, split, ())
-        table = tabulate(name, split, (TaskRow(index, f"{split}/{index}") for index in range(count)))
-        self._tables[name, split] = time.monotonic(), table
-        return table
+            return ()
+        rows = tuple(TaskRow(index, f"{split}/{index}") for index in range(count))
+        self._tables[name, split] = time.monotonic(), rows
+        return rows
 
 
 def _asks(environment: Environment) -> bool:
@@ -95,14 +94,14 @@ def _asks(environment: Environment) -> bool:
     return environment.tasks is None
 
 
-async def _rows(split: str, tasks: Sequence[bytes | None]) -> list[TaskRow]:
+async def _rows(split: str, tasks: Sequence[bytes | None]) -> Rows:
     rows: list[TaskRow] = []
     for index, body in enumerate(tasks):
         if body is not None:
             rows.append(_row(split, index, json.loads(body)))
         if index % AT_ONCE == AT_ONCE - 1:
             await asyncio.sleep(0)
-    return rows
+    return tuple(rows)
 
 
 def _row(split: str, index: int, task: dict[str, Any]) -> TaskRow:

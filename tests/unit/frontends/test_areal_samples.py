@@ -12,10 +12,9 @@ from gateway.core.errors import UnknownTask
 from gateway.core.ids import EnvironmentName
 from gateway.core.worker import WorkerTasks
 from gateway.frontends.areal.requests import find_sample
-from gateway.tasks.lookup import TaskLookup
 from gateway.tasks.registry import TaskRegistry
 from gateway.tasks.task_ref import seed_of
-from tests.service.stack import run_time
+from tests.service.stack import lookup_of
 
 SPLITS = {
     "train": [{"id": "t-0"}, {"id": "1"}, {"n": 2}],
@@ -42,7 +41,7 @@ class Nobody:
         raise AssertionError
 
 
-OFFERS = TaskLookup(run_time(TASKS), queries=Nobody())
+OFFERS = lookup_of(TASKS, Nobody())
 
 
 def environment(split: str) -> Environment:

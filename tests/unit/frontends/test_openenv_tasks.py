@@ -17,11 +17,10 @@ from gateway.frontends.openenv.frames import Code, FrameError, ResetWish
 from gateway.frontends.openenv.tasks import TaskChooser
 from gateway.sessions.worker_queries import BeingReplaced
 from gateway.stores.memory.tasks import MemoryTaskStore
-from gateway.tasks.lookup import TaskLookup
 from gateway.tasks.registry import TaskRegistry
 from gateway.tasks.runtime import RuntimeTasks
 from gateway.tasks.task_ref import TaskRef
-from tests.service.stack import environment, run_time, tasks
+from tests.service.stack import environment, lookup_of, tasks
 
 MATH = environment()
 
@@ -55,7 +54,7 @@ def chooser(workers: Workers, **splits: Any) -> TaskChooser:
 
 
 def chooser_of(workers: Workers, registry: TaskRegistry) -> TaskChooser:
-    lookup = TaskLookup(run_time(registry), queries=workers)
+    lookup = lookup_of(registry, workers)
     return TaskChooser(lookup=lookup, queries=workers, catalog=Catalog([MATH, environment("chess")]))
 
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.curriculum import Component, Curriculum, Sampler, SamplerKind, Stage
 from gateway.core.errors import ConfigError, InvalidRequest
 from gateway.core.ids import EnvironmentName
 from gateway.core.ports.curricula import MAX_DEFINITION_BYTES
 from gateway.tasks.curricula.definitions import from_document, read_curricula, to_document
+from gateway.tasks.curricula.model import Component, Curriculum, Sampler, SamplerKind, Stage
 
 MATH, GAME = EnvironmentName("math"), EnvironmentName("game")
 WHOLE = """

@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 
 from gateway.catalog.catalog import Catalog
-from gateway.core.curriculum import Component, Curriculum, Outcome, Sampler, SamplerKind
+from gateway.core.curriculum import Outcome
 from gateway.core.environment import Environment, Split, TaskSpec
 from gateway.core.errors import InvalidRequest, StoreUnavailable, UnknownTask
 from gateway.core.ids import EnvironmentName
 from gateway.core.ports.curricula import Drawn, Turn
 from gateway.core.worker import WorkerTasks
 from gateway.stores.memory.tasks import MemoryTaskStore
+from gateway.tasks.curricula.model import Component, Curriculum, Sampler, SamplerKind, scope_of, scopes
 from gateway.tasks.curricula.sampling import TaskPlace
-from gateway.tasks.curricula.service import JOINS, MAX_SAMPLE, Curricula, Handed, scope_of, scopes
+from gateway.tasks.curricula.service import JOINS, MAX_SAMPLE, Curricula, Handed
 from gateway.tasks.curricula.stats import TaskStats
 from gateway.tasks.curricula.task_tables import TaskTables
 from gateway.tasks.lookup import TaskLookup
@@ -28,7 +29,7 @@ from gateway.tasks.runtime import RuntimeTasks
 from gateway.tasks.task_ref import TaskRef
 from tests.fakes.eventually import eventually, until
 from tests.service.stack import environment
-from tests.unit.tasks.curricula.curriculum_parts import GAME, MATH, Store, add, registry_of, remove
+from tests.unit.tasks.curricula.curriculum_parts import GAME, MATH, Store, add, registry_of, remove, weight_of
 
 TASKS = [{"id": f"t{number}"} for number in range(20)]
 GAMES = [{"id": f"g{number}"} for number in range(3)]
@@ -205,10 +206,10 @@ async def test_a_weighing_is_kept_while_nothing_is_new_and_made_anew_when_record
     await store.note([outcome(3, 0.0)] * 8)
 
     async def is_weighed_anew() -> None:
-        assert (await curricula.prepared(scope)).weight_of(MATH, "train", 3) < 1e-3
+        assert weight_of(await curricula.prepared(scope), MATH, "train", 3) < 1e-3
 
     await eventually(is_weighed_anew)
-    assert first.weight_of(MATH, "train", 3) > 1 / len(TASKS)
+    assert weight_of(first, MATH, "train", 3) > 1 / len(TASKS)
 
 
 async def test_a_sampler_that_looks_at_no_records_asks_for_none() -> None:
@@ -281,13 +282,13 @@ async def test_what_another_replica_was_told_is_known_when_it_is_asked_for() -> 
     one, other = Replica(store).curricula, Replica(store).curricula
     await one.define("later", DOCUMENT)
 
-    found = await other.meant(MATH, "train:later")
+    found = await other.scope(MATH, "train:later")
     await one.undefine("later")
     await other.refresh()
 
     assert found is not None
     assert found.group_size == 2
-    assert await other.meant(MATH, "train:later") is None
+    assert await other.scope(MATH, "train:later") is None
     with pytest.raises(UnknownTask):
         other.named("later")
 

@@ -66,7 +66,7 @@ def tables(registry: TaskRegistry, image: Image | None = None) -> TaskTables:
 async def test_a_row_has_what_a_task_can_be_chosen_by(task: dict[str, Any], row: TaskRow) -> None:
     table = await tables(registry_of(math=[task])).of(MATH, "train")
 
-    assert table.rows == (row,)
+    assert table == (row,)
 
 
 async def test_a_table_is_built_once_for_each_state_of_its_split() -> None:
@@ -79,8 +79,8 @@ async def test_a_table_is_built_once_for_each_state_of_its_split() -> None:
     second = await known.of(MATH, "train")
 
     assert same is first, "another split changed"
-    assert [row.task for row in first.rows] == ["a"]
-    assert [row.task for row in second.rows] == ["a", "c"]
+    assert [row.task for row in first] == ["a"]
+    assert [row.task for row in second] == ["a", "c"]
 
 
 async def test_a_task_that_was_removed_leaves_the_places_of_the_others() -> None:
@@ -90,7 +90,7 @@ async def test_a_task_that_was_removed_leaves_the_places_of_the_others() -> None
 
     await remove(registry, tasks, "b")
 
-    assert [(row.index, row.task) for row in (await known.of(MATH, "custom")).rows] == [(0, "a"), (2, "c")]
+    assert [(row.index, row.task) for row in (await known.of(MATH, "custom"))] == [(0, "a"), (2, "c")]
 
 
 @pytest.mark.parametrize("name", ["math", "nosuch"])
@@ -99,7 +99,7 @@ async def test_a_split_that_is_not_there_has_no_tasks_and_nobody_is_asked(name: 
 
     table = await tables(registry_of(math=[{"id": "a"}]), image).of(EnvironmentName(name), "nosuch")
 
-    assert table.rows == ()
+    assert table == ()
     assert image.asked == 0
 
 
@@ -110,7 +110,7 @@ async def test_of_an_image_s_own_tasks_only_their_number_is_asked_and_that_once(
     first, second = await known.of(IMAGE, "train"), await known.of(IMAGE, "train")
 
     assert first is second
-    assert [(row.index, row.task) for row in first.rows] == [(0, "train/0"), (1, "train/1"), (2, "train/2")]
+    assert [(row.index, row.task) for row in first] == [(0, "train/0"), (1, "train/1"), (2, "train/2")]
     assert image.asked == 1
 
 
@@ -123,8 +123,8 @@ async def test_what_an_image_could_not_tell_is_asked_again() -> None:
         await known.of(IMAGE, "train")
     image.is_full, image.splits = False, {"train": 1}
 
-    assert missing.rows == ()
-    assert len((await known.of(IMAGE, "train")).rows) == 1
+    assert missing == ()
+    assert len(await known.of(IMAGE, "train")) == 1
 
 
 async def test_others_are_served_while_a_large_split_is_read() -> None:
@@ -135,7 +135,7 @@ async def test_others_are_served_while_a_large_split_is_read() -> None:
         await asyncio.sleep(0)
         turns += 1
 
-    assert len(reading.result().rows) == 3 * AT_ONCE
+    assert len(reading.result()) == 3 * AT_ONCE
     assert turns >= 3
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from gateway.catalog.catalog import Catalog, load_catalog, why_not_runnable
-from gateway.catalog.inspect.external import detect_url, environment_of
-from gateway.catalog.inspect.toml_writer import check_name
+from gateway.catalog.inspect.detect import detect_url
+from gateway.catalog.inspect.toml_writer import check_name, environment_of
 from gateway.catalog.task_modules import CustomTaskFolders
 from gateway.core.environment import Environment
 from gateway.core.errors import ConfigError, UnknownEnvironment

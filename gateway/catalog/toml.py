@@ -58,21 +58,33 @@ SPLIT_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
 
 def read_environment(path: Path, *, image_tag: str = "") -> Environment:
-    """Read one ``environment.toml``; paths in it are relative to the folder above the catalog's.
-
-    Args:
-        image_tag: Of this project's own images (`OWN_IMAGES`), where the file names none; empty: the engine's default.
+    """Read one ``environment.toml``; see `parse_environment`.
 
     Raises:
         ConfigError: with file, line and reason.
     """
     try:
         source = path.read_text(encoding="utf-8")
-        table = tomllib.loads(source)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8: {error.reason}") from error
+    return parse_environment(source, path, image_tag=image_tag)
+
+
+def parse_environment(source: str, path: Path, *, image_tag: str = "") -> Environment:
+    """Parse what an ``environment.toml`` at *path* says; paths in it are relative to the folder above the catalog's.
+
+    Args:
+        source: The content of the file.
+        path: Where the file is, or will be.
+        image_tag: Of this project's own images (`OWN_IMAGES`), where the file names none; empty: the engine's default.
+
+    Raises:
+        ConfigError: with file, line and reason.
+    """
+    try:
+        table = tomllib.loads(source)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(_syntax_error(path, source, error)) from error
     try:

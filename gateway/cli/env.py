@@ -17,14 +17,16 @@ from rich.table import Table
 
 from gateway import BUNDLED
 from gateway.catalog.catalog import Catalog, describe, load_catalog
-from gateway.catalog.inspect.external import detect_url
-from gateway.catalog.inspect.findings import Finding, Findings
-from gateway.catalog.inspect.toml_writer import NAME, Ran, check_name, check_place, file_text, memory_mib, put
+from gateway.catalog.inspect.detect import detect_url
+from gateway.catalog.inspect.findings import Finding, Findings, Ran
+from gateway.catalog.inspect.toml_writer import NAME, check_name, check_place, file_text, memory_mib
+from gateway.catalog.toml import parse_environment
 from gateway.cli.admin_client import print_table
 from gateway.core.environment import Environment, Server
 from gateway.core.errors import ConfigError
 from gateway.core.ids import EnvironmentName
 from gateway.settings import OWN_CATALOG, Settings, load
+from gateway.tasks.importing.batch import write_lines
 
 env_app = typer.Typer(no_args_is_help=True, help="Add environments, and show those that are there.")
 URL = re.compile(r"https?://")
@@ -68,16 +70,11 @@ def add(
     named = check_name(name or default_name(what))
     if not dry:  # before minutes are spent
         check_place(folder, named, force=force)
-    findings: Findings
     ran: Ran | None = None
     if is_url:
         findings = asyncio.run(_of_url(what, environment, timeout))
     else:
-        try:
-            findings, ran = asyncio.run(_of_image(settings, what, port, environment, variables, timeout))
-        except asyncio.CancelledError:  # SIGTERM
-            typer.echo("interrupted: what was started is removed, and nothing was written", err=True)
-            raise typer.Exit(128 + signal.SIGTERM) from None
+        findings, ran = _of_image(settings, what, port, environment, variables, timeout)
     text = file_text(named, findings, ran=ran, url=what if is_url else "")
     if dry:
         typer.echo(text, nl=False)
@@ -137,7 +134,17 @@ async def _of_url(url: str, environment: str, timeout_s: float) -> Findings:
         return await detect_url(url, timeout_s=timeout_s, environment=environment)
 
 
-async def _of_image(
+def _of_image(
+    settings: Settings, image: str, port: int, environment: str, variables: Mapping[str, str], timeout_s: float
+) -> tuple[Findings, Ran]:
+    try:
+        return asyncio.run(_run_image(settings, image, port, environment, variables, timeout_s))
+    except asyncio.CancelledError:  # SIGTERM
+        typer.echo("interrupted: what was started is removed, and nothing was written", err=True)
+        raise typer.Exit(128 + signal.SIGTERM) from None
+
+
+async def _run_image(
     settings: Settings, image: str, port: int, environment: str, variables: Mapping[str, str], timeout_s: float
 ) -> tuple[Findings, Ran]:
     # Needed here only: the Docker SDK, and every adapter.
@@ -156,26 +163,31 @@ async def _of_image(
     try:
         trials = TrialRuns(backend=backend, looking=looking, tell=lambda line: typer.echo(line, err=True))
         wish = TrialRequest(image=image, port=port, environment=environment, variables=variables, timeout_s=timeout_s)
-        outcome = await trials.run(wish)
+        return await trials.run(wish)
     finally:
         await looking.aclose()
         await backend.aclose()
-    return outcome.findings, Ran(
-        image=image,
-        port=0 if outcome.findings.is_own else outcome.port,
-        loosened=outcome.loosened,
-        reason=outcome.reason,
-        memory_bytes=outcome.use.memory_bytes,
-        pids=outcome.use.pids,
-        start_s=outcome.start_s,
-        variables=variables,
-    )
 
 
 def _let_sigterm_clean_up() -> None:
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+
+
+def put(path: Path, text: str, *, force: bool) -> Environment:
+    """Write *text* at *path*, whole or not at all, and return what it means.
+
+    Raises:
+        ConfigError: it does not load, a file has come to be there meanwhile, or the folder cannot be written.
+    """
+    environment = parse_environment(text, path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    write_lines(path, text.encode().splitlines(), force=force)
+    return environment
 
 
 def _variables(given: list[str]) -> dict[str, str]:
@@ -200,7 +212,7 @@ def _report(name: str, findings: Findings, ran: Ran | None, path: Path) -> None:
     ]
     if ran is not None:
         rows += [
-            ("port", str(ran.port or "a Unix socket")),
+            ("port", "a Unix socket" if findings.is_own else str(ran.port)),
             ("loosened", ", ".join(ran.loosened.words()) or "nothing"),
             ("memory", _memory(ran)),
             ("up after", "unknown" if ran.start_s is None else f"{ran.start_s:.1f} s"),

@@ -11,8 +11,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.catalog.inspect import ors
-from gateway.catalog.inspect.findings import Capacity, Finding, Findings, fields, text_field
-from gateway.catalog.inspect.probe import ProbedServer, Socket, Unanswered, one_line
+from gateway.catalog.inspect.findings import (
+    Capacity,
+    Finding,
+    Findings,
+    default_of,
+    fields,
+    names_of,
+    text_field,
+    tools_of,
+)
+from gateway.catalog.inspect.probe import Probe, ProbeSocket, Unanswered, one_line
 from gateway.core.environment import ServerProtocol
 from gateway.core.errors import ConfigError
 
@@ -24,7 +33,7 @@ def has_form(paths: frozenset[str]) -> bool:
     return paths >= {"/schema", "/metadata"} or (paths >= {"/reset", "/step", "/state"} and "/create" not in paths)
 
 
-async def look(server: ProbedServer, openapi: Mapping[str, Any], *, environment: str = "") -> Findings:
+async def look(server: Probe, openapi: Mapping[str, Any], *, environment: str = "") -> Findings:
     """Ask for everything that can be asked; open sockets of trial, as many as it takes to learn its capacity.
 
     Raises:
@@ -38,7 +47,7 @@ async def look(server: ProbedServer, openapi: Mapping[str, Any], *, environment:
             "it. Build it on openenv-core 0.2 or later"
         )
     metadata = (await server.get("/metadata")).object()
-    names = _names((await server.get("/list_environments")).json())
+    names = names_of((await server.get("/list_environments")).json())
     chosen = ors.choose(names, environment) if names or environment else ""
     remarks: list[str] = []
     splits = await ors.splits(server, chosen, remarks) if chosen else ()
@@ -48,11 +57,13 @@ async def look(server: ProbedServer, openapi: Mapping[str, Any], *, environment:
     listed = await _tools(server)
     # Last, for it is the hardest: a server that dies of many sessions has told all else by then.
     trial = await try_sockets(server, remarks, asks_tools=not listed and _is_tool_call(action))
-    tools = listed or _named(trial.tools)
+    tools = listed or tools_of(trial.tools)
     remarks.append(
         "What a reset looks at cannot be asked: a seed and an episode id are assumed, and many images ignore them."
     )
-    default, field = _default(tools, action)
+    default, field = default_of(tools)
+    if not tools and not _is_tool_call(action):
+        field = text_field(action)
     return Findings(
         protocol=ServerProtocol.OPENENV,
         version=version,
@@ -72,17 +83,13 @@ async def look(server: ProbedServer, openapi: Mapping[str, Any], *, environment:
     )
 
 
-def _names(listed: object) -> list[str]:
-    return [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
-
-
 def _description(metadata: Mapping[str, Any]) -> str:
     said, name = metadata.get("description"), metadata.get("name")
     # What the server makes up where its author wrote nothing is no description.
     return one_line(said) if isinstance(said, str) and said != f"{name} environment" else ""
 
 
-async def _version(server: ProbedServer, schema: Mapping[str, Any], *, has_task_api: bool) -> str:
+async def _version(server: Probe, schema: Mapping[str, Any], *, has_task_api: bool) -> str:
     if "reset_observation" in schema:
         return "openenv 0.8 or later"
     if has_task_api:
@@ -100,33 +107,16 @@ def _request(method: str) -> Mapping[str, Any]:
     return {"jsonrpc": "2.0", "method": method, "params": {}, "id": 1}
 
 
-async def _tools(server: ProbedServer) -> list[Mapping[str, Any]]:
+async def _tools(server: Probe) -> list[Mapping[str, Any]]:
     """The tools of an MCP environment; it makes a throw-away environment for that, outside of its capacity."""
     answer = (await server.post("/mcp", _request("tools/list"))).object()
-    return _named(answer.get("result"))
-
-
-def _named(result: object) -> list[Mapping[str, Any]]:
-    listed = result.get("tools") if isinstance(result, Mapping) else None
-    if not isinstance(listed, list):
-        return []
-    return [tool for tool in listed if isinstance(tool, dict) and isinstance(tool.get("name"), str)]
+    return tools_of(answer.get("result"))
 
 
 def _is_tool_call(action: object) -> bool:
     """Whether an action of this schema is a call of a tool, as in environments on MCP; or says nothing of itself."""
     named = fields(action)
     return not named or {"tool_name", "arguments"} <= set(named)
-
-
-def _default(tools: list[Mapping[str, Any]], action: object) -> tuple[str, str]:
-    """The tool that a text means, and the field that it fills, where there is no choice."""
-    if not tools:
-        return "", "" if _is_tool_call(action) else text_field(action)
-    if len(tools) > 1:
-        return "", ""
-    (tool,) = tools
-    return str(tool["name"]), text_field(tool.get("inputSchema") or tool.get("input_schema"))
 
 
 MOST = 64
@@ -148,13 +138,13 @@ class Trial:
     """Of an MCP environment: an observation with its ``tools``."""
 
 
-async def try_sockets(server: ProbedServer, remarks: list[str], *, asks_tools: bool) -> Trial:
+async def try_sockets(server: Probe, remarks: list[str], *, asks_tools: bool) -> Trial:
     """Reset an episode on one socket, open others until one is refused, and close them all.
 
     Returns once a place is free again: what comes next may need it. *asks_tools* is for environments whose actions are
     calls of tools, where nothing else tells which.
     """
-    sockets: list[Socket] = []
+    sockets: list[ProbeSocket] = []
     try:
         first = await _opened(server, sockets)
         if not isinstance(first, Mapping):
@@ -172,7 +162,7 @@ async def try_sockets(server: ProbedServer, remarks: list[str], *, asks_tools: b
     return Trial(capacity=capacity, trouble=trouble, tools=tools)
 
 
-async def _fill(server: ProbedServer, sockets: list[Socket], remarks: list[str]) -> Capacity:
+async def _fill(server: Probe, sockets: list[ProbeSocket], remarks: list[str]) -> Capacity:
     while len(sockets) < MOST:
         more = await _opened(server, sockets)
         if isinstance(more, Mapping):
@@ -184,7 +174,7 @@ async def _fill(server: ProbedServer, sockets: list[Socket], remarks: list[str])
     return Capacity(len(sockets), Finding.AT_LEAST)
 
 
-async def _opened(server: ProbedServer, sockets: list[Socket]) -> Mapping[str, Any] | Trial:
+async def _opened(server: Probe, sockets: list[ProbeSocket]) -> Mapping[str, Any] | Trial:
     """Open one more, which is put into *sockets*; or say what was answered instead."""
     try:
         socket = await server.socket("/ws")
@@ -222,7 +212,7 @@ def _said(data: Mapping[str, Any]) -> str:
     return one_line(f"{data.get('code')}: {data.get('message')}")
 
 
-async def _try_episode(socket: Socket, *, asks_tools: bool) -> tuple[str, Mapping[str, Any]]:
+async def _try_episode(socket: ProbeSocket, *, asks_tools: bool) -> tuple[str, Mapping[str, Any]]:
     """Reset, and ask for tools; why the reset failed, or nothing, and what was answered about tools."""
     try:
         reply = await socket.ask({"type": "reset", "data": {}})
@@ -238,10 +228,10 @@ async def _try_episode(socket: Socket, *, asks_tools: bool) -> tuple[str, Mappin
     return "", observation if isinstance(observation, Mapping) else {}
 
 
-async def _is_free_again(server: ProbedServer) -> bool:
+async def _is_free_again(server: Probe) -> bool:
     deadline = asyncio.get_running_loop().time() + FREED_S
     while True:
-        sockets: list[Socket] = []
+        sockets: list[ProbeSocket] = []
         try:
             if isinstance(await _opened(server, sockets), Mapping):
                 return True

@@ -5,11 +5,10 @@ What the store keeps of a task is opaque to it: bytes in, the same bytes out. Wh
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-from gateway.core.environment import Environment
 from gateway.core.ids import EnvironmentName
 
 MAX_TASKS = 10_000
@@ -26,12 +25,6 @@ MAX_STARTS = 10_000
 """The largest rate limit's number of starts: each is a moment that the store keeps."""
 MAX_PER_S = 86_400.0
 """The longest rate limit's time, in seconds: a day."""
-
-Probe = Callable[[Environment, dict[str, Any]], Awaitable[None]]
-"""Opens an episode of the task in the environment, waits for its first prompt and ends it, leaving nothing behind.
-
-Raises ``GatewayError``, with the environment's reason, for a task that cannot be played.
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,7 @@ from gateway.backends.external import ExternalBackend, RoutedBackend
 from gateway.backends.swarm.dialing import NodeDialer
 from gateway.backends.swarm.nodes import NodeState
 from gateway.catalog.reload import CatalogReload
-from gateway.catalog.task_modules import CustomTaskFolders, offering
+from gateway.catalog.task_modules import CustomTaskFolders
 from gateway.content import Completion, Content
 from gateway.core.environment import UpstreamKind
 from gateway.core.errors import StoreUnavailable
@@ -230,18 +230,16 @@ class Gateway:
         """Make what sees changed files and images."""
         settings, catalog = self.settings, self.catalog
         self.custom_tasks = CustomTaskFolders(settings.custom_tasks_dir, catalog)
-        self.custom_tasks.changed(offering(catalog))
         self.task_files = TaskFileWatch(self.tasks, catalog)
         self.reload = CatalogReload(
             catalog,
-            image_of=self.backend.prepare if settings.uses_containers else None,
+            backend=self.backend if settings.uses_containers else None,
             directory=None if settings.static_servers() and not settings.environments else settings.catalog_dir,
             names=settings.environments,
             containers=settings.uses_containers,
             image_tag=settings.image_tag,
-            complete=Completion(catalog, self.tasks, self.custom_tasks).complete,
+            completion=Completion(catalog, self.tasks, self.custom_tasks),
         )
-        self.reload.changed(lambda: self.custom_tasks.follow(catalog))
         self.lease.follow(self.reload)
         if self._nodes is not None:  # a machine that comes may have an image that the others lack, or lack one
             self._nodes.changed(lambda view: self.reload.ask_again() if view.state is NodeState.LIVE else None)

@@ -28,7 +28,7 @@ from gateway.content import Content, load_content, load_files
 from gateway.core.environment import Environment, SplitType
 from gateway.core.errors import ConfigError, GatewayError
 from gateway.settings import Settings, load
-from gateway.tasks.importing import agentbench, humaneval, mbpp
+from gateway.tasks.importing import agentbench, coding
 from gateway.tasks.importing.batch import check_target, gather, print_lines, write_lines
 from gateway.tasks.importing.rows import Entry
 
@@ -224,7 +224,7 @@ def import_humaneval(
       gateway tasks import humaneval HumanEval.jsonl.gz --limit 1
       gateway tasks import humaneval HumanEval.jsonl.gz -e coding -s humaneval
     """
-    entries = humaneval.read_humaneval(file)
+    entries = coding.read_humaneval(file)
     _import(entries, target=_target(out, environment, split), limit=limit, force=force, skip_invalid=skip_invalid)
 
 
@@ -246,7 +246,7 @@ def import_mbpp(
       gateway tasks import mbpp sanitized-mbpp.json --part train > train.jsonl
       gateway tasks import mbpp mbpp.jsonl --part test -e coding -s mbpp
     """
-    entries = mbpp.read_mbpp(file, part=part)
+    entries = coding.read_mbpp(file, part=part)
     _import(entries, target=_target(out, environment, split), limit=limit, force=force, skip_invalid=skip_invalid)
 
 

@@ -27,7 +27,7 @@ from itertools import accumulate
 from gateway.core.curriculum import TaskRecord
 from gateway.core.ids import EnvironmentName
 from gateway.tasks.curricula.model import LEAST_WIDTH, Component, Curriculum, Sampler, SamplerKind
-from gateway.tasks.curricula.stages import check_stages, is_in, positions_of, rows_of
+from gateway.tasks.curricula.stages import is_in, tracks_of
 from gateway.tasks.curricula.tables import Part, Records, Tables, TaskRow, count_rows, parts_of
 
 CHANCES = 64
@@ -151,10 +151,12 @@ def prepare(curriculum: Curriculum, tables: Tables, records: Records, state: byt
     if sampler.kind is not SamplerKind.STAGED:
         urn = _urn(1.0, [(part, part.rows, _sums(curriculum, part, records)) for part in parts])
         return Prepared(curriculum, "", count, (urn,))
-    check_stages(curriculum, parts)
-    positions = positions_of(curriculum, parts, state)
+    positions = [track.position for track in tracks_of(curriculum, parts, state) for _ in track.parts]
     names = [sampler.stages[position].name for position in positions]
-    now = [rows_of(sampler.stages[position], part.rows) for position, part in zip(positions, parts, strict=True)]
+    now = [
+        tuple(row for row in part.rows if is_in(sampler.stages[position], row))
+        for position, part in zip(positions, parts, strict=True)
+    ]
     # Each task once, however many of the passed stages it was in.
     passed = [
         tuple(row for row in part.rows if any(is_in(one, row) for one in sampler.stages[:position]))
@@ -194,8 +196,6 @@ def chances(curriculum: Curriculum, number: int) -> tuple[int, int]:
 
 
 def _sums(curriculum: Curriculum, part: Part, records: Records) -> Sequence[int] | None:
-    if curriculum.sampler.kind not in (SamplerKind.TARGET_SUCCESS, SamplerKind.LEARNING_PROGRESS):
-        return None
     known = records.get(part.component.environment, {})
     return sums_of(part.rows, [known.get(row.task) for row in part.rows], curriculum.sampler, curriculum.success_at)
 

@@ -71,7 +71,7 @@ from gateway.sessions.worker_queries import WorkerQueries
 from gateway.settings import Settings, parse_keys
 from gateway.tasks.curricula.service import Curricula
 from gateway.tasks.curricula.stats import TaskStats
-from gateway.tasks.curricula.task_tables import TaskTables
+from gateway.tasks.curricula.tables import TaskTables
 from gateway.tasks.file_watch import TaskFileWatch
 from gateway.tasks.lookup import TaskLookup
 from gateway.tasks.runtime import RuntimeTasks

@@ -19,8 +19,7 @@ from gateway.core.ids import EnvironmentName
 from gateway.settings import Settings
 from gateway.tasks.curricula import definitions as curriculum_files
 from gateway.tasks.curricula.model import Curriculum
-from gateway.tasks.curricula.tables import Rows
-from gateway.tasks.curricula.task_tables import read_table
+from gateway.tasks.curricula.tables import Rows, read_table
 from gateway.tasks.registry import TaskRegistry, load_tasks, read_splits
 
 logger = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gateway.catalog.catalog import Catalog, why_not_runnable
-from gateway.catalog.scan import ScanResult, Stamp, paths_of, scan_catalog
+from gateway.catalog.scan import Stamp, paths_of, scan_catalog
 from gateway.core.environment import Environment
 from gateway.core.errors import ConfigError, GatewayError
 from gateway.core.ids import EnvironmentName
@@ -200,12 +200,14 @@ class CatalogReload:
                 path: None if file.error else file.stamp for path, file in self._files.items() if not file.is_missing
             }
             # In a thread: the folder may be on another machine.
-            found = await asyncio.to_thread(scan_catalog, self._directory, self._names, stamps, self._image_tag)
-            if not self._is_there(found):
+            present, found = await asyncio.to_thread(
+                scan_catalog, self._directory, self._names, stamps, self._image_tag
+            )
+            if not self._is_there(present):
                 return
-            for path in [path for path in self._files if path not in found.present]:
+            for path in [path for path in self._files if path not in present]:
                 self._missed(path)
-            for path, (stamp, read) in found.read.items():
+            for path, (stamp, read) in found.items():
                 file = self._files.setdefault(path, _File())
                 file.is_missing = False
                 try:
@@ -214,9 +216,9 @@ class CatalogReload:
                 except Exception:  # one file must not keep the others from being looked at
                     logger.exception("rollover_failed file=%s", path)
 
-    def _is_there(self, found: ScanResult) -> bool:
+    def _is_there(self, present: frozenset[Path]) -> bool:
         """Whether there is any file: a folder that was unmounted must not withdraw every environment."""
-        error = "" if found.present or not self._files else "no */environment.toml in it"
+        error = "" if present or not self._files else "no */environment.toml in it"
         if error and error != self._directory_error:
             logger.error("environment_files_missing directory=%s error=%s", self._directory, error)
         self._directory_error = error

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
-import httpx
 import typer
 import uvloop
 from rich.table import Table
@@ -178,8 +177,7 @@ def restart(
     key: Key = "",
 ) -> None:
     """Replace an environment's workers: those that run take no more sessions, and end with their last one."""
-    path = httpx.URL("http://g").copy_with(path=f"/admin/v1/environments/{environment}/restart").raw_path.decode()
-    draining = ask(url, key, "POST", path)["draining"]
+    draining = ask(url, key, "POST", f"/admin/v1/environments/{environment}/restart")["draining"]
     typer.echo(f"{counted(len(draining), 'worker')} of {environment} will be replaced")
 
 

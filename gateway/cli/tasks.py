@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Annotated, Any
 
-import httpx
 import typer
 from rich.table import Table
 
@@ -175,8 +174,7 @@ def remove(
     key: Key = "",
 ) -> None:
     """Remove a task that was added at run time; sessions that are open on it go on."""
-    path = httpx.URL("http://g").copy_with(path=f"{ROUTE}/{environment}/{id}").raw_path.decode()
-    ask(url, key, "DELETE", path)
+    ask(url, key, "DELETE", f"{ROUTE}/{environment}/{id}")
     typer.echo(f"removed {environment} {id}")
 
 

@@ -38,7 +38,7 @@ from gateway.stores.memory.tasks import MemoryTaskStore
 from gateway.tasks.curricula.model import Curriculum
 from gateway.tasks.curricula.service import Curricula
 from gateway.tasks.curricula.stats import TaskStats
-from gateway.tasks.curricula.task_tables import TaskTables
+from gateway.tasks.curricula.tables import TaskTables
 from gateway.tasks.lookup import TaskLookup, TaskQueries
 from gateway.tasks.registry import TaskRegistry
 from gateway.tasks.runtime import RuntimeTasks

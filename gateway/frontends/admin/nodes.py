@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from gateway.backends.swarm.backend import SwarmBackend
 from gateway.backends.swarm.nodes import NodeView
 from gateway.core.errors import BackendError
 from gateway.core.placement import NodeId
@@ -23,22 +24,10 @@ class _Wanted(Body):
     draining: bool
 
 
-class Cluster(Protocol):
-    """The machines: `gateway.backends.swarm.backend.SwarmBackend`."""
-
-    def nodes(self) -> list[NodeView]:
-        """Return all machines, by name."""
-        ...
-
-    async def drain(self, id: NodeId, is_draining: bool) -> None:
-        """Let a machine take no more workers, or take them again. Raises ``BackendError``."""
-        ...
-
-
 class NodeRoutes:
     """Handlers of the routes; `routes` is what the operators' front mounts."""
 
-    def __init__(self, cluster: Cluster | None) -> None:
+    def __init__(self, cluster: SwarmBackend | None) -> None:
         """*cluster*: the backend of many machines; None: there is one machine, and no node to list."""
         self._cluster = cluster
 

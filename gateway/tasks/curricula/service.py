@@ -35,8 +35,7 @@ from gateway.tasks.curricula.model import Curriculum, scope_of, scopes
 from gateway.tasks.curricula.sampling import Prepared, TaskPlace
 from gateway.tasks.curricula.stages import Standing
 from gateway.tasks.curricula.stats import TaskStats
-from gateway.tasks.curricula.tables import Rows, count_rows, parts_of
-from gateway.tasks.curricula.task_tables import TaskTables
+from gateway.tasks.curricula.tables import Rows, TaskTables, count_rows, parts_of
 from gateway.tasks.curricula.weights import TaskWeights
 
 logger = logging.getLogger(__name__)

@@ -19,8 +19,7 @@ from gateway.tasks.curricula.model import Curriculum, SamplerKind
 from gateway.tasks.curricula.sampling import Prepared, prepare
 from gateway.tasks.curricula.stages import Standing, advance, standings
 from gateway.tasks.curricula.stats import TaskStats
-from gateway.tasks.curricula.tables import Records, Tables
-from gateway.tasks.curricula.task_tables import TaskTables
+from gateway.tasks.curricula.tables import Records, Tables, TaskTables
 
 logger = logging.getLogger(__name__)
 

@@ -269,13 +269,13 @@ async def test_a_file_at_rest_is_read_when_it_changes_though_its_date_is_kept(wo
 
 def test_a_file_that_was_just_written_is_read_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     # Within one tick of a file system's clock a second edit has the date of the first.
-    just_written = scan_catalog(world.directory, frozenset(), {})
+    _, just_written = scan_catalog(world.directory, frozenset(), {})
     monkeypatch.setattr(environment_looks, "_SETTLED_S", -60.0)
-    at_rest = scan_catalog(world.directory, frozenset(), {})
+    _, at_rest = scan_catalog(world.directory, frozenset(), {})
 
-    assert [stamp for stamp, _ in just_written.read.values()] == [None, None]
-    assert None not in [stamp for stamp, _ in at_rest.read.values()]
-    assert scan_catalog(world.directory, frozenset(), {path: one for path, (one, _) in at_rest.read.items()}).read == {}
+    assert [stamp for stamp, _ in just_written.values()] == [None, None]
+    assert None not in [stamp for stamp, _ in at_rest.values()]
+    assert scan_catalog(world.directory, frozenset(), {path: one for path, (one, _) in at_rest.items()})[1] == {}
 
 
 async def test_a_file_that_says_the_same_is_not_completed_again(world: World) -> None:

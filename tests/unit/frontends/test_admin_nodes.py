@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
 from starlette.applications import Starlette
 
 from gateway.adapters import make_nodes
+from gateway.backends.swarm.backend import SwarmBackend
 from gateway.backends.swarm.nodes import NodeState, NodeView
 from gateway.backends.swarm.reports import Endpoint
 from gateway.core.errors import BackendError, ConfigError
@@ -57,7 +58,7 @@ def machines() -> Machines:
 
 @pytest.fixture
 async def client(machines: Machines) -> AsyncIterator[httpx.AsyncClient]:
-    routes = NodeRoutes(machines).routes()
+    routes = NodeRoutes(cast(SwarmBackend, machines)).routes()
     transport = httpx.ASGITransport(Starlette(routes=routes, exception_handlers=ERRORS))
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as made:
         yield made

@@ -22,7 +22,7 @@ from gateway.tasks.curricula.model import Component, Curriculum, Sampler, Sample
 from gateway.tasks.curricula.sampling import TaskPlace
 from gateway.tasks.curricula.service import JOINS, MAX_SAMPLE, Curricula, Handed
 from gateway.tasks.curricula.stats import TaskStats
-from gateway.tasks.curricula.task_tables import TaskTables
+from gateway.tasks.curricula.tables import TaskTables
 from gateway.tasks.lookup import TaskLookup
 from gateway.tasks.registry import TaskRegistry
 from gateway.tasks.runtime import RuntimeTasks

@@ -13,8 +13,7 @@ from gateway.core.environment import Environment, Server, ServerProtocol
 from gateway.core.errors import PoolExhausted, UnknownSplit
 from gateway.core.ids import EnvironmentName
 from gateway.stores.memory.tasks import MemoryTaskStore
-from gateway.tasks.curricula.tables import TaskRow
-from gateway.tasks.curricula.task_tables import AT_ONCE, TaskTables
+from gateway.tasks.curricula.tables import AT_ONCE, TaskRow, TaskTables
 from gateway.tasks.registry import TaskRegistry
 from tests.service.stack import environment
 from tests.unit.tasks.curricula.curriculum_parts import MATH, add, registry_of, remove

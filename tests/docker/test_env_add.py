@@ -17,9 +17,9 @@ import pytest
 
 from gateway.backends.docker.backend import DockerBackend
 from gateway.catalog.inspect import trial
-from gateway.catalog.inspect.findings import Capacity, Finding, Findings, Ran
+from gateway.catalog.inspect.findings import Capacity, Finding, Findings, Ran, TrialRequest
 from gateway.catalog.inspect.image import ImageInspector
-from gateway.catalog.inspect.trial import TrialRequest, TrialRuns
+from gateway.catalog.inspect.trial import TrialRuns
 from gateway.catalog.toml import read_environment
 from gateway.core.environment import Relaxations, Server, ServerProtocol
 from gateway.core.errors import ConfigError

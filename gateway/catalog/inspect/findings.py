@@ -79,6 +79,20 @@ class Findings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRequest:
+    """What is to be looked at, and how."""
+
+    image: str
+    port: int = 0
+    """0: it is found out."""
+    environment: str = ""
+    """By the server's own name; empty: its first."""
+    variables: Mapping[str, str]
+    timeout_s: float
+    """For each start of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
     """How an image was run, and what that took."""
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
 
 from gateway.catalog.inspect.detect import NotRecognised, detect
-from gateway.catalog.inspect.findings import Findings, Ran
+from gateway.catalog.inspect.findings import Findings, Ran, TrialRequest
 from gateway.catalog.inspect.image import Image, ImageInspector
 from gateway.catalog.inspect.probe import Probe, Unanswered, one_line, probing, until_up
 from gateway.core.environment import Environment, Limits, Relaxations, Server
@@ -53,20 +53,6 @@ class _Silent(Unanswered):
 
 class _Ended(Exception):
     """It ended by itself; with the last lines of its output."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialRequest:
-    """What is to be looked at, and how."""
-
-    image: str
-    port: int = 0
-    """0: it is found out."""
-    environment: str = ""
-    """By the server's own name; empty: its first."""
-    variables: Mapping[str, str]
-    timeout_s: float
-    """For each start of it."""
 
 
 class TrialRuns:

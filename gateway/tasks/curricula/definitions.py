@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import math
 import re
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from gateway.catalog.toml import line_of
+from gateway.catalog.toml import line_of, parse_toml, read_source
 from gateway.core.curriculum import RECENT
 from gateway.core.errors import ConfigError, InvalidRequest, UnknownEnvironment
 from gateway.core.ids import EnvironmentName
@@ -128,17 +127,9 @@ def read_curricula(directory: Path, look: Look | None = None) -> dict[str, Curri
 
 
 def _read_file(path: Path, look: Look | None) -> Curriculum:
-    try:
-        data = path.read_bytes()
-        source = data.decode()
-        document = tomllib.loads(source)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8: {error.reason}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: {error}") from error
-    if len(data) > MAX_DEFINITION_BYTES:
+    source = read_source(path)
+    document = parse_toml(source, path)
+    if len(source.encode()) > MAX_DEFINITION_BYTES:
         raise ConfigError(f"{path}: larger than {MAX_DEFINITION_BYTES} bytes")
     curriculum, problems = _checked(path.stem, document, look)
     lines = sorted((line_of(source, at), f"{_path(at)}: {reason}" if at else reason) for at, reason in problems)

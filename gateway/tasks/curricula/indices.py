@@ -84,7 +84,7 @@ class CurriculumIndices:
         if offer.handle is None:
             return offer
         scope, index = offer.handle.scope, offer.handle.index
-        handed = await (self._curricula.hand_one(scope) if index is None else self._curricula.hand(scope, index))
+        handed = await self._curricula.hand(scope, index)
         with self.held(handed.ticket):
             try:
                 task = await find(handed.place.split, handed.place.index)

@@ -171,13 +171,17 @@ class Curricula:
 
     # -- draws ----------------------------------------------------------------------------------------------------
 
-    async def hand(self, scope: Curriculum, handle: int) -> Handed:
-        """Join the group that *handle* stands for, drawing for it if nobody has yet.
+    async def hand(self, scope: Curriculum, handle: int | None) -> Handed:
+        """Join the group that *handle* stands for, with a draw if it has none; None: draw for one opening alone.
 
         Raises:
             InvalidRequest: a component or a stage has no task.
             StoreUnavailable: the store does not answer.
         """
+        if handle is None:
+            weighed = await self._weighings.of(scope)
+            number = await self._store.numbers(scope.name, 1)
+            return Handed(weighed.prepared.draw(number), None, weighed.policy)
         ticket = GroupMembership(scope.name, handle, uuid.uuid4().hex)
         try:
             for _ in range(JOINS):
@@ -200,12 +204,6 @@ class Curricula:
             raise
         self.unused(ticket)
         raise StoreUnavailable(f"handle {handle} of curriculum {scope.name!r} changes faster than it can be joined")
-
-    async def hand_one(self, scope: Curriculum) -> Handed:
-        """Draw for one opening that names no handle. Raises as `hand`."""
-        weighed = await self._weighings.of(scope)
-        number = await self._store.numbers(scope.name, 1)
-        return Handed(weighed.prepared.draw(number), None, weighed.policy)
 
     def unused(self, ticket: GroupMembership | None) -> None:
         """Give an opening's place in its group back, behind whoever says so: nothing was opened with it."""

@@ -110,7 +110,7 @@ async def test_a_place_that_is_given_back_is_taken_by_another_opening() -> None:
 async def test_a_draw_without_a_handle_has_no_place_to_give_back() -> None:
     curricula = Replica(Store(), MINE).curricula
 
-    handed = [await curricula.hand_one(MINE) for _ in range(3)]
+    handed = [await curricula.hand(MINE, None) for _ in range(3)]
     curricula.unused(handed[0].ticket)
 
     assert handed == [Handed(TaskPlace(MATH, "train", index, f"t{index}"), None, "") for index in range(3)]
@@ -229,7 +229,7 @@ async def test_a_tag_is_of_all_openings_that_follow() -> None:
 
     assert before == ""
     assert (await curricula.hand(within, 0)).policy == "step-7"
-    assert (await curricula.hand_one(BOTH)).policy == "step-7"
+    assert (await curricula.hand(BOTH, None)).policy == "step-7"
     assert await curricula.policy("mine") == "step-7"
 
 
@@ -239,7 +239,7 @@ async def test_a_tag_is_of_all_openings_that_follow() -> None:
 async def test_within_an_environment_only_its_own_tasks_are_drawn() -> None:
     curricula = Replica(Store(), BOTH).curricula
 
-    places = [(await curricula.hand_one(scope_of(BOTH, GAME))).place for _ in range(4)]
+    places = [(await curricula.hand(scope_of(BOTH, GAME), None)).place for _ in range(4)]
     sampled = await curricula.sample("mine", 4)
 
     assert [place.task for place in places] == ["g0", "g1", "g2", "g0"]

@@ -22,14 +22,14 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from gateway.core.curriculum import PREFIX
 from gateway.core.environment import Environment, ServerProtocol, Split, SplitType, TaskSpec, UpstreamKind
 from gateway.core.errors import UnknownTask, unknown_index, unknown_split
 from gateway.core.ids import EnvironmentName
+from gateway.core.ports.tasks import TaskQueries
 from gateway.core.session import SessionSetup
-from gateway.core.worker import WorkerTasks
 from gateway.tasks.curricula.indices import CurriculumIndices, is_index, places_of, spec_of
 from gateway.tasks.curricula.service import Curricula
 from gateway.tasks.runtime import RuntimeTasks
@@ -37,26 +37,6 @@ from gateway.tasks.task_ref import TaskRef
 
 T = TypeVar("T")
 SEARCHED_AT_ONCE: Final = 256
-
-
-class TaskQueries(Protocol):
-    """Asks workers for the tasks that they have: `gateway.sessions.worker_queries.WorkerQueries`."""
-
-    async def registered(self, environment: Environment) -> WorkerTasks:
-        """The tasks that they know by id."""
-        ...
-
-    async def splits(self, environment: Environment) -> list[Split]:
-        """The splits that they have."""
-        ...
-
-    async def count(self, environment: Environment, split: str) -> int:
-        """How many tasks one has. Raises ``UnknownSplit``."""
-        ...
-
-    async def tasks(self, environment: Environment, split: str, start: int, stop: int) -> list[TaskSpec]:
-        """Tasks of one. Raises ``UnknownSplit``."""
-        ...
 
 
 class TaskLookup:

@@ -25,7 +25,7 @@ from gateway.core.episode import Action, StepResult
 from gateway.core.ids import EnvironmentName, Owner
 from gateway.core.ports.curricula import CurriculumStore
 from gateway.core.ports.store import Store
-from gateway.core.ports.tasks import TaskStore
+from gateway.core.ports.tasks import TaskQueries, TaskStore
 from gateway.core.ports.upstream import Upstream
 from gateway.core.session import Session, SessionState
 from gateway.core.worker import WorkerLoad, WorkerState
@@ -39,7 +39,7 @@ from gateway.tasks.curricula.model import Curriculum
 from gateway.tasks.curricula.service import Curricula
 from gateway.tasks.curricula.stats import TaskStats
 from gateway.tasks.curricula.tables import TaskTables
-from gateway.tasks.lookup import TaskLookup, TaskQueries
+from gateway.tasks.lookup import TaskLookup
 from gateway.tasks.registry import TaskRegistry
 from gateway.tasks.runtime import RuntimeTasks
 from tests.deadlines import scaled

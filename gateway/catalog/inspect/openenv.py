@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.catalog.inspect import ors
@@ -56,8 +55,8 @@ async def look(server: Probe, openapi: Mapping[str, Any], *, environment: str = 
     action = schema.get("action")
     listed = await _tools(server)
     # Last, for it is the hardest: a server that dies of many sessions has told all else by then.
-    trial = await try_sockets(server, remarks, asks_tools=not listed and _is_tool_call(action))
-    tools = listed or tools_of(trial.tools)
+    capacity, trouble, tried = await try_sockets(server, remarks, asks_tools=not listed and _is_tool_call(action))
+    tools = listed or tried
     remarks.append(
         "What a reset looks at cannot be asked: a seed and an episode id are assumed, and many images ignore them."
     )
@@ -71,14 +70,14 @@ async def look(server: Probe, openapi: Mapping[str, Any], *, environment: str = 
         environments=tuple(names),
         chosen=chosen,
         ready=ready,
-        capacity=trial.capacity,
+        capacity=capacity,
         splits=splits,
         tools=tuple(str(tool["name"]) for tool in tools),
         fields=() if tools else fields(action),
         default_tool=default,
         text_field=field,
         places=bool(splits),
-        trouble=trial.trouble,
+        trouble=trouble,
         remarks=tuple(remarks),
     )
 
@@ -128,116 +127,99 @@ LONE = Capacity(1, Finding.ASSUMED)
 """What OpenEnv servers hold that are told nothing else."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
-    """What came of the sockets."""
+class _Full(Unanswered):
+    """All places of the server are taken."""
 
-    capacity: Capacity
-    trouble: str = ""
-    tools: Mapping[str, Any] = field(default_factory=dict)
-    """Of an MCP environment: an observation with its ``tools``."""
+    def __init__(self, capacity: int) -> None:
+        super().__init__(f"it holds {capacity} sessions")
+        self.capacity = Capacity(capacity, Finding.BY_SERVER)
 
 
-async def try_sockets(server: Probe, remarks: list[str], *, asks_tools: bool) -> Trial:
+async def try_sockets(
+    server: Probe, remarks: list[str], *, asks_tools: bool
+) -> tuple[Capacity, str, list[Mapping[str, Any]]]:
     """Reset an episode on one socket, open others until one is refused, and close them all.
 
-    Returns once a place is free again: what comes next may need it. *asks_tools* is for environments whose actions are
-    calls of tools, where nothing else tells which.
+    Returns the capacity, why the episode failed, or nothing, and the tools of an MCP environment, once a place is free
+    again: what comes next may need it. *asks_tools* is for environments whose actions are calls of tools, where nothing
+    else tells which.
     """
     sockets: list[ProbeSocket] = []
     try:
-        first = await _opened(server, sockets)
-        if not isinstance(first, Mapping):
-            if first.capacity.told is Finding.BY_SERVER:
-                remarks.append("All its places were taken by others, so no session was tried.")
-                return Trial(capacity=first.capacity)
-            return first
+        sockets.append(await _opened(server))
         trouble, tools = await _try_episode(sockets[0], asks_tools=asks_tools)
         capacity = await _fill(server, sockets, remarks)
+    except _Full as full:
+        remarks.append("All its places were taken by others, so no session was tried.")
+        return full.capacity, "", []
+    except Unanswered as error:
+        return LONE, str(error), []
     finally:
         for socket in sockets:
             await socket.close()
     if not await _is_free_again(server):
         remarks.append(f"Its places were not free again {FREED_S:g} s after their sockets were closed.")
-    return Trial(capacity=capacity, trouble=trouble, tools=tools)
+    return capacity, trouble, tools
 
 
 async def _fill(server: Probe, sockets: list[ProbeSocket], remarks: list[str]) -> Capacity:
     while len(sockets) < MOST:
-        more = await _opened(server, sockets)
-        if isinstance(more, Mapping):
-            continue
-        if more.capacity.told is Finding.BY_SERVER:
-            return more.capacity
-        remarks.append(f"Session {len(sockets) + 1} at once failed, and not for want of a place: {more.trouble}.")
-        break
+        try:
+            sockets.append(await _opened(server))
+        except _Full as full:
+            return full.capacity
+        except Unanswered as error:
+            remarks.append(f"Session {len(sockets) + 1} at once failed, and not for want of a place: {error}.")
+            break
     return Capacity(len(sockets), Finding.AT_LEAST)
 
 
-async def _opened(server: Probe, sockets: list[ProbeSocket]) -> Mapping[str, Any] | Trial:
-    """Open one more, which is put into *sockets*; or say what was answered instead."""
-    try:
-        socket = await server.socket("/ws")
-    except Unanswered as error:
-        return Trial(capacity=LONE, trouble=str(error))
+async def _opened(server: Probe) -> ProbeSocket:
+    """Open one more socket with a session behind it. Raises ``_Full``, ``Unanswered``."""
+    socket = await server.socket("/ws")
     try:
         # A server refuses after the upgrade, by a frame that comes unasked.
         reply = await socket.ask({"type": "state"})
-    except Unanswered as error:
+        data = reply.get("data")
+        # An ``EXECUTION_ERROR`` means a session whose state cannot be told before its first reset.
+        if reply.get("type") == "error" and isinstance(data, Mapping) and data.get("code") != "EXECUTION_ERROR":
+            most = data.get("max_sessions")
+            if data.get("code") == "CAPACITY_REACHED" and isinstance(most, int) and most > 0:
+                raise _Full(most)
+            raise Unanswered(_said(data))
+    except BaseException:  # a cancellation too: a person pressed Ctrl-C
         await socket.close()
-        return Trial(capacity=LONE, trouble=str(error))
-    refused = _refusal(reply)
-    if refused is None:
-        sockets.append(socket)
-        return reply
-    await socket.close()
-    return refused
-
-
-def _refusal(reply: Mapping[str, Any]) -> Trial | None:
-    """Why there is no session behind a socket whose first reply is this; None: there is one.
-
-    An ``EXECUTION_ERROR`` means a session whose state cannot be told before its first reset.
-    """
-    data = reply.get("data")
-    if reply.get("type") != "error" or not isinstance(data, Mapping) or data.get("code") == "EXECUTION_ERROR":
-        return None
-    most = data.get("max_sessions")
-    if data.get("code") == "CAPACITY_REACHED" and isinstance(most, int) and most > 0:
-        return Trial(capacity=Capacity(most, Finding.BY_SERVER))
-    return Trial(capacity=LONE, trouble=_said(data))
+        raise
+    return socket
 
 
 def _said(data: Mapping[str, Any]) -> str:
     return one_line(f"{data.get('code')}: {data.get('message')}")
 
 
-async def _try_episode(socket: ProbeSocket, *, asks_tools: bool) -> tuple[str, Mapping[str, Any]]:
+async def _try_episode(socket: ProbeSocket, *, asks_tools: bool) -> tuple[str, list[Mapping[str, Any]]]:
     """Reset, and ask for tools; why the reset failed, or nothing, and what was answered about tools."""
     try:
         reply = await socket.ask({"type": "reset", "data": {}})
         if reply.get("type") == "error":
-            return f"reset: {_said(reply.get('data') or {})}", {}
+            return f"reset: {_said(reply.get('data') or {})}", []
         if not asks_tools:
-            return "", {}
+            return "", []
         listed = await socket.ask({"type": "step", "data": {"type": "list_tools"}})
     except Unanswered as error:
-        return str(error), {}
+        return str(error), []
     data = listed.get("data") if listed.get("type") == "observation" else None
-    observation = data.get("observation") if isinstance(data, Mapping) else None
-    return "", observation if isinstance(observation, Mapping) else {}
+    return "", tools_of(data.get("observation") if isinstance(data, Mapping) else None)
 
 
 async def _is_free_again(server: Probe) -> bool:
     deadline = asyncio.get_running_loop().time() + FREED_S
     while True:
-        sockets: list[ProbeSocket] = []
         try:
-            if isinstance(await _opened(server, sockets), Mapping):
-                return True
-        finally:
-            for socket in sockets:
-                await socket.close()
-        if asyncio.get_running_loop().time() > deadline:
-            return False
-        await asyncio.sleep(PAUSE_S)
+            await (await _opened(server)).close()
+        except Unanswered:
+            if asyncio.get_running_loop().time() > deadline:
+                return False
+            await asyncio.sleep(PAUSE_S)
+        else:
+            return True

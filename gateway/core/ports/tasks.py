@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from gateway.core.environment import Environment, Split, TaskSpec
 from gateway.core.ids import EnvironmentName
+from gateway.core.worker import WorkerTasks
 
 MAX_TASKS = 10_000
 """Tasks of one environment."""
@@ -97,4 +99,24 @@ class TaskStore(Protocol):
 
     async def aclose(self) -> None:
         """Let go of connections."""
+        ...
+
+
+class TaskQueries(Protocol):
+    """Asks workers for the tasks that they have: `gateway.sessions.worker_queries.WorkerQueries`."""
+
+    async def registered(self, environment: Environment) -> WorkerTasks:
+        """The tasks that they know by id."""
+        ...
+
+    async def splits(self, environment: Environment) -> list[Split]:
+        """The splits that they have."""
+        ...
+
+    async def count(self, environment: Environment, split: str) -> int:
+        """How many tasks one has. Raises ``UnknownSplit``."""
+        ...
+
+    async def tasks(self, environment: Environment, split: str, start: int, stop: int) -> list[TaskSpec]:
+        """Tasks of one. Raises ``UnknownSplit``."""
         ...

@@ -25,11 +25,12 @@ from gateway.core.errors import (
     unknown_index,
     unknown_split,
 )
+from gateway.core.ports.tasks import TaskQueries
 from gateway.core.worker import WorkerTasks
 from gateway.frontends.openenv.frames import Json, ResetWish, invalid
 from gateway.sessions.worker_queries import BeingReplaced
 from gateway.tasks.fields import TaskFields, value_at
-from gateway.tasks.lookup import TaskLookup, TaskQueries
+from gateway.tasks.lookup import TaskLookup
 from gateway.tasks.schema import parse
 from gateway.tasks.task_ref import TaskRef
 

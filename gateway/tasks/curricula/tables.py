@@ -12,13 +12,14 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from gateway.catalog.catalog import Catalog
 from gateway.core.curriculum import TaskRecord
 from gateway.core.environment import Environment
 from gateway.core.errors import InvalidRequest, UnknownSplit
 from gateway.core.ids import EnvironmentName
+from gateway.core.ports.tasks import TaskQueries
 from gateway.tasks.curricula.model import Component, Curriculum
 from gateway.tasks.registry import TaskRegistry
 
@@ -91,14 +92,6 @@ def count_rows(parts: Sequence[Part]) -> int:
     return len({(*place, row.index) for place, part in zip(places, parts, strict=True) for row in part.rows})
 
 
-class Counts(Protocol):
-    """Asks workers for their tasks: `gateway.sessions.worker_queries.WorkerQueries`."""
-
-    async def count(self, environment: Environment, split: str) -> int:
-        """How many tasks a split of theirs has. Raises ``UnknownSplit``."""
-        ...
-
-
 def read_table(environment: Environment, split: str, registry: TaskRegistry) -> Rows | None:
     """Read a split's tasks from the registry, in one go; None: only the environment's workers know them."""
     try:
@@ -111,7 +104,7 @@ def read_table(environment: Environment, split: str, registry: TaskRegistry) -> 
 class TaskTables:
     """Tables of the registry's splits."""
 
-    def __init__(self, registry: TaskRegistry, *, catalog: Catalog, queries: Counts) -> None:
+    def __init__(self, registry: TaskRegistry, *, catalog: Catalog, queries: TaskQueries) -> None:
         self._registry = registry
         self._catalog = catalog
         self._queries = queries

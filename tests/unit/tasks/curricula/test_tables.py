@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -12,6 +12,7 @@ from gateway.catalog.catalog import Catalog
 from gateway.core.environment import Environment, Server, ServerProtocol
 from gateway.core.errors import PoolExhausted, UnknownSplit
 from gateway.core.ids import EnvironmentName
+from gateway.core.ports.tasks import TaskQueries
 from gateway.stores.memory.tasks import MemoryTaskStore
 from gateway.tasks.curricula.tables import AT_ONCE, TaskRow, TaskTables
 from gateway.tasks.registry import TaskRegistry
@@ -40,7 +41,9 @@ class Image:
 
 def tables(registry: TaskRegistry, image: Image | None = None) -> TaskTables:
     foreign = replace(environment("image"), protocol=ServerProtocol.ORS, tasks=None, server=Server(port=8000))
-    return TaskTables(registry, catalog=Catalog([environment("math"), foreign]), queries=image or Image())
+    return TaskTables(
+        registry, catalog=Catalog([environment("math"), foreign]), queries=cast(TaskQueries, image or Image())
+    )
 
 
 @pytest.mark.parametrize(

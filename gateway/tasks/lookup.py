@@ -93,8 +93,8 @@ class TaskLookup:
 
     async def count(self, environment: Environment, split: str) -> int:
         """How many indices *split* has. Raises ``UnknownSplit``."""
-        if await self.handles.has(environment, split):
-            return await self.handles.count(environment, split)
+        if (handles := await self.handles.count(environment, split)) is not None:
+            return handles
         if await self._is_registrys(environment, split):
             return await self.sure(lambda: self.registry.count(environment.name, split))
         count = await self._queries.count(environment, split)
@@ -103,16 +103,16 @@ class TaskLookup:
 
     async def raw(self, environment: Environment, split: str, index: int) -> bytes:
         """One task as compact JSON; -1 is the last one. Raises ``UnknownSplit``, ``UnknownTask``."""
-        if await self.handles.has(environment, split):
-            return _compact((await self.handles.at(environment, split, index)).spec)
+        if (handle := await self.handles.at(environment, split, index)) is not None:
+            return _compact(handle.spec)
         if await self._is_registrys(environment, split):
             return await self.sure(lambda: self.registry.raw(environment.name, split, index))
         return _compact(await self._own(environment, split, index))
 
     async def at(self, environment: Environment, split: str, index: int) -> TaskRef:
         """One task, parsed; -1 is the last one. Raises ``UnknownSplit``, ``UnknownTask``."""
-        if await self.handles.has(environment, split):
-            return await self.handles.at(environment, split, index)
+        if (handle := await self.handles.at(environment, split, index)) is not None:
+            return handle
         if await self._is_registrys(environment, split):
             return await self.sure(lambda: self._registered_at(environment, split, index))
         count = await self.count(environment, split)
@@ -126,8 +126,8 @@ class TaskLookup:
             UnknownSplit: there is no such split.
             InvalidRequest: an image has too many to be listed at once.
         """
-        if await self.handles.has(environment, split):
-            places = places_of(split, start, stop, await self.count(environment, split))
+        if (handles := await self.handles.count(environment, split)) is not None:
+            places = places_of(split, start, stop, handles)
             return [_compact(spec_of(split, index)) for index in places]
         if await self._is_registrys(environment, split):
             return await self.sure(lambda: self.registry.range(environment.name, split, start, stop))

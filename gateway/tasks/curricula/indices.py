@@ -12,9 +12,8 @@ from dataclasses import replace
 from typing import Final
 
 from gateway.core.environment import Environment, TaskSpec
-from gateway.core.errors import InvalidRequest, StoreUnavailable, UnknownTask, unknown_index, unknown_split
+from gateway.core.errors import InvalidRequest, StoreUnavailable, UnknownTask, unknown_index
 from gateway.core.session import GroupMembership
-from gateway.tasks.curricula.model import Curriculum
 from gateway.tasks.curricula.service import Curricula
 from gateway.tasks.task_ref import CurriculumIndex, TaskRef
 
@@ -39,37 +38,31 @@ class CurriculumIndices:
         """Those that are in *environment*."""
         return self._curricula.splits(environment.name)
 
-    async def has(self, environment: Environment, split: str) -> bool:
-        """Whether *split* is a curriculum's."""
-        return await self._scope(environment, split) is not None
+    async def count(self, environment: Environment, split: str) -> int | None:
+        """Count the handles of *split*; None: it is no curriculum's. Raises ``InvalidRequest``: a component has none."""
+        scope = await self._curricula.scope(environment.name, split)
+        return None if scope is None else await self._curricula.count(scope)
 
-    async def count(self, environment: Environment, split: str) -> int:
-        """How many handles *split* has, one of a curriculum. Raises ``InvalidRequest``: a component has no task."""
-        scope = await self._scope(environment, split)
+    async def at(self, environment: Environment, split: str, index: int) -> TaskRef | None:
+        """One handle; -1 is the last one. None: *split* is no curriculum's. Raises ``UnknownTask``."""
+        scope = await self._curricula.scope(environment.name, split)
         if scope is None:
-            raise unknown_split(split, self.splits(environment))  # it went meanwhile
-        return await self._curricula.count(scope)
-
-    async def at(self, environment: Environment, split: str, index: int) -> TaskRef:
-        """One handle; -1 is the last one. Raises ``UnknownTask``."""
-        scope = await self._scope(environment, split)
-        count = await self.count(environment, split)
-        if scope is None or not -count <= index < count:
+            return None
+        count = await self._curricula.count(scope)
+        if not -count <= index < count:
             raise unknown_index(split, index, count)
         index %= count
         return TaskRef(spec=spec_of(split, index), split=split, index=index, handle=CurriculumIndex(scope, index))
 
     async def next_of(self, environment: Environment, split: str) -> TaskRef | None:
         """What is drawn next, if *split* is a curriculum's, for an opening that names no index."""
-        scope = await self._scope(environment, split)
+        scope = await self._curricula.scope(environment.name, split)
         return None if scope is None else TaskRef(spec={"id": split}, split=split, handle=CurriculumIndex(scope, None))
 
     async def named(self, environment: Environment, id: str) -> TaskRef | None:
         """The handle that *id* names, ``train:<name>/<index>``; None if it names none."""
         split, slash, number = id.rpartition("/")
-        if not slash or not is_index(number) or await self._scope(environment, split) is None:
-            return None
-        return await self.at(environment, split, int(number))
+        return await self.at(environment, split, int(number)) if slash and is_index(number) else None
 
     async def drawn(self, offer: TaskRef, find: Callable[[str, int], Awaitable[TaskRef]]) -> TaskRef:
         """The task that *offer* stands for, with its ticket: *offer* itself, unless it is a handle.
@@ -102,9 +95,6 @@ class CurriculumIndices:
         except BaseException:  # a cancellation too: the trainer hung up
             self._curricula.unused(ticket)
             raise
-
-    async def _scope(self, environment: Environment, split: str) -> Curriculum | None:
-        return await self._curricula.scope(environment.name, split)
 
 
 def is_index(text: str) -> bool:

@@ -39,7 +39,7 @@ class CurriculumIndices:
         return self._curricula.splits(environment.name)
 
     async def count(self, environment: Environment, split: str) -> int | None:
-        """Count the handles of *split*; None: it is no curriculum's. Raises ``InvalidRequest``: a component has none."""
+        """Count the handles of *split*; None: it is no curriculum's. Raises as `Curricula.count`."""
         scope = await self._curricula.scope(environment.name, split)
         return None if scope is None else await self._curricula.count(scope)
 

@@ -181,7 +181,7 @@ async def test_the_command_line_lists_shows_resets_and_clears() -> None:
         assert "stage first: success rate 0.00, 1 outcomes, 1 counted" in shown.output
         assert "0.25" in shown.output
         assert (as_json[0][0]["name"], as_json[1]["policy"]) == ("mine", "p")
-        assert await gateway.curricula.policy("mine") == ""
+        assert await gateway.curricula.weights.policy("mine") == ""
         assert "removed 1 record of math" in cleared.output
         assert dict(await gateway.records.of(MATH)) == {}
         assert unknown.exit_code == 2

@@ -112,16 +112,16 @@ class CurriculumRoutes:
         query = queried(request, "environment", "tasks")
         known = await self._named(request)
         scope = scope_of(known, _component(query["environment"], known)) if "environment" in query else known
-        prepared = await self._curricula.prepared(scope)
+        prepared = (await self._curricula.weights.of(scope)).prepared
         records = {name: await self._records.of(name) for name in known.environments}
-        standings = [_standing(standing, scope) for standing in await self._curricula.standings(scope)]
+        standings = [_standing(standing, scope) for standing in await self._curricula.weights.standings(scope)]
         standing = standings[0] if standings and not known.sampler.per_component else None
         return as_json(
             {
                 "name": known.name,
                 "source": "file" if self._curricula.is_in_file(known.name) else "api",
                 "definition": to_document(known),
-                "policy": await self._curricula.policy(known.name),
+                "policy": await self._curricula.weights.policy(known.name),
                 "stage": standing["stage"] if standing is not None else None,
                 "standing": standing,
                 "standings": standings,
@@ -157,7 +157,7 @@ class CurriculumRoutes:
         return as_json(
             {
                 "group_size": wish.group_size or known.group_size,
-                "policy": await self._curricula.policy(known.name),
+                "policy": await self._curricula.weights.policy(known.name),
                 "draws": [{"number": number, "group": f"{of}/{number}", **_place(place)} for number, place in draws],
             }
         )

@@ -32,8 +32,7 @@ from gateway.core.scaling import WINDOW_S
 from gateway.core.session import GroupMembership
 from gateway.tasks.curricula.definitions import from_document, splits_named
 from gateway.tasks.curricula.model import Curriculum, scope_of, scopes
-from gateway.tasks.curricula.sampling import Prepared, TaskPlace
-from gateway.tasks.curricula.stages import Standing
+from gateway.tasks.curricula.sampling import TaskPlace
 from gateway.tasks.curricula.stats import TaskStats
 from gateway.tasks.curricula.tables import Rows, TaskTables, count_rows, parts_of
 from gateway.tasks.curricula.weights import TaskWeights
@@ -97,7 +96,7 @@ class Curricula:
         self._store = store
         self._records = records
         self._tables = tables
-        self._weighings = TaskWeights(store=store, records=records, tables=tables)
+        self.weights = TaskWeights(store=store, records=records, tables=tables)
         self._files = dict(files)
         self._catalog = catalog
         # The state: what the API has defined, and what goes on behind requests.
@@ -167,7 +166,7 @@ class Curricula:
 
     async def count(self, scope: Curriculum) -> int:
         """How many handles there are. Raises ``InvalidRequest``: a component has no task."""
-        return scope.handles or count_rows(parts_of(scope, await self._weighings.tables_of(scope)))
+        return scope.handles or count_rows(parts_of(scope, await self.weights.tables_of(scope)))
 
     # -- draws ----------------------------------------------------------------------------------------------------
 
@@ -179,7 +178,7 @@ class Curricula:
             StoreUnavailable: the store does not answer.
         """
         if handle is None:
-            weighed = await self._weighings.of(scope)
+            weighed = await self.weights.of(scope)
             number = await self._store.numbers(scope.name, 1)
             return Handed(weighed.prepared.draw(number), None, weighed.policy)
         ticket = GroupMembership(scope.name, handle, uuid.uuid4().hex)
@@ -189,14 +188,14 @@ class Curricula:
                     scope.name, handle, member=ticket.member, group_size=scope.group_size, group_s=scope.group_s
                 )
                 if isinstance(found, Turn):
-                    weighed = await self._weighings.of(scope)
+                    weighed = await self.weights.of(scope)
                     place = _written(weighed.prepared.draw(found.number))
                     found = await self._store.propose(scope.name, handle, found, place, member=ticket.member)
                 if found is not None:
                     drawn = _read(found.place)
                     if drawn.environment in scope.environments:
                         ticket = replace(ticket, number=found.number, group_size=scope.group_size)
-                        return Handed(drawn, ticket, await self._weighings.recent_policy(scope))
+                        return Handed(drawn, ticket, await self.weights.recent_policy(scope))
                     # Of another definition of that name, in a file that was changed.
                     await self._store.reset(scope.name)
         except BaseException:  # a cancellation too: a command that was on its way may have joined
@@ -233,33 +232,21 @@ class Curricula:
         if policy is not None:
             await self.tag(name, policy)
         scope = curriculum if environment is None else scope_of(curriculum, environment)
-        weighed = await self._weighings.of(scope)
+        weighed = await self.weights.of(scope)
         first = await self._store.numbers(scope.name, count)
         return [(number, weighed.prepared.draw(number)) for number in range(first, first + count)]
-
-    async def prepared(self, scope: Curriculum) -> Prepared:
-        """All tasks of *scope*, weighed. Raises as `hand`."""
-        return (await self._weighings.of(scope)).prepared
-
-    async def standings(self, scope: Curriculum) -> list[Standing]:
-        """How far *scope* is in its stages, or each of its components; empty where it has none. Raises as `hand`."""
-        return await self._weighings.standings(scope)
 
     async def tag(self, name: str, policy: str) -> None:
         """Say which policy plays from now on: sessions that are opened by a handle are of it."""
         for scope in scopes(self.named(name)):
-            await self._weighings.note(scope.name, policy=policy)
-            self._weighings.forget(scope.name)
-
-    async def policy(self, name: str) -> str:
-        """The tag that was last said."""
-        return await self._weighings.policy(self.named(name).name)
+            await self.weights.note(scope.name, policy=policy)
+            self.weights.forget(scope.name)
 
     async def reset(self, name: str) -> None:
         """Begin anew: draws, groups and stages are forgotten, records are not."""
         for scope in scopes(self.named(name)):
             await self._store.reset(scope.name)
-            self._weighings.forget(scope.name)
+            self.weights.forget(scope.name)
 
     # -- capacity ---------------------------------------------------------------------------------------------------
 
@@ -280,7 +267,7 @@ class Curricula:
                 if pace.rate < LEAST_RATE:
                     continue
                 with contextlib.suppress(GatewayError):  # its tasks are gone, or its workers can't be asked for them
-                    for (environment, split), share in (await self.prepared(scope)).split_shares().items():
+                    for (environment, split), share in (await self.weights.of(scope)).prepared.split_shares().items():
                         if share > 0:
                             rate = pace.rate * share * scope.group_size
                             name = self._runs_in(environment, split)
@@ -340,7 +327,7 @@ class Curricula:
             except (InvalidRequest, ValueError) as error:  # of another version of the gateway
                 logger.warning("curriculum_left_out name=%s error=%s", name, error)
         self._defined, self._version = defined, version
-        self._weighings.forget_all()
+        self.weights.forget_all()
 
     async def run(self) -> None:
         """Follow definitions, and foresee what will be opened, until cancelled."""

@@ -123,7 +123,7 @@ async def test_an_opening_that_is_cancelled_at_any_turn_leaves_its_place(is_firs
     while not ended:
         replica = Replica(Store(), MINE)
         curricula = replica.curricula
-        await curricula.prepared(MINE)  # weighed in a thread, which takes any number of turns
+        await curricula.weights.of(MINE)  # weighed in a thread, which takes any number of turns
         if not is_first:
             await curricula.hand(MINE, 0)
         opening = asyncio.ensure_future(curricula.hand(MINE, 0))
@@ -194,11 +194,11 @@ async def test_a_weighing_is_kept_while_nothing_is_new_and_made_anew_when_record
     store = Store()
     curricula = Replica(store, scope).curricula
     await store.note([outcome(0, 1.0)])
-    first = await curricula.prepared(scope)
+    first = (await curricula.weights.of(scope)).prepared
     asked = store.calls["state"]
 
     async def is_looked_at_again() -> None:
-        kept = await curricula.prepared(scope)
+        kept = (await curricula.weights.of(scope)).prepared
         assert kept is first
         assert store.calls["state"] > asked
 
@@ -206,7 +206,7 @@ async def test_a_weighing_is_kept_while_nothing_is_new_and_made_anew_when_record
     await store.note([outcome(3, 0.0)] * 8)
 
     async def is_weighed_anew() -> None:
-        assert weight_of(await curricula.prepared(scope), MATH, "train", 3) < 1e-3
+        assert weight_of((await curricula.weights.of(scope)).prepared, MATH, "train", 3) < 1e-3
 
     await eventually(is_weighed_anew)
     assert weight_of(first, MATH, "train", 3) > 1 / len(TASKS)
@@ -215,7 +215,7 @@ async def test_a_weighing_is_kept_while_nothing_is_new_and_made_anew_when_record
 async def test_a_sampler_that_looks_at_no_records_asks_for_none() -> None:
     store = Store()
 
-    await Replica(store, MINE).curricula.prepared(MINE)
+    await Replica(store, MINE).curricula.weights.of(MINE)
 
     assert store.calls["records"] == 0
 
@@ -230,7 +230,7 @@ async def test_a_tag_is_of_all_openings_that_follow() -> None:
     assert before == ""
     assert (await curricula.hand(within, 0)).policy == "step-7"
     assert (await curricula.hand(BOTH, None)).policy == "step-7"
-    assert await curricula.policy("mine") == "step-7"
+    assert await curricula.weights.policy("mine") == "step-7"
 
 
 # -- several environments ---------------------------------------------------------------------------------------------
@@ -260,7 +260,7 @@ async def test_what_is_begun_anew_is_all_of_it_but_the_records() -> None:
     await curricula.reset("mine")
 
     assert await indices(curricula, 0, 3, within) == before == [0, 0, 1]
-    assert await curricula.policy("mine") == ""
+    assert await curricula.weights.policy("mine") == ""
     assert len((await store.records(MATH)).records) == 1
 
 

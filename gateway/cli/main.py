@@ -18,11 +18,11 @@ from gateway import __version__, logs
 from gateway.app import Gateway
 from gateway.catalog.catalog import describe, load_catalog
 from gateway.cli import cluster as cli_cluster
-from gateway.cli import tasks as cli_tasks
 from gateway.cli.admin_client import LOCALHOST, Key, Url, ask, counted, print_table
 from gateway.cli.curricula import curricula_app
 from gateway.cli.env import env_app
 from gateway.cli.serve import serve as serve_until_ended
+from gateway.cli.tasks import tasks_app
 from gateway.content import Content, load_content, load_files
 from gateway.core.environment import Environment, SplitType
 from gateway.core.errors import ConfigError, GatewayError
@@ -32,27 +32,12 @@ from gateway.tasks.importing.batch import check_target, gather, print_lines, wri
 from gateway.tasks.importing.rows import Entry
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="A gateway between RL trainers and environments.")
-tasks_app = typer.Typer(no_args_is_help=True, help="Work with files of tasks.")
 import_app = typer.Typer(no_args_is_help=True, help="Make task lines of a public benchmark's files.")
-
-
 tasks_app.add_typer(import_app, name="import")
-
-
-cli_tasks.mount(tasks_app)
-
-
 app.add_typer(tasks_app, name="tasks")
-
-
 app.add_typer(env_app, name="env")
-
-
 app.add_typer(curricula_app, name="curricula")
-
-
 cli_cluster.mount(app)
-
 
 EXIT_CONFIG = 2
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="Write to this file, not to standard output.")]

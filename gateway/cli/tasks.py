@@ -25,24 +25,13 @@ from gateway.tasks.templates import template
 TRY_S = 180.0
 """The longest wait for one task to be tried: longer than a gateway takes."""
 ROUTE = "/admin/v1/tasks"
+tasks_app = typer.Typer(no_args_is_help=True, help="Work with files of tasks.")
 
 For = Annotated[str, typer.Option("--environment", "-e", help="Of tasks that do not say an env_type.")]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="Write to this file, not to standard output.")]
 
 
-def mount(app: typer.Typer) -> None:
-    """Add the commands to *app*."""
-    app.command("new")(new)
-    app.command("schema")(schema)
-    app.command("validate")(validate)
-    app.command("add")(add)
-    app.command("list")(list_tasks)
-    app.command("remove")(remove)
-    app.command("keygen")(keygen)
-    app.command("sign")(sign_command)
-    app.command("verify")(verify)
-
-
+@tasks_app.command()
 def new(
     environment: Annotated[str, typer.Argument(help="The environment's name.")],
     id: Annotated[str, typer.Option("--id", help="Of the task.")] = "",
@@ -59,6 +48,7 @@ def new(
     _write(out, template(environment, id=id, form=form))
 
 
+@tasks_app.command()
 def schema(out: Out = None) -> None:
     """Write the JSON Schema of a task."""
     _write(out, schema_text(), force=True)  # what is there is an older schema
@@ -69,6 +59,7 @@ def schema_text() -> str:
     return json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
+@tasks_app.command()
 def validate(
     files: Annotated[list[Path], typer.Argument(metavar="FILE…", help=".json, .jsonl, .yaml; bundles too.")],
     url: Annotated[str, typer.Option(help="Of a gateway that tries them.", envvar="GATEWAY_URL")] = "",
@@ -114,6 +105,7 @@ def validate(
     )
 
 
+@tasks_app.command()
 def add(
     file: Annotated[Path, typer.Argument(help=".json, .jsonl, .yaml, or a bundle.")],
     url: Url = LOCALHOST,
@@ -137,6 +129,7 @@ def add(
         typer.echo(f"{done} {row['environment']} {row['id']} ({row['split']}/{row['index']})")
 
 
+@tasks_app.command("list")
 def list_tasks(
     url: Url = LOCALHOST,
     key: Key = "",
@@ -167,6 +160,7 @@ def list_tasks(
     print_table(table)
 
 
+@tasks_app.command()
 def remove(
     environment: Annotated[str, typer.Argument(help="The task's environment.")],
     id: Annotated[str, typer.Argument(help="The task's id.")],
@@ -178,12 +172,14 @@ def remove(
     typer.echo(f"removed {environment} {id}")
 
 
+@tasks_app.command()
 def keygen(file: Annotated[Path, typer.Argument(help="The private key; the public one gets .pub behind it.")]) -> None:
     """Make a pair of keys to sign tasks with; the public one goes into the folder of GATEWAY_TASK_KEYS."""
     public, id = make_keys(file)
     typer.echo(f"{file}: the private key, keep it; {public}: the public key {id}")
 
 
+@tasks_app.command("sign")
 def sign_command(
     file: Annotated[Path, typer.Argument(help=".json, .jsonl or .yaml.")],
     key: Annotated[Path, typer.Option("--key", "-k", help="The private key.")],
@@ -200,6 +196,7 @@ def sign_command(
     _write(out, json.dumps(bundle, ensure_ascii=False, indent=1) + "\n")
 
 
+@tasks_app.command()
 def verify(
     bundle: Annotated[Path, typer.Argument(help="What `gateway tasks sign` wrote.")],
     keys: Annotated[Path, typer.Option("--keys", help="A public key, or a folder of them.")],

@@ -327,7 +327,7 @@ class Curricula:
             except (InvalidRequest, ValueError) as error:  # of another version of the gateway
                 logger.warning("curriculum_left_out name=%s error=%s", name, error)
         self._defined, self._version = defined, version
-        self.weights.forget_all()
+        self.weights.forget()
 
     async def run(self) -> None:
         """Follow definitions, and foresee what will be opened, until cancelled."""

@@ -54,13 +54,9 @@ class TaskWeights:
         self._weighed: dict[str, WeightedTasks] = {}
         self._weighing: dict[str, asyncio.Lock] = {}
 
-    def forget(self, name: str) -> None:
-        """Weigh the tasks of a scope anew, when it is drawn from next."""
-        self._weighed.pop(name, None)
-
-    def forget_all(self) -> None:
-        """Weigh those of all anew."""
-        self._weighed.clear()
+    def forget(self, name: str = "") -> None:
+        """Weigh the tasks of a scope, or of all, anew, when it is drawn from next."""
+        self._weighed = {known: one for known, one in self._weighed.items() if name and known != name}
 
     async def standings(self, scope: Curriculum) -> list[Standing]:
         """How far *scope* is in its stages by the newest records; empty where it has none. Raises as `of`."""

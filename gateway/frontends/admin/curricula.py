@@ -22,7 +22,7 @@ from gateway.frontends.asgi import MAX_GROUP_SIZE, POLICY_MAX_CHARS
 from gateway.tasks.curricula.definitions import to_document
 from gateway.tasks.curricula.model import Curriculum, scope_of
 from gateway.tasks.curricula.sampling import TaskPlace
-from gateway.tasks.curricula.service import Curricula
+from gateway.tasks.curricula.service import MAX_SAMPLE, Curricula
 from gateway.tasks.curricula.stages import Standing
 from gateway.tasks.curricula.stats import TaskStats
 from gateway.tasks.runtime import RuntimeTasks
@@ -42,7 +42,7 @@ _Policy = Annotated[str, Field(max_length=POLICY_MAX_CHARS)]
 
 
 class _Sample(Body):
-    count: int = Field(default=1, ge=1)
+    count: int = Field(default=1, ge=1, le=MAX_SAMPLE)
     group_size: int | None = Field(default=None, ge=1, le=MAX_GROUP_SIZE)
     """Episodes that the trainer opens of each draw; None: the curriculum's."""
     environment: str | None = None
@@ -151,14 +151,17 @@ class CurriculumRoutes:
     async def _sample(self, request: Request) -> Response:
         wish = await validated(request, _Sample, MAX_BODY_BYTES)
         known = await self._named(request)
-        environment = _component(wish.environment, known) if wish.environment is not None else None
-        of = known.name if environment is None else scope_of(known, environment).name
-        draws = await self._curricula.sample(known.name, wish.count, environment=environment, policy=wish.policy)
+        scope = known if wish.environment is None else scope_of(known, _component(wish.environment, known))
+        if wish.policy is not None:
+            await self._curricula.tag(known.name, wish.policy)
+        draws = await self._curricula.sample(scope, wish.count)
         return as_json(
             {
                 "group_size": wish.group_size or known.group_size,
                 "policy": await self._curricula.weights.policy(known.name),
-                "draws": [{"number": number, "group": f"{of}/{number}", **_place(place)} for number, place in draws],
+                "draws": [
+                    {"number": number, "group": f"{scope.name}/{number}", **_place(place)} for number, place in draws
+                ],
             }
         )
 

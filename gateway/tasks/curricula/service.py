@@ -215,23 +215,8 @@ class Curricula:
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
-    async def sample(
-        self, name: str, count: int, *, environment: EnvironmentName | None = None, policy: str | None = None
-    ) -> list[tuple[int, TaskPlace]]:
-        """Draw *count* times, for the one who asks alone; *policy* is noted as `tag` does.
-
-        From all components, or from those of *environment*, one of the curriculum's.
-
-        Raises:
-            UnknownTask: there is no such curriculum.
-            InvalidRequest: *count* is too large or not positive; a component or a stage has no task.
-        """
-        curriculum = self.named(name)
-        if not 0 < count <= MAX_SAMPLE:
-            raise InvalidRequest(f"count: 1 to {MAX_SAMPLE} draws can be asked for at once, not {count}")
-        if policy is not None:
-            await self.tag(name, policy)
-        scope = curriculum if environment is None else scope_of(curriculum, environment)
+    async def sample(self, scope: Curriculum, count: int) -> list[tuple[int, TaskPlace]]:
+        """Draw *count* times, at most `MAX_SAMPLE`, for the one who asks alone. Raises as `hand`."""
         weighed = await self.weights.of(scope)
         first = await self._store.numbers(scope.name, count)
         return [(number, weighed.prepared.draw(number)) for number in range(first, first + count)]

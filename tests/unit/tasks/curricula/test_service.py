@@ -20,7 +20,7 @@ from gateway.core.worker import WorkerTasks
 from gateway.stores.memory.tasks import MemoryTaskStore
 from gateway.tasks.curricula.model import Component, Curriculum, Sampler, SamplerKind, scope_of, scopes
 from gateway.tasks.curricula.sampling import TaskPlace
-from gateway.tasks.curricula.service import JOINS, MAX_SAMPLE, Curricula, Handed
+from gateway.tasks.curricula.service import JOINS, Curricula, Handed
 from gateway.tasks.curricula.stats import TaskStats
 from gateway.tasks.curricula.tables import TaskTables
 from gateway.tasks.lookup import TaskLookup
@@ -240,7 +240,7 @@ async def test_within_an_environment_only_its_own_tasks_are_drawn() -> None:
     curricula = Replica(Store(), BOTH).curricula
 
     places = [(await curricula.hand(scope_of(BOTH, GAME), None)).place for _ in range(4)]
-    sampled = await curricula.sample("mine", 4)
+    sampled = await curricula.sample(BOTH, 4)
 
     assert [place.task for place in places] == ["g0", "g1", "g2", "g0"]
     assert [place.task for _, place in sampled] == ["t0", "g0", "t1", "g1"]
@@ -262,16 +262,6 @@ async def test_what_is_begun_anew_is_all_of_it_but_the_records() -> None:
     assert await indices(curricula, 0, 3, within) == before == [0, 0, 1]
     assert await curricula.weights.policy("mine") == ""
     assert len((await store.records(MATH)).records) == 1
-
-
-@pytest.mark.parametrize("count", [0, -1, MAX_SAMPLE + 1])
-async def test_as_many_draws_as_nobody_can_want_are_refused(count: int) -> None:
-    curricula = Replica(Store(), MINE).curricula
-
-    with pytest.raises(InvalidRequest, match="count"):
-        await curricula.sample("mine", count)
-
-    assert [number for number, _ in await curricula.sample("mine", 1)] == [0]
 
 
 # -- definitions ------------------------------------------------------------------------------------------------------

@@ -24,7 +24,6 @@ from gateway.core.ports.store import Store
 from gateway.core.ports.tasks import TaskStore
 from gateway.node.tls import NODE_NAME, client_context
 from gateway.settings import Settings, inherited_environ
-from gateway.stores.memory.calls import MemoryCallStore
 from gateway.stores.memory.curricula import MemoryCurriculumStore
 from gateway.stores.memory.sessions import MemoryStore
 from gateway.stores.memory.tasks import MemoryTaskStore
@@ -65,13 +64,14 @@ class Stores:
     """Tasks that come at run time."""
     curricula: CurriculumStore
     """Task records and draws."""
-    calls: CallStore
-    """Calls to third-party servers."""
+    calls: CallStore | None = None
+    """Calls to third-party servers; None if there are no other replicas."""
 
     async def aclose(self) -> None:
         """Close all of them."""
         for store in (self.calls, self.tasks, self.curricula, self.sessions):
-            await store.aclose()
+            if store is not None:
+                await store.aclose()
 
 
 def make_stores(settings: Settings, replica: str) -> Stores:
@@ -81,7 +81,6 @@ def make_stores(settings: Settings, replica: str) -> Stores:
             sessions=MemoryStore(queue_max=settings.queue_max, closed_kept_s=settings.closed_kept_s),
             tasks=MemoryTaskStore(),
             curricula=MemoryCurriculumStore(),
-            calls=MemoryCallStore(replica=replica),
         )
     check_store(settings.store)
     url, prefix = settings.store, settings.store_prefix

@@ -167,8 +167,10 @@ class Gateway:
             me = settings.peer_url or default_peer_url(settings.host, port or settings.port)
             self.peers = ReplicaClient(me, secret)
             self._owned.push_async_callback(self.peers.aclose)
-        recorder = Recorder(self.stores.calls)
-        self._owned.push_async_callback(recorder.aclose)
+        recorder = None
+        if self.stores.calls is not None:
+            recorder = Recorder(self.stores.calls)
+            self._owned.push_async_callback(recorder.aclose)
         ors = ThirdPartyOrsUpstream(self.transport, recorder=recorder)
         areal = ArealUpstream(self.transport, recorder=recorder)
         self._openenv = OpenEnvUpstream(

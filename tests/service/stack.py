@@ -32,7 +32,6 @@ from gateway.core.session import Session, SessionState
 from gateway.core.worker import WorkerLoad, WorkerState
 from gateway.server import BoundedSocket
 from gateway.settings import Settings
-from gateway.stores.memory.calls import MemoryCallStore
 from gateway.stores.memory.curricula import MemoryCurriculumStore
 from gateway.stores.memory.sessions import MemoryStore
 from gateway.stores.memory.tasks import MemoryTaskStore
@@ -121,7 +120,6 @@ class Replica(Gateway):
             sessions=store,
             tasks=task_store or MemoryTaskStore(),
             curricula=curriculum_store or MemoryCurriculumStore(),
-            calls=MemoryCallStore(replica=name),
         )
         super().__init__(
             settings,

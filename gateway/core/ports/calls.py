@@ -120,11 +120,6 @@ class CallStore(Protocol):
     """
 
     @property
-    def is_shared(self) -> bool:
-        """Whether other processes see it: where none does, calls without a key need not be told to it."""
-        ...
-
-    @property
     def replica(self) -> str:
         """The name of this replica, which no other process ever has."""
         ...

@@ -31,7 +31,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gateway.core.errors import StoreUnavailable
+from gateway.core.errors import CallConflict, StoreUnavailable
 from gateway.core.faults import FaultKind
 from gateway.core.ids import SessionId
 from gateway.core.ports.calls import (
@@ -46,7 +46,6 @@ from gateway.core.ports.calls import (
     Change,
     Tally,
 )
-from gateway.stores.memory.calls import other_digest
 from gateway.stores.redis.client import Listener, RedisClient, happened
 from gateway.stores.redis.records import packed, text
 
@@ -70,9 +69,7 @@ class _CallLink(RedisClient):
 
 
 class RedisCallStore:
-    """Calls of all replicas; the seam is ``core.call_ports.CallStore``."""
-
-    is_shared = True
+    """Calls of all replicas; the seam is ``core.ports.calls.CallStore``."""
 
     def __init__(
         self,
@@ -122,7 +119,7 @@ class RedisCallStore:
         if not answer:
             return None
         if text(answer[0]) != digest:
-            raise other_digest()
+            raise CallConflict("Idempotency-Key was used with another body")
         return _record(answer[1])
 
     async def write(self, changes: Sequence[CallChange]) -> str:

@@ -157,22 +157,18 @@ class Recorder:
 
     async def ended(self, call: CallChange) -> None:
         """Record the end of a call that was begun; waits for it, but not for ever: it is written when it can be."""
-        if self._store.is_shared:
-            self._remember(call)
+        self._remember(call)
         await asyncio.wait({self._send(call)}, timeout=self._write_s)
 
     # -- calls without a key --------------------------------------------------------------------------------------
 
     def runs(self, call: CallChange) -> None:
         """Note that a call runs whose task id is known to somebody."""
-        if self._store.is_shared:
-            self._fresh[call.task_id] = call
-            self._tick()
+        self._fresh[call.task_id] = call
+        self._tick()
 
     def noted(self, call: CallChange) -> None:
         """Note the end of such a call."""
-        if not self._store.is_shared:
-            return
         is_fresh = self._fresh.pop(call.task_id, None) is not None
         self._live.pop(call.task_id, None)
         has_room = len(self._notes) < NOTES_MAX and self._notes_bytes + len(call.outcome) <= self._notes_limit
@@ -188,8 +184,6 @@ class Recorder:
 
     def counted(self, session: Session, tally: Tally) -> None:
         """Note what was seen here of a session so far; it is written with what is written next."""
-        if not self._store.is_shared:
-            return
         place = session.id, session.lease
         before = self._tallies.get(place)
         tally = replace(tally, told_in=before.tally.told_in if before is not None else "")
@@ -216,8 +210,6 @@ class Recorder:
 
     async def tallies(self, session: Session) -> Mapping[str, Tally] | None:
         """What the other replicas saw of a session, by their names. None: that can't be had, or a part is missing."""
-        if not self._store.is_shared:
-            return {}
         asking = self._detach(self._store.tallies(session.id, session.lease))
         await asyncio.wait({asking}, timeout=self._write_s)
         if not asking.done() or asking.exception() is not None:
@@ -327,7 +319,7 @@ class Recorder:
         self._live |= fresh
         tallies = [self._tallies[place] for place in self._untold]
         changes = [*(change for _, change in unsent), *fresh.values(), *notes, *tallies]
-        if not changes and not (self._store.is_shared and (self._live or self._kept)):
+        if not changes and not (self._live or self._kept):
             return
         try:
             for batch in _batches(changes):

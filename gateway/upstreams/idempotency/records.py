@@ -99,8 +99,6 @@ class Records(Generic[T]):
 
     def noted(self, session: Session, task_id: str, outcome: T | Exception) -> None:
         """Note what came of it."""
-        if not self._recorder.store.is_shared:
-            return
         written = self._written(outcome, NOTED_BYTES)
         kind = Change.DROPPED if written is None else Change.DONE
         self._recorder.noted(self._change(kind, session, task_id, keep_s=UNKEYED_S, outcome=written or b""))
@@ -109,7 +107,7 @@ class Records(Generic[T]):
 
     async def look(self, session: Session, task_id: str) -> CallRecord | None:
         """What another replica recorded of a call. Raises ``StoreUnavailable``."""
-        if not self._recorder.store.is_shared or _TASK_ID.fullmatch(task_id) is None:
+        if _TASK_ID.fullmatch(task_id) is None:
             return None
         return await self._recorder.store.look(session.id, session.lease, task_id)
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from gateway.core.errors import StoreUnavailable
+from gateway.core.errors import CallConflict, StoreUnavailable
 from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
-from gateway.core.ports.calls import CallChange, CallRecord, CallState, Tally
+from gateway.core.ports.calls import CallChange, CallRecord, CallState, Change, Tally
 from gateway.core.session import Session, SessionState
-from gateway.stores.memory.calls import MemoryCallStore
 
 SESSION = Session(
     id=SessionId("s"),
@@ -25,26 +25,93 @@ SESSION = Session(
     state=SessionState.OPEN,
 )
 
+_Place = tuple[SessionId, str]
+
 
 class Shared:
-    """One store that replicas share, and who of them runs what."""
+    """The calls and counts that replicas share, without the bounds of the real store."""
 
     def __init__(self) -> None:
-        self.store = MemoryCallStore()
         self.run = 1
         self.runner: dict[str, str] = {}
+        """The replica that runs a call, by task id; a store that loses its data does not lose this."""
         self.gone: set[str] = set()
+        self._calls: dict[_Place, dict[str, CallChange]] = {}
+        self._tallies: dict[_Place, dict[str, Tally]] = {}
+        self._news = asyncio.Event()
 
     def lose(self) -> None:
         """Lose all data, as a restart may."""
-        self.store = MemoryCallStore()
+        self._calls, self._tallies = {}, {}
         self.run += 1
+
+    def begin(self, replica: str, call: CallChange) -> CallRecord | None:
+        """Record *call*, or return what is known of its key."""
+        calls = self._calls.setdefault((call.session, call.lease), {})
+        known = next((one for one in calls.values() if one.key == call.key), None)
+        if known is None:
+            calls[call.task_id] = call
+            self.runner[call.task_id] = replica
+            return None
+        if known.digest != call.digest:
+            raise CallConflict("Idempotency-Key was used with another body")
+        return self.look(call.session, call.lease, known.task_id)
+
+    def write(self, replica: str, change: CallChange) -> None:
+        """Apply *change*."""
+        place = change.session, change.lease
+        calls = self._calls.setdefault(place, {})
+        if change.kind is Change.TALLIED:
+            self._count(place, replica, change.tally)
+        elif change.kind is Change.FORGOTTEN:
+            self._calls.pop(place, None)
+            self._tallies.pop(place, None)
+        elif change.kind is Change.UNDONE or (change.kind is Change.DROPPED and not change.key):
+            calls.pop(change.task_id, None)
+        elif change.kind is not Change.RUNNING or change.task_id not in calls:
+            calls[change.task_id] = change
+            self.runner.setdefault(change.task_id, replica)
+        self._news.set()
+        self._news = asyncio.Event()
+
+    def look(self, session: SessionId, lease: str, task_id: str) -> CallRecord | None:
+        """Return what is known of a call."""
+        call = self._calls.get((session, lease), {}).get(task_id)
+        if call is None:
+            return None
+        runner, state = self.runner[task_id], CallState(call.kind.value)
+        if state is CallState.RUNNING and runner in self.gone:
+            state = CallState.LOST
+        return CallRecord(task_id=task_id, state=state, replica=runner, outcome=call.outcome)
+
+    async def settled(self, session: SessionId, lease: str, task_id: str, within_s: float) -> CallRecord | None:
+        """Wait until a call does not run any more."""
+        deadline = asyncio.get_running_loop().time() + within_s
+        while True:
+            record = self.look(session, lease, task_id)
+            left_s = deadline - asyncio.get_running_loop().time()
+            if record is None or record.state is not CallState.RUNNING or left_s <= 0:
+                return record
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._news.wait()
+
+    def tallies(self, session: SessionId, lease: str) -> Mapping[str, Tally]:
+        """Return each replica's count."""
+        return dict(self._tallies.get((session, lease), {}))
+
+    def _count(self, place: _Place, replica: str, tally: Tally) -> None:
+        told = self._tallies.setdefault(place, {})
+        known = told.get(replica)
+        if known is None:
+            if not tally.told_in:
+                told[replica] = tally
+        elif known.number != tally.number or known.version <= tally.version:
+            told[replica] = replace(tally, is_whole=known.is_whole and known.number == tally.number)
 
 
 class View:
     """A replica's way to the store: it may be cut, and it counts what goes over it."""
-
-    is_shared = True
 
     def __init__(self, shared: Shared, replica: str) -> None:
         self.replica = replica
@@ -59,36 +126,29 @@ class View:
         self, session: SessionId, lease: str, *, key: str, digest: str, task_id: str, within_s: float
     ) -> CallRecord | None:
         await self._trip("begin")
-        found = await self._shared.store.begin(
-            session, lease, key=key, digest=digest, task_id=task_id, within_s=within_s
-        )
-        if found is None:
-            self._shared.runner[task_id] = self.replica
+        call = CallChange(kind=Change.RUNNING, session=session, lease=lease, key=key, digest=digest, task_id=task_id)
+        found = self._shared.begin(self.replica, call)
         self._answer()
-        return self._seen(found)
+        return found
 
     async def write(self, changes: Sequence[CallChange]) -> str:
         await self._trip("write")
         for change in changes:
-            self._shared.runner.setdefault(change.task_id, self.replica)
-        self._shared.store.replica = self.replica  # to which a count belongs
-        await self._shared.store.write(changes)
+            self._shared.write(self.replica, change)
         self._answer()
         return str(self._shared.run)
 
     async def look(self, session: SessionId, lease: str, task_id: str) -> CallRecord | None:
         await self._trip("look")
-        return self._seen(await self._shared.store.look(session, lease, task_id))
+        return self._shared.look(session, lease, task_id)
 
     async def settled(self, session: SessionId, lease: str, task_id: str, *, within_s: float) -> CallRecord | None:
         await self._trip("settled")
-        if self._shared.runner.get(task_id) in self._shared.gone:
-            within_s = 0
-        return self._seen(await self._shared.store.settled(session, lease, task_id, within_s=within_s))
+        return await self._shared.settled(session, lease, task_id, within_s)
 
     async def tallies(self, session: SessionId, lease: str) -> Mapping[str, Tally]:
         await self._trip("tallies")
-        return await self._shared.store.tallies(session, lease)
+        return self._shared.tallies(session, lease)
 
     async def aclose(self) -> None: ...
 
@@ -101,10 +161,3 @@ class View:
     def _answer(self) -> None:
         if self.loses_answers:
             raise StoreUnavailable("the answer was lost")
-
-    def _seen(self, record: CallRecord | None) -> CallRecord | None:
-        if record is None:
-            return None
-        runner = self._shared.runner[record.task_id]
-        is_lost = record.state is CallState.RUNNING and runner in self._shared.gone
-        return replace(record, replica=runner, state=CallState.LOST if is_lost else record.state)

@@ -410,7 +410,7 @@ async def test_a_store_that_lost_its_data_is_told_of_all_keys_again(a: Replica, 
     shared.lose()
 
     async def told_again() -> None:
-        found = [await shared.store.look(SESSION.id, SESSION.lease, task_id) for task_id in shared.runner]
+        found = [shared.look(SESSION.id, SESSION.lease, task_id) for task_id in shared.runner]
         assert [one.state for one in found if one is not None] == [CallState.DONE, CallState.RUNNING]
 
     await eventually(told_again)
@@ -430,7 +430,7 @@ async def test_what_can_be_told_again_is_bounded_and_keys_stay_known(shared: Sha
 
     async def told_again() -> None:
         for task_id in shared.runner:
-            assert await shared.store.look(SESSION.id, SESSION.lease, task_id) is not None
+            assert shared.look(SESSION.id, SESSION.lease, task_id) is not None
 
     await eventually(told_again)
     with pytest.raises(CallConflict, match="not kept"):

@@ -236,7 +236,7 @@ async def test_a_session_that_ended_leaves_no_count(a: Gateway, b: Gateway, shar
     await a.recorder.aclose()
     await b.recorder.aclose()
 
-    assert await shared.store.tallies(SESSION.id, SESSION.lease) == {}
+    assert shared.tallies(SESSION.id, SESSION.lease) == {}
 
 
 async def test_a_gateway_without_others_takes_no_trip_for_its_counts() -> None:

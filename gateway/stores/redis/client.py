@@ -124,7 +124,7 @@ class RedisClient:
         for script in self._scripts.values():
             await self.ask("SCRIPT LOAD", script.text)
 
-    def begin(self, name: str, *arguments: str | float, urgent: bool = False) -> asyncio.Task[Any]:
+    def begin(self, name: str, *arguments: str | float | bytes, urgent: bool = False) -> asyncio.Task[Any]:
         """Run an operation to its end, in a task that nobody should cancel; wait for it shielded.
 
         An *urgent* one does not wait for those that came before it.
@@ -132,7 +132,7 @@ class RedisClient:
         packs = [packed(value) for value in arguments]
         return self.detach(self._evaluate(self._scripts[name], packs, urgent=urgent))
 
-    async def run(self, name: str, *arguments: str | float, urgent: bool = False) -> Any:
+    async def run(self, name: str, *arguments: str | float | bytes, urgent: bool = False) -> Any:
         """Run an operation and return its answer: bytes, integers, None and lists of these."""
         return await asyncio.shield(self.begin(name, *arguments, urgent=urgent))
 

@@ -14,8 +14,10 @@ from gateway.core.session import CloseReason, Session, SessionState
 from gateway.core.worker import EnvironmentLoad, Worker, WorkerLoad, WorkerState
 
 
-def packed(value: str | float) -> bytes:
+def packed(value: str | float | bytes) -> bytes:
     """Write an argument as bytes; a trainer's name for something may hold lone surrogates."""
+    if isinstance(value, bytes):
+        return value
     return (value if isinstance(value, str) else repr(value)).encode("utf-8", "surrogatepass")
 
 

@@ -165,7 +165,7 @@ class OnceOnlyCalls(Generic[T]):
             _forget_old_keys(episode)
         self._start(episode, call, partial(self._worked, episode, call, run, within_s), within_s)
         if key is None and call.is_recorded and self._records is not None:
-            self._records.runs(session, call.task_id, within_s=within_s)
+            self._records.runs(session, call, within_s=within_s)
         return call
 
     async def seek(self, session: Session, task_id: str, *, within_s: float) -> Call[T] | None:
@@ -302,7 +302,7 @@ class OnceOnlyCalls(Generic[T]):
         if self._records is None or call.key is None or not call.is_recorded:
             call.admit()
             return await run()
-        return await self._records.once(episode.session, call, call.key, run, within_s=within_s)
+        return await self._records.once(episode.session, call, run, within_s=within_s)
 
     def _expire(self, episode: _Episode[T], call: Call[T], error: UpstreamTimeout) -> None:
         call.fail(error)
@@ -316,7 +316,7 @@ class OnceOnlyCalls(Generic[T]):
                 del episode.calls[call.task_id]
             return
         if call.is_recorded and call.key is None and self._records is not None:
-            self._records.noted(episode.session, call.task_id, call.result)
+            self._records.noted(episode.session, call)
         call.ended_at = episode.used_at = self._clock()
         call.weight = call.outcome_weight()
         self._ended[call.key is not None][call.task_id] = episode

@@ -47,7 +47,7 @@ class Shared:
 
     def begin(self, replica: str, call: CallChange) -> CallRecord | None:
         """Record *call*, or return what is known of its key."""
-        calls = self._calls.setdefault((call.session, call.lease), {})
+        calls = self._calls.setdefault(call.place, {})
         known = next((one for one in calls.values() if one.key == call.key), None)
         if known is None:
             calls[call.task_id] = call
@@ -59,7 +59,7 @@ class Shared:
 
     def write(self, replica: str, change: CallChange) -> None:
         """Apply *change*."""
-        place = change.session, change.lease
+        place = change.place
         calls = self._calls.setdefault(place, {})
         if change.kind is Change.TALLIED:
             self._count(place, replica, change.tally)
@@ -122,11 +122,8 @@ class View:
         self.gate.set()
         self._shared = shared
 
-    async def begin(
-        self, session: SessionId, lease: str, *, key: str, digest: str, task_id: str, within_s: float
-    ) -> CallRecord | None:
+    async def begin(self, call: CallChange) -> CallRecord | None:
         await self._trip("begin")
-        call = CallChange(kind=Change.RUNNING, session=session, lease=lease, key=key, digest=digest, task_id=task_id)
         found = self._shared.begin(self.replica, call)
         self._answer()
         return found

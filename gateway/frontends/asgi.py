@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import math
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Protocol
@@ -13,6 +11,7 @@ from typing import Any, Protocol
 from starlette.types import Message, Receive, Scope, Send
 
 from gateway.core.errors import InvalidRequest
+from gateway.core.json_text import dump
 from gateway.core.session import Group
 
 DROP_BYTES = 256 * 2**20
@@ -138,24 +137,6 @@ def denial(send: Send) -> Send:
 async def respond_json(send: Send, status: int, value: object, extra: Sequence[tuple[bytes, bytes]] = ()) -> None:
     """Send *value* as compact JSON."""
     await respond(send, status, dump(value), (JSON_TYPE, *extra))
-
-
-def dump(value: object) -> bytes:
-    """Compact JSON in UTF-8; what JSON has no word for (NaN, infinity, a lone surrogate) becomes null or an escape."""
-    try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-    except UnicodeEncodeError:
-        return json.dumps(_finite(value), separators=(",", ":")).encode()
-    except ValueError:
-        return dump(_finite(value))
-
-
-def _finite(value: object) -> object:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    return [_finite(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 class Connection(Protocol):

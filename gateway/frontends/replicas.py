@@ -16,7 +16,8 @@ from typing import Protocol
 from starlette.types import Receive, Scope, Send
 
 from gateway.core.errors import GatewayError, InvalidRequest, UpstreamError, UpstreamTimeout
-from gateway.frontends.asgi import BodyTooLarge, HungUp, drop_body, dump, read_body, respond, respond_json
+from gateway.core.json_text import dump
+from gateway.frontends.asgi import BodyTooLarge, HungUp, drop_body, read_body, respond, respond_json
 from gateway.frontends.errors import status_of
 from gateway.upstreams.replica_client import (
     BODY_MAX_BYTES,

@@ -15,11 +15,12 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import yaml
 
 from gateway.core.errors import ConfigError, TaskInvalid
+from gateway.core.json_text import refuse_constant
 
 MAX_DEPTH = 32
 MAX_VALUES = 200_000
@@ -33,7 +34,7 @@ MAX_KEY_CHARS = 80
 def read_json(data: bytes, *, where: str = "") -> Any:
     """Read one JSON document. Raises ``TaskInvalid`` with line and column, or the key that stands twice."""
     try:
-        return json.loads(_text(data, where), parse_constant=_refuse_constant, object_pairs_hook=_unique)
+        return json.loads(_text(data, where), parse_constant=refuse_constant, object_pairs_hook=_unique)
     except json.JSONDecodeError as error:
         raise TaskInvalid(
             [(f"line {error.lineno}", f"not JSON: {error.msg} at column {error.colno}")], where=where
@@ -157,10 +158,6 @@ def _text(data: bytes, where: str) -> str:
         raise TaskInvalid([("", f"not UTF-8: {error.reason} at byte {error.start}")], where=where) from None
 
 
-def _refuse_constant(word: str) -> NoReturn:
-    raise ValueError(f"{word} is not JSON")
-
-
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
@@ -225,7 +222,7 @@ def _parse(line: bytes, where: str) -> dict[str, Any]:
     if not line.strip():
         raise ConfigError(f"{where}: an empty line")
     try:
-        task = json.loads(line.decode("utf-8"), parse_constant=_refuse_constant, object_pairs_hook=_unique)
+        task = json.loads(line.decode("utf-8"), parse_constant=refuse_constant, object_pairs_hook=_unique)
     except UnicodeDecodeError as error:
         raise ConfigError(f"{where}: not UTF-8: {error.reason} at byte {error.start}") from error
     except json.JSONDecodeError as error:

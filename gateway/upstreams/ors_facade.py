@@ -29,7 +29,8 @@ from gateway.core.errors import (
     WorkerFull,
 )
 from gateway.core.faults import Fault
-from gateway.core.ports.transport import Exchange, Headers
+from gateway.core.json_text import dump
+from gateway.core.ports.transport import Exchange, Headers, header
 from gateway.core.session import Session
 from gateway.core.worker import Worker
 from gateway.upstreams import ors_bodies as answers
@@ -38,7 +39,7 @@ from gateway.upstreams.action_mapping import Unreadable
 from gateway.upstreams.faults import faults
 from gateway.upstreams.idempotency.call import Call
 from gateway.upstreams.idempotency.calls import OnceOnlyCalls
-from gateway.upstreams.idempotency.codec import RESULTS, Codec
+from gateway.upstreams.idempotency.codec import RESULTS
 from gateway.upstreams.idempotency.recorder import Recorder
 from gateway.upstreams.idempotency.records import Records
 from gateway.upstreams.ors_bodies import Unprocessable, read_call
@@ -67,9 +68,9 @@ class OrsFacade(ABC):
     ping_s: ClassVar[float] = sse.PING_S
     """How long a stream is silent at most."""
 
-    def __init__(self, *, calls: OnceOnlyCalls[StepResult] | None = None, recorder: Recorder | None = None) -> None:
-        """*recorder*: tells other replicas of the calls of this one; None: there are no others."""
-        self.calls = OnceOnlyCalls[StepResult](recorded(recorder, RESULTS)) if calls is None else calls
+    def __init__(self, *, recorder: Recorder | None = None) -> None:
+        """*recorder* tells other replicas of the calls of this one; it is None if there are no others."""
+        self.calls = OnceOnlyCalls[StepResult](None if recorder is None else Records(recorder, RESULTS))
         self.tallies = SessionStats(None if self.counts_itself else recorder)
 
     # -- what there has to be -------------------------------------------------------------------------------------
@@ -134,18 +135,18 @@ class OrsFacade(ABC):
             within_s = environment.timeouts.call_s
             if operation == "prompt":
                 blocks = await within(self.prompt(session, environment), within_s)
-                return Whole(200, answers.dump(answers.blocks(blocks)))
+                return Whole(200, dump(answers.blocks(blocks)))
             if operation == "task_tools":
                 return Whole(200, await within(self.task_tools(session, environment), within_s))
             if operation == "messages":
                 return Whole(200, await within(self.messages(session, environment), within_s))
-            return Whole(404, answers.dump({"detail": "Not Found"}))
+            return Whole(404, dump({"detail": "Not Found"}))
         except Unprocessable as error:
-            return Whole(422, answers.dump({"detail": list(error.entries)}))
+            return Whole(422, dump({"detail": list(error.entries)}))
         except UpstreamError as error:
             if isinstance(error, AuthorFault | UpstreamGone | UpstreamTimeout | WorkerFull):
                 raise
-            return Whole(500, answers.dump({"detail": error.detail}))
+            return Whole(500, dump({"detail": error.detail}))
 
     async def _call(self, session: Session, environment: Environment, body: bytes, headers: Headers) -> Exchange:
         action, task_id = read_call(body, header(headers, b"content-type"))
@@ -194,7 +195,7 @@ class OrsFacade(ABC):
     def _frames(self, result: StepResult) -> Frames:
         payload = answers.result(result)
         if result.error is not None and result.reason == TOOL_FAILED and self.raises_by_event:
-            return sse.written(sse.Event("error", result.error)), payload
+            return sse.event("error", result.error), payload
         return sse.result(payload), payload
 
 
@@ -220,7 +221,7 @@ async def told(
     if call is None:
         if wants_json:
             return Whole(200, answers.refusal(UNKNOWN_TASK_ID, "unknown_task_id"))
-        return Whole(200, sse.written(sse.Event("error", UNKNOWN_TASK_ID)), sse.HEADERS)
+        return Whole(200, sse.event("error", UNKNOWN_TASK_ID), sse.HEADERS)
     stream = _Stream(calls, session, call, frames, ping_s)
     try:
         if wants_json:
@@ -254,11 +255,11 @@ class _Stream(Generic[T]):
         try:
             outcome = await self._call.outcome()
         except SessionFailed as error:
-            return sse.written(sse.Event("error", error.detail)), answers.refusal(error.detail, error.code)
+            return sse.event("error", error.detail), answers.refusal(error.detail, error.code)
         except AuthorFault as error:
             self.faults = error.faults
-            event = sse.Event("error", f"{error.code}: {error.detail}")
-            return sse.written(event), answers.refusal(error.detail, error.code)
+            typed = f"{error.code}: {error.detail}"
+            return sse.event("error", typed), answers.refusal(error.detail, error.code)
         if isinstance(outcome, StepResult):
             self.faults = outcome.faults
         elif isinstance(outcome, sse.Event) and outcome.name == "error":
@@ -271,7 +272,7 @@ class _Stream(Generic[T]):
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """Yield events and, while there are none, comments. Raises as ``Exchange.chunks``."""
-        head = sse.written(sse.Event("task_id", self._call.task_id))
+        head = sse.event("task_id", self._call.task_id)
         if not self._call.is_over:
             yield head
             head = b""
@@ -282,7 +283,7 @@ class _Stream(Generic[T]):
         except UpstreamError:
             raise
         except GatewayError as error:
-            end = sse.written(sse.Event("error", error.detail))
+            end = sse.event("error", error.detail)
         yield head + end
         self.delivered()
 
@@ -321,15 +322,10 @@ class Whole:
         """Nothing is held any more."""
 
 
-def recorded(recorder: Recorder | None, codec: Codec[T]) -> Records[T] | None:
-    """The records of calls whose outcomes *codec* writes."""
-    return None if recorder is None else Records(recorder, codec)
-
-
 def not_offered(environment: Environment) -> Exchange:
     """The answer to ``/score_group`` of an environment that has no judge, in the servers' words."""
     detail = f"Environment {str(environment.name)!r} does not implement score_group"
-    return Whole(404, answers.dump({"detail": detail}))
+    return Whole(404, dump({"detail": detail}))
 
 
 def worker_of(session: Session) -> Worker:
@@ -340,11 +336,6 @@ def worker_of(session: Session) -> Worker:
 def spelled(action: Action) -> list[object]:
     """Say what *action* is, in JSON."""
     return [action.name, action.arguments if action.name is not None else None, action.text, action.fields]
-
-
-def header(headers: Headers, name: bytes) -> str:
-    """The value of a header; empty if it is not there."""
-    return next((value.decode("latin-1") for key, value in headers if key == name), "")
 
 
 async def within(work: Awaitable[T], seconds: float) -> T:

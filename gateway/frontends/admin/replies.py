@@ -8,7 +8,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.core.errors import GatewayError, InvalidRequest, TaskInvalid, UnknownTask
-from gateway.frontends.asgi import BodyTooLarge, HungUp, dump
+from gateway.core.json_text import dump
+from gateway.frontends.asgi import BodyTooLarge, HungUp
 from gateway.frontends.errors import retry_after, status_of
 from gateway.tasks.signing import BadSignature, NotSigned
 

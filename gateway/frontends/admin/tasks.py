@@ -18,10 +18,11 @@ from gateway.catalog.catalog import Catalog
 from gateway.core.environment import Environment
 from gateway.core.errors import GatewayError, InvalidRequest
 from gateway.core.ids import EnvironmentName, Owner
+from gateway.core.json_text import dump
 from gateway.core.ports.tasks import MAX_AT_ONCE, MAX_TASK_BYTES, Probe
 from gateway.core.session import CloseReason, SessionSetup
 from gateway.frontends.admin.replies import answering, as_json, flagged, operator_of, queried
-from gateway.frontends.asgi import Attended, BodyTooLarge, HungUp, drop_body, dump, read_body
+from gateway.frontends.asgi import Attended, BodyTooLarge, HungUp, drop_body, read_body
 from gateway.sessions.opening import EpisodeRequest
 from gateway.sessions.service import Sessions
 from gateway.tasks.documents import listed, read_json, read_json_lines, read_yaml

@@ -12,11 +12,12 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from gateway.core.environment import Environment
 from gateway.core.episode import Action
 from gateway.core.errors import InvalidRequest, UnknownSplit, UnknownTask
+from gateway.core.json_text import refuse_constant
 from gateway.tasks.curricula.indices import is_index
 from gateway.tasks.lookup import TaskLookup
 from gateway.tasks.task_ref import TaskRef, seed_of
@@ -44,7 +45,7 @@ def read_object(body: bytes) -> Object:
     if not body.strip():
         raise InvalidRequest("the body is empty; a JSON object is wanted")
     try:
-        value = json.loads(body, parse_constant=_refuse_constant)
+        value = json.loads(body, parse_constant=refuse_constant)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"the body is not JSON: {error}") from error
     if not isinstance(value, dict):
@@ -121,10 +122,6 @@ def _kind(value: object) -> str:
             return "array"
         case _:
             return "object"
-
-
-def _refuse_constant(word: str) -> NoReturn:
-    raise ValueError(f"{word} is not JSON")
 
 
 async def find_sample(lookup: TaskLookup, environment: Environment, sample: str) -> TaskRef:

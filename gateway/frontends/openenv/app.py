@@ -36,10 +36,10 @@ from gateway.frontends.openenv.passthrough import Passthrough
 from gateway.frontends.openenv.session_ids import Attachments, SessionIds
 from gateway.frontends.openenv.tasks import TaskChooser
 from gateway.frontends.openenv.websocket import ClientSocket, Left, SocketServer
-from gateway.frontends.ors.bodies import Unprocessable
 from gateway.sessions.service import Sessions
 from gateway.sessions.worker_queries import WorkerQueries
 from gateway.tasks.lookup import TaskLookup
+from gateway.upstreams.ors_bodies import Unprocessable
 
 logger = logging.getLogger(__name__)
 

@@ -27,8 +27,8 @@ from gateway.frontends.openenv.mcp import Mcp
 from gateway.frontends.openenv.passthrough import Passthrough, observed
 from gateway.frontends.openenv.schema import metadata, openapi, schemas
 from gateway.frontends.openenv.session_ids import SessionIds
-from gateway.frontends.ors.bodies import OfRange, OfSplit, OfTask, validate
 from gateway.tasks.lookup import TaskLookup
+from gateway.upstreams.ors_bodies import OfRange, OfSplit, OfTask, validate
 
 MAX_ID_CHARS: Final = 255
 

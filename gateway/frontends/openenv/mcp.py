@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gateway.core.environment import Environment
 from gateway.core.ids import Owner
-from gateway.frontends.asgi import dump
+from gateway.core.json_text import dump
 from gateway.frontends.openenv.episodes import Episodes
 from gateway.frontends.openenv.frames import Code, FrameError, Json, ResetWish
 from gateway.frontends.openenv.passthrough import Passthrough

@@ -13,7 +13,7 @@ from typing import Any, Final
 from gateway.core.environment import Environment, UpstreamKind
 from gateway.core.errors import GatewayError, SessionNotFound
 from gateway.core.ids import Owner
-from gateway.frontends.asgi import dump
+from gateway.core.json_text import dump
 from gateway.frontends.openenv.episodes import Episodes, empty_state, patient
 from gateway.frontends.openenv.frames import Code, FrameError, Json, ResetWish, frame
 from gateway.sessions.service import ActiveSession, Sessions

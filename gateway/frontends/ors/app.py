@@ -56,21 +56,14 @@ from gateway.frontends.asgi import (
     respond_json,
 )
 from gateway.frontends.errors import ORS_STATUS, marks, retry_after, status_of, told
-from gateway.frontends.ors import replies
-from gateway.frontends.ors.bodies import (
-    CreateSession,
-    Unprocessable,
-    is_json,
-    parse_json,
-    read_secrets,
-    validate,
-)
 from gateway.frontends.ors.replies import ONCE, OrsError, as_order
 from gateway.frontends.ors.tasks import OrsTasks, Pending, PendingCreates
 from gateway.sessions.opening import EpisodeRequest
 from gateway.sessions.service import ActiveSession, Sessions, TrackedResponse
 from gateway.sessions.worker_queries import WorkerQueries
 from gateway.tasks.lookup import TaskLookup
+from gateway.upstreams import sse
+from gateway.upstreams.ors_bodies import CreateSession, Unprocessable, is_json, parse_json, read_secrets, validate
 
 logger = logging.getLogger(__name__)
 
@@ -216,8 +209,8 @@ class OrsFrontend:
         if "application/json" in accept and "text/event-stream" not in accept:
             await respond_json(send, 200, {"sid": name})
             return
-        answer = replies.event("task_id", name) + replies.event("end", "")
-        await send({"type": "http.response.start", "status": 200, "headers": list(replies.HEADERS)})
+        answer = sse.event("task_id", name) + sse.event("end", "")
+        await send({"type": "http.response.start", "status": 200, "headers": list(sse.HEADERS)})
         await send({"type": "http.response.body", "body": answer})
 
     async def _create(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -405,7 +398,7 @@ class OrsFrontend:
             logger.warning("call_broken operation=%s error=%s", name, text)
             # The blank line ends an event that broke off in its middle.
             await send(
-                {"type": "http.response.body", "body": b"\r\n\r\n" + replies.event("error", text), "more_body": True}
+                {"type": "http.response.body", "body": b"\r\n\r\n" + sse.event("error", text), "more_body": True}
             )
         await send({"type": "http.response.body", "body": b""})
 

@@ -19,11 +19,11 @@ from gateway.catalog.catalog import Catalog
 from gateway.core.environment import Environment, UpstreamKind
 from gateway.core.errors import InvalidRequest, PoolExhausted, UnknownTask
 from gateway.core.ids import Owner
+from gateway.core.json_text import dump
 from gateway.core.session import Group, SessionSetup
-from gateway.frontends.asgi import dump
-from gateway.frontends.ors.bodies import CreateSession, OfRange, OfSplit, OfTask, validate, without_platform_keys
 from gateway.tasks.lookup import TaskLookup
 from gateway.tasks.task_ref import TaskRef, seeded
+from gateway.upstreams.ors_bodies import CreateSession, OfRange, OfSplit, OfTask, validate, without_platform_keys
 
 
 class OrsTasks:

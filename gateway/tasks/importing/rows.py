@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 from gateway.core.errors import ConfigError
+from gateway.core.json_text import parse
 
 MAX_FILE_BYTES = 256 * 2**20
 """Of one file, unpacked. The benchmarks' own files have a few MiB; a packed file could grow without end."""
@@ -49,7 +50,7 @@ def read_rows(path: Path) -> list[Row]:
     if not is_document:
         return _lines(text, path)
     try:
-        value = _parse(text)
+        value = parse(text)
     except json.JSONDecodeError as error:
         if error.msg == _EXTRA_DATA:
             return _lines(text, path)
@@ -102,19 +103,11 @@ def _lines(text: str, path: Path) -> list[Row]:
 
 def _line(line: str, where: str) -> Row:
     try:
-        return Row(where, _parse(line))
+        return Row(where, parse(line))
     except json.JSONDecodeError as error:
         return Row(where, None, f"not JSON: {error.msg} at column {error.colno}")
     except (ValueError, RecursionError) as error:
         return Row(where, None, f"not JSON: {error}")
-
-
-def _parse(text: str) -> object:
-    return json.loads(text, parse_constant=_refuse_constant)
-
-
-def _refuse_constant(word: str) -> NoReturn:
-    raise ValueError(f"{word} is not JSON")
 
 
 def _text(path: Path) -> str:

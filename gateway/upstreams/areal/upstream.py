@@ -34,6 +34,7 @@ from gateway.core.errors import (
     unknown_split,
 )
 from gateway.core.ids import SessionId, WorkerId
+from gateway.core.json_text import compact, dump
 from gateway.core.ports.transport import Request, Transport
 from gateway.core.session import Session, SessionSetup
 from gateway.core.worker import Worker, WorkerSession, WorkerTasks
@@ -120,7 +121,7 @@ class ArealUpstream(OrsFacade):
     async def tools(self, worker: Worker, environment: Environment) -> bytes:
         """One tool, ``act``: its input is what the agent says, or the action's object."""
         told = await self._told(worker.id, worker.address)
-        return wire.compact(wire.tool_list(environment, told)).encode()
+        return compact(wire.tool_list(environment, told))
 
     async def registered(self, worker: Worker, environment: Environment) -> WorkerTasks:
         """None: the API has no word for them."""
@@ -200,7 +201,7 @@ class ArealUpstream(OrsFacade):
 
     async def open(self, session: Session, environment: Environment, setup: SessionSetup) -> str:
         """Begin an episode; its id and its first observation are the handle."""
-        body = wire.compact(wire.start_body(setup)).encode()
+        body = compact(wire.start_body(setup))
         told = await self._told(session.worker, session.address)
         starting = asyncio.ensure_future(self._start(session, environment, told, body))
         try:
@@ -285,7 +286,7 @@ class ArealUpstream(OrsFacade):
 
     async def _cancel(self, session: Session, told: ServerInfo, episode: str) -> bool:
         """End an episode; whether the server knew it. Raises ``UpstreamError`` if it does not take it."""
-        body = wire.compact({"episode_id": episode}).encode()
+        body = compact({"episode_id": episode})
         status, answer = await self._post(session, told, "episode/cancel", body, silence_s=CANCEL_S)
         if status not in (200, 404):
             raise UpstreamError(f"the server did not cancel the episode: {wire.refusal(status, answer)[0]}")
@@ -304,7 +305,7 @@ class ArealUpstream(OrsFacade):
     async def messages(self, session: Session, environment: Environment) -> bytes:
         """The first observation as ORS messages: a conversation where it is one."""
         said = observations.read_messages(_begun(session).observation)
-        return answers.dump([{"role": role, "blocks": answers.blocks(blocks), "detail": None} for role, blocks in said])
+        return dump([{"role": role, "blocks": answers.blocks(blocks), "detail": None} for role, blocks in said])
 
     async def step(self, session: Session, environment: Environment, action: Action) -> StepResult:
         """Play one turn; turns of one session follow each other."""
@@ -318,7 +319,7 @@ class ArealUpstream(OrsFacade):
             wanted = wire.written(action, environment, told)
             if isinstance(wanted, StepResult):
                 return wanted
-            body = wire.compact({"episode_id": episode.id, "action": wanted}).encode()
+            body = compact({"episode_id": episode.id, "action": wanted})
             status, answer = await self._post(
                 session, told, "episode/step", body, silence_s=environment.timeouts.call_s
             )

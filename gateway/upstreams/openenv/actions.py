@@ -14,8 +14,9 @@ from typing import Any, Final
 from gateway.core.environment import Environment
 from gateway.core.episode import Action, StepResult
 from gateway.core.errors import UpstreamError
+from gateway.core.json_text import compact
 from gateway.upstreams.action_mapping import Tool, text_argument, tool_call
-from gateway.upstreams.openenv.frames import INTERNAL, compact, request
+from gateway.upstreams.openenv.frames import INTERNAL, request
 from gateway.upstreams.openenv.http import Http, Place, RpcError
 
 STEP: Final = "step"

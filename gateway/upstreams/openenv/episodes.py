@@ -25,20 +25,10 @@ from gateway.core.errors import (
     UpstreamGone,
     WorkerFull,
 )
+from gateway.core.json_text import parse
 from gateway.core.session import Session
 from gateway.upstreams.faults import author_fault
-from gateway.upstreams.openenv.frames import (
-    FACTORY,
-    FAILED,
-    FULL,
-    INVALID,
-    SESSION,
-    STATE,
-    fault_of,
-    kind_of,
-    parse,
-    request,
-)
+from gateway.upstreams.openenv.frames import FACTORY, FAILED, FULL, INVALID, SESSION, STATE, fault_of, kind_of, request
 from gateway.upstreams.openenv.http import INITIALISING, REFUSED, UNKNOWN_SESSION, Http, Place, RpcError
 from gateway.upstreams.openenv.replica_codec import Handle
 from gateway.upstreams.openenv.session_lifetime import Lasting

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from gateway.core.errors import UpstreamError, UpstreamGone
 from gateway.core.ids import WorkerId
+from gateway.core.json_text import compact, parse
 from gateway.core.ports.transport import Request, Transport
-from gateway.upstreams.openenv.frames import compact, parse
 
 ANSWER_S: Final = 20.0
 """For requests that a server answers from memory; an environment that blocks its loop holds them up."""

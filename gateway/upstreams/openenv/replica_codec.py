@@ -8,8 +8,8 @@ from typing import Final
 from gateway.core.episode import Action, StepResult, Summary
 from gateway.core.errors import SessionNotFound, UpstreamError
 from gateway.core.faults import FaultKind
+from gateway.core.json_text import compact, parse
 from gateway.upstreams.idempotency.codec import result_of_json, result_to_json
-from gateway.upstreams.openenv.frames import compact, parse
 
 FIRST_MAX_BYTES: Final = 32 * 2**10
 """A larger first observation is known to the replica that opened the session only."""

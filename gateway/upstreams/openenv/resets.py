@@ -12,9 +12,8 @@ from typing import Any, Final
 from gateway.core.environment import Environment
 from gateway.core.errors import InvalidRequest
 from gateway.core.session import SessionSetup
+from gateway.upstreams.ors_bodies import PLATFORM_SECRETS
 
-PLATFORM_SECRETS: Final = frozenset(("api_key", "OPENREWARD_API_KEY"))
-"""Keys of the platform that SDKs send with every session unasked."""
 _FOR_PEOPLE: Final = frozenset(
     ("id", "env_type", "name", "description", "version", "tags", "aliases", "difficulty", "split", "index")
 ) | frozenset(("rate_limit", "metadata", "source", "license", "author"))

@@ -27,7 +27,8 @@ from gateway.core.errors import (
     UpstreamTimeout,
 )
 from gateway.core.ids import SessionId
-from gateway.core.ports.transport import DialSocket, Exchange, Headers, Transport
+from gateway.core.json_text import compact, parse
+from gateway.core.ports.transport import DialSocket, Exchange, Headers, Transport, header
 from gateway.core.ports.upstream import Replicas
 from gateway.core.session import CloseReason, Session, SessionSetup
 from gateway.core.worker import Worker, WorkerSession, WorkerTasks
@@ -36,7 +37,7 @@ from gateway.upstreams.idempotency.recorder import Recorder
 from gateway.upstreams.openenv.actions import Forms, step_frame
 from gateway.upstreams.openenv.capabilities import CapabilityProbe
 from gateway.upstreams.openenv.episodes import OpenEnvSessions
-from gateway.upstreams.openenv.frames import acts, check_reward, compact, failure_of, kind_of, parse
+from gateway.upstreams.openenv.frames import acts, check_reward, failure_of, kind_of
 from gateway.upstreams.openenv.http import Http, Place
 from gateway.upstreams.openenv.observations import first_blocks, step_result
 from gateway.upstreams.openenv.ownership import SessionOwnership, StoredSessions, remember
@@ -228,8 +229,7 @@ class OpenEnvUpstream(OrsFacade):
         self, session: Session, environment: Environment, operation: str, *, body: bytes, headers: Headers
     ) -> Exchange:
         """Answer an ORS operation; see ``Upstream.forward``."""
-        key = next((value.decode("latin-1") for name, value in headers if name == b"idempotency-key"), None)
-        with _keyed(key or None):
+        with _keyed(header(headers, b"idempotency-key") or None):
             return await super().forward(session, environment, operation, body=body, headers=headers)
 
     async def step(self, session: Session, environment: Environment, action: Action) -> StepResult:

@@ -2,12 +2,15 @@
 
 Differences from a plain ORS client: the session's id is the gateway's own (trainers of different keys may choose the
 same name), every request carries the worker's token, and a request is sent once.
+
+A worker keeps its sessions' records for us: a store that lost its data is rebuilt from them. A record is signed with
+the worker's token, so that a worker can give back what it was told and nothing else: it could otherwise name another
+tenant's session as its own. No task, no secret and no key is in it; the owner is the name of a key.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import hashlib
 import hmac
 import json
@@ -32,14 +35,13 @@ from gateway.core.errors import (
     WorkerFull,
 )
 from gateway.core.faults import FAULT_HEADER, FAULTS_HEADER, Fault, FaultKind, faults_of, read_faults
-from gateway.core.ids import SessionId, WorkerId
+from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
+from gateway.core.json_text import compact
 from gateway.core.ports.transport import Exchange, Headers, Request, Transport
-from gateway.core.session import Session, SessionSetup
+from gateway.core.session import Session, SessionSetup, SessionState
 from gateway.core.worker import Worker, WorkerSession, WorkerTasks
-from gateway.upstreams.ors import session_record as notes
-from gateway.upstreams.ors.client import Answer, OrsClient, of, read
-from gateway.upstreams.ors.codec import read_blocks, read_result, written
-from gateway.upstreams.ors.dialects import split_list, task_count, task_list
+from gateway.upstreams.ors.client import Answer, OrsClient, of, read, read_blocks, read_result, written
+from gateway.upstreams.ors.dialects import secrets_header, split_list, task_count, task_list
 from gateway.upstreams.ors_facade import Whole
 
 SILENCE_S: Final = 30.0
@@ -53,6 +55,10 @@ READY_PAUSE_S: Final = (0.002, 0.02)
 TOKENS_MAX: Final = 10_000
 _ACCEPT_JSON: Final = ((b"accept", b"application/json"),)
 _REWARDED: Final = b"x-session-rewarded"
+RECORD_MAX_BYTES: Final = 8192
+"""What a worker keeps; a session with a longer record (a task's id may be long) is noted without its task."""
+_TASK_MAX: Final = 512
+_MAC_DIGITS: Final = 32
 _PASSED_ON: Final = frozenset((b"content-type", b"accept", b"idempotency-key", b"x-request-id", b"user-agent"))
 """Headers of a trainer's request that a worker may see; never keys, cookies or addresses."""
 
@@ -193,8 +199,8 @@ class OrsUpstream:
             wish["config"] = setup.config
         headers = _leased(session)
         if setup.secrets:
-            headers.append((b"x-secrets", _encode_secrets(setup.secrets)))
-        if note := notes.written(session, self._client.token(session.worker)):
+            headers.append(secrets_header(setup.secrets))
+        if note := write_record(session, self._client.token(session.worker)):
             headers.append((b"x-session-note", note))
         headers.append((FAULTS_HEADER, b"1"))
         place = (session.worker, session.address, b"/create")
@@ -240,7 +246,7 @@ class OrsUpstream:
                 busy=bool(entry["busy"]),
                 steps=int(entry["steps"]),
                 idle_s=float(entry["idle_s"]),
-                session=None if ids is not None else notes.read(entry.get("note"), worker, token),
+                session=None if ids is not None else read_record(entry.get("note"), worker, token),
             )
             for entry in listed.get("sessions", ())
         ]
@@ -352,11 +358,6 @@ def _leased(session: Session) -> list[tuple[bytes, bytes]]:
     return [*of(session), (b"x-session-lease", session.lease.encode())]
 
 
-def _encode_secrets(secrets: Mapping[str, str]) -> bytes:
-    wrapped = {name: {"value": value} for name, value in secrets.items()}
-    return base64.b64encode(json.dumps(wrapped, separators=(",", ":")).encode())
-
-
 def _summary(value: object) -> Summary | None:
     if not isinstance(value, Mapping):
         return None
@@ -371,3 +372,54 @@ def _summary(value: object) -> Summary | None:
         fault=FaultKind(fault) if (fault := value.get("fault")) in set(FaultKind) else None,
         faults=faults_of(faults) if (faults := value.get("faults")) else (),
     )
+
+
+# -- a session's record, as its worker keeps it -----------------------------------------------------------------------
+
+
+def write_record(session: Session, token: bytes) -> bytes:
+    """Write the record of *session* as a header's value: one line of ASCII. Empty if it is too long."""
+    record = {
+        "id": session.id,
+        "name": session.name,
+        "owner": session.owner,
+        "environment": session.environment,
+        "lease": session.lease,
+        "fingerprint": session.fingerprint,
+        "idle_s": session.idle_s,
+        "task": session.task[:_TASK_MAX],
+        "episode": session.episode,
+        "policy": session.policy,
+    }
+    text = compact(record)
+    note = _mac(text, token) + text
+    return note if len(note) <= RECORD_MAX_BYTES else b""
+
+
+def read_record(note: object, worker: Worker, token: bytes) -> Session | None:
+    """Read a record that *worker* gave back; None if it is none of ours."""
+    if not isinstance(note, str) or not note.isascii():
+        return None
+    mac, text = note[:_MAC_DIGITS].encode(), note[_MAC_DIGITS:].encode()
+    if not hmac.compare_digest(mac, _mac(text, token)):
+        return None
+    record: Mapping[str, Any] = json.loads(text)  # signed by us, so it is what was written
+    return Session(
+        id=SessionId(record["id"]),
+        name=record["name"],
+        owner=Owner(record["owner"]),
+        environment=EnvironmentName(record["environment"]),
+        lease=record["lease"],
+        fingerprint=record["fingerprint"],
+        idle_s=record["idle_s"],
+        worker=worker.id,
+        address=worker.address,
+        state=SessionState.OPEN,
+        task=record["task"],
+        episode=record["episode"],
+        policy=record.get("policy", ""),  # one of a gateway before this key was
+    )
+
+
+def _mac(text: bytes, token: bytes) -> bytes:
+    return hmac.new(token, b"session-note:" + text, hashlib.sha256).hexdigest()[:_MAC_DIGITS].encode()

@@ -7,12 +7,12 @@ keeps for a minute: a second run is not possible.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
 
 from gateway.core.environment import Environment
 from gateway.core.errors import SessionNotFound, UpstreamError, UpstreamGone, UpstreamTimeout
+from gateway.core.json_text import compact
 from gateway.core.ports.transport import Exchange
 from gateway.core.session import Session
 from gateway.upstreams import sse
@@ -153,11 +153,10 @@ class _Attempt:
         return event
 
     async def _send(self, body: Mapping[str, Any], silence_s: float) -> Exchange:
-        content = json.dumps(body, separators=(",", ":")).encode()
         headers = (*of(self._session), *JSON, (b"accept", b"text/event-stream"))
         session = self._session
         return await self._link.send(
-            session.worker, session.address, b"POST", self._target, headers, content, silence_s=silence_s
+            session.worker, session.address, b"POST", self._target, headers, compact(body), silence_s=silence_s
         )
 
     async def _last(self, exchange: Exchange) -> sse.Event:

@@ -30,8 +30,9 @@ from gateway.core.errors import (
     WorkerFull,
 )
 from gateway.core.ids import SessionId
+from gateway.core.json_text import dump
 from gateway.core.outcomes import is_without_reward
-from gateway.core.ports.transport import Exchange, Headers, Transport
+from gateway.core.ports.transport import Exchange, Headers, Transport, header
 from gateway.core.session import Session, SessionSetup
 from gateway.core.worker import Worker, WorkerSession, WorkerTasks
 from gateway.upstreams import ors_bodies as answers
@@ -41,8 +42,17 @@ from gateway.upstreams.faults import author_fault
 from gateway.upstreams.idempotency.calls import OnceOnlyCalls
 from gateway.upstreams.idempotency.codec import EVENTS
 from gateway.upstreams.idempotency.recorder import Recorder
-from gateway.upstreams.ors.client import STARTING_PAUSE_S, Answer, OrsClient, Refused, of, refusal
-from gateway.upstreams.ors.codec import read_blocks, read_result
+from gateway.upstreams.idempotency.records import Records
+from gateway.upstreams.ors.client import (
+    STARTING_PAUSE_S,
+    Answer,
+    OrsClient,
+    Refused,
+    of,
+    read_blocks,
+    read_result,
+    refusal,
+)
 from gateway.upstreams.ors.dialects import (
     Flavours,
     path,
@@ -61,9 +71,7 @@ from gateway.upstreams.ors_facade import (
     Frames,
     OrsFacade,
     Whole,
-    header,
     not_offered,
-    recorded,
     told,
     worker_of,
 )
@@ -92,7 +100,7 @@ class ThirdPartyOrsUpstream(OrsFacade):
         super().__init__(recorder=recorder)
         self._link = OrsClient(transport)
         self._flavours = Flavours(self._link)
-        self._scores: OnceOnlyCalls[sse.Event] = OnceOnlyCalls(recorded(recorder, EVENTS))
+        self._scores: OnceOnlyCalls[sse.Event] = OnceOnlyCalls(None if recorder is None else Records(recorder, EVENTS))
         self._tools: OrderedDict[tuple[SessionId, str], Mapping[str, Any]] = OrderedDict()
         self._pulse = Pulse(ping=self._ping, is_busy=self._is_busy, every_s=ping_s)
 
@@ -141,7 +149,7 @@ class ThirdPartyOrsUpstream(OrsFacade):
     async def tools(self, worker: Worker, environment: Environment) -> bytes:
         """The environment's tool list, with every key that the standard has."""
         answer = await self._ask(worker, environment, "tools")
-        return answers.dump(tool_list(answer.parsed("/tools")))
+        return dump(tool_list(answer.parsed("/tools")))
 
     async def registered(self, worker: Worker, environment: Environment) -> WorkerTasks:
         """None: tasks stand in splits."""
@@ -271,7 +279,7 @@ class ThirdPartyOrsUpstream(OrsFacade):
 
     async def task_tools(self, session: Session, environment: Environment) -> bytes:
         """The session's tools, its task's own included."""
-        return answers.dump(await self._session_tools(session, environment))
+        return dump(await self._session_tools(session, environment))
 
     async def messages(self, session: Session, environment: Environment) -> bytes:
         """The conversation that the agent is told first; a server that has none has a prompt."""
@@ -376,10 +384,10 @@ class ThirdPartyOrsUpstream(OrsFacade):
 
 def _scored(event: sse.Event) -> Frames:
     if event.name == "error":
-        typed = sse.Event("error", f"{AuthorFault.code}: {event.data}")
-        return sse.written(typed), answers.refusal(event.data, AuthorFault.code)
+        typed = f"{AuthorFault.code}: {event.data}"
+        return sse.event("error", typed), answers.refusal(event.data, AuthorFault.code)
     try:
-        payload = answers.dump(json.loads(event.data))
+        payload = dump(json.loads(event.data))
     except (ValueError, RecursionError) as error:
         raise UpstreamError("the worker's scores are not JSON") from error
     return sse.result(payload), payload

@@ -9,17 +9,8 @@ from collections.abc import Callable
 import pytest
 from starlette.types import Message, Scope
 
-from gateway.frontends.asgi import (
-    Attended,
-    BodyTooLarge,
-    HungUp,
-    dump,
-    header,
-    headers,
-    read_body,
-    respond,
-    respond_json,
-)
+from gateway.core.json_text import dump
+from gateway.frontends.asgi import Attended, BodyTooLarge, HungUp, header, headers, read_body, respond, respond_json
 from tests.deadlines import scaled
 
 LEFT: Message = {"type": "http.disconnect"}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.frontends.ors import replies
+from gateway.upstreams import sse
 
 
 @pytest.mark.parametrize(
@@ -15,18 +15,18 @@ from gateway.frontends.ors import replies
         ("task_id", "abc", b"event: task_id\r\ndata: abc\r\n\r\n"),
         ("end", "", b"event: end\r\ndata: \r\n\r\n"),
         ("error", "one\ntwo", b"event: error\r\ndata: one\r\ndata: two\r\n\r\n"),
-        ("error", "one\r\ntwo\r\n", b"event: error\r\ndata: one\r\ndata: two\r\n\r\n"),
+        ("error", "one\r\ntwo\r", b"event: error\r\ndata: one\r\ndata: two\r\ndata: \r\n\r\n"),
         ("error", "one\n\ntwo", b"event: error\r\ndata: one\r\ndata: \r\ndata: two\r\n\r\n"),
         ("error", "é €", "event: error\r\ndata: é €\r\n\r\n".encode()),
     ],
 )
 def test_an_event_is_its_name_and_a_line_for_each_line_of_data(name: str, data: str, wire: bytes) -> None:
-    assert replies.event(name, data) == wire
+    assert sse.event(name, data) == wire
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_no_data_breaks_out_of_its_event(data: str) -> None:
-    head, *lines, last, end = replies.event("error", data).decode().split("\r\n")
+    head, *lines, last, end = sse.event("error", data).decode().split("\r\n")
 
     assert (head, last, end) == ("event: error", "", "")
     assert lines
@@ -35,11 +35,11 @@ def test_no_data_breaks_out_of_its_event(data: str) -> None:
 
 
 def test_half_a_character_in_a_reason_is_no_crash() -> None:
-    assert replies.event("error", "half \ud800").startswith(b"event: error\r\ndata: half ")
+    assert sse.event("error", "half \ud800").startswith(b"event: error\r\ndata: half ")
 
 
 def test_a_stream_is_neither_cached_nor_held_back() -> None:
-    headers = dict(replies.HEADERS)
+    headers = dict(sse.HEADERS)
 
     assert headers[b"content-type"] == b"text/event-stream; charset=utf-8"
     assert headers[b"cache-control"] == b"no-cache"

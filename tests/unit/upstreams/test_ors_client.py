@@ -10,7 +10,7 @@ import pytest
 from gateway.core.episode import Action, ImageBlock, StepResult, TextBlock
 from gateway.core.errors import AuthorFault, SessionFailed, UpstreamError
 from gateway.core.faults import Fault, FaultKind
-from gateway.upstreams.ors.codec import read_blocks, read_result, written
+from gateway.upstreams.ors.client import read_blocks, read_result, written
 
 JSON = b"application/json"
 STREAM = b"text/event-stream; charset=utf-8"

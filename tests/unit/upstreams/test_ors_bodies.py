@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from gateway.core.errors import InvalidRequest
-from gateway.frontends.asgi import dump
-from gateway.frontends.ors.bodies import (
+from gateway.core.json_text import dump
+from gateway.upstreams.ors_bodies import (
     CreateSession,
     OfRange,
     OfSplit,

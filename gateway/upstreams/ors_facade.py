@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, ClassVar, Final, Generic, TypeVar
@@ -29,10 +29,11 @@ from gateway.core.errors import (
     WorkerFull,
 )
 from gateway.core.faults import Fault
+from gateway.core.ids import SessionId
 from gateway.core.json_text import dump
 from gateway.core.ports.transport import Exchange, Headers, header
 from gateway.core.session import Session
-from gateway.core.worker import Worker
+from gateway.core.worker import Worker, WorkerSession, WorkerTasks
 from gateway.upstreams import ors_bodies as answers
 from gateway.upstreams import sse
 from gateway.upstreams.action_mapping import Unreadable
@@ -86,6 +87,20 @@ class OrsFacade(ABC):
     @abstractmethod
     async def tools(self, worker: Worker, environment: Environment) -> bytes:
         """See ``Upstream.tools``."""
+
+    async def registered(self, worker: Worker, environment: Environment) -> WorkerTasks:
+        """Return no tasks: servers that know tasks by an id are our own."""
+        return WorkerTasks()
+
+    async def about(self, worker: Worker, environment: Environment) -> Mapping[str, Any]:
+        """Return nothing: the server says nothing of itself beyond its tools."""
+        return {}
+
+    async def sessions(
+        self, worker: Worker, environment: Environment, ids: Collection[SessionId] | None = None
+    ) -> list[WorkerSession] | None:
+        """Return None: the server has no list of its sessions."""
+        return None
 
     async def task_tools(self, session: Session, environment: Environment) -> bytes:
         """The tools of a session, its task's own included, as ``ListToolsOutput``."""

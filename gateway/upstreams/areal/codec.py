@@ -20,6 +20,7 @@ from gateway.core.json_text import NotFinite, encode, parse
 from gateway.core.session import SessionSetup
 from gateway.upstreams.areal.observations import read_observation
 from gateway.upstreams.faults import author_fault
+from gateway.upstreams.ors.client import explained
 from gateway.upstreams.ors_bodies import PLATFORM_SECRETS
 
 Json = dict[str, Any]
@@ -114,21 +115,10 @@ def refusal(status: int, body: bytes) -> tuple[str, str]:
         value = None
     if not isinstance(value, dict):
         return f"the server answered {status} and gave no reason", ""
-    told = [text for text in (value.get("error"), _detail(value.get("detail"))) if isinstance(text, str) and text]
+    told = [text for text in (value.get("error"), explained(value.get("detail"))) if isinstance(text, str) and text]
     word = value.get("status")
     reason = ": ".join(told) or f"the server answered {status} and gave no reason"
     return reason[:MAX_SHOWN_CHARS], word if isinstance(word, str) else ""
-
-
-def _detail(detail: object) -> str:
-    if isinstance(detail, list):  # what is wrong with a body, where the framework says it: entries of pydantic's form
-        return "; ".join(_entry(entry) for entry in detail if isinstance(entry, Mapping))
-    return detail if isinstance(detail, str) else ""
-
-
-def _entry(entry: Mapping[str, Any]) -> str:
-    place = entry.get("loc")
-    return f"{'.'.join(map(str, place)) if isinstance(place, list) else 'body'}: {entry.get('msg')}"
 
 
 # -- start ----------------------------------------------------------------------------------------------------------

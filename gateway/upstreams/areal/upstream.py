@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -37,13 +37,14 @@ from gateway.core.ids import SessionId, WorkerId
 from gateway.core.json_text import compact, dump
 from gateway.core.ports.transport import Request, Transport
 from gateway.core.session import Session, SessionSetup
-from gateway.core.worker import Worker, WorkerSession, WorkerTasks
+from gateway.core.worker import Worker
 from gateway.upstreams import ors_bodies as answers
 from gateway.upstreams.areal import codec as wire
 from gateway.upstreams.areal import observations
 from gateway.upstreams.areal.codec import Begun, ServerInfo
 from gateway.upstreams.faults import author_fault
 from gateway.upstreams.idempotency.recorder import Recorder
+from gateway.upstreams.ors.client import read
 from gateway.upstreams.ors_facade import OrsFacade
 
 logger = logging.getLogger(__name__)
@@ -57,8 +58,6 @@ LATE_START_S: Final = 30.0
 """How long an answer to a start is waited for that nobody waits for any more; its episode is cancelled."""
 SETTLE_S: Final = 5.0
 """How long the end of a session waits for what was begun in it and is still under way."""
-MAX_ANSWER_BYTES: Final = 128 * 2**20
-"""As of other upstreams: OpenEnv's clients take observations of 100 MiB."""
 MAX_HANDLE_BYTES: Final = 2**20
 """It is kept in the store, with the first observation."""
 SERVERS_MAX: Final = 10_000
@@ -122,10 +121,6 @@ class ArealUpstream(OrsFacade):
         """One tool, ``act``: its input is what the agent says, or the action's object."""
         told = await self._told(worker.id, worker.address)
         return compact(wire.tool_list(environment, told))
-
-    async def registered(self, worker: Worker, environment: Environment) -> WorkerTasks:
-        """None: the API has no word for them."""
-        return WorkerTasks()
 
     async def splits(self, worker: Worker, environment: Environment) -> list[Split]:
         """One, of the name that ``areal.split`` says: its tasks are the server's samples, by number."""
@@ -292,12 +287,6 @@ class ArealUpstream(OrsFacade):
             raise UpstreamError(f"the server did not cancel the episode: {wire.refusal(status, answer)[0]}")
         return status == 200
 
-    async def sessions(
-        self, worker: Worker, environment: Environment, ids: Collection[SessionId] | None = None
-    ) -> list[WorkerSession] | None:
-        """None: the API has no such list."""
-        return None
-
     async def prompt(self, session: Session, environment: Environment) -> list[Block]:
         """The first observation."""
         return observations.read_prompt(_begun(session).observation)
@@ -374,11 +363,8 @@ class ArealUpstream(OrsFacade):
         return await self._ask(session.worker, session.address, request, silence_s)
 
     async def _ask(self, worker: WorkerId, address: str, request: Request, silence_s: float) -> tuple[int, bytes]:
-        exchange = await self._transport.send(worker, address, request, silence_s=silence_s)
-        try:
-            return exchange.status, await exchange.read(MAX_ANSWER_BYTES)
-        finally:
-            await exchange.aclose()
+        answer = await read(await self._transport.send(worker, address, request, silence_s=silence_s))
+        return answer.status, answer.body
 
 
 def _failure(status: int, word: str, reason: str, place: str) -> UpstreamError:

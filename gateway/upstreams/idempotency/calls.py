@@ -147,23 +147,19 @@ class OnceOnlyCalls(Generic[T]):
         """
         self._sweep()
         episode = self._episode(session)
-        digest = digest_of(what) if key is not None or is_resumable else ""
-        if key is not None:
-            known = _known(episode, key, digest)
-            # What waits for the replica that asks, or is about to, is not what it asks for: both would wait for ever.
-            waits = known is not None and is_asked and (known.is_elsewhere or known.is_undecided)
-            if known is not None and not known.was_in_vain and not waits:
-                return known
-        elif is_resumable and (same := self._same(episode, digest)) is not None:
-            return same
-        if len(episode.running) >= self._session_max:
-            raise PoolExhausted("too many calls wait in this session")
         is_kept = is_resumable or key is not None
+        digest = digest_of(what) if is_kept else ""
+        if key is not None:
+            known = _known(episode, key, digest, is_asked=is_asked)
+        else:
+            known = self._same(episode, digest) if is_resumable else None
+        if known is not None:
+            return known
         call: Call[T] = Call(digest=digest, key=key, is_kept=is_kept, is_recorded=is_kept and not is_asked)
+        self._start(episode, call, partial(self._worked, episode, call, run, within_s), within_s)
         if key is not None:
             episode.keys[key] = digest, call
             _forget_old_keys(episode)
-        self._start(episode, call, partial(self._worked, episode, call, run, within_s), within_s)
         if key is None and call.is_recorded and self._records is not None:
             self._records.runs(session, call, within_s=within_s)
         return call
@@ -178,8 +174,6 @@ class OnceOnlyCalls(Generic[T]):
         call = episode.calls.get(task_id)
         if record is None or (call is not None and not call.was_in_vain):
             return call
-        if len(episode.running) >= self._session_max:
-            raise PoolExhausted("too many calls wait in this session")
         call = Call(digest="", key=None, is_kept=True, task_id=task_id)
         call.is_elsewhere = True
         self._start(episode, call, partial(self._records.found, session, record, within_s=within_s), within_s)
@@ -276,6 +270,8 @@ class OnceOnlyCalls(Generic[T]):
         return None
 
     def _start(self, episode: _Episode[T], call: Call[T], work: Callable[[], Awaitable[T]], within_s: float) -> None:
+        if len(episode.running) >= self._session_max:
+            raise PoolExhausted("too many calls wait in this session")
         episode.calls[call.task_id] = call
         # A timer and not a scope: whoever waits learns in time, also where what runs is slow to take its cancellation.
         late = UpstreamTimeout(f"the call took longer than {within_s:g} s")
@@ -361,15 +357,17 @@ def _age(ended: tuple[Any, Call[Any]]) -> float:
     return float(ended[1].ended_at or 0.0)
 
 
-def _known(episode: _Episode[T], key: str, digest: str) -> Call[T] | None:
-    known = episode.keys.get(key)
-    if known is None:
+def _known(episode: _Episode[T], key: str, digest: str, *, is_asked: bool) -> Call[T] | None:
+    if key not in episode.keys:
         return None
-    if known[0] != digest:
+    known_digest, call = episode.keys[key]
+    if known_digest != digest:
         raise CallConflict("Idempotency-Key was used with another body")
-    if known[1] is None:
+    if call is None:
         raise CallConflict("the outcome of this Idempotency-Key is no longer kept")
-    return known[1]
+    # A call that waits for the replica that asks, or is about to, is not what it asks for: both would wait for ever.
+    waits = is_asked and (call.is_elsewhere or call.is_undecided)
+    return None if waits or call.was_in_vain else call
 
 
 def _unlearn(episode: _Episode[T], key: str, call: Call[T]) -> None:

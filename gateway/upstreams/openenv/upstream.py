@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, ClassVar, Final, TypeVar
@@ -26,12 +26,11 @@ from gateway.core.errors import (
     UpstreamGone,
     UpstreamTimeout,
 )
-from gateway.core.ids import SessionId
 from gateway.core.json_text import compact, parse
 from gateway.core.ports.transport import DialSocket, Exchange, Headers, Transport, header
 from gateway.core.ports.upstream import Replicas
 from gateway.core.session import CloseReason, Session, SessionSetup
-from gateway.core.worker import Worker, WorkerSession, WorkerTasks
+from gateway.core.worker import Worker
 from gateway.upstreams.faults import faults
 from gateway.upstreams.idempotency.recorder import Recorder
 from gateway.upstreams.openenv.actions import Forms, step_frame
@@ -121,10 +120,6 @@ class OpenEnvUpstream(OrsFacade):
         """The image's own tools; for a Gym image the tool ``step``, whose input is its action."""
         return (await self._forms.of(Place(worker.id, worker.address), environment.digest())).listing
 
-    async def registered(self, worker: Worker, environment: Environment) -> WorkerTasks:
-        """None: OpenEnv has no ids of tasks."""
-        return WorkerTasks()
-
     async def splits(self, worker: Worker, environment: Environment) -> list[Split]:
         """The splits of the image's Task API, else one of seeds."""
         return await self._tasks.splits(Place(worker.id, worker.address), environment)
@@ -148,12 +143,6 @@ class OpenEnvUpstream(OrsFacade):
             if status == 200 and isinstance(answer, Mapping):
                 found[what] = answer
         return found
-
-    async def sessions(
-        self, worker: Worker, environment: Environment, ids: Collection[SessionId] | None = None
-    ) -> list[WorkerSession] | None:
-        """None: servers do not list their sessions."""
-        return None
 
     # -- open and close -------------------------------------------------------------------------------------------
 
@@ -282,10 +271,6 @@ class OpenEnvUpstream(OrsFacade):
     async def prompt(self, session: Session, environment: Environment) -> list[Block]:
         """The first observation."""
         return await _read(first_blocks, await self.pass_frame(session, environment, b""))
-
-    async def client_state(self, session: Session, environment: Environment) -> Mapping[str, Any]:
-        """Nothing: who asks such a server for its state is passed on to it."""
-        return {}
 
     async def steps(self, session: Session, environment: Environment) -> int | None:
         """The steps that the session's holder has seen; None if nobody knows the session."""

@@ -57,10 +57,8 @@ class Answer:
             answer = json.loads(self.body)
         except (ValueError, RecursionError):
             return f"the worker answered {self.status} and gave no reason"
-        detail = answer.get("detail") if isinstance(answer, Mapping) else None
-        if isinstance(detail, list):  # what is wrong with a body: entries of pydantic's form
-            return "; ".join(_fault(entry) for entry in detail if isinstance(entry, Mapping))
-        return detail if isinstance(detail, str) else f"the worker answered {self.status} and gave no reason"
+        detail = explained(answer.get("detail")) if isinstance(answer, Mapping) else None
+        return f"the worker answered {self.status} and gave no reason" if detail is None else detail
 
     @property
     def is_starting(self) -> bool:
@@ -174,8 +172,16 @@ def refusal(answer: Answer) -> Exception:
     return UpstreamError(answer.detail)
 
 
+def explained(detail: object) -> str | None:
+    """Return the ``detail`` of a refusal as text; None if it is neither text nor entries of pydantic's form."""
+    if isinstance(detail, list):
+        return "; ".join(_fault(entry) for entry in detail if isinstance(entry, Mapping))
+    return detail if isinstance(detail, str) else None
+
+
 def _fault(entry: Mapping[str, Any]) -> str:
-    place = ".".join(map(str, entry.get("loc") or ()))
+    loc = entry.get("loc")
+    place = ".".join(map(str, loc)) if isinstance(loc, list) else ""
     return f"{place}: {entry.get('msg')}" if place else str(entry.get("msg"))
 
 

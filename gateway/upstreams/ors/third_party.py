@@ -34,7 +34,7 @@ from gateway.core.json_text import dump
 from gateway.core.outcomes import is_without_reward
 from gateway.core.ports.transport import Exchange, Headers, Transport, header
 from gateway.core.session import Session, SessionSetup
-from gateway.core.worker import Worker, WorkerSession, WorkerTasks
+from gateway.core.worker import Worker, WorkerSession
 from gateway.upstreams import ors_bodies as answers
 from gateway.upstreams import sse
 from gateway.upstreams.action_mapping import Tool, tool_call
@@ -151,10 +151,6 @@ class ThirdPartyOrsUpstream(OrsFacade):
         answer = await self._ask(worker, environment, "tools")
         return dump(tool_list(answer.parsed("/tools")))
 
-    async def registered(self, worker: Worker, environment: Environment) -> WorkerTasks:
-        """None: tasks stand in splits."""
-        return WorkerTasks()
-
     async def splits(self, worker: Worker, environment: Environment) -> list[Split]:
         """The splits that the server lists."""
         return split_list((await self._ask(worker, environment, "splits")).parsed("/splits"))
@@ -169,10 +165,6 @@ class ThirdPartyOrsUpstream(OrsFacade):
         """Tasks of a split by their places: a server may have too many of them to list them all."""
         wish = {"split": split, "start": start, "stop": stop}
         return task_list((await self._ask(worker, environment, "task_range", wish)).parsed("/task_range"))
-
-    async def about(self, worker: Worker, environment: Environment) -> Mapping[str, Any]:
-        """Nothing beyond its tools."""
-        return {}
 
     async def sessions(
         self, worker: Worker, environment: Environment, ids: Collection[SessionId] | None = None

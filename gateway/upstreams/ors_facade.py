@@ -28,7 +28,7 @@ from gateway.core.errors import (
     UpstreamTimeout,
     WorkerFull,
 )
-from gateway.core.faults import Fault
+from gateway.core.faults import Fault, author_faults
 from gateway.core.ids import SessionId
 from gateway.core.json_text import dump
 from gateway.core.ports.transport import Exchange, Headers, header
@@ -37,7 +37,6 @@ from gateway.core.worker import Worker, WorkerSession, WorkerTasks
 from gateway.upstreams import ors_bodies as answers
 from gateway.upstreams import sse
 from gateway.upstreams.action_mapping import Unreadable
-from gateway.upstreams.faults import faults
 from gateway.upstreams.idempotency.call import Call
 from gateway.upstreams.idempotency.calls import OnceOnlyCalls
 from gateway.upstreams.idempotency.codec import RESULTS
@@ -197,12 +196,12 @@ class OrsFacade(ABC):
             except Unreadable as error:  # the agent reads it, and tries again
                 result = StepResult(error=error.detail, reason="input_validation")
             except AuthorFault as error:
-                error.faults = error.faults or faults(error.detail, place)
+                error.faults = error.faults or author_faults(error.detail, place)
                 self.tallies.failed(session)
                 raise
             self.tallies.add(session, result)
             if result.is_fault and not result.faults:
-                return replace(result, faults=faults(result.error or "", place))
+                return replace(result, faults=author_faults(result.error or "", place))
             return result
 
         return counted
@@ -278,7 +277,7 @@ class _Stream(Generic[T]):
         if isinstance(outcome, StepResult):
             self.faults = outcome.faults
         elif isinstance(outcome, sse.Event) and outcome.name == "error":
-            self.faults = faults(outcome.data, "score_group")
+            self.faults = author_faults(outcome.data, "score_group")
         return self._frames(outcome)
 
     def delivered(self) -> None:

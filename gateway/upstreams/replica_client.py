@@ -222,7 +222,10 @@ def read_error(body: bytes) -> GatewayError | None:
 
 
 class ReplicaClient:
-    """The other replicas, over HTTP; the seam is ``core.ports.Peers``."""
+    """The other replicas of this gateway, over HTTP.
+
+    A session whose state is a connection (an OpenEnv socket) is held by one replica; the others ask that one.
+    """
 
     def __init__(
         self,
@@ -259,9 +262,17 @@ class ReplicaClient:
 
     @property
     def me(self) -> str:
+        """The URL under which other replicas reach this one; empty if there are none."""
         return self._me
 
     async def ask(self, peer: str, operation: str, session: Session, message: bytes, *, within_s: float) -> bytes:
+        """Let the replica at the URL *peer* do *operation* for a session that it holds, and return its answer.
+
+        Raises:
+            SessionNotFound: it does not hold the session (any more); nothing ran.
+            UpstreamGone: the replica is not there (``sent`` False), or was lost while it worked (``sent`` True).
+            GatewayError: the error that failed over there, as the same class.
+        """
         if len(message) > self._max_body_bytes:
             raise InvalidRequest(f"the message for another replica exceeds {self._max_body_bytes} bytes")
         if self._is_closed:

@@ -17,7 +17,7 @@ from gateway.core.faults import FaultKind
 from gateway.core.ids import SessionId
 
 KEYED_S = 600.0
-"""How long the outcome of a call with a key is kept after its end, and its key known."""
+"""Seconds for which a call's outcome is kept, and its key known: trainers come again with a key after a restart."""
 UNKEYED_S = 75.0
 """The same of a call that is known by its task id only: the reference servers keep a result for 60 s."""
 MARGIN_S = 60.0

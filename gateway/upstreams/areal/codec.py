@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gateway.core.environment import Environment
-from gateway.core.episode import Action, StepResult
-from gateway.core.errors import InvalidRequest, UpstreamError
+from gateway.core.episode import EPISODE_FINISHED, Action, StepResult
+from gateway.core.errors import InvalidRequest, UpstreamError, author_fault
 from gateway.core.json_text import NotFinite, encode, parse
 from gateway.core.session import SessionSetup
 from gateway.upstreams.areal.observations import read_observation
-from gateway.upstreams.faults import author_fault
 from gateway.upstreams.ors.client import explained
 from gateway.upstreams.ors_bodies import PLATFORM_SECRETS
 
@@ -29,7 +28,6 @@ ACT: Final = "act"
 """The one tool that a task server has in ORS' words."""
 CONTENT: Final = "content"
 """Its input, where actions are text."""
-EPISODE_FINISHED: Final = "episode_finished"
 MAX_SHOWN_CHARS: Final = 2000
 """Of a reason that is passed on."""
 

@@ -31,6 +31,7 @@ from gateway.core.errors import (
     UpstreamGone,
     UpstreamTimeout,
     WorkerFull,
+    author_fault,
     unknown_split,
 )
 from gateway.core.ids import SessionId, WorkerId
@@ -42,7 +43,6 @@ from gateway.upstreams import ors_bodies as answers
 from gateway.upstreams.areal import codec as wire
 from gateway.upstreams.areal import observations
 from gateway.upstreams.areal.codec import Begun, ServerInfo
-from gateway.upstreams.faults import author_fault
 from gateway.upstreams.idempotency.recorder import Recorder
 from gateway.upstreams.ors.client import read
 from gateway.upstreams.ors_facade import OrsFacade

@@ -27,16 +27,13 @@ from gateway.core.errors import (
     UpstreamTimeout,
 )
 from gateway.core.ids import SessionId, WorkerId
+from gateway.core.ports.calls import KEYED_S, UNKEYED_S
 from gateway.core.session import Session
 from gateway.upstreams.idempotency.call import Call, never_ran
 from gateway.upstreams.idempotency.records import Records
 
 T = TypeVar("T")
 
-KEPT_S: Final = 75.0
-"""At least the 60 s for which the reference servers keep a result."""
-KEYED_S: Final = 600.0
-"""Longer: a key is chosen by trainers that come again after a restart."""
 SESSION_MAX: Final = 256
 """Calls under way in one session; and outcomes that are kept of one."""
 SESSION_BYTES: Final = 128 * 2**20
@@ -336,7 +333,7 @@ class OnceOnlyCalls(Generic[T]):
 
     def _sweep(self) -> None:
         now = self._clock()
-        for ended, kept_s in ((self._ended[False], KEPT_S), (self._ended[True], KEYED_S)):
+        for ended, kept_s in ((self._ended[False], UNKEYED_S), (self._ended[True], KEYED_S)):
             while ended and _age(oldest := self._oldest(ended)) + kept_s < now:
                 self._drop(*oldest)
         while self._bytes > self._total_bytes or sum(map(len, self._ended.values())) > self._total_max:

@@ -16,7 +16,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -64,7 +64,6 @@ class Recorder:
         unsent_bytes: int = UNSENT_BYTES,
         notes_bytes: int = NOTES_BYTES,
         kept_bytes: int = KEPT_BYTES,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Write to *store* every *tick_s* seconds what need not be written at once. Tests set smaller limits."""
         self.store = store
@@ -73,7 +72,6 @@ class Recorder:
         self._unsent_limit = unsent_bytes
         self._notes_limit = notes_bytes
         self._kept_limit = kept_bytes
-        self._clock = clock
         self._running: dict[str, CallChange] = {}
         """Calls that the store knows as running here, or may, by task id; each stays until its end is written."""
         self._ended: OrderedDict[str, tuple[float, CallChange]] = OrderedDict()
@@ -150,7 +148,7 @@ class Recorder:
 
     async def ended(self, call: CallChange) -> None:
         """Record the end of a call that was begun; wait up to `WRITE_S` for the store, which hears of it later else."""
-        self._ended[call.task_id] = self._clock() + call.keep_s, call
+        self._ended[call.task_id] = time.monotonic() + call.keep_s, call
         self._ended_bytes += len(call.outcome)
         for older, (until, one) in self._ended.items():
             if self._ended_bytes <= self._kept_limit:
@@ -264,7 +262,7 @@ class Recorder:
         """
         while self._has_news or self._work:
             await asyncio.sleep(self._tick_s)
-            while self._ended and next(iter(self._ended.values()))[0] <= self._clock():
+            while self._ended and next(iter(self._ended.values()))[0] <= time.monotonic():
                 self._forget_ended(next(iter(self._ended)))
             if self._has_news:
                 await asyncio.wait({self._flush()})

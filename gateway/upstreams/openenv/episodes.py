@@ -24,10 +24,10 @@ from gateway.core.errors import (
     UpstreamError,
     UpstreamGone,
     WorkerFull,
+    author_fault,
 )
 from gateway.core.json_text import parse
 from gateway.core.session import Session
-from gateway.upstreams.faults import author_fault
 from gateway.upstreams.openenv.frames import FACTORY, FAILED, FULL, INVALID, SESSION, STATE, fault_of, kind_of, request
 from gateway.upstreams.openenv.http import INITIALISING, REFUSED, UNKNOWN_SESSION, Http, Place, RpcError
 from gateway.upstreams.openenv.replica_codec import Handle

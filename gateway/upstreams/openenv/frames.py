@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gateway.core.episode import TOOL_FAILED
-from gateway.core.errors import UpstreamError
+from gateway.core.errors import UpstreamError, author_fault
 from gateway.core.json_text import NotFinite, compact, parse
-from gateway.upstreams.faults import author_fault
 
 CLOSE: Final = b'{"type":"close"}'
 STATE: Final = b'{"type":"state"}'

@@ -12,11 +12,11 @@ from typing import Final, Protocol, TypeVar
 from gateway.core.environment import Environment
 from gateway.core.errors import SessionNotFound, UpstreamGone
 from gateway.core.ids import SessionId, WorkerId
-from gateway.core.ports.upstream import Replicas
 from gateway.core.session import Session, SessionState
 from gateway.upstreams.openenv.episodes import OpenEnvSessions
 from gateway.upstreams.openenv.replica_codec import FIRST_MAX_BYTES, Handle, read_handle
 from gateway.upstreams.openenv.websocket import LiveSession
+from gateway.upstreams.replica_client import ReplicaClient
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ class StoredSessions(Protocol):
 class SessionOwnership:
     """The sessions that this replica holds, and the way to those that it does not."""
 
-    def __init__(self, episodes: OpenEnvSessions, *, peers: Replicas | None, store: StoredSessions | None) -> None:
+    def __init__(self, episodes: OpenEnvSessions, *, peers: ReplicaClient | None, store: StoredSessions | None) -> None:
         """*peers* and *store* as of ``OpenEnvUpstream``."""
         self._episodes = episodes
         self._peers = peers

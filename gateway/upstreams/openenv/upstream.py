@@ -26,12 +26,11 @@ from gateway.core.errors import (
     UpstreamGone,
     UpstreamTimeout,
 )
+from gateway.core.faults import author_faults
 from gateway.core.json_text import compact, parse
 from gateway.core.ports.transport import DialSocket, Exchange, Headers, Transport, header
-from gateway.core.ports.upstream import Replicas
 from gateway.core.session import CloseReason, Session, SessionSetup
 from gateway.core.worker import Worker
-from gateway.upstreams.faults import faults
 from gateway.upstreams.idempotency.recorder import Recorder
 from gateway.upstreams.openenv.actions import Forms, step_frame
 from gateway.upstreams.openenv.capabilities import CapabilityProbe
@@ -55,6 +54,7 @@ from gateway.upstreams.openenv.session_reuse import SessionReuse
 from gateway.upstreams.openenv.tasks import Tasks
 from gateway.upstreams.openenv.websocket import LiveSession, WebSocketPool
 from gateway.upstreams.ors_facade import OrsFacade, spelled
+from gateway.upstreams.replica_client import ReplicaClient
 
 T = TypeVar("T")
 
@@ -74,7 +74,7 @@ class OpenEnvUpstream(OrsFacade):
     def __init__(
         self,
         transport: Transport,
-        peers: Replicas | None = None,
+        peers: ReplicaClient | None = None,
         *,
         store: StoredSessions | None = None,
         recorder: Recorder | None = None,
@@ -255,7 +255,7 @@ class OpenEnvUpstream(OrsFacade):
         try:
             reply = await self._holding.wherever(session, environment, "relay", lambda: message, here, bytes)
         except AuthorFault as error:
-            error.faults = error.faults or faults(error.detail, "step")  # another replica tells of none
+            error.faults = error.faults or author_faults(error.detail, "step")  # another replica tells of none
             raise
         return _with_faults(message, reply)
 
@@ -295,7 +295,7 @@ class OpenEnvUpstream(OrsFacade):
     # -- replicas -------------------------------------------------------------------------------------------------
 
     async def serve(self, operation: str, session_id: str, lease: str, message: bytes, within_s: float) -> bytes:
-        """Do for another replica what it asks of a session that is held here; the other side of ``Replicas.ask``.
+        """Do for another replica what it asks of a session that is held here; the other side of ``ReplicaClient.ask``.
 
         Who calls this ends it after *within_s*, by a cancellation: what was sent to the server is played to its end.
 
@@ -327,7 +327,7 @@ def _with_faults(message: bytes, reply: bytes) -> bytes:
     if not message or not acts(message) or not (failed := failure_of(reply)):
         return reply
     told = FaultReply(reply)
-    told.faults = faults(failed, "step" if kind_of(reply) != "mcp" else "tools/call")
+    told.faults = author_faults(failed, "step" if kind_of(reply) != "mcp" else "tools/call")
     return told
 
 

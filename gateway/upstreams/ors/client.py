@@ -11,16 +11,26 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
+from urllib.parse import quote
 
 from gateway.core.episode import TOOL_FAILED, Action, Block, ImageBlock, StepResult, TextBlock
-from gateway.core.errors import AuthorFault, InvalidRequest, SessionFailed, SessionNotFound, UpstreamError
+from gateway.core.errors import (
+    AuthorFault,
+    InvalidRequest,
+    SessionFailed,
+    SessionNotFound,
+    UnknownSplit,
+    UpstreamError,
+    author_fault,
+)
 from gateway.core.faults import Fault
 from gateway.core.ids import WorkerId
 from gateway.core.json_text import NotFinite, encode, parse
 from gateway.core.ports.transport import Exchange, Headers, Request, Transport
 from gateway.core.session import Session
-from gateway.upstreams.faults import author_fault
+from gateway.core.worker import Worker
+from gateway.upstreams import sse
 
 MAX_ANSWER_BYTES: Final = 128 * 2**20
 """OpenEnv's clients take observations of 100 MiB."""
@@ -82,6 +92,8 @@ class Refused(UpstreamError):
 class OrsClient:
     """Sends requests to servers."""
 
+    answer_s: ClassVar[float] = ANSWER_S
+
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
@@ -107,7 +119,7 @@ class OrsClient:
         *,
         body: Any = None,
         headers: Headers = (),
-        silence_s: float = ANSWER_S,
+        silence_s: float | None = None,
         method: bytes = b"",
     ) -> Answer:
         """Send a request and read its answer; a GET, or with a *body*, which is JSON or bytes of it, a POST."""
@@ -117,8 +129,33 @@ class OrsClient:
         elif body is not None:
             content, headers = encode(body).encode(), (*headers, *JSON)
         method = method or (b"GET" if body is None else b"POST")
+        silence_s = self.answer_s if silence_s is None else silence_s
         exchange = await self.send(worker, address, method, target, headers, content, silence_s=silence_s)
         return await read(exchange)
+
+    async def listed(
+        self,
+        worker: Worker,
+        name: str,
+        operation: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        headers: Headers = (),
+        silence_s: float | None = None,
+    ) -> Any:
+        """Ask for tools or tasks of the environment *name*, and return the answer's JSON.
+
+        Raises:
+            UnknownSplit: the server does not know the split that *body* names.
+            UpstreamError: it fails.
+        """
+        place = worker.id, worker.address, path(name, operation)
+        answer = await self.ask(*place, body=body, headers=headers, silence_s=silence_s)
+        if answer.status == 400 and body is not None:
+            raise UnknownSplit(answer.detail)
+        if answer.status != 200:
+            raise UpstreamError(f"the worker answered {answer.status} to /{operation}: {answer.detail}")
+        return answer.parsed(f"/{operation}")
 
     async def settled(
         self,
@@ -148,6 +185,11 @@ class OrsClient:
             if not answer.is_starting:
                 return answer
             await asyncio.sleep(STARTING_PAUSE_S)
+
+
+def path(name: str, operation: str) -> bytes:
+    """Return where an operation of the environment *name* is."""
+    return f"/{quote(name, safe='')}/{operation}".encode()
 
 
 async def read(exchange: Exchange) -> Answer:
@@ -217,12 +259,12 @@ def read_result(
     try:
         turn = None if counted is None else _turn(counted)
         if content_type.startswith(b"text/event-stream"):
-            event, data = _last_event(answer.decode())
-            if event == "error":
-                return StepResult(error=data, reason=TOOL_FAILED, turn=turn, faults=faults)
-            if event != "end":
+            event = _last_event(answer)
+            if event.name == "error":
+                return StepResult(error=event.data, reason=TOOL_FAILED, turn=turn, faults=faults)
+            if event.name != "end":
                 raise UpstreamError("the worker's answer to the call broke off")
-            answer = data.encode()
+            answer = event.data.encode()
         return _result(parse(answer), turn, faults)
     except NotFinite as error:
         raise AuthorFault(f"the tool's result can't be used: {error}", faults=faults) from error
@@ -286,16 +328,13 @@ def _block(value: Mapping[str, Any]) -> Block:
     raise ValueError(f"{value['type']!r} is no type of block")
 
 
-def _last_event(stream: str) -> tuple[str, str]:
-    """Name and data of the last event; what a standard server cuts into ``chunk`` events is joined to its end."""
+def _last_event(stream: bytes) -> sse.Event:
+    """Return the last event; what a standard server cuts into ``chunk`` events is joined to its end."""
     chunks: list[str] = []
-    last = ("", "")
-    for block in stream.replace("\r\n", "\n").split("\n\n"):
-        lines = [line.partition(":")[::2] for line in block.split("\n") if line and not line.startswith(":")]
-        name = next((value.strip() for key, value in lines if key == "event"), "")
-        data = "\n".join(value.removeprefix(" ") for key, value in lines if key == "data")
-        if name == "chunk":
-            chunks.append(data)
-        elif name:
-            last = (name, "".join(chunks) + data if name == "end" else data)
-    return last
+    last = sse.Event("", "")
+    for event in sse.Reader(max_bytes=len(stream)).feed(stream + b"\n\n"):
+        if event.name == "chunk":
+            chunks.append(event.data)
+        else:
+            last = event
+    return sse.Event("end", "".join(chunks) + last.data) if last.name == "end" else last

@@ -11,7 +11,6 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import quote
 
 from gateway.core.environment import Environment, Split, SplitType, TaskSpec
 from gateway.core.errors import InvalidRequest, UpstreamError
@@ -94,11 +93,6 @@ class Flavours:
             return Dialect(tuple(names), versioned.status != 200, True, None)
         in_body = "secrets" in fields
         return Dialect(tuple(names), in_body, not in_body, _operations(document))
-
-
-def path(name: str, operation: str) -> bytes:
-    """Where an operation of the environment *name* is."""
-    return f"/{quote(name, safe='')}/{operation}".encode()
 
 
 def _fields_of_create(document: Any) -> Mapping[str, Any] | None:

@@ -18,7 +18,7 @@ import math
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from gateway.core.environment import Environment, Split, TaskSpec
 from gateway.core.episode import Action, Block, StepResult, Summary
@@ -28,7 +28,6 @@ from gateway.core.errors import (
     InvalidRequest,
     SessionFailed,
     SessionNotFound,
-    UnknownSplit,
     UpstreamError,
     UpstreamGone,
     UpstreamTimeout,
@@ -65,6 +64,8 @@ _PASSED_ON: Final = frozenset((b"content-type", b"accept", b"idempotency-key", b
 
 class WorkerClient(OrsClient):
     """Sends requests to workers of our own images, each with the worker's token."""
+
+    answer_s: ClassVar[float] = ANSWER_S
 
     def __init__(self, transport: Transport, *, secret: bytes) -> None:
         """*secret*: what the tokens are derived from."""
@@ -109,7 +110,7 @@ class OrsUpstream:
         began_at = time.monotonic()
         while True:
             try:
-                answer = await self._ask(worker, b"/list_environments")
+                answer = await self._client.ask(worker.id, worker.address, b"/list_environments")
             except (UpstreamGone, UpstreamTimeout):
                 least_s, most_s = READY_PAUSE_S  # a twentieth of the wait so far: an opening waits for this, too
                 await asyncio.sleep(min(most_s, max(least_s, (time.monotonic() - began_at) / 20)))
@@ -132,14 +133,14 @@ class OrsUpstream:
 
     async def tools(self, worker: Worker, environment: Environment) -> bytes:
         """The environment's tool list, as the worker writes it."""
-        answer = await self._ask(worker, _path(environment, "tools"))
+        answer = await self._client.ask(worker.id, worker.address, _path(environment, "tools"))
         if answer.status != 200:
             raise UpstreamError(f"the worker answered {answer.status} to /tools")
         return answer.body
 
     async def registered(self, worker: Worker, environment: Environment) -> WorkerTasks:
         """The tasks that the worker knows by itself; none if it is a standard server."""
-        answer = await self._ask(worker, _path(environment, "registered"))
+        answer = await self._client.ask(worker.id, worker.address, _path(environment, "registered"))
         if answer.status == 404:
             return WorkerTasks()
         found = answer.parsed("/registered")
@@ -173,17 +174,12 @@ class OrsUpstream:
         self, worker: Worker, environment: Environment, operation: str, wish: Mapping[str, Any] | None = None
     ) -> Any:
         """Ask for tasks that the class has by itself; its author's code answers, which may take as long as a setup."""
-        target, silence_s = _path(environment, operation), environment.timeouts.setup_s
-        answer = await self._ask(worker, target, body=wish, headers=_ACCEPT_JSON, silence_s=silence_s)
-        if answer.status == 400:
-            raise UnknownSplit(answer.detail)
-        if answer.status != 200:
-            raise UpstreamError(f"the worker answered {answer.status} to /{operation}: {answer.detail}")
-        return answer.parsed(f"/{operation}")
+        name, silence_s = environment.worker_name, environment.timeouts.setup_s
+        return await self._client.listed(worker, name, operation, wish, headers=_ACCEPT_JSON, silence_s=silence_s)
 
     async def about(self, worker: Worker, environment: Environment) -> Mapping[str, Any]:
         """The name of its default tool, as ``default_tool``; nothing of an older image."""
-        answer = await self._ask(worker, _path(environment, "registered"))
+        answer = await self._client.ask(worker.id, worker.address, _path(environment, "registered"))
         return _object(answer, "/registered") if answer.status == 200 else {}
 
     async def open(self, session: Session, environment: Environment, setup: SessionSetup) -> str:
@@ -232,9 +228,11 @@ class OrsUpstream:
         self, worker: Worker, environment: Environment, ids: Collection[SessionId] | None = None
     ) -> list[WorkerSession] | None:
         """The worker's own list of sessions, or what it says of *ids*; None if it is a standard server, without one."""
-        answer = await self._ask(worker, b"/sessions", body=None if ids is None else {"ids": list(ids)})
+        answer = await self._client.ask(
+            worker.id, worker.address, b"/sessions", body=None if ids is None else {"ids": list(ids)}
+        )
         if ids is not None and answer.status in (404, 405):  # its image is an older one, which knows only the other
-            answer = await self._ask(worker, b"/sessions")
+            answer = await self._client.ask(worker.id, worker.address, b"/sessions")
         if answer.status == 404:
             return None
         listed, token = answer.parsed("/sessions"), self._client.token(worker.id)
@@ -260,7 +258,7 @@ class OrsUpstream:
     async def client_state(self, session: Session, environment: Environment) -> Mapping[str, Any]:
         """What the environment shows of the session's state; nothing where its image is an older one."""
         place = (session.worker, session.address, _path(environment, "state"))
-        answer = await self._client.ask(*place, headers=of(session), silence_s=ANSWER_S)
+        answer = await self._client.ask(*place, headers=of(session))
         return _object(answer, "/state") if answer.status == 200 else {}
 
     async def prompt(self, session: Session, environment: Environment) -> list[Block]:
@@ -310,19 +308,6 @@ class OrsUpstream:
                 raise SessionNotFound(session.name)
             return Whole(404, answer.body, exchange.headers)
         return exchange
-
-    async def _ask(
-        self,
-        worker: Worker,
-        target: bytes,
-        *,
-        body: Mapping[str, Any] | None = None,
-        headers: Headers = (),
-        silence_s: float = ANSWER_S,
-    ) -> Answer:
-        return await self._client.ask(
-            worker.id, worker.address, target, body=body, headers=headers, silence_s=silence_s
-        )
 
 
 def _object(answer: Answer, what: str) -> Mapping[str, Any]:

@@ -1,13 +1,14 @@
-"""What this replica tells the store of the calls that it runs, so that others can answer for them.
+"""Writes to the store which calls this replica runs and how they end, so that other replicas can answer for them.
 
-A call with a key is recorded before it runs and when it has ended: two round trips. One without a key costs its caller
-none: what is worth knowing of it is written once a second with all others', and lost where that is too much, or where
-the store is away.
+A call with a key is recorded before it runs and when it has ended: two round trips. A call without a key costs its
+trainer none: the recorder writes it once a second with all others. It is lost if there are too many of them, or if the
+store does not answer.
 
-So it is with what this replica saw of a session (`Tally`), but that what changes how the episode ends is written before
-the step's answer goes out: with a key in the write that its outcome takes anyway, else in one of its own.
+The recorder writes what this replica saw of a session (`Tally`) in the same way. A change of how the episode ends is
+written before the step's answer goes out: with a key in the write of its outcome, else in a write of its own.
 
-What a store has lost is told again, as far as it has a key: a call that it does not know of would be run once more.
+The recorder repeats all calls with a key to a store that lost its data: a call that the store does not know would run
+once more.
 """
 
 from __future__ import annotations
@@ -133,7 +134,9 @@ class Recorder:
     async def _begin(self, call: CallChange) -> CallRecord | None:
         while True:
             record = await self.store.begin(call)
-            if record is None or record.replica != self.store.replica or record.state in _ENDED:
+            if record is None or record.task_id == call.task_id:  # a store that lost its data was told of it already
+                return None
+            if record.replica != self.store.replica or record.state in _ENDED:
                 return record
             if record.task_id in self._running:
                 return record

@@ -118,11 +118,13 @@ class View:
         self.is_away = False
         self.loses_answers = False
         self.trips: list[str] = []
+        self.begun: list[CallChange] = []
         self.gate = asyncio.Event()
         self.gate.set()
         self._shared = shared
 
     async def begin(self, call: CallChange) -> CallRecord | None:
+        self.begun.append(call)
         await self._trip("begin")
         found = self._shared.begin(self.replica, call)
         self._answer()

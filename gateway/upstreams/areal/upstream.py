@@ -196,7 +196,7 @@ class ArealUpstream(OrsFacade):
 
     async def open(self, session: Session, environment: Environment, setup: SessionSetup) -> str:
         """Begin an episode; its id and its first observation are the handle."""
-        body = compact(wire.start_body(setup))
+        body = wire.start_body(setup)
         told = await self._told(session.worker, session.address)
         starting = asyncio.ensure_future(self._start(session, environment, told, body))
         try:
@@ -212,7 +212,7 @@ class ArealUpstream(OrsFacade):
         self.tallies.begin(session)
         return begun.handle()
 
-    async def _start(self, session: Session, environment: Environment, told: ServerInfo, body: bytes) -> Begun:
+    async def _start(self, session: Session, environment: Environment, told: ServerInfo, body: wire.Json) -> Begun:
         status, answer = await self._post(
             session, told, "episode/start", body, silence_s=environment.timeouts.setup_s + LATE_START_S
         )
@@ -281,8 +281,7 @@ class ArealUpstream(OrsFacade):
 
     async def _cancel(self, session: Session, told: ServerInfo, episode: str) -> bool:
         """End an episode; whether the server knew it. Raises ``UpstreamError`` if it does not take it."""
-        body = compact({"episode_id": episode})
-        status, answer = await self._post(session, told, "episode/cancel", body, silence_s=CANCEL_S)
+        status, answer = await self._post(session, told, "episode/cancel", {"episode_id": episode}, silence_s=CANCEL_S)
         if status not in (200, 404):
             raise UpstreamError(f"the server did not cancel the episode: {wire.refusal(status, answer)[0]}")
         return status == 200
@@ -308,7 +307,7 @@ class ArealUpstream(OrsFacade):
             wanted = wire.written(action, environment, told)
             if isinstance(wanted, StepResult):
                 return wanted
-            body = compact({"episode_id": episode.id, "action": wanted})
+            body = {"episode_id": episode.id, "action": wanted}
             status, answer = await self._post(
                 session, told, "episode/step", body, silence_s=environment.timeouts.call_s
             )
@@ -357,9 +356,9 @@ class ArealUpstream(OrsFacade):
         return await self._ask(worker, address, request, ANSWER_S)
 
     async def _post(
-        self, session: Session, told: ServerInfo, operation: str, body: bytes, *, silence_s: float
+        self, session: Session, told: ServerInfo, operation: str, body: wire.Json, *, silence_s: float
     ) -> tuple[int, bytes]:
-        request = Request(b"POST", b"%s/%s" % (told.base, operation.encode()), _HEADERS, body)
+        request = Request(b"POST", b"%s/%s" % (told.base, operation.encode()), _HEADERS, compact(body))
         return await self._ask(session.worker, session.address, request, silence_s)
 
     async def _ask(self, worker: WorkerId, address: str, request: Request, silence_s: float) -> tuple[int, bytes]:

@@ -31,7 +31,7 @@ UNKNOWN_TASK_ID: Final = "unknown task_id"
 class _Broken(Exception):
     """A stream ended before its end; *cause* says how."""
 
-    def __init__(self, cause: UpstreamError | None = None) -> None:
+    def __init__(self, cause: UpstreamError) -> None:
         super().__init__(cause)
         self.cause = cause
 
@@ -75,26 +75,22 @@ async def outcome(
         UpstreamGone: it was lost; with ``sent`` True it may have run.
     """
     attempt = _Attempt(link, session, target, body, environment.timeouts.call_s)
-    while True:
-        try:
-            event = await attempt.once()
-        except _Broken as broken:
-            if not attempt.task_id:
-                raise UpstreamGone("the stream broke before the call had an id", sent=True) from broken.cause
-            break
-        if event is not None:
-            return event
-        await asyncio.sleep(STARTING_PAUSE_S)  # its setup runs
+    try:
+        while True:
+            if (event := await attempt.once()) is not None:
+                return event
+            await asyncio.sleep(STARTING_PAUSE_S)  # its setup runs
+    except _Broken as broken:
+        if not attempt.task_id:
+            raise UpstreamGone("the stream broke before the call had an id", sent=True) from broken.cause
     patience = _Patience()
     error: UpstreamError | None = None
     while True:
         await patience.pause(error)
         try:
-            event = await attempt.again(patience)
+            return await attempt.again(patience)
         except _Broken as broken:
             error = broken.cause
-        else:
-            return event
 
 
 class _Attempt:

@@ -300,13 +300,11 @@ class ThirdPartyOrsUpstream(OrsFacade):
     async def _stream(
         self, session: Session, environment: Environment, operation: str, wish: Mapping[str, Any]
     ) -> sse.Event:
-        self._note(session, environment)
-        target = path(await self._name(session, environment), operation)
+        target = await self._target(session, environment, operation)
         return await outcome(self._link, session, environment, target, wish)
 
     async def _told(self, session: Session, environment: Environment, operation: str) -> Answer:
-        self._note(session, environment)
-        target = path(await self._name(session, environment), operation)
+        target = await self._target(session, environment, operation)
         answer = await self._link.settled(session, target, silence_s=environment.timeouts.call_s)
         if answer.status == 500:
             self.tallies.failed(session)
@@ -338,8 +336,11 @@ class ThirdPartyOrsUpstream(OrsFacade):
                 self._tools.popitem(last=False)
         return known
 
-    async def _name(self, session: Session, environment: Environment) -> str:
-        return session.handle or (await self._flavours.of(session.worker, session.address)).named(environment)
+    async def _target(self, session: Session, environment: Environment, operation: str) -> bytes:
+        """Return where *operation* is, for a request that names the session now."""
+        self._note(session, environment)
+        name = session.handle or (await self._flavours.of(session.worker, session.address)).named(environment)
+        return path(name, operation)
 
     def _note(self, session: Session, environment: Environment) -> None:
         self._pulse.note(session, keep_s=environment.timeouts.idle_s)

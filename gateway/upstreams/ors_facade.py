@@ -250,15 +250,37 @@ async def told(
     return stream
 
 
-class _Stream(Generic[T]):
+class Whole:
+    """An answer that the gateway makes itself; its body is there already."""
+
+    def __init__(self, status: int, body: bytes, headers: Headers = _JSON, *, faults: tuple[Fault, ...] = ()) -> None:
+        self.status = status
+        self.headers = headers
+        self.faults = faults
+        self._body = body
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the body."""
+        yield self._body
+
+    async def read(self, limit_bytes: int) -> bytes:
+        """Read the whole body."""
+        body = b"".join([chunk async for chunk in self.chunks()])
+        if len(body) > limit_bytes:
+            raise UpstreamError(f"the worker's answer exceeds {limit_bytes} bytes")
+        return body
+
+    async def aclose(self) -> None:
+        """Nothing is held any more."""
+
+
+class _Stream(Whole, Generic[T]):
     """An outcome as an event stream, which may still be waited for."""
 
     def __init__(
         self, calls: OnceOnlyCalls[T], session: Session, call: Call[T], frames: Callable[[T], Frames], ping_s: float
     ) -> None:
-        self.status = 200
-        self.headers: Headers = sse.HEADERS
-        self.faults: tuple[Fault, ...] = ()
+        super().__init__(200, b"", sse.HEADERS)
         self._call = call
         self._frames = frames
         self._ping_s = ping_s
@@ -301,39 +323,9 @@ class _Stream(Generic[T]):
         yield head + end
         self.delivered()
 
-    async def read(self, limit_bytes: int) -> bytes:
-        """Read the whole body."""
-        body = b"".join([chunk async for chunk in self.chunks()])
-        if len(body) > limit_bytes:
-            raise UpstreamError(f"the worker's answer exceeds {limit_bytes} bytes")
-        return body
-
     async def aclose(self) -> None:
         """Stop listening; the call goes on."""
         self._listening.close()
-
-
-class Whole:
-    """An answer that is there already."""
-
-    def __init__(self, status: int, body: bytes, headers: Headers = _JSON, *, faults: tuple[Fault, ...] = ()) -> None:
-        self.status = status
-        self.headers = headers
-        self.faults = faults
-        self._body = body
-
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the body."""
-        yield self._body
-
-    async def read(self, limit_bytes: int) -> bytes:
-        """Return the body."""
-        if len(self._body) > limit_bytes:
-            raise UpstreamError(f"the worker's answer exceeds {limit_bytes} bytes")
-        return self._body
-
-    async def aclose(self) -> None:
-        """Nothing is held any more."""
 
 
 def not_offered(environment: Environment) -> Exchange:

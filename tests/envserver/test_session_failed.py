@@ -153,7 +153,7 @@ async def test_calls_that_wait_are_refused_and_run_never(server: Running) -> Non
     waiting = asyncio.create_task(server.call("win", headers={**JSON, "Idempotency-Key": "w"}))
 
     async def is_waiting() -> bool:
-        return server.server.sessions.get("s1").turns.waiting == 1
+        return len(server.server.sessions.get("s1").turns.waiting) == 1
 
     await eventually(is_waiting)
     GATES.open("waiting")

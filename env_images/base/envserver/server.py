@@ -66,7 +66,6 @@ class Server:
             tasks=tasks,
             runner=self._runner,
             calls=calls,
-            forget=self._outcomes.forget,
             slots=settings.slots,
             clock=clock,
             sandboxing=self._sandboxing,

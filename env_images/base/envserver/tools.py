@@ -5,12 +5,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar, overload
 
+from envserver.content import StepResult
 from envserver.errors import ConfigError, InvalidInput
+from envserver.http.json_text import encode
 from envserver.schema.signatures import parameters_of
 from envserver.schema.validators import Fault, Shape, Str, fault
 
 Mode: TypeAlias = Literal["serial", "concurrent", "exclusive"]
 """How a call runs beside the session's other calls: one at a time in arrival order; beside them; or quite alone."""
+Ran: TypeAlias = tuple[bytes, float | None, bool]
+"""A result's JSON, its reward and whether it ends the episode."""
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _MARK = "__envserver_tool__"
 
@@ -128,6 +132,25 @@ class Tool:
         if faults:
             raise InvalidInput(f"Tool input validation error: {faults}")
         return arguments
+
+    def run(self, environment: object, arguments: dict[str, Any]) -> Ran:
+        """Run a plain tool of *environment* and write its result, in the thread that calls this."""
+        return self._written(self._called(environment, arguments))
+
+    async def run_async(self, environment: object, arguments: dict[str, Any]) -> Ran:
+        """Run an asynchronous tool of *environment* and write its result, on the loop that calls this."""
+        return self._written(await self._called(environment, arguments))
+
+    def _called(self, environment: object, arguments: dict[str, Any]) -> Any:
+        return self.function(**arguments) if self.is_bound else self.function(environment, **arguments)
+
+    def _written(self, result: object) -> Ran:
+        if not isinstance(result, StepResult):
+            if hasattr(result, "close"):
+                result.close()  # a coroutine that nobody awaits would warn
+            raise TypeError(f"{self.name!r} returned {type(result).__name__}; expected ToolOutput")
+        output = result.wire()
+        return encode({"ok": True, "output": output}), output["reward"], output["finished"]
 
 
 def tools_of(cls: type) -> dict[str, Tool]:

@@ -1,5 +1,6 @@
-"""Request bodies: parsed, checked against closed models, and refused in the reference servers' words."""
+"""Request bodies and secrets: parsed, checked against closed models, refused in the reference servers' words."""
 
+import binascii
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -126,6 +127,32 @@ def call_of(value: Any) -> CallBody:
 def score_of(value: Any) -> CallBody:
     body = _checked(_SCORE_GROUP, value)
     return CallBody(Action("score", "score_group", body["candidates"]), body.get("task_id"))
+
+
+def secrets_of(header: str | None, body: dict[str, str] | None) -> dict[str, str]:
+    """Merge the secrets of header and body; the header wins.
+
+    The header is base64 of ``{"NAME": {"value": "…", "allowed_domains": ["host", …]}}``. No message contains a secret:
+    the header is either understood or called malformed.
+
+    Raises:
+        Refused: 400, the header is malformed.
+    """
+    merged = dict(body or {})
+    if header:
+        merged.update(_header_secrets(header))
+    return merged
+
+
+def _header_secrets(header: str) -> dict[str, str]:
+    try:
+        entries = json.loads(binascii.a2b_base64(header, strict_mode=True))
+        values = {str(name): entry["value"] for name, entry in entries.items()}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise Refused(400, "malformed X-Secrets header") from None
+    if not all(isinstance(value, str) for value in values.values()):
+        raise Refused(400, "malformed X-Secrets header")
+    return values
 
 
 def _checked(shape: Shape, value: Any) -> Any:

@@ -13,8 +13,7 @@ from envserver.http.connection import Answer, Connection, Pending
 from envserver.http.json_text import encode
 from envserver.http.messages import JSON, Request, Response, json_response, lines
 from envserver.sessions.calls import Calls
-from envserver.sessions.session import Call, Session
-from envserver.sessions.setup_wait import SETUP_WAIT_S, starting
+from envserver.sessions.session import SETUP_WAIT_S, Call, Session, starting
 
 HOLD_S = 2.0
 """A stream opens this late where the setup runs: failures until then keep their status."""

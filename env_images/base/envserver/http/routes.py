@@ -18,9 +18,8 @@ from envserver.http.json_text import encode
 from envserver.http.messages import Request, Response, json_response, refused
 from envserver.http.responses import Delivery
 from envserver.schema.environment_types import OPERATIONS, Kind
-from envserver.sessions.session import Session, deleted
+from envserver.sessions.session import SETUP_WAIT_S, Session, deleted, starting
 from envserver.sessions.sessions import Sessions
-from envserver.sessions.setup_wait import SETUP_WAIT_S, starting
 from envserver.tasks.lookup import Registered
 from envserver.tasks.sets import TaskSets
 from envserver.version import VERSION

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple, TypeAlias
 
 from envserver.errors import Refused
+from envserver.http.json_text import encode
 
 KEPT_S = 60.0
 """As long as the reference servers keep a result (``LINGER_SECONDS``)."""
@@ -157,3 +158,13 @@ class Outcomes:
 
     def _release(self, owner: int, key: str) -> None:
         self._bytes -= self._held.pop((owner, key), 0)
+
+
+def refusal(reason: str, text: str) -> Outcome:
+    """Write what the agent reads where no tool ran; the reasons are the protocol's."""
+    return "result", encode({"ok": False, "error": text, "reason": reason})
+
+
+def failed(text: str, *, ending: Ending = "tool_failed") -> Outcome:
+    """Write what becomes an ``error`` event."""
+    return ending, text.encode(errors="replace")

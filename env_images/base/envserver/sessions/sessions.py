@@ -13,9 +13,8 @@ from envserver.content import blocks_of, prompt_of, written_prompt
 from envserver.environment import Environment
 from envserver.errors import AuthorCancelled, Refused, describe
 from envserver.execution.runner import Runner
-from envserver.http.bodies import Create
+from envserver.http import bodies
 from envserver.http.json_text import encode
-from envserver.http.secrets import secrets_of
 from envserver.sandboxing import Sandboxing
 from envserver.schema.environment_types import Kind
 from envserver.sessions.calls import Calls
@@ -42,7 +41,6 @@ class Sessions:
         tasks: Mapping[str, TaskSets],
         runner: Runner,
         calls: Calls,
-        forget: Callable[[int], None],
         slots: int,
         clock: Callable[[], float],
         sandboxing: Mapping[str, Sandboxing],
@@ -52,7 +50,6 @@ class Sessions:
         Args:
             kinds: by name, the first one is the default; *tasks* has the same keys.
             sandboxing: of those kinds that need sandboxes.
-            forget: told the serial number of a session that ended.
             slots: most sessions at a time, those being torn down among them; 0 is no limit.
         """
         self._kinds = kinds
@@ -60,7 +57,6 @@ class Sessions:
         self._tasks = tasks
         self._runner = runner
         self._calls = calls
-        self._forget = forget
         self._slots = slots
         self._sandboxing = sandboxing
         self._registered = registered
@@ -111,7 +107,7 @@ class Sessions:
     def create(
         self,
         sid: str,
-        body: Create,
+        body: bodies.Create,
         *,
         digest: int,
         secrets_header: str | None,
@@ -132,11 +128,7 @@ class Sessions:
         """
         if lease in self._ended:
             raise deleted()
-        existing = self._open.get(sid)
-        if existing is not None and _is_other(existing, lease):
-            self._close(existing)
-            existing = None
-        if existing is not None:
+        if (existing := self._existing(sid, lease)) is not None:
             if existing.digest != digest:
                 raise Refused(400, "Session already exists")
             existing.note = note
@@ -144,21 +136,35 @@ class Sessions:
         kind = self._kind(body.env_name)
         if body.split is not None:
             self._tasks[kind.name].check_split(body.split)
-        secrets = secrets_of(secrets_header, body.secrets)
+        secrets = bodies.secrets_of(secrets_header, body.secrets)
         if body.toolset_name is not None:
             raise Refused(400, f"unknown toolset {body.toolset_name!r}; valid options are []")
         if self._slots and len(self._open) + len(self._closing) >= self._slots:
             raise Refused(429, "no free slot", {"Retry-After": "1"})
         self._serial += 1
-        seed = int.from_bytes(os.urandom(4)) >> 1 if body.seed is None else body.seed
-        session = Session(
-            sid, kind, serial=self._serial, digest=digest, seed=seed, config=body.config, now=self._clock()
+        session = self._open[sid] = Session(
+            sid=sid,
+            kind=kind,
+            serial=self._serial,
+            digest=digest,
+            seed=int.from_bytes(os.urandom(4)) >> 1 if body.seed is None else body.seed,
+            config=body.config or {},
+            lease=lease,
+            note=note,
+            tells_faults=tells_faults,
+            secrets=secrets,
+            created_at=self._clock(),
         )
-        session.lease, session.note, session.tells_faults = lease, note, tells_faults
-        session.secrets = tuple(secrets.values())
-        self._open[sid] = session
-        self._begin(session, body, secrets)
+        self._begin(session, body)
         return session
+
+    def _existing(self, sid: str, lease: str) -> Session | None:
+        """Find the open session of this id, and end it where it has another lease."""
+        existing = self._open.get(sid)
+        if existing is not None and _is_other(existing, lease):
+            self._close(existing)
+            return None
+        return existing
 
     def _kind(self, name: str | None) -> Kind:
         if name is None:
@@ -168,23 +174,23 @@ class Sessions:
             raise Refused(404, f"unknown environment {name!r}")
         return kind
 
-    def _begin(self, session: Session, body: Create, secrets: dict[str, str]) -> None:
+    def _begin(self, session: Session, body: bodies.Create) -> None:
         sandboxing = self._sandboxing.get(session.kind.name)
         has_wait = session.kind.has_init or (sandboxing is not None and not sandboxing.is_ready)
         if body.task_spec is not None and not has_wait and not is_reference(body.task_spec):  # /create answers at once
             session.task = Task(body.task_spec)
-            session.environment = self._prepared(session, secrets)
+            session.environment = self._prepared(session)
             session.opened.set()
             session.setup = self._spawn(self._set_up(session))
         else:
-            session.setup = self._spawn(self._open_and_set_up(session, body, secrets))
+            session.setup = self._spawn(self._open_and_set_up(session, body))
 
-    async def _open_and_set_up(self, session: Session, body: Create, secrets: dict[str, str]) -> None:
+    async def _open_and_set_up(self, session: Session, body: bodies.Create) -> None:
         try:
             if (sandboxing := self._sandboxing.get(session.kind.name)) is not None:
                 await sandboxing.ready()
             session.task = await self._task(session.kind, body)
-            environment = self._prepared(session, secrets)
+            environment = self._prepared(session)
             # Known before its constructor ran, so that ``close`` can undo half of that.
             session.environment = environment
             if session.kind.has_init:
@@ -202,7 +208,7 @@ class Sessions:
             session.opened.set()
             await self._set_up(session)
 
-    async def _task(self, kind: Kind, body: Create) -> Task:
+    async def _task(self, kind: Kind, body: bodies.Create) -> Task:
         if body.task_spec is not None and is_reference(body.task_spec):
             return Task(await self._registered.resolve(kind, body.task_spec))
         if body.task_spec is not None:
@@ -212,13 +218,13 @@ class Sessions:
         spec = await self._tasks[kind.name].get(body.split, body.index)
         return Task(spec, task_id=f"{body.split}-{body.index}")
 
-    def _prepared(self, session: Session, secrets: dict[str, str]) -> Environment:
+    def _prepared(self, session: Session) -> Environment:
         assert session.task is not None
         environment = session.kind.cls.__new__(session.kind.cls)
         environment.task = session.task
         environment.seed = session.seed
         environment.config = session.config
-        environment.secrets = secrets
+        environment.secrets = dict(session.secrets)  # its author may change it
         return environment
 
     def _discard(self, session: Session, refusal: Refused) -> None:
@@ -327,7 +333,6 @@ class Sessions:
         del self._open[session.sid]
         session.settle("closed")
         self._calls.settle(session)
-        self._forget(session.serial)
         self._closing[session.serial] = session
         session.teardown = self._spawn(self._tear_down(session))
 

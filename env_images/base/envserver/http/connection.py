@@ -13,8 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias, cast
 
 from envserver.errors import Refused
-from envserver.http.messages import Request, Response, head_of, refused
-from envserver.http.receiver import Receiver
+from envserver.http.messages import Receiver, Request, Response, head_of, refused
 
 BACKLOG = 16
 """Requests that a connection may send ahead before it is no longer read."""
@@ -44,27 +43,6 @@ Application: TypeAlias = Callable[[Request, "Connection"], Answer]
 class Connection(asyncio.Protocol):
     """One client's connection."""
 
-    __slots__ = (
-        "_answering",
-        "_application",
-        "_backlog",
-        "_connections",
-        "_deadline",
-        "_drained",
-        "_failure",
-        "_idle",
-        "_is_last",
-        "_is_paused",
-        "_keep_alive_s",
-        "_loop",
-        "_on_sent",
-        "_receiver",
-        "_stalled",
-        "_task",
-        "_transport",
-        "_used_at",
-    )
-
     def __init__(
         self,
         *,
@@ -85,12 +63,7 @@ class Connection(asyncio.Protocol):
         self._connections = connections
         self._keep_alive_s = keep_alive_s
         self._loop = asyncio.get_running_loop()
-        self._receiver = Receiver(
-            body_max_bytes=body_max_bytes,
-            on_request=self._received,
-            on_refusal=self._received,
-            on_expect=self._expected,
-        )
+        self._receiver = Receiver(body_max_bytes=body_max_bytes, on_received=self._received, on_expect=self._expected)
         self._transport: asyncio.Transport
         self._backlog: deque[Request | Refused] = deque()
         self._answering: Request | None = None

@@ -16,8 +16,7 @@ import uvloop
 from envserver.environment import Environment
 from envserver.errors import ConfigError
 from envserver.execution.loop_threads import Lanes
-from envserver.execution.runner import Runner
-from envserver.execution.threads import Threads
+from envserver.execution.runner import Runner, Threads
 from envserver.http.connection import Connection
 from envserver.http.responses import Delivery
 from envserver.http.routes import Claim, Routes, failure

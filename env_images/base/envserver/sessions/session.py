@@ -6,14 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from envserver.content import Json
-from envserver.environment import Environment
-from envserver.errors import Refused
+from envserver.environment import Environment, Task
+from envserver.errors import UNTOLD_MAX, Refused, SessionFault, fault_of, written
 from envserver.execution.runner import Place
-from envserver.faults import UNTOLD_MAX, SessionFault, fault_of, written
 from envserver.http.bodies import Action
 from envserver.schema.environment_types import Kind
 from envserver.sessions.outcomes import Outcome, Turn
-from envserver.task import Task
 from envserver.tools import Mode, Tool
 
 SETUP_WAIT_S = 25.0

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
 from envserver.content import blocks_of, prompt_of, written_prompt
-from envserver.environment import Environment
+from envserver.environment import Environment, Task
 from envserver.errors import AuthorCancelled, Refused, describe
 from envserver.execution.runner import Runner
 from envserver.http import bodies
@@ -19,7 +19,6 @@ from envserver.sandboxing import Sandboxing
 from envserver.schema.environment_types import Kind
 from envserver.sessions.calls import Calls
 from envserver.sessions.session import Session, deleted
-from envserver.task import Task
 from envserver.tasks.lookup import Registered, is_reference
 from envserver.tasks.sets import TaskSets
 from envserver.tools import task_tools_of

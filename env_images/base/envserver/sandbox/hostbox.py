@@ -12,9 +12,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from envserver.sandbox.errors import SandboxError
 from envserver.sandbox.launch import may_map_range
-from envserver.sandbox.values import FIRST_UID, Box
+from envserver.sandbox.values import FIRST_UID, Box, SandboxError
 
 PROGRAMS = """
 bash sh cat ls cp mv rm mkdir rmdir ln touch chmod chown chgrp chcon echo printf head tail sort uniq wc tr cut tee dd df

@@ -16,8 +16,7 @@ from pathlib import Path
 from envserver.sandbox import protocol as wire
 from envserver.sandbox import seccomp
 from envserver.sandbox.channel import Channel
-from envserver.sandbox.errors import SandboxError
-from envserver.sandbox.values import UIDS, Box, Limits
+from envserver.sandbox.values import UIDS, Box, Limits, SandboxError
 
 START_S = 20.0
 """An interpreter's start and two mounts: some 50 ms on an idle machine."""

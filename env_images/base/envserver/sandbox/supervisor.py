@@ -118,7 +118,6 @@ class Supervisor:
             "kill": self._kill,
             "kill_group": self._kill_group,
             "open": self._open,
-            "close": self._close,
         }
 
     def serve(self) -> None:
@@ -290,9 +289,6 @@ class Supervisor:
             self._say({"id": request["id"], "opened": True}, (fd,))
         finally:
             os.close(fd)
-
-    def _close(self, request: Request) -> None:
-        self._ended = True
 
 
 def _is_dying() -> bool:

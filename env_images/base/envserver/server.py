@@ -19,7 +19,7 @@ from envserver.execution.loop_threads import Lanes
 from envserver.execution.runner import Runner, Threads
 from envserver.http.connection import Connection
 from envserver.http.responses import Delivery
-from envserver.http.routes import Claim, Routes, failure
+from envserver.http.routes import Routes
 from envserver.sandboxing import Sandboxing
 from envserver.schema.environment_types import Kind, kinds_of
 from envserver.sessions.calls import Calls
@@ -76,7 +76,7 @@ class Server:
             registered=registered,
             sessions=self.sessions,
             delivery=Delivery(calls=calls, clock=clock),
-            claim=Claim(is_claimable=settings.socket is not None),
+            is_claimable=settings.socket is not None,
             clock=clock,
             strict_paths=settings.strict_paths,
         )
@@ -133,7 +133,6 @@ class Server:
     def _connect(self) -> Connection:
         return Connection(
             application=self._routes,
-            failure=failure,
             connections=self._connections,
             body_max_bytes=self._settings.body_max_bytes,
             # A gateway's pool keeps connections to a Unix socket open, and must never lose one as it sends.

@@ -77,8 +77,6 @@ def tool(
 class Tool:
     """One tool, ready to be listed, checked and run."""
 
-    __slots__ = ("_shape", "description", "function", "inline", "is_async", "is_bound", "mode", "name", "terminal")
-
     def __init__(self, name: str, function: Callable[..., Any], *, bound: bool) -> None:
         options: ToolOptions = getattr(function, _MARK, ToolOptions())
         self.name = name
@@ -86,6 +84,7 @@ class Tool:
         self.is_bound = bound
         """Whether *function* has its ``self`` already; else it takes the environment first."""
         self.description = (inspect.getdoc(function) or "").strip()
+        self.listed = options.listed
         self.terminal = options.terminal
         self.inline = options.inline
         self.mode: Mode = "exclusive" if options.exclusive else "concurrent" if options.concurrent else "serial"
@@ -155,7 +154,7 @@ class Tool:
 
 def tools_of(cls: type) -> dict[str, Tool]:
     """Find the tools of an environment class, sorted by name, the terminal one and unlisted ones not among them."""
-    return {name: found for name, found in _all(cls).items() if not found.terminal and _is_listed(found)}
+    return {name: found for name, found in _all(cls).items() if found.listed and not found.terminal}
 
 
 def terminal_of(cls: type, named: str | None) -> Tool | None:
@@ -195,16 +194,7 @@ def task_tools_of(functions: Iterable[Callable[..., Any]]) -> dict[str, Tool]:
 def _all(cls: type) -> dict[str, Tool]:
     marked = {name: getattr(cls, name, None) for name in dir(cls)}
     return {
-        name: Tool(name, member, bound=not _takes_self(cls, name))
+        name: Tool(name, member, bound=isinstance(inspect.getattr_static(cls, name), staticmethod | classmethod))
         for name, member in marked.items()
         if callable(member) and hasattr(member, _MARK)
     }
-
-
-def _takes_self(cls: type, name: str) -> bool:
-    return not isinstance(inspect.getattr_static(cls, name), staticmethod | classmethod)
-
-
-def _is_listed(candidate: Tool) -> bool:
-    options: ToolOptions = getattr(candidate.function, _MARK)
-    return options.listed

@@ -41,7 +41,7 @@ _NOT_A_MODEL = ("model_attributes_type", "Input should be a valid dictionary or 
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """A checked ``/create`` body; either *task_spec* or both *split* and *index* are set."""
+    """A checked ``/create`` request; either *task_spec* or both *split* and *index* are set."""
 
     env_name: str | None = None
     task_spec: dict[str, Any] | None = None
@@ -51,6 +51,16 @@ class Create:
     toolset_name: str | None = None
     seed: int | None = None
     config: dict[str, Any] | None = None
+    # Of the headers.
+    secrets_header: str | None = None
+    lease: str = ""
+    """Which of its id's sessions is meant. A session of this id with another lease was left behind, and is ended."""
+    note: str = ""
+    """A text that the list of sessions shows, which outlives the trainer's memory. That of the last retry holds."""
+    tells_faults: bool = False
+    """Answers carry the faults of the author's code, with their tracebacks."""
+    digest: int = 0
+    """Of the request, secrets and all; a retry with the same digest gets the session that exists."""
 
 
 class Action(NamedTuple):

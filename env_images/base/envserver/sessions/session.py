@@ -5,11 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from envserver.content import Json
 from envserver.environment import Environment, Task
 from envserver.errors import UNTOLD_MAX, Refused, SessionFault, fault_of, written
 from envserver.execution.runner import Place
-from envserver.http.bodies import Action
+from envserver.http.bodies import Action, Create
 from envserver.schema.environment_types import Kind
 from envserver.sessions.outcomes import Outcome, Turn
 from envserver.tools import Mode, Tool
@@ -136,20 +135,13 @@ class Session:
 
     sid: str
     kind: Kind
+    create: Create
+    """The request that created it; no traceback may show the values of its secrets."""
     serial: int
     """Unlike the id never used again."""
-    digest: int
-    """Of the request that created it."""
     seed: int
-    config: Json
-    lease: str = ""
-    """Which of its id's sessions this one is, as who created it says: who ends another one does not mean this."""
-    note: str = ""
-    """What who created it wants to read again in the list of sessions, which outlives the memory of who asks."""
-    tells_faults: bool = False
-    """Whether who created it is told what went wrong in the author's code, with the traceback."""
-    secrets: Mapping[str, str]
-    """By name; no traceback may show the values."""
+    note: str
+    """What the creator wants to read in the list of sessions."""
     place: Place = field(init=False)
     # The episode.
     task: Task | None = None
@@ -237,17 +229,22 @@ class Session:
 
     def note_fault(self, error: BaseException, place: str) -> SessionFault:
         """Keep *error*, which the hook *place* raised, until it is told; the session ends with it unless it goes on."""
-        self.fault = fault_of(error, place, secrets=self.secrets.values())
+        self.fault = fault_of(error, place, secrets=(self.create.secrets or {}).values())
         self.untold.append(self.fault)
         del self.untold[:-UNTOLD_MAX]
         return self.fault
 
-    def fault_headers(self) -> dict[str, str]:
-        """Give the header that tells the faults that were not told yet; they count as told from now on."""
-        if not self.untold or not self.tells_faults:
-            return {}
+    def tell_faults(self) -> list[SessionFault]:
+        """Return the untold faults, where the creator asked for them; they count as told from now on."""
+        if not self.create.tells_faults:
+            return []
         untold, self.untold = self.untold, []
-        return {"X-Session-Faults": written(untold)}
+        return untold
+
+    def fault_headers(self) -> dict[str, str]:
+        """Give the header that tells the faults that were not told yet."""
+        faults = self.tell_faults()
+        return {"X-Session-Faults": written(faults)} if faults else {}
 
     def summary(self, now: float) -> dict[str, Any]:
         """Tell how the episode went; seconds since it was created."""

@@ -62,6 +62,13 @@ class Create:
     digest: int = 0
     """Of the request, secrets and all; a retry with the same digest gets the session that exists."""
 
+    def __post_init__(self) -> None:
+        has_reference = self.split is not None and self.index is not None
+        if (self.task_spec is not None) == has_reference:
+            raise ValueError("Provide either task_spec or both split and index, not both/neither")
+        if (self.split is None) != (self.index is None):
+            raise ValueError("split and index must both be provided together")
+
 
 class Action(NamedTuple):
     """What is to be done, in one of three spellings; or ``score``, a group to judge."""
@@ -99,44 +106,34 @@ def parse(request: Request) -> Any:
         raise Refused(400, "There was an error parsing the body") from error
 
 
-def split_of(value: Any) -> str:
-    """
+def read(request: Request, shape: Shape) -> Any:
+    """Parse the body and check it.
+
     Raises:
-        Refused: 422; as the others here.
+        Refused: as `parse` and `checked`.
     """
-    split: str = _checked(_SPLIT, value)["split"]
-    return split
+    return checked(shape, parse(request))
 
 
-def split_index_of(value: Any) -> tuple[str, int]:
-    body = _checked(_TASK, value)
-    return body["split"], body["index"]
+def checked(shape: Shape, value: Any) -> Any:
+    """Return what *shape* makes of a parsed body.
 
-
-def split_range_of(value: Any) -> tuple[str, int | None, int | None]:
-    body = _checked(_TASK_RANGE, value)
-    return body["split"], body.get("start"), body.get("stop")
-
-
-def ids_of(value: Any) -> list[str]:
-    ids: list[str] = _checked(_IDS, value)["ids"]
-    return ids
-
-
-def create_of(value: Any) -> Create:
-    body: Create = _checked(_CREATE, value)
-    return body
+    Raises:
+        Refused: 422, with all faults.
+    """
+    faults: list[Fault] = []
+    if value is NO_BODY:
+        raise Refused(422, [fault("missing", ("body",), "Field required", None)])
+    made = shape.check(value, ("body",), faults)
+    if faults:
+        raise Refused(422, faults)
+    return made
 
 
 def call_of(value: Any) -> CallBody:
     is_spelled = isinstance(value, dict) and (value.get("text") is not None or value.get("action") is not None)
-    body: CallBody = _checked(_SPELLED_CALL if is_spelled else _CALL, value)
+    body: CallBody = checked(_SPELLED_CALL if is_spelled else _CALL, value)
     return body
-
-
-def score_of(value: Any) -> CallBody:
-    body = _checked(_SCORE_GROUP, value)
-    return CallBody(Action("score", "score_group", body["candidates"]), body.get("task_id"))
 
 
 def secrets_of(header: str | None, body: dict[str, str] | None) -> dict[str, str]:
@@ -165,33 +162,17 @@ def _header_secrets(header: str) -> dict[str, str]:
     return values
 
 
-def _checked(shape: Shape, value: Any) -> Any:
-    faults: list[Fault] = []
-    if value is NO_BODY:
-        raise Refused(422, [fault("missing", ("body",), "Field required", None)])
-    checked = shape.check(value, ("body",), faults)
-    if faults:
-        raise Refused(422, faults)
-    return checked
-
-
 def _is_json(content_type: bytes) -> bool:
     kind = content_type.split(b";", 1)[0].strip().lower()
     return kind == b"application/json" or (kind.startswith(b"application/") and kind.endswith(b"+json"))
 
 
-def _create(**given: Any) -> Create:
-    body = Create(**given)
-    has_reference = body.split is not None and body.index is not None
-    if (body.task_spec is not None) == has_reference:
-        raise ValueError("Provide either task_spec or both split and index, not both/neither")
-    if (body.split is None) != (body.index is None):
-        raise ValueError("split and index must both be provided together")
-    return body
-
-
 def _call(*, name: str, input: dict[str, Any], task_id: str | None = None, **_: None) -> CallBody:
     return CallBody(Action("name", name, input), task_id)
+
+
+def _score(*, candidates: list[GroupCandidate], task_id: str | None = None) -> CallBody:
+    return CallBody(Action("score", "score_group", candidates), task_id)
 
 
 def _spelled_call(
@@ -237,11 +218,11 @@ def _maybe(name: str, node: Node) -> Field:
 
 
 _OBJECT = DictOf(AnyValue())
-_SPLIT = _closed(Field("split", Str()))
-_TASK = _closed(Field("split", Str()), Field("index", Int()))
-_IDS = _closed(Field("ids", ListOf(Str())))
-_TASK_RANGE = _closed(Field("split", Str()), _maybe("start", Int()), _maybe("stop", Int()))
-_CREATE = _closed(
+SPLIT = _closed(Field("split", Str()))
+TASK = _closed(Field("split", Str()), Field("index", Int()))
+IDS = _closed(Field("ids", ListOf(Str())))
+TASK_RANGE = _closed(Field("split", Str()), _maybe("start", Int()), _maybe("stop", Int()))
+CREATE = _closed(
     _maybe("env_name", Str()),
     _maybe("task_spec", _OBJECT),
     _maybe("split", Str()),
@@ -250,7 +231,7 @@ _CREATE = _closed(
     _maybe("toolset_name", Str()),
     _maybe("seed", Int()),
     _maybe("config", _OBJECT),
-    make=_create,
+    make=Create,
 )
 _UNUSED = (_maybe("text", Str()), _maybe("action", _OBJECT))
 _CALL = _closed(Field("name", Str()), Field("input", _OBJECT), _maybe("task_id", Str()), *_UNUSED, make=_call)
@@ -283,4 +264,4 @@ _BLOCKS = _PLAIN_BLOCKS | {
 _ROLES = Choice([(role, role) for role in ("system", "user", "assistant")], "literal_error")
 _MESSAGE = _closed(Field("role", _ROLES), Field("blocks", ListOf(_Tagged(_BLOCKS))), _DETAIL, make=Message)
 _CANDIDATE = _closed(Field("messages", ListOf(_MESSAGE)), _maybe("metadata", _OBJECT), make=GroupCandidate)
-_SCORE_GROUP = _closed(Field("candidates", ListOf(_CANDIDATE)), _maybe("task_id", Str()))
+SCORE_GROUP = _closed(Field("candidates", ListOf(_CANDIDATE)), _maybe("task_id", Str()), make=_score)

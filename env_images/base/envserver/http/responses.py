@@ -80,7 +80,7 @@ class _Listener:
         self._counts = counts
         self._calls = calls
         self._in_hand = True
-        calls.attach(call)
+        call.listeners += 1
 
     def whole(self, *, as_json: bool) -> Response:
         """Write the whole answer; from now on the connection tells what became of it."""

@@ -185,7 +185,7 @@ class Routes:
         return json_response({"sessions": self._sessions.rows()})
 
     def _tell_sessions(self, target: Target) -> Response:
-        return json_response({"sessions": self._sessions.rows(bodies.ids_of(bodies.parse(target.request)))})
+        return json_response({"sessions": self._sessions.rows(bodies.read(target.request, bodies.IDS)["ids"])})
 
     # -- discovery
 
@@ -196,22 +196,20 @@ class Routes:
         return Response(target.kind.splits_json)
 
     async def _list_tasks(self, target: Target) -> Response:
-        split = bodies.split_of(bodies.parse(target.request))
-        tasks = await self._tasks[target.kind.name].all(split)
+        tasks = await self._tasks[target.kind.name].all(**bodies.read(target.request, bodies.SPLIT))
         return json_response({"tasks": tasks, "env_name": target.env_name})
 
     async def _num_tasks(self, target: Target) -> Response:
-        split = bodies.split_of(bodies.parse(target.request))
-        return json_response({"num_tasks": await self._tasks[target.kind.name].count(split)})
+        count = await self._tasks[target.kind.name].count(**bodies.read(target.request, bodies.SPLIT))
+        return json_response({"num_tasks": count})
 
     async def _task(self, target: Target) -> Response:
-        split, index = bodies.split_index_of(bodies.parse(target.request))
-        task = await self._tasks[target.kind.name].get(split, index)
+        task = await self._tasks[target.kind.name].get(**bodies.read(target.request, bodies.TASK))
         return json_response({"task": task, "env_name": target.env_name})
 
     async def _task_range(self, target: Target) -> Response:
-        split, start, stop = bodies.split_range_of(bodies.parse(target.request))
-        tasks = await self._tasks[target.kind.name].range(split, start, stop)
+        body = bodies.read(target.request, bodies.TASK_RANGE)
+        tasks = await self._tasks[target.kind.name].range(body["split"], body.get("start"), body.get("stop"))
         return json_response({"tasks": tasks, "env_name": target.env_name})
 
     def _list_registered(self, target: Target) -> Response:
@@ -235,7 +233,7 @@ class Routes:
             raise Refused(400, f"x-session-note is longer than {NOTE_MAX} bytes")
         lease = target.request.text(b"x-session-lease") or ""
         create = replace(
-            bodies.create_of(value),
+            bodies.checked(bodies.CREATE, value),
             secrets_header=secrets,
             lease=lease,
             note=note,
@@ -286,7 +284,7 @@ class Routes:
     def _score_group(self, target: Target) -> Answer:
         value = bodies.parse(target.request)
         session = self._session(target)
-        body = bodies.score_of(value)
+        body = bodies.checked(bodies.SCORE_GROUP, value)
         if not session.kind.scores_groups:
             raise Refused(404, f"Environment {target.env_name!r} does not implement score_group")
         return self._delivery.answer(target.request, target.connection, session, body)

@@ -90,12 +90,8 @@ class Calls:
             self._outcomes.number(session.serial, call.task_id, call.key, call.turn)
         return call.turn
 
-    def attach(self, call: Call) -> None:
-        """Note that a request waits for *call*; ``detach`` must follow."""
-        call.listeners += 1
-
     def detach(self, call: Call, *, delivered: bool) -> None:
-        """Note that a request got the whole outcome, or went away without it.
+        """Note that a request, one of the call's listeners, got the whole outcome or went away without it.
 
         A call that nobody waits for and that has not begun never will.
         """

@@ -106,7 +106,9 @@ class Connection(asyncio.Protocol):
         self._connections.discard(self)
         self._backlog.clear()
         self._receiver.close()
-        self._cancel_timers()
+        for timer in (self._deadline, self._stalled, self._idle):
+            if timer is not None:
+                timer.cancel()
         if self._task is not None:
             self._task.cancel()
         self._settle(sent=False)
@@ -272,11 +274,6 @@ class Connection(asyncio.Protocol):
             self._transport.close()
         else:
             self._idle = self._loop.call_later(max(left_s, 1.0), self._close_if_idle)
-
-    def _cancel_timers(self) -> None:
-        for timer in (self._deadline, self._stalled, self._idle):
-            if timer is not None:
-                timer.cancel()
 
 
 def _release(work: Work, release: Callable[[], None] | None, _: asyncio.Task[None]) -> None:

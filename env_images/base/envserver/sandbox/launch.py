@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 
 from envserver.sandbox import protocol as wire
@@ -70,7 +71,7 @@ def _configuration(box: Box, work: Path, limits: Limits, *, ranged: bool) -> dic
     return {
         "box": str(Path(box.path).absolute()),
         "work": str(work.absolute()),
-        "limits": limits.as_message(),
+        "limits": asdict(limits),
         "calls": calls.hex(),
         "ranged": ranged,
         "bubblewrap": os.path.abspath(bubblewrap),  # the spawner has another working directory, and no PATH

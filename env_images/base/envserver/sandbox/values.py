@@ -1,6 +1,6 @@
 """What a sandbox is made of, what a command in it comes to, and what can go wrong: values, no behaviour."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from envserver.errors import EnvServerError
@@ -35,9 +35,6 @@ class Limits:
     """CPU seconds of one process; then it gets SIGXCPU and, a second later, SIGKILL."""
     output_bytes: int = 65_536
     """Kept of each stream of a command; the rest is read and dropped."""
-
-    def as_message(self) -> dict[str, int]:
-        return asdict(self)
 
 
 @dataclass

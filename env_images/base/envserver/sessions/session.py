@@ -32,8 +32,7 @@ class Signal:
         self.is_set = True
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+            _wake(waiter)
 
     async def wait(self, timeout_s: float) -> bool:
         """Wait for it; False where *timeout_s* passed first."""

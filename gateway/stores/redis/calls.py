@@ -3,24 +3,7 @@
 That a replica lives is one key of a short life, which `begin` and `write` renew: the price is the same whatever number
 of calls it runs, where a lease of each call would have to be renewed call by call.
 
-Keys (all begin with ``{prefix}:``)
-
-=====================  ======  ============================================================  ==========================
-key                    type    holds                                                         lives until
-=====================  ======  ============================================================  ==========================
-calls:<session:lease>  hash    its calls: state, digest, key's hash, replica; outcomes;      the session is closed; or
-                               who waits for one; task ids by key's hash                     its last call is over (TTL)
-call_ends:<same>       zset    its task ids by the moment from which they are not known      the same
-call_places            zset    ``<session:lease>`` by the last of these moments              swept by `begin`, `write`
-call_sizes             hash    ``<session:lease>`` → bytes of its outcomes                   the same
-call_bytes             string  bytes of all outcomes                                         there are none
-call_replica:<name>    string  that this replica lives                                       5 s
-call_tallies:<same>    hash    by replica: what it saw of the session                        the session is closed; or
-                                                                                             a day after the last word
-=====================  ======  ============================================================  ==========================
-
-Channel ``calls_ended:<replica>``: the task id of a call that somebody waits for there. A hint, as all of them: who
-waits also looks once a second.
+The keys are in ``docs/design/store.md``.
 """
 
 from __future__ import annotations

@@ -2,33 +2,7 @@
 
 Nothing is published: a replica asks for what changed since the version that it knows.
 
-Keys (all begin with ``{prefix}:``; an era is a random name that a curriculum's draws get with the first of them)
-
-=========================================  ======  =====================================  ============================
-key                                        type    holds                                  lives until
-=========================================  ======  =====================================  ============================
-curriculum_records:<environment>           hash    task → attempts, finished, mean,       all are forgotten; beyond
-                                                   spread, steps, seconds, when it was    the most of them the ones
-                                                   seen; the newest rewards; policy       that were unseen for longest
-curriculum_changed:<environment>           zset    tasks with a record, by the number of  its last record goes
-                                                   their last change
-curriculum_gone:<environment>              zset    tasks whose record went, by the        pruned to the last 10,000
-                                                   number of that change
-curriculum_changes:<environment>           hash    epoch and number of the last change,   all are forgotten
-                                                   number of the last pruned one
-curriculum_told:<digest>                   string  an outcome of this lease was counted   600 s
-curriculum:<name>                          hash    era and next number of its draws;      it is reset or undefined
-                                                   a sampler's state and its version
-curriculum_turns:<name>                    hash    handle → number of the draw that is    each is drawn; the
-                                                   due, size and time of its group        curriculum is reset
-curriculum_group:<era>:<handle>            hash    the newest group of a handle: number   `group_s` after its draw
-                                                   and place of its draw, size, places
-                                                   that are held
-curriculum_member:<era>:<handle>:<digest>  string  an opening's place in a group: number  its group's time is over
-                                                   and place of the draw
-curriculum_definitions                     hash    name → definition                      its last one goes
-curriculum_version                         string  the version of the definitions         for ever
-=========================================  ======  =====================================  ============================
+The keys are in ``docs/design/store.md``.
 """
 
 from __future__ import annotations

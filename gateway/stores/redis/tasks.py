@@ -2,18 +2,7 @@
 
 Nothing is published: a replica reads the version each second, one GET, and asks for what changed when it is another.
 
-Keys (all begin with ``{prefix}:``)
-
-======================  ======  ==========================================================  ===========================
-key                     type    holds                                                       lives until
-======================  ======  ==========================================================  ===========================
-tasks                   hash    ``<environment> <id>`` → split, place, signer, line, body   its last task goes
-task_changes            zset    the same names by the number of their last change           for ever; names of tasks
-                                                                                            that went are pruned
-task_version            string  ``<epoch>:<number of the last change>``                     for ever
-task_sums               hash    counts: tasks, splits and places of environments, bytes     for ever
-task_starts:<digest>    list    moments (ms) at which a limited task was begun              its window is over (TTL)
-======================  ======  ==========================================================  ===========================
+The keys are in ``docs/design/store.md``.
 """
 
 from __future__ import annotations

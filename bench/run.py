@@ -33,7 +33,7 @@ from bench.measures import (
     opens,
     proxies,
     sandboxes,
-    sandboxes_samples,
+    sandboxes_report,
     scale,
     store_trips,
 )
@@ -82,7 +82,7 @@ class Plans:
     opens: opens.Plan
     areal: areal.Plan
     openenv: openenv.Plan
-    sandboxes: sandboxes_samples.Plan
+    sandboxes: sandboxes_report.Plan
     openenv_tasks: openenv_tasks.Plan
     docker: cold.Plan
     store: store_trips.Plan
@@ -93,7 +93,7 @@ class Plans:
     @classmethod
     def of(cls, *, quick: bool, docker: bool, engine: str, base_image: str) -> Plans:
         """The quick ones or the full ones; *docker* lets parts use *engine* that do without it else."""
-        boxes = sandboxes_samples.QUICK if quick else sandboxes_samples.Plan()
+        boxes = sandboxes_report.QUICK if quick else sandboxes_report.Plan()
         return cls(
             size="quick" if quick else "full",
             calls=calls.QUICK if quick else calls.Plan(),

@@ -23,8 +23,7 @@ from bench.load.episodes import TOKEN_LENGTH
 from bench.load.http1 import Address
 from bench.measures.footprint import MIB
 from bench.measures.opens import Bursts
-from bench.measures.sandboxes_report import make_report
-from bench.measures.sandboxes_samples import (
+from bench.measures.sandboxes_report import (
     CONTAINERS,
     LIBRARY,
     OS_SERVER,
@@ -35,6 +34,7 @@ from bench.measures.sandboxes_samples import (
     Plan,
     Samples,
     Way,
+    make_report,
 )
 from bench.reporting.grid import Cell
 from bench.reporting.report import Report

@@ -18,8 +18,7 @@ from bench.measures.areal import CALLERS
 from bench.measures.cold import ENGINE
 from bench.measures.footprint import Held
 from bench.measures.opens import Bursts
-from bench.measures.sandboxes_report import make_report
-from bench.measures.sandboxes_samples import (
+from bench.measures.sandboxes_report import (
     CONTAINERS,
     LIBRARY,
     OS_SERVER,
@@ -29,6 +28,7 @@ from bench.measures.sandboxes_samples import (
     Plan,
     Samples,
     Way,
+    make_report,
 )
 from bench.reporting.grid import Cell
 from bench.reporting.report import Goal, Report

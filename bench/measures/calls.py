@@ -15,8 +15,8 @@ from bench.load.closed_loop import Step, connections, load
 from bench.load.episodes import Episode
 from bench.load.http1 import Connection
 from bench.measures.footprint import MIB
-from bench.reporting.grid import GENERATOR, Cell, Grid, count_errors, figures
-from bench.reporting.report import NOTHING, Goal, Report, Table, number
+from bench.reporting.grid import GENERATOR, Cell, Grid, columns, count_errors, figures, latency_table, rate_table, turns
+from bench.reporting.report import Goal, Report, Table, number
 from bench.reporting.stats import ratio
 from bench.subjects.targets import ENVSERVER, FAST, GATEWAY, OFFICIAL, Servers, Target
 
@@ -86,11 +86,8 @@ async def _measure(subjects: Sequence[Subject], plan: Plan, round_s: float, step
     grid: Grid = {subject.name: {callers: Cell() for callers in plan.callers} for subject in subjects}
     for subject in subjects:
         await _round(subject, max(plan.callers), plan.warmup_s, steps, Cell())
-    for turn in range(plan.rounds):
-        first = turn % len(subjects)
-        for callers in plan.callers:
-            for subject in (*subjects[first:], *subjects[:first]):
-                await _round(subject, callers, round_s, steps, grid[subject.name][callers])
+    for subject, callers in turns(subjects, plan.callers, plan.rounds):
+        await _round(subject, callers, round_s, steps, grid[subject.name][callers])
     return grid
 
 
@@ -149,6 +146,7 @@ async def _whole(episode: Episode, number: int) -> None:
 
 WORKER = "worker"
 INLINE = "inline"
+A_SECOND = f" a second, and as a multiple of {OFFICIAL[0]}"
 S1_ADDED_MS, S1_TIMES, S4_TIMES, S4_P99_MS = 0.25, 8.0, 3.0, 35.0
 
 Sizes = Mapping[str, Mapping[str, int]]
@@ -179,10 +177,10 @@ def make_report(
         },
         goals=[*_against_official(calls, episodes), *_against_direct(calls)],
         tables=[
-            _rates("Calls", calls),
-            _latencies("a call", calls),
-            _rates("Whole episodes (6 requests each)", episodes),
-            _latencies("a whole episode", episodes),
+            rate_table(f"Calls{A_SECOND}", calls, baseline=OFFICIAL[0]),
+            latency_table("Latency of a call, ms: p50 / p99", calls),
+            rate_table(f"Whole episodes (6 requests each){A_SECOND}", episodes, baseline=OFFICIAL[0]),
+            latency_table("Latency of a whole episode, ms: p50 / p99", episodes),
             _cpu(calls),
             _memory(idle_bytes, loaded_bytes),
         ],
@@ -225,26 +223,6 @@ def _against_direct(calls: Grid) -> Iterator[Goal]:
         yield Goal(id="S1", what=what, value=ratio(through.p50_ms, direct.p50_ms), bound=S1_TIMES, unit="x")
 
 
-def _rates(what: str, grid: Grid) -> Table:
-    baseline = grid[OFFICIAL[0]]
-    rows = []
-    for name, row in grid.items():
-        cells = [
-            f"{number(cell.rate)} ({number(ratio(cell.rate, baseline[callers].rate))}x)"
-            for callers, cell in row.items()
-        ]
-        rows.append([name, *cells, str(sum(sum(cell.errors.values()) for cell in row.values()))])
-    return Table(f"{what} a second, and as a multiple of {OFFICIAL[0]}", ["server", *_callers(grid), "errors"], rows)
-
-
-def _latencies(what: str, grid: Grid) -> Table:
-    rows = []
-    for name, row in grid.items():
-        found = [cell.latencies for cell in row.values()]
-        rows.append([name, *(f"{number(each.p50_ms)} / {number(each.p99_ms)}" if each else NOTHING for each in found)])
-    return Table(f"Latency of {what}, ms: p50 / p99", ["server", *_callers(grid)], rows)
-
-
 def _cpu(calls: Grid) -> Table:
     rows = []
     for name, row in calls.items():
@@ -253,11 +231,7 @@ def _cpu(calls: Grid) -> Table:
             label = f"{name}: {part}" if part == WORKER else name
             rows.append([label, *(number(cell.cpu_s_per_1000(part)) for cell in row.values())])
         rows.append([f"{name}: its load", *(number(cell.cpu_s_per_1000(GENERATOR)) for cell in row.values())])
-    return Table("CPU seconds for 1,000 calls, by process", ["process", *_callers(calls)], rows)
-
-
-def _callers(grid: Grid) -> list[str]:
-    return [f"c={callers}" for callers in next(iter(grid.values()))]
+    return Table("CPU seconds for 1,000 calls, by process", ["process", *columns(calls)], rows)
 
 
 def _memory(idle: Sizes, loaded: Sizes) -> Table:

@@ -21,6 +21,7 @@ from bench.measures.cold import BASE_IMAGE, ENGINE
 from bench.measures.many_containers import ALONE
 from bench.measures.many_containers import Engine as Builder
 from bench.measures.nodes_report import Exclusive, Way, make_report, name_of
+from bench.reporting.grid import rotated
 from bench.reporting.report import Report
 from bench.subjects.catalogs import STEPS, STEPS_IMAGE, steps_toml
 from bench.subjects.clusters import HERE, Cluster, Clusters
@@ -163,12 +164,6 @@ async def _rest(clusters: Sequence[Cluster], seconds: float) -> None:
     for cluster, used in zip(clusters, before, strict=True):
         now = cluster.usage()
         cluster.way.rest = {part: (now[part].cpu_s - used[part].cpu_s) / took_s for part in now}
-
-
-def rotated(all: Sequence[T], turn: int) -> list[T]:
-    """All of them, each turn beginning with another one."""
-    first = turn % len(all)
-    return [*all[first:], *all[:first]]
 
 
 async def _round(cluster: Cluster, plan: Plan, *, counts: bool = True) -> None:

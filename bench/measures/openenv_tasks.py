@@ -1,8 +1,7 @@
 """A reset with a task that nobody prepared, against what it takes without one: a container for each task (OpenEnv).
 
 Where an environment's task is chosen by its container's variables, another task is another container: created,
-started, reached. The yardstick is the Docker SDK itself, of the same image. Needs an engine and ``env-gateway/base``;
-run alone: ``python -m bench.measures.openenv_tasks``.
+started, reached. The yardstick is the Docker SDK itself, of the same image. Needs an engine and ``env-gateway/base``.
 """
 
 from __future__ import annotations
@@ -11,22 +10,18 @@ import asyncio
 import time
 import uuid
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-import uvloop
 from docker import APIClient
 
 from bench.load.episodes import WrongAnswer
 from bench.load.http1 import Address
 from bench.load.websocket import Player, connect_socket, frame
 from bench.measures.cold import BASE_IMAGE, ENGINE, Engine
-from bench.measures.openenv import show
 from bench.reporting.report import Goal, Report, Table, number
 from bench.reporting.stats import latencies, ratio
-from bench.subjects.targets import GATEWAY, Servers, servers
+from bench.subjects.targets import GATEWAY, Servers
 
 TIMES = 75.0
 """What S6 asks of a warm pool against a container's start."""
@@ -122,20 +117,3 @@ def make_report(resets: list[float], containers: list[float], *, plan: Plan) -> 
         tables=[Table("From one task to another, ms", ["way", "p50", "p99", "most"], rows)],
         not_comparable=("A container's figure ends with its first answer, the reset's with the first observation.",),
     )
-
-
-def main(
-    quick: Annotated[bool, typer.Option("--quick", help="Shorter.")] = False,
-    folder: Annotated[Path, typer.Option(help="For sockets; one that the engine sees, too.")] = Path("/dev/shm"),
-) -> None:
-    """Run this benchmark alone, and print its tables."""
-
-    async def whole() -> Report:
-        async with servers(folder) as made:
-            return await run(made, QUICK if quick else Plan())
-
-    show(uvloop.run(whole()))
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -20,8 +20,19 @@ from bench.load.closed_loop import Round, Step, connections, load
 from bench.load.episodes import Episode
 from bench.load.http1 import Connection
 from bench.measures.footprint import MIB
-from bench.reporting.grid import GENERATOR, Cell, Grid, figures
-from bench.reporting.report import NOTHING, Goal, Report, Table, number
+from bench.reporting.grid import (
+    GENERATOR,
+    Cell,
+    Grid,
+    by_callers,
+    columns,
+    errors_of,
+    figures,
+    latency_table,
+    rate_table,
+    turns,
+)
+from bench.reporting.report import Goal, Report, Table, number
 from bench.reporting.stats import percentile, ratio
 from bench.subjects.peers import (
     ALL,
@@ -121,7 +132,7 @@ async def _measured(
         sessions = {
             subject.name: await opened(subject, max(callers_of(subject.name, plan)), key) for subject in subjects
         }
-        grid = await turns(subjects, plan, lambda subject: sessions[subject.name])
+        grid = await take_turns(subjects, plan, lambda subject: sessions[subject.name])
         for subject in subjects:
             sizes[subject.name] |= {f"{part}_loaded": used.rss_bytes for part, used in subject.usage().items()}
     return grid, sizes
@@ -155,18 +166,15 @@ async def opened(subject: Subject, count: int, key: str) -> list[Episode]:
     return episodes
 
 
-async def turns(subjects: Sequence[Subject], plan: Plan, sessions: Callable[[Subject], Sequence[Episode]]) -> Grid:
+async def take_turns(subjects: Sequence[Subject], plan: Plan, sessions: Callable[[Subject], Sequence[Episode]]) -> Grid:
     """Let the subjects take turns; each round begins with another one."""
     grid: Grid = {subject.name: {callers: Cell() for callers in callers_of(subject.name, plan)} for subject in subjects}
     for subject in subjects:
         for callers in {min(grid[subject.name]), max(grid[subject.name])}:  # the latter for the connections behind it
             await _round(subject, sessions(subject)[:callers], plan.warmup_s, Cell())
-    for turn in range(plan.rounds):
-        first = turn % len(subjects)
-        for callers in plan.callers:
-            for subject in (*subjects[first:], *subjects[:first]):
-                if (cell := grid[subject.name].get(callers)) is not None:
-                    await _round(subject, sessions(subject)[:callers], plan.round_s, cell)
+    for subject, callers in turns(subjects, plan.callers, plan.rounds):
+        if (cell := grid[subject.name].get(callers)) is not None:
+            await _round(subject, sessions(subject)[:callers], plan.round_s, cell)
     return grid
 
 
@@ -248,8 +256,13 @@ def make_report(
             "rss_bytes": rss_bytes,
         },
         goals=list(goals(grid)),
-        tables=[_rates(grid), _latencies(grid), _cpu(grid), _memory(rss_bytes)],
-        errors=sum(_errors(grid, name) for name in OURS if name in grid),
+        tables=[
+            rate_table("Calls a second through a proxy", grid, head="proxy"),
+            latency_table("Latency of a call through a proxy, ms: p50 / p99", grid, head="proxy"),
+            _cpu(grid),
+            _memory(rss_bytes),
+        ],
+        errors=sum(errors_of(grid, name) for name in OURS if name in grid),
         not_comparable=[
             *(each.format(**({} if cpus is None else asdict(cpus))) for each in pinning),
             *([f"Proxies measured: {named}."] if named else []),
@@ -342,34 +355,13 @@ def _distribution(row: Mapping[int, Cell], callers: int) -> list[tuple[float, fl
     return quantiles(samples) if samples else []
 
 
-def _errors(grid: Grid, name: str) -> int:
-    return sum(sum(cell.errors.values()) for cell in grid[name].values())
-
-
-def _rates(grid: Grid) -> Table:
-    rows = [
-        [name, *_by_callers(grid, row, lambda cell: number(cell.rate)), str(_errors(grid, name))]
-        for name, row in grid.items()
-    ]
-    return Table("Calls a second through a proxy", ["proxy", *_columns(grid), "errors"], rows)
-
-
-def _latencies(grid: Grid) -> Table:
-    def shown(cell: Cell) -> str:
-        found = cell.latencies
-        return NOTHING if found is None else f"{number(found.p50_ms)} / {number(found.p99_ms)}"
-
-    rows = [[name, *_by_callers(grid, row, shown)] for name, row in grid.items()]
-    return Table("Latency of a call through a proxy, ms: p50 / p99", ["proxy", *_columns(grid)], rows)
-
-
 def _cpu(grid: Grid) -> Table:
     rows = []
-    for name, row in grid.items():
+    for name in grid:
         for part, label in ((PROXY, name), (WORKER, f"{name}: its worker"), (GENERATOR, f"{name}: its load")):
             if part != PROXY or name != DIRECTLY:
-                rows.append([label, *_by_callers(grid, row, partial(_cpu_of, part=part))])
-    return Table("CPU seconds for 1,000 calls through a proxy, by process", ["process", *_columns(grid)], rows)
+                rows.append([label, *by_callers(grid, name, partial(_cpu_of, part=part))])
+    return Table("CPU seconds for 1,000 calls through a proxy, by process", ["process", *columns(grid)], rows)
 
 
 def _cpu_of(cell: Cell, *, part: str) -> str:
@@ -383,16 +375,3 @@ def _memory(rss_bytes: Mapping[str, Mapping[str, int]]) -> Table:
         if f"{PROXY}_idle" in sizes
     ]
     return Table("Resident memory of a proxy, MiB", ["proxy", "idle", "after the load"], rows)
-
-
-def _by_callers(grid: Grid, row: Mapping[int, Cell], shown: Callable[[Cell], str]) -> list[str]:
-    """What is *shown* of each cell of *row*; some proxies are not measured with as many callers as the others."""
-    return [shown(row[callers]) if callers in row else NOTHING for callers in _callers(grid)]
-
-
-def _columns(grid: Grid) -> list[str]:
-    return [f"c={callers:,}" for callers in _callers(grid)]
-
-
-def _callers(grid: Grid) -> list[int]:
-    return sorted({callers for row in grid.values() for callers in row})

@@ -36,7 +36,8 @@ from bench.measures.sandboxes_report import (
     Way,
     make_report,
 )
-from bench.reporting.grid import Cell
+from bench.measures.sandboxes_report import QUICK as QUICK  # a part has its plans beside its run
+from bench.reporting.grid import Cell, rotated
 from bench.reporting.report import Report
 from bench.subjects import sandbox_library
 from bench.subjects.containers import Containers, containers
@@ -169,8 +170,7 @@ async def _way(stack: AsyncExitStack, address: Address) -> Session:
 async def _in_turn(world: _World, plan: Plan, samples: Samples) -> None:
     names = list(world.ways)
     for turn in range(plan.rounds):
-        first = turn % len(names) if names else 0
-        for name in (*names[first:], *names[:first]):
+        for name in rotated(names, turn):
             for _ in range(plan.sdk_opens if name == SDK else plan.opens):
                 samples.in_turn[name].append(await world.ways[name](_token()))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -88,15 +88,20 @@ def read(path: Path = LATEST) -> dict[str, Any]:
 
 def show(found: Mapping[str, Any], console: Console) -> None:
     """Print the tables."""
-    for table in (goal_table(found["goals"]), *_tables(found)):
+    show_tables([goal_table(found["goals"]), *_tables(found)], console)
+    for sentence in _remarks(found):
+        console.print(f"- {sentence}", highlight=False)
+
+
+def show_tables(some: Iterable[Table], console: Console) -> None:
+    """Print tables as boxes."""
+    for table in some:
         shown = RichTable(title=table.title, title_justify="left")
         for position, column in enumerate(table.columns):
             shown.add_column(column, justify="left" if position < table.words else "right")
         for row in table.rows:
             shown.add_row(*row)
         console.print(shown)
-    for sentence in _remarks(found):
-        console.print(f"- {sentence}", highlight=False)
 
 
 def goal_table(goals: Sequence[Mapping[str, Any]]) -> Table:

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from bench.load.episodes import JSON, STREAM, WrongAnswer, ok
-from bench.load.http1 import Address, Connection, connect, request_bytes
-from bench.load.sse import StreamError, result_of
+from bench.load.http1 import Address, Connection, StreamError, connect, request_bytes, result_of
 from bench.load.websocket import Socket, connect_socket, frame
 
 
@@ -106,6 +105,22 @@ def read_text(text: str) -> Stepped:
     raise WrongAnswer(f"step: {text!r}"[:200])
 
 
+def read_areal(reply: Mapping[str, Any]) -> Stepped:
+    """Read AReaL's answer to a step; raises `WrongAnswer` as `read_text`."""
+    match reply:
+        case {"observation": {"content": str(text)}, "reward": 1.0, "done": False}:
+            return read_text(text)
+    raise WrongAnswer(f"step: {reply!r}"[:300])
+
+
+def read_openenv(data: Mapping[str, Any]) -> Stepped:
+    """Read the data of OpenEnv's answer to a step; raises `WrongAnswer` as `read_text`."""
+    match data:
+        case {"observation": {"token": str(token), "count": int(count), "doubled": int(doubled)}, "reward": 1.0}:
+            return Stepped(token, count, doubled)
+    raise WrongAnswer(f"step: {data!r}"[:300])
+
+
 class ArealStepper:
     """Over AReaL's API, a connection for each request."""
 
@@ -122,11 +137,7 @@ class ArealStepper:
     async def step(self, token: str, seconds: float = 0.0) -> Stepped:
         """Take one step."""
         action = {"type": "text", "content": f"{token} {seconds}"}
-        reply = await self.ask("step", {"episode_id": self.episode, "action": action})
-        match reply:
-            case {"observation": {"content": str(text)}, "reward": 1.0, "done": False}:
-                return read_text(text)
-        raise WrongAnswer(f"step: {reply!r}"[:200])
+        return read_areal(await self.ask("step", {"episode_id": self.episode, "action": action}))
 
     async def end(self) -> None:
         """Cancel the episode."""
@@ -158,18 +169,14 @@ class OpenEnvStepper:
 
     async def step(self, token: str, seconds: float = 0.0) -> Stepped:
         """Take one step."""
-        data = await self._ask("step", {"token": token, "seconds": seconds})
-        match data:
-            case {"observation": {"token": str(said), "count": int(count), "doubled": int(doubled)}, "reward": 1.0}:
-                return Stepped(said, count, doubled)
-        raise WrongAnswer(f"step: {data!r}"[:200])
+        return read_openenv(await self._ask("step", {"token": token, "seconds": seconds}))
 
     async def end(self) -> None:
         """End the episode with its socket."""
         self._socket.close()
 
     async def _ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
-        reply = json.loads(await self._socket.ask(frame(json.dumps({"type": kind, "data": data}).encode())))
+        reply = json.loads(await self._socket.request(frame(json.dumps({"type": kind, "data": data}).encode())))
         if reply["type"] != "observation":
             raise WrongAnswer(f"{kind}: {reply!r}"[:400])
         found: dict[str, Any] = reply["data"]

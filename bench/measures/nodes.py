@@ -19,12 +19,12 @@ from bench.load.episodes import WrongAnswer
 from bench.load.steps import OrsStepper
 from bench.measures.cold import BASE_IMAGE, ENGINE
 from bench.measures.many_containers import ALONE
-from bench.measures.many_containers import Engine as Builder
 from bench.measures.nodes_report import Exclusive, Way, make_report, name_of
 from bench.reporting.grid import rotated
 from bench.reporting.report import Report
-from bench.subjects.catalogs import STEPS, STEPS_IMAGE, steps_toml
+from bench.subjects.catalogs import STEPS, STEPS_FOLDER, STEPS_IMAGE, steps_toml
 from bench.subjects.clusters import HERE, Cluster, Clusters
+from bench.subjects.containers import build_image
 from bench.subjects.lab import GATEWAY_IMAGE, Lab, Machine, machine, running_lab
 from bench.subjects.processes import StartError
 from bench.subjects.targets import Servers
@@ -77,7 +77,7 @@ async def run(servers: Servers, plan: Plan, *, instance: str = "", lock: int | N
     lab = Lab(plan.lab_name, plan.lab_net, plan.machines, lock)
     async with AsyncExitStack() as stack:
         here = stack.enter_context(_here(plan, f"{instance}-0"))
-        await asyncio.to_thread(Builder(here.client, instance).build, plan.base_image)
+        await asyncio.to_thread(build_image, here.client, STEPS_FOLDER, STEPS_IMAGE, plan.base_image)
         if not await asyncio.to_thread(here.has_image, plan.gateway_image):
             raise StartError(f"no image {plan.gateway_image}; scripts/build-images gateway makes it")
         await stack.enter_async_context(running_lab(lab))

@@ -13,14 +13,13 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from docker import APIClient
-
 from bench.load.episodes import WrongAnswer
 from bench.load.http1 import Address
 from bench.load.websocket import Player, connect_socket, frame
-from bench.measures.cold import BASE_IMAGE, ENGINE, Engine
+from bench.measures.cold import BASE_IMAGE, ENGINE, IMAGE, NOOP_FOLDER, bare_engine
 from bench.reporting.report import Goal, Report, Table, number
 from bench.reporting.stats import latencies, ratio
+from bench.subjects.containers import build_image
 from bench.subjects.targets import GATEWAY, Servers
 
 TIMES = 75.0
@@ -51,10 +50,8 @@ async def run(made: Servers, plan: Plan) -> Report:
     """
     instance = f"bench-{uuid.uuid4().hex[:8]}"
     variables = {"GATEWAY_BACKEND": "docker", "GATEWAY_DOCKER_URL": plan.engine, "GATEWAY_INSTANCE": instance}
-    client = APIClient(base_url=plan.engine, version="auto")
-    engine = Engine(client, instance, made.folder)
-    try:
-        await asyncio.to_thread(engine.build, plan.base_image)
+    with bare_engine(plan.engine, instance, made.folder) as engine:
+        await asyncio.to_thread(build_image, engine.client, NOOP_FOLDER, IMAGE, plan.base_image)
         async with made.running(GATEWAY, variables | {"GATEWAY_ENVIRONMENTS": "noop"}) as process:
             await _resets(process.address, plan.resets_each)
             await engine.start()  # neither the first of the one nor of the other counts
@@ -63,9 +60,6 @@ async def run(made: Servers, plan: Plan) -> Report:
             for _ in range(plan.containers):
                 resets += await _resets(process.address, plan.resets_each)
                 containers.append(await engine.start())
-    finally:
-        await asyncio.to_thread(engine.remove_all)
-        client.close()
     return make_report(resets, containers, plan=plan)
 
 
@@ -82,7 +76,7 @@ async def _resets(address: Address, count: int) -> list[float]:
             found.append(time.perf_counter() - began_at)
             if observation["metadata"]["task_id"] != name:
                 raise WrongAnswer(f"reset: {observation!r}"[:200])
-            if b'"hi"' not in (answer := await player.socket.ask(_ECHO)):
+            if b'"hi"' not in (answer := await player.socket.request(_ECHO)):
                 raise WrongAnswer(f"step: {answer!r}"[:200])
     finally:
         player.socket.close()

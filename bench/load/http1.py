@@ -201,6 +201,15 @@ async def connect(address: Address) -> Connection:
     return connection
 
 
+async def ask_once(address: Address, data: bytes) -> Response:
+    """Send one request on a connection of its own. Raises as `connect` and `Connection.request`."""
+    connection = await connect(address)
+    try:
+        return await connection.request(data)
+    finally:
+        connection.close()
+
+
 def request_bytes(method: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> bytes:
     """One whole request; a POST bears its length even where that is 0, as the SDKs' do."""
     lines = [f"{method} {path} HTTP/1.1", "Host: 127.0.0.1", *(f"{name}: {value}" for name, value in headers.items())]

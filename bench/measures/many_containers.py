@@ -21,8 +21,8 @@ from typing import Any
 
 from docker import APIClient
 
-from bench.load.closed_loop import Round, at_once, connections
-from bench.load.steps import OrsStepper
+from bench.load.closed_loop import Round, connections
+from bench.load.steps import OrsStepper, all_at_once
 from bench.measures.cold import BASE_IMAGE, ENGINE
 from bench.reporting.report import Goal, Report, Table, number
 from bench.reporting.stats import latencies, ratio
@@ -156,7 +156,7 @@ async def _play(process: ServerProcess, engine: Engine, plan: Plan) -> Samples:
     memory, gateway = _available_mib(), process.usage().rss_bytes
     async with connections(process.address, plan.sessions) as opened:
         steppers = [OrsStepper(connection, ALONE) for connection in opened]
-        samples = Samples(await _all(steppers, "open"), Round(0.0))
+        samples = Samples(await all_at_once(steppers, "open", within_s=ALL_S), Round(0.0))
         samples.alive = await asyncio.to_thread(engine.alive)
         samples.memory_mib = memory - _available_mib()
         samples.gateway_mib = (process.usage().rss_bytes - gateway) / 2**20
@@ -164,8 +164,8 @@ async def _play(process: ServerProcess, engine: Engine, plan: Plan) -> Samples:
     async with connections(process.address, plan.sessions) as opened:
         for stepper, connection in zip(steppers, opened, strict=True):
             stepper.attach(connection)
-        samples.stepped = await _all(steppers, "step")
-        ended = await _all(steppers, "end")
+        samples.stepped = await all_at_once(steppers, "step", within_s=ALL_S)
+        ended = await all_at_once(steppers, "end", within_s=ALL_S)
     samples.errors = samples.opened.errors + samples.stepped.errors + ended.errors
     began_at = time.perf_counter()
     until = time.perf_counter() + ALL_S
@@ -173,14 +173,6 @@ async def _play(process: ServerProcess, engine: Engine, plan: Plan) -> Samples:
         await asyncio.sleep(GONE_LOOK_S)
     samples.gone_s, samples.left = time.perf_counter() - began_at, left
     return samples
-
-
-async def _all(steppers: list[OrsStepper], act: str) -> Round:
-    async def one(place: int) -> None:
-        stepper = steppers[place]
-        await (stepper.open() if act == "open" else stepper.step("one") if act == "step" else stepper.end())
-
-    return await at_once([one] * len(steppers), within_s=ALL_S)
 
 
 def _available_mib() -> float:

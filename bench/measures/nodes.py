@@ -14,9 +14,9 @@ from contextlib import AsyncExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from typing import TypeVar
 
-from bench.load.closed_loop import Round, Step, at_once, connections, load
+from bench.load.closed_loop import Step, connections, load
 from bench.load.episodes import WrongAnswer
-from bench.load.steps import OrsStepper
+from bench.load.steps import OrsStepper, all_at_once
 from bench.measures.cold import BASE_IMAGE, ENGINE
 from bench.measures.many_containers import ALONE
 from bench.measures.nodes_report import Exclusive, Way, make_report, name_of
@@ -173,14 +173,14 @@ async def _round(cluster: Cluster, plan: Plan, *, counts: bool = True) -> None:
         steppers: list[OrsStepper] = []
         for _ in range(plan.bursts if counts else 1):
             if steppers:
-                way.errors += (await _all(steppers, "end")).errors
+                way.errors += (await all_at_once(steppers, "end", within_s=ALL_S)).errors
             steppers = [OrsStepper(connection, STEPS) for connection in opened]
-            way.opens.append(await _all(steppers, "open"))
+            way.opens.append(await all_at_once(steppers, "open", within_s=ALL_S))
         before = cluster.usage()
         became = await load([_stepping(stepper) for stepper in steppers], duration_s=plan.steps_s if counts else 0.5)
         way.steps.add(became, before, cluster.usage())
         way.sessions = await cluster.sessions()
-        way.errors += (await _all(steppers, "end")).errors
+        way.errors += (await all_at_once(steppers, "end", within_s=ALL_S)).errors
     if not counts and (errors := way.all_errors()):
         raise StartError(f"{name_of(way.machines)}: {dict(errors)}:\n{cluster.process.tail()}")
 
@@ -189,14 +189,14 @@ async def _exclusive(cluster: Cluster, environment: str, count: int) -> Exclusiv
     """Sessions with a container each, opened at once and ended at once."""
     async with connections(cluster.process.address, count) as opened:
         steppers = [OrsStepper(connection, environment) for connection in opened]
-        found = Exclusive(await _all(steppers, "open"))
+        found = Exclusive(await all_at_once(steppers, "open", within_s=ALL_S))
         containers = await cluster.containers(environment)
     found.containers = {name: len(ids) for name, ids in containers.items()}
     # New ones: those of the first sessions may have been idle for longer than a server keeps a connection.
     async with connections(cluster.process.address, count) as opened:
         for stepper, connection in zip(steppers, opened, strict=True):
             stepper.attach(connection)
-        cluster.way.errors += (await _all(steppers, "end")).errors
+        cluster.way.errors += (await all_at_once(steppers, "end", within_s=ALL_S)).errors
     began_at = time.perf_counter()
     left = {id for ids in containers.values() for id in ids}
     while left := left & {id for ids in (await cluster.containers(environment)).values() for id in ids}:
@@ -205,13 +205,6 @@ async def _exclusive(cluster: Cluster, environment: str, count: int) -> Exclusiv
         await asyncio.sleep(GONE_LOOK_S)
     found.gone_s, found.left = time.perf_counter() - began_at, len(left)
     return found
-
-
-async def _all(steppers: Sequence[OrsStepper], act: str) -> Round:
-    async def one(place: int) -> None:
-        await (steppers[place].open() if act == "open" else steppers[place].end())
-
-    return await at_once([one] * len(steppers), within_s=ALL_S)
 
 
 def _stepping(stepper: OrsStepper) -> Step:

@@ -17,7 +17,7 @@ from bench.load.episodes import WrongAnswer
 from bench.load.http1 import Address
 from bench.load.steps import ask_areal
 from bench.measures.footprint import KIB, S11_SESSION_KIB, Held
-from bench.measures.opens import S9_LAST_S, Bursts, burst_figures
+from bench.measures.opens import BURST_COLUMNS, S9_LAST_S, Bursts, burst_figures
 from bench.reporting.report import NOTHING, Goal, Report, Table, number
 from bench.reporting.stats import latencies, percentile
 from bench.subjects.processes import ServerProcess, usage
@@ -261,9 +261,5 @@ def _held_table(samples: Samples) -> Table:
 
 
 def _burst_table(samples: Samples, plan: Plan) -> Table:
-    each = samples.bursts
-    times = [median(each.p50_s), median(each.last_s), max(each.last_s)] if each.last_s else []
-    shown = [number(time * 1e3) for time in times] or [NOTHING] * 3
     title = f"Bursts of {plan.burst} AReaL starts of one task, ms from their begin to an observation"
-    columns = ["server", "half of them", "the last", "the last, worst burst", "errors"]
-    return Table(title, columns, [[GATEWAY, *shown, str(sum(each.errors.values()))]])
+    return Table(title, ["server", *BURST_COLUMNS], [[GATEWAY, *samples.bursts.cells()]])

@@ -26,7 +26,7 @@ from bench.reporting.grid import (
     Grid,
     by_callers,
     columns,
-    errors_of,
+    count_errors,
     figures,
     latency_table,
     rate_table,
@@ -262,7 +262,7 @@ def make_report(
             _cpu(grid),
             _memory(rss_bytes),
         ],
-        errors=sum(errors_of(grid, name) for name in OURS if name in grid),
+        errors=count_errors({name: grid[name] for name in OURS if name in grid}),
         not_comparable=[
             *(each.format(**({} if cpus is None else asdict(cpus))) for each in pinning),
             *([f"Proxies measured: {named}."] if named else []),

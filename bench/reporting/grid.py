@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any, TypeAlias, TypeVar
 
 from bench.load.closed_loop import Round
-from bench.reporting.report import NOTHING, Table, number
+from bench.reporting.report import NOTHING, Table, number, p50_p99
 from bench.reporting.stats import Latencies, median_latencies, ratio
 from bench.subjects.processes import Usage
 
@@ -90,11 +90,6 @@ def by_callers(grid: Grid, name: str, shown: Callable[[Cell], str]) -> list[str]
     return [shown(row[callers]) if callers in row else NOTHING for callers in _callers(grid)]
 
 
-def errors_of(grid: Grid, name: str) -> int:
-    """Return the number of errors of one subject."""
-    return sum(sum(cell.errors.values()) for cell in grid[name].values())
-
-
 def rate_table(title: str, grid: Grid, *, head: str = "server", baseline: str = "") -> Table:
     """Return a table of rates and errors; with *baseline* each rate also as a multiple of that subject's."""
 
@@ -106,7 +101,7 @@ def rate_table(title: str, grid: Grid, *, head: str = "server", baseline: str = 
         [
             name,
             *(shown(callers, row[callers]) if callers in row else NOTHING for callers in _callers(grid)),
-            str(errors_of(grid, name)),
+            str(count_errors({name: row})),
         ]
         for name, row in grid.items()
     ]
@@ -115,12 +110,8 @@ def rate_table(title: str, grid: Grid, *, head: str = "server", baseline: str = 
 
 def latency_table(title: str, grid: Grid, *, head: str = "server") -> Table:
     """Return a table of latencies, p50 and p99."""
-
-    def shown(cell: Cell) -> str:
-        found = cell.latencies
-        return f"{number(found.p50_ms)} / {number(found.p99_ms)}" if found else NOTHING
-
-    return Table(title, [head, *columns(grid)], [[name, *by_callers(grid, name, shown)] for name in grid])
+    rows = [[name, *by_callers(grid, name, lambda cell: p50_p99(cell.latencies))] for name in grid]
+    return Table(title, [head, *columns(grid)], rows)
 
 
 def _callers(grid: Grid) -> list[int]:

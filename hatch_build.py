@@ -1,6 +1,6 @@
 """Puts the environments, their tasks and ``envserver`` into the wheel, so that an installed gateway can serve them.
 
-Not into an editable install: that serves those of the checkout, and ``envserver`` is a package of its own there.
+Not into an editable install: that serves those of the checkout, and imports ``envserver`` from there.
 """
 
 from pathlib import Path

@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 import uvloop
@@ -33,15 +33,13 @@ from bench.measures import (
     opens,
     proxies,
     sandboxes,
-    sandboxes_samples,
     scale,
     store_trips,
 )
 from bench.reporting import plots, results
 from bench.reporting.machine import commit, load_average, machine, versions
-from bench.reporting.report import Report
 from bench.subjects.processes import StartError
-from bench.subjects.targets import Servers, servers
+from bench.subjects.targets import servers
 
 BUSY_SHARE = 0.5
 """A load average above this share of the CPUs, before anything was started, is said with the results."""
@@ -71,77 +69,30 @@ ON_LAB = (Part.NODES,)
 """Parts that bring up machines of their own: run only where they are asked for by name."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plans:
-    """How long to measure what, for each part."""
+MEASURES: Mapping[Part, Any] = {
+    Part.CALLS: calls,
+    Part.PROXIES: proxies,
+    Part.FOOTPRINT: footprint,
+    Part.OPENS: opens,
+    Part.AREAL: areal,
+    Part.OPENENV: openenv,
+    Part.SANDBOXES: sandboxes,
+    Part.OPENENV_TASKS: openenv_tasks,
+    Part.DOCKER: cold,
+    Part.STORE: store_trips,
+    Part.SCALE: scale,
+    Part.MANY_CONTAINERS: many_containers,
+    Part.NODES: nodes,
+}
+"""The module of each part, with ``Plan``, a short one as ``QUICK``, and ``run(servers, plan)``."""
 
-    size: str
-    calls: calls.Plan
-    proxies: proxies.Plan
-    footprint: footprint.Plan
-    opens: opens.Plan
-    areal: areal.Plan
-    openenv: openenv.Plan
-    sandboxes: sandboxes_samples.Plan
-    openenv_tasks: openenv_tasks.Plan
-    docker: cold.Plan
-    store: store_trips.Plan
-    scale: scale.Plan
-    many_containers: many_containers.Plan
-    nodes: nodes.Plan
 
-    @classmethod
-    def of(cls, *, quick: bool, docker: bool, engine: str, base_image: str) -> Plans:
-        """The quick ones or the full ones; *docker* lets parts use *engine* that do without it else."""
-        boxes = sandboxes_samples.QUICK if quick else sandboxes_samples.Plan()
-        return cls(
-            size="quick" if quick else "full",
-            calls=calls.QUICK if quick else calls.Plan(),
-            proxies=proxies.QUICK if quick else proxies.Plan(),
-            footprint=footprint.QUICK if quick else footprint.Plan(),
-            opens=opens.QUICK if quick else opens.Plan(),
-            areal=areal.QUICK if quick else areal.Plan(),
-            openenv=openenv.QUICK if quick else openenv.Plan(),
-            openenv_tasks=replace(
-                openenv_tasks.QUICK if quick else openenv_tasks.Plan(), engine=engine, base_image=base_image
-            ),
-            sandboxes=replace(boxes, docker=docker, engine=engine),
-            docker=replace(cold.QUICK if quick else cold.Plan(), engine=engine, base_image=base_image),
-            store=store_trips.QUICK if quick else store_trips.Plan(),
-            scale=scale.QUICK if quick else scale.Plan(),
-            many_containers=replace(
-                many_containers.QUICK if quick else many_containers.Plan(), engine=engine, base_image=base_image
-            ),
-            nodes=replace(nodes.QUICK if quick else nodes.Plan(), engine=engine, base_image=base_image),
-        )
-
-    async def run(self, part: Part, made: Servers) -> Report:
-        """Run one part with servers of its own."""
-        if part is Part.CALLS:
-            return await calls.run(made, self.calls)
-        if part is Part.PROXIES:
-            return await proxies.run(made, self.proxies)
-        if part is Part.FOOTPRINT:
-            return await footprint.run(made, self.footprint)
-        if part is Part.OPENS:
-            return await opens.run(made, self.opens)
-        if part is Part.AREAL:
-            return await areal.run(made, self.areal)
-        if part is Part.OPENENV:
-            return await openenv.run(made, self.openenv)
-        if part is Part.OPENENV_TASKS:
-            return await openenv_tasks.run(made, self.openenv_tasks)
-        if part is Part.SANDBOXES:
-            return await sandboxes.run(made, self.sandboxes)
-        if part is Part.STORE:
-            return await store_trips.run(made, self.store)
-        if part is Part.SCALE:
-            return await scale.run(made, self.scale)
-        if part is Part.MANY_CONTAINERS:
-            return await many_containers.run(made, self.many_containers)
-        if part is Part.NODES:
-            return await nodes.run(made, self.nodes)
-        return await cold.run(made, self.docker)
+def plan_of(part: Part, *, quick: bool, **options: object) -> Any:
+    """Return the short plan of *part* or the full one, with those of *options* that it knows."""
+    measure = MEASURES[part]
+    plan = measure.QUICK if quick else measure.Plan()
+    known = {each.name for each in fields(plan)}
+    return replace(plan, **{name: value for name, value in options.items() if name in known})
 
 
 def main(
@@ -164,9 +115,11 @@ def main(
     console = Console()
     if not again:
         chosen = tuple(only) if only else by_default(docker=docker)
-        plans = Plans.of(quick=quick, docker=docker, engine=engine, base_image=base_image)
+        plans = {
+            part: plan_of(part, quick=quick, docker=docker, engine=engine, base_image=base_image) for part in chosen
+        }
         try:
-            new = uvloop.run(run(chosen, plans, folder=folder, console=console))
+            new = uvloop.run(run(plans, size="quick" if quick else "full", folder=folder, console=console))
             if keep and output.exists():
                 new = results.merged(results.read(output), new, order=tuple(Part))
             results.write(new, output)
@@ -194,15 +147,15 @@ def by_default(*, docker: bool) -> tuple[Part, ...]:
     return tuple(part for part in Part if part not in left_out)
 
 
-async def run(parts: Sequence[Part], plans: Plans, *, folder: Path | None, console: Console) -> dict[str, object]:
-    """Run *parts* one after the other, and say what was found and on what.
+async def run(plans: Mapping[Part, Any], *, size: str, folder: Path | None, console: Console) -> dict[str, object]:
+    """Run the parts of *plans* one after the other, and say what was found and on what.
 
     Raises:
         StartError: a server does not start.
     """
     facts: dict[str, object] = {
         "taken_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "size": plans.size,
+        "size": size,
         "machine": machine(),
         "versions": versions(),
         "load_average": load_average(),
@@ -212,11 +165,11 @@ async def run(parts: Sequence[Part], plans: Plans, *, folder: Path | None, conso
     remarks = _remarks()
     began_at = time.perf_counter()
     reports, seconds = [], {}
-    for part in parts:
+    for part, plan in plans.items():
         console.print(f"{part.value} …", highlight=False)
         part_began_at = time.perf_counter()
         async with servers(folder or _folder(part)) as made:
-            reports.append(await plans.run(part, made))
+            reports.append(await MEASURES[part].run(made, plan))
         seconds[part.value] = time.perf_counter() - part_began_at
     facts |= {"seconds": time.perf_counter() - began_at, "seconds_by_part": seconds}
     facts["load_average_after"] = load_average()

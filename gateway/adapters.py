@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from gateway.backends.docker.backend import DockerBackend
-from gateway.backends.folders import Folders
 from gateway.backends.process import ProcessBackend
 from gateway.backends.swarm.backend import SwarmBackend
 from gateway.backends.swarm.nodes import Nodes
@@ -17,6 +16,7 @@ from gateway.catalog.catalog import Catalog
 from gateway.core.errors import ConfigError, StoreUnavailable
 from gateway.core.file_lock import Taken, hold
 from gateway.core.leader_lease import LeaderLease
+from gateway.core.placement import NodeId
 from gateway.core.ports.backend import Backend
 from gateway.core.ports.calls import CallStore
 from gateway.core.ports.curricula import CurriculumStore
@@ -24,14 +24,12 @@ from gateway.core.ports.store import Store
 from gateway.core.ports.tasks import TaskStore
 from gateway.node.tls import NODE_NAME, client_context
 from gateway.settings import Settings, inherited_environ
-from gateway.stores.memory.calls import MemoryCallStore
 from gateway.stores.memory.curricula import MemoryCurriculumStore
 from gateway.stores.memory.sessions import MemoryStore
 from gateway.stores.memory.tasks import MemoryTaskStore
 from gateway.stores.redis.calls import RedisCallStore
+from gateway.stores.redis.client import place_of
 from gateway.stores.redis.curricula import RedisCurriculumStore
-from gateway.stores.redis.places import place_of
-from gateway.stores.redis.sentinel import SCHEMES, is_sentinel, read_url
 from gateway.stores.redis.sessions import RedisStore
 from gateway.stores.redis.tasks import RedisTaskStore
 
@@ -44,16 +42,16 @@ OWNER_WAIT_S = 6.0
 5 s as gone."""
 
 
-def check_store(store: str) -> None:
-    """Raise ``ConfigError`` unless *store* is ``memory`` or a URL that can be read."""
-    if is_sentinel(store):
-        try:
-            read_url(store)
-        except ValueError as error:
-            raise ConfigError(f"GATEWAY_STORE: {error}") from None
-    elif store != "memory" and not store.startswith(("redis://", "rediss://", "unix://")):
-        schemes = ", ".join(f"{scheme}://" for scheme in ("redis", "rediss", "unix", *SCHEMES))
-        raise ConfigError(f"GATEWAY_STORE: 'memory', or a URL of Redis ({schemes})")
+def check_store(store: str) -> str:
+    """Return the place that *store* names, as another gateway may read it: without user and password.
+
+    Raises:
+        ConfigError: *store* is neither ``memory`` nor a URL that can be read.
+    """
+    try:
+        return store if store == "memory" else place_of(store)
+    except ValueError as error:
+        raise ConfigError(f"GATEWAY_STORE: {error}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,13 +63,14 @@ class Stores:
     """Tasks that come at run time."""
     curricula: CurriculumStore
     """Task records and draws."""
-    calls: CallStore
-    """Calls to third-party servers."""
+    calls: CallStore | None = None
+    """Calls to third-party servers; None if there are no other replicas."""
 
     async def aclose(self) -> None:
         """Close all of them."""
         for store in (self.calls, self.tasks, self.curricula, self.sessions):
-            await store.aclose()
+            if store is not None:
+                await store.aclose()
 
 
 def make_stores(settings: Settings, replica: str) -> Stores:
@@ -81,7 +80,6 @@ def make_stores(settings: Settings, replica: str) -> Stores:
             sessions=MemoryStore(queue_max=settings.queue_max, closed_kept_s=settings.closed_kept_s),
             tasks=MemoryTaskStore(),
             curricula=MemoryCurriculumStore(),
-            calls=MemoryCallStore(replica=replica),
         )
     check_store(settings.store)
     url, prefix = settings.store, settings.store_prefix
@@ -173,14 +171,13 @@ def make_swarm(
 ) -> SwarmBackend:
     """The backend of many machines; for *store* and *lease* see there."""
 
-    def engine(url: str, folders: Folders) -> DockerBackend:
-        return _docker_backend(settings, catalog, url=url, folders=folders)
+    def engine(url: str, node: NodeId) -> DockerBackend:
+        return _docker_backend(settings, catalog, url=url, node=node)
 
     return SwarmBackend(
         nodes=nodes,
         engine=engine,
         gates_dir=settings.socket_dir,
-        workers_dir=settings.socket_dir,
         environments=[environment for environment in catalog if not environment.server.url],
         forwarder_image=settings.forwarder_image,
         store=store,
@@ -200,8 +197,11 @@ def hold_containers(settings: Settings) -> ExitStack:
     held = ExitStack()
     if not settings.uses_containers:
         return held
-    ours, path = _store_of(settings), settings.state_dir / f"{settings.instance}-{settings.read_owner()}.lock"
+    path = settings.state_dir / f"{settings.instance}-{settings.read_owner()}.lock"
     alone = settings.store == "memory"
+    ours = check_store(settings.store)
+    if not alone:
+        ours += f" GATEWAY_STORE_PREFIX={settings.store_prefix}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         held.enter_context(hold(path, ours, alone=alone))
@@ -219,25 +219,14 @@ def hold_containers(settings: Settings) -> ExitStack:
     return held
 
 
-def _store_of(settings: Settings) -> str:
-    """The store that the settings name, as another gateway may read it: without user and password."""
-    if settings.store == "memory":
-        return settings.store
-    check_store(settings.store)
-    try:
-        return f"{place_of(settings.store)} GATEWAY_STORE_PREFIX={settings.store_prefix}"
-    except ValueError as error:
-        raise ConfigError(f"GATEWAY_STORE: {error}") from None
-
-
-def _docker_backend(settings: Settings, catalog: Catalog, *, url: str, folders: Folders | None = None) -> DockerBackend:
+def _docker_backend(settings: Settings, catalog: Catalog, *, url: str, node: NodeId | None = None) -> DockerBackend:
     return DockerBackend(
         url=url,
         instance=settings.instance,
         owner=settings.read_owner(),
         socket_dir=settings.socket_dir,
         socket_volume=settings.socket_volume,
-        folders=folders,
+        node=node,
         custom_tasks_dir=settings.custom_tasks_dir,
         custom_tasks_volume=settings.custom_tasks_volume,
         threads=settings.docker_threads,

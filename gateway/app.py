@@ -25,11 +25,11 @@ from gateway.adapters import (
     own_store,
     start_store,
 )
-from gateway.backends.external import ExternalBackend, RoutedBackend
+from gateway.backends.external import RoutedBackend
 from gateway.backends.swarm.dialing import NodeDialer
 from gateway.backends.swarm.nodes import NodeState
 from gateway.catalog.reload import CatalogReload
-from gateway.catalog.task_modules import CustomTaskFolders, offering
+from gateway.catalog.task_modules import CustomTaskFolders
 from gateway.content import Completion, Content
 from gateway.core.environment import UpstreamKind
 from gateway.core.errors import StoreUnavailable
@@ -71,9 +71,10 @@ from gateway.sessions.worker_queries import WorkerQueries
 from gateway.settings import Settings, parse_keys
 from gateway.tasks.curricula.service import Curricula
 from gateway.tasks.curricula.stats import TaskStats
-from gateway.tasks.curricula.task_tables import TaskTables
+from gateway.tasks.curricula.tables import TaskTables
 from gateway.tasks.file_watch import TaskFileWatch
 from gateway.tasks.lookup import TaskLookup
+from gateway.tasks.resolver import TaskResolver
 from gateway.tasks.runtime import RuntimeTasks
 from gateway.tasks.signing import read_trusted
 from gateway.upstreams.areal.upstream import ArealUpstream
@@ -150,8 +151,8 @@ class Gateway:
         if self._nodes is not None:
             self.swarm = make_swarm(settings, catalog, self._nodes, store=self.store, lease=self.lease)
             self.lease.follow(self.swarm)
-        static = ExternalBackend(self.store)
-        self.backend = RoutedBackend(backend or self.swarm or make_backend(settings, catalog), static, list(catalog))
+        default = backend or self.swarm or make_backend(settings, catalog)
+        self.backend = RoutedBackend(default, list(catalog), store=self.store)
         if backend is None:
             self._owned.push_async_callback(self.backend.aclose)
         self.transport = HttpTransport(dial=self._dialer.dial if self._dialer is not None else None)
@@ -167,8 +168,10 @@ class Gateway:
             me = settings.peer_url or default_peer_url(settings.host, port or settings.port)
             self.peers = ReplicaClient(me, secret)
             self._owned.push_async_callback(self.peers.aclose)
-        recorder = Recorder(self.stores.calls)
-        self._owned.push_async_callback(recorder.aclose)
+        recorder = None
+        if self.stores.calls is not None:
+            recorder = Recorder(self.stores.calls)
+            self._owned.push_async_callback(recorder.aclose)
         ors = ThirdPartyOrsUpstream(self.transport, recorder=recorder)
         areal = ArealUpstream(self.transport, recorder=recorder)
         self._openenv = OpenEnvUpstream(
@@ -203,7 +206,8 @@ class Gateway:
             catalog=catalog,
         )
         self.runtime_tasks = RuntimeTasks(registry=tasks, store=self.stores.tasks, catalog=catalog)
-        self.lookup = TaskLookup(self.runtime_tasks, queries=self.queries, curricula=self.curricula)
+        lookup = TaskLookup(self.runtime_tasks, queries=self.queries, curricula=self.curricula)
+        self.resolver = TaskResolver(lookup=lookup, queries=self.queries, catalog=catalog)
         self.session_cache = cache = SessionCache(store, catalog, patience_s=patience_s)
         opener = SessionOpener(
             store=store,
@@ -230,18 +234,16 @@ class Gateway:
         """Make what sees changed files and images."""
         settings, catalog = self.settings, self.catalog
         self.custom_tasks = CustomTaskFolders(settings.custom_tasks_dir, catalog)
-        self.custom_tasks.changed(offering(catalog))
         self.task_files = TaskFileWatch(self.tasks, catalog)
         self.reload = CatalogReload(
             catalog,
-            image_of=self.backend.prepare if settings.uses_containers else None,
+            backend=self.backend if settings.uses_containers else None,
             directory=None if settings.static_servers() and not settings.environments else settings.catalog_dir,
             names=settings.environments,
             containers=settings.uses_containers,
             image_tag=settings.image_tag,
-            complete=Completion(catalog, self.tasks, self.custom_tasks).complete,
+            completion=Completion(catalog, self.tasks, self.custom_tasks),
         )
-        self.reload.changed(lambda: self.custom_tasks.follow(catalog))
         self.lease.follow(self.reload)
         if self._nodes is not None:  # a machine that comes may have an image that the others lack, or lack one
             self._nodes.changed(lambda view: self.reload.ask_again() if view.state is NodeState.LIVE else None)
@@ -309,8 +311,6 @@ class Gateway:
             leadership=self.leadership,
             planner=self.planner,
             executor=executor,
-            starts=self.starts,
-            stops=self.worker_stops,
             expiry=self.expiry,
             suspects=SuspectWorkers(store=store, upstreams=upstreams, catalog=catalog, tasks=tasks),
             tasks=tasks,
@@ -418,7 +418,7 @@ class Gateway:
         ors = OrsFrontend(
             sessions=self.sessions,
             queries=self.queries,
-            lookup=self.lookup,
+            resolver=self.resolver,
             catalog=self.catalog,
             max_body_bytes=settings.max_body_bytes,
             lazy_binding=settings.lazy_binding,
@@ -428,7 +428,7 @@ class Gateway:
         self.areal = ArealFrontend(
             sessions=self.sessions,
             queries=self.queries,
-            lookup=self.lookup,
+            resolver=self.resolver,
             store=self.store,
             catalog=self.catalog,
             metrics=self.metrics,
@@ -438,7 +438,7 @@ class Gateway:
         openenv = OpenEnvFrontend(
             sessions=self.sessions,
             queries=self.queries,
-            lookup=self.lookup,
+            resolver=self.resolver,
             store=self.store,
             catalog=self.catalog,
             lifecycle=self.lifecycle,

@@ -10,17 +10,16 @@ from pathlib import Path
 from typing import Final
 
 from gateway.catalog.catalog import Catalog, load_catalog, why_not_runnable
-from gateway.catalog.inspect.external import detect_url, environment_of
-from gateway.catalog.inspect.toml_writer import check_name
+from gateway.catalog.inspect.detect import detect_url
+from gateway.catalog.inspect.toml_writer import check_name, environment_of
 from gateway.catalog.task_modules import CustomTaskFolders
-from gateway.core.curriculum import Curriculum
 from gateway.core.environment import Environment
 from gateway.core.errors import ConfigError, UnknownEnvironment
 from gateway.core.ids import EnvironmentName
 from gateway.settings import Settings
 from gateway.tasks.curricula import definitions as curriculum_files
-from gateway.tasks.curricula.tables import TaskTable
-from gateway.tasks.curricula.task_tables import read_table
+from gateway.tasks.curricula.model import Curriculum
+from gateway.tasks.curricula.tables import Rows, read_table
 from gateway.tasks.registry import TaskRegistry, load_tasks, read_splits
 
 logger = logging.getLogger(__name__)
@@ -109,9 +108,9 @@ def read_curricula(settings: Settings, catalog: Catalog, tasks: TaskRegistry) ->
     Raises:
         ConfigError: with every problem, its file, line and key.
     """
-    tables: dict[tuple[EnvironmentName, str], TaskTable | None] = {}
+    tables: dict[tuple[EnvironmentName, str], Rows | None] = {}
 
-    def look(name: EnvironmentName, split: str) -> TaskTable | None:
+    def look(name: EnvironmentName, split: str) -> Rows | None:
         environment = catalog.offered(name)
         if environment is None:
             raise UnknownEnvironment(f"no environment {name!r} is on offer")
@@ -137,6 +136,6 @@ class Completion:
             ConfigError: its tasks are wrong.
         """
         if self._catalog.offered(environment.name) is None:  # of one that is known `TaskFileWatch` sees changes
-            found = await asyncio.to_thread(read_splits, environment.tasks) if environment.tasks is not None else {}
+            found = await asyncio.to_thread(read_splits, environment.tasks)
             self._tasks.offer(environment.name, found, environment.env_types)
         return await self._task_modules.fill(environment)

@@ -33,20 +33,24 @@ OWN_CATALOG = Path("env_images")
 
 
 def _catalog_dir() -> Path:
+    """Return ``env_images``, else the package's own."""
     bundled = BUNDLED / "env_images"
     return bundled if bundled.is_dir() and not OWN_CATALOG.is_dir() else OWN_CATALOG
 
 
 def _state_dir() -> Path:
+    """Return ``$XDG_STATE_HOME/env-gateway``, else ``~/.local/state/env-gateway``."""
     base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     return Path(base) / "env-gateway"
 
 
 def _sandbox_dir() -> Path:
+    """Return ``/var/lib/env-gateway/sandboxes`` (root), else a folder below ``state_dir``."""
     return Path("/var/lib/env-gateway/sandboxes") if os.geteuid() == 0 else _state_dir() / "sandboxes"
 
 
 def _socket_dir() -> Path:
+    """Return ``/run/env-gateway`` (root), else a folder below ``$XDG_RUNTIME_DIR`` or of temporary files."""
     # Short on purpose: the path of a Unix socket holds 107 bytes.
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if os.geteuid() == 0:
@@ -55,82 +59,95 @@ def _socket_dir() -> Path:
 
 
 class Settings(BaseSettings):
-    """What an operator can set."""
+    """Every setting of an operator.
+
+    ``scripts/settings-table`` prints the fields' docstrings as the table of ``docs/reference.md``, so a link in a
+    docstring is relative to that page. The default of a field with a factory is the factory's docstring.
+    """
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore", env_ignore_empty=True)
 
     host: str = "127.0.0.1"
-    """Address to listen on; one that is not loopback needs keys, or ``insecure``."""
+    """Address to listen on. An address that is not loopback needs keys, or ``insecure``."""
     port: int = Field(default=8080, ge=0, le=65535)
-    """Port to listen on; 0 takes a free one, which the log line ``gateway_ready`` names."""
+    """Port to listen on. With 0 the gateway takes a free port and logs it in ``gateway_ready``."""
     insecure: bool = False
     """Serve an address that is not loopback without keys."""
 
     store: str = "memory"
-    """``memory``, or a Redis URL (``redis://``, ``rediss://``, ``unix://``; for one that Sentinels watch
-    ``redis+sentinel://HOST:PORT,…/SERVICE`` or ``rediss+sentinel://…``)."""
+    """``memory``, or a Redis URL: ``redis://``, ``rediss://`` or ``unix://``. For a Redis that Sentinels watch:
+    ``redis+sentinel://HOST:PORT,…/SERVICE`` or ``rediss+sentinel://…``."""
     store_prefix: str = "gateway"
-    """First part of every key in Redis: gateways that share a Redis need different ones."""
+    """First part of every key in Redis. Gateways that share a Redis need different prefixes. With ``docker`` and
+    ``swarm`` a gateway with another secret does not start while another gateway with this prefix is alive; it waits
+    up to 6 s to find out."""
     backend: Literal["process", "docker", "swarm"] = "process"
     """``process`` runs environments as local processes, ``docker`` as containers, ``swarm`` as containers on the
     machines of ``nodes``."""
     docker_url: str = "unix:///var/run/docker.sock"
     """The Docker engine, or better the engine gate in front of it."""
     docker_threads: int = Field(default=8, ge=1, le=64)
-    """Engine requests under way at once; an engine starts 5 to 7 containers a second whatever the parallelism."""
+    """Concurrent requests to the engine. An engine starts 5 to 7 containers a second at any concurrency."""
     nodes: Annotated[tuple[str, ...], NoDecode] = ()
-    """Of the swarm backend: where ``gateway node`` is served on each machine, ``HOST[:PORT]``, comma-separated (port
-    7443). A name with several addresses stands for all of them, as ``tasks.node`` does in a Swarm stack."""
+    """Addresses of ``gateway node`` on the machines of the swarm backend: ``HOST[:PORT]``, comma-separated (port
+    7443). A name with several addresses stands for all of them, as ``tasks.node`` does in a Swarm stack. Needs the
+    ``cluster_`` files."""
     nodes_lost_s: float = Field(default=8.0, ge=2, le=3600)
-    """A machine that did not answer for so long is lost: its sessions end, and others take its workers' places."""
+    """Seconds without an answer after which a machine is lost: its sessions end, and new workers replace its own."""
     socket_dir: Path = Field(default_factory=_socket_dir)
-    """Where the workers' Unix sockets are, as this process sees it."""
+    """Folder of the workers' Unix sockets, as this process sees it."""
     socket_volume: str | None = None
-    """The Docker volume that is mounted at ``socket_dir``; unset where the engine sees that very path."""
+    """The Docker volume that is mounted at ``socket_dir``; unset where the engine sees that same path."""
     sandbox_dir: Path = Field(default_factory=_sandbox_dir)
-    """Of the process backend: where sandboxes have their root filesystem (100 MB, made when first needed) and are
-    mounted. Where the gateway is root, every user must be able to pass through it."""
+    """Of the process backend: folder of the sandboxes' root filesystem (100 MB, made when first needed) and of their
+    mounts. Where the gateway is root, every user must be able to pass through it."""
     state_dir: Path = Field(default_factory=_state_dir)
-    """Where the gateway's own secret is kept (``secret``, mode 0600), and locks that say which store each instance
-    has; of a node in a cluster, that it drains. Keep it: a gateway with another secret is another gateway, and leaves
-    the workers of this one alone."""
+    """Folder of the gateway's own secret (``secret``, mode 0600), and of ``INSTANCE-OWNER.lock``, which names the store
+    of the gateways that run. A node of a cluster keeps there that it drains. Keep this folder: a gateway with another
+    secret is another gateway, and does not touch the workers of this gateway."""
     secret: SecretStr | None = None
-    """Replaces the secret file; replicas on several machines need the same one."""
+    """Replaces the secret file. Replicas on several machines need the same secret."""
     secrets_dir: Path | None = None
     """Folder of settings in files, as Swarm and compose give secrets: ``gateway_secret``, ``gateway_trainer_keys`` and
-    the like. A variable that is set wins."""
+    others. A variable that is set wins."""
     instance: str = Field(default="env-gateway", pattern=r"^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}$")
-    """Label of everything that this gateway makes on an engine. Another label, ``env-gateway.owner``, is made of the
-    secret: a gateway touches nothing that does not bear both. Gateways with one secret and one instance need one
-    store; others are refused."""
+    """Label of everything that this gateway makes on an engine. A second label, ``env-gateway.owner``, is made from the
+    secret; a gateway touches nothing that does not bear both. Containers of one instance and one secret belong to one
+    store: with ``docker`` and ``swarm`` a gateway with another ``store`` or ``store_prefix``, or a second gateway with
+    ``memory``, does not start while a gateway of the same state folder runs. The URL identifies a store: host, port and
+    database, or the Sentinels and the name of their master."""
 
     catalog_dir: Path = Field(default_factory=_catalog_dir)
-    """Folder of ``<environment>/environment.toml``; default: ``env_images``, and where that is missing the environments
-    that the installed package has."""
+    """Folder of ``<environment>/environment.toml``. Where the current folder has no ``env_images``, an installed
+    package offers the environments and tasks that it contains. ``gateway env add`` writes to ``env_images`` in both
+    cases."""
     image_tag: str = Field(default="", pattern=r"^([A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?$")
-    """Tag of this project's own images (``env-gateway/…``) where an ``environment.toml`` names none; empty: the
+    """Tag of this project's own images (``env-gateway/…``) where an ``environment.toml`` names no tag. Empty: the
     engine's ``latest``, which every build on this engine moves."""
     custom_tasks_dir: Path | None = None
-    """Folder of operators' task modules, a sub-folder for each environment that names a module in its ``[tasks]``."""
+    """Folder of operators' task modules, with a sub-folder for each environment that names a module in its
+    ``[tasks]``."""
     custom_tasks_volume: str | None = None
-    """The Docker volume that is mounted at ``custom_tasks_dir``; unset where the engine sees that very path."""
+    """The Docker volume that is mounted at ``custom_tasks_dir``; unset where the engine sees that same path."""
     curricula_dir: Path = Path("curricula")
-    """Folder of ``<name>.toml``, each a curriculum; there need be none."""
+    """Folder of ``<name>.toml``, each a curriculum. [curricula.md](curricula.md#a-file) has the keys and defaults. The
+    folder may be missing."""
     task_keys: Path | None = None
     """Folder of the public keys whose signatures on task bundles are trusted."""
     task_signatures: Literal["optional", "required"] = "optional"
-    """``required``: tasks are taken at run time only in bundles that a trusted key signed."""
+    """``required``: the gateway takes tasks at run time only in bundles that a trusted key signed."""
     environments: Annotated[tuple[str, ...], NoDecode] = ()
-    """Names of the environments to serve, comma-separated; empty: all in ``catalog_dir``."""
+    """Names of the environments to serve, comma-separated. Empty: all in ``catalog_dir``."""
     default_environment: str = ""
-    """The environment that paths without one mean; empty: the first of ``environments``, or by name."""
+    """The environment of paths that name no environment. Empty: the first of ``environments``, or by name."""
     static: Annotated[tuple[str, ...], NoDecode] = ()
-    """Servers that somebody else runs: ``NAME=URL``, comma-separated. Unless ``environments`` names others, these are
-    all that is served."""
+    """Servers that the gateway does not run: ``NAME=URL``, comma-separated (``gateway serve --static``). Unless
+    ``environments`` names others, the gateway serves only these."""
     forwarder_image: str = "env-gateway/base:latest"
-    """The image of the small containers that stand between the gateway and images that listen on TCP."""
+    """Image of the small containers between the gateway and images that listen on TCP."""
     peer_url: str = ""
-    """Under which other replicas reach this one, ``http://host:port``; empty: worked out from ``host`` and ``port``."""
+    """URL at which other replicas reach this replica, ``http://host:port``. Empty: built from ``host`` and ``port``.
+    Only replicas that share a Redis query each other; the requests are signed, not encrypted."""
 
     trainer_keys: SecretStr = SecretStr("")
     """Keys that open sessions: ``name:key``, comma-separated. A session belongs to the key that opened it."""
@@ -138,52 +155,54 @@ class Settings(BaseSettings):
     """Keys for ``/admin/v1`` and ``/metrics``: ``name:key``, comma-separated."""
 
     max_body_bytes: int = Field(default=32 * 2**20, ge=1024)
-    """The largest request body; beyond it 413."""
+    """Largest request body; the gateway answers a larger one with 413."""
     max_workers: int = Field(default=0, ge=0)
-    """Workers of all environments at once, below what each may have by its own ``max_workers``; idle ones make room for
-    those that are wanted. 0: no limit of its own."""
+    """Workers of all environments at once, below each environment's own ``max_workers``. Idle workers make room for
+    workers that are wanted. 0: no limit beyond the environments' own."""
     queue_max: int = Field(default=10_000, ge=1)
     """Openings that may wait for a slot of one environment."""
     closed_kept_s: float = Field(default=600.0, ge=0)
-    """How long the reason is remembered of a session that the gateway ended."""
+    """Seconds for which the gateway remembers why it ended a session."""
     lazy_binding: bool = True
-    """With several environments: a create by split and index that names none is bound by its first request's path."""
+    """With several environments: the path of its first request binds a create by split and index that names no
+    environment."""
     strict_paths: bool = True
     """Answer 409 when the path names another environment than the session's."""
     strip_platform_keys: bool = True
     """Keep ``api_key`` and ``OPENREWARD_API_KEY``, which one SDK adds to every session's secrets, from environments
     whose ``environment.toml`` does not say ``platform_keys = true``."""
     drain_notice_s: float = Field(default=0.0, ge=0, le=600)
-    """How long new connections are still taken after SIGTERM, while ``/readyz`` says 503 and answers close their
-    connections: longer than a load balancer takes to notice, and than clients keep an idle connection (15 s). Of a
-    ``gateway node`` in a cluster: longer than its successor takes to start, and gateways to find that."""
+    """Seconds for which the gateway still takes new connections after SIGTERM, while ``/readyz`` says 503 and answers
+    close their connections. Choose more than a load balancer takes to notice, and more than clients keep an idle
+    connection (15 s). See [Leaving](#leaving). Of a ``gateway node`` in a cluster: more than its successor takes to
+    start, and gateways to find the successor."""
     drain_s: float = Field(default=10.0, ge=0)
-    """How long calls under way may finish after SIGTERM."""
+    """Seconds that calls under way may take to finish after SIGTERM."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe level that is logged."""
 
     node_socket: Path = Path("/run/env-gateway/engine.sock")
-    """Where ``gateway node`` serves the engine gate."""
+    """Unix socket on which ``gateway node`` serves the engine gate."""
     node_engine: str = "unix:///var/run/docker.sock"
     """The engine behind the gate."""
     node_makes_folders: bool = False
-    """The gate makes the workers' folders in ``socket_dir``, and the gateway must not be able to write there: one that
-    is taken over could otherwise put a link in a folder's place and have anything of the machine mounted."""
+    """The gate makes the workers' folders in ``socket_dir``, and the gateway must not be able to write there. A gateway
+    that an attacker controls could otherwise replace a folder with a link and have any path of the machine mounted."""
     node_max_containers: int = Field(default=500, ge=1)
-    """Containers that the gate lets this instance have at once."""
+    """Containers that the gate lets this instance have at once. A worker of an image with a TCP port counts as two."""
     node_listen: str = ""
     """``HOST:PORT`` where ``gateway node`` serves the gateways of a cluster over TLS: the engine gate on this port, the
-    workers' sockets on the next one. Needs the ``cluster_`` files and ``node_makes_folders``; empty: not served."""
+    workers' sockets on the next one. Needs the ``cluster_`` files and ``node_makes_folders``. Empty: not served."""
     node_drain_s: float = Field(default=30.0, ge=0, le=3600)
-    """How long requests to workers that go through this node may finish after SIGTERM."""
+    """Seconds that requests to workers through this node may take to finish after SIGTERM."""
     node_image_max_bytes: int = Field(default=20 * 2**30, ge=1)
-    """The largest image that gateways may bring to a node; its tar is kept in ``state_dir`` while it is checked."""
+    """Largest image that gateways may bring to a node. The node keeps its tar in ``state_dir`` while it checks it."""
     cluster_ca: Path | None = None
     """The CA whose certificates the gateways and nodes of a cluster show each other (PEM; ``gateway certs``)."""
     cluster_cert: Path | None = None
     """This process' own certificate: a node's or a gateway's."""
     cluster_key: Path | None = None
-    """Its key."""
+    """The key of ``cluster_cert``."""
 
     @field_validator("environments", "static", "nodes", mode="before")
     @classmethod

@@ -11,8 +11,7 @@ from typing import Any, TypeAlias
 
 from bench.load.closed_loop import Round, Step, at_once
 from bench.load.episodes import JSON, STREAM, Episode, WrongAnswer, ok
-from bench.load.http1 import Address, Connection, connect, request_bytes
-from bench.load.sse import StreamError, result_of
+from bench.load.http1 import Address, Connection, StreamError, connect, request_bytes, result_of
 
 OS = "os"
 AT_ONCE_S = 120.0

@@ -7,8 +7,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from bench.load.http1 import Connection, Response, request_bytes
-from bench.load.sse import StreamError, events, result_of
+from bench.load.http1 import Connection, Response, StreamError, events, request_bytes, result_of
 
 PROMPT = "Say something."
 JSON = {"Content-Type": "application/json"}

@@ -1,4 +1,4 @@
-"""HTTP/1.1 as far as a load generator needs it: requests made ahead, one response read at a time.
+"""HTTP/1.1 and event streams as far as a load generator needs them: requests made ahead, one response at a time.
 
 A general client would cost more than the servers that are measured: one of the SDKs' takes 0.6 to 0.9 ms of CPU a call.
 """
@@ -6,10 +6,11 @@ A general client would cost more than the servers that are measured: one of the 
 from __future__ import annotations
 
 import asyncio
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, Generic, TypeVar, cast
 
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)[ \t]*\r\n", re.IGNORECASE)
 _CHUNKED = re.compile(rb"\r\ntransfer-encoding:[ \t]*chunked[ \t]*\r\n", re.IGNORECASE)
@@ -103,16 +104,18 @@ class ResponseReader:
         return response
 
 
-class Connection(asyncio.Protocol):
-    """One keep-alive connection with one request at a time; made by `connect`.
+Answer = TypeVar("Answer")
+
+
+class OneAtATime(asyncio.Protocol, Generic[Answer]):
+    """One connection with one request at a time.
 
     Waits here are as long as the caller's own deadline: one scope round a whole round of load costs less than one
     round each call.
     """
 
     def __init__(self) -> None:
-        self._reader = ResponseReader()
-        self._waiter: asyncio.Future[Response] | None = None
+        self._waiter: asyncio.Future[Answer] | None = None
         self._transport: asyncio.Transport
         self._loop = asyncio.get_running_loop()
         self._failure: Exception | None = None
@@ -121,27 +124,12 @@ class Connection(asyncio.Protocol):
         """Keep the transport."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's classes are no subclasses of asyncio's
 
-    def data_received(self, data: bytes) -> None:
-        """Hand a whole response to who waits for it."""
-        try:
-            response = self._reader.feed(data)
-        except ProtocolError as error:
-            self._fail(error)
-            return
-        if response is None:
-            return
-        waiter, self._waiter = self._waiter, None
-        if waiter is None:
-            self._fail(ProtocolError("a response that nobody asked for"))
-        elif not waiter.done():
-            waiter.set_result(response)
-
     def connection_lost(self, exc: Exception | None) -> None:
-        """Fail who waits."""
+        """Fail the request that waits."""
         self._fail(exc or ConnectionResetError("the server closed the connection"))
 
-    async def request(self, data: bytes) -> Response:
-        """Send *data*, one whole request, and wait for its response.
+    async def request(self, data: bytes) -> Answer:
+        """Send *data*, one whole request, and wait for its answer.
 
         Raises:
             OSError: the connection is lost.
@@ -157,12 +145,37 @@ class Connection(asyncio.Protocol):
         """Close at once; a second time does nothing."""
         self._transport.abort()
 
+    def _answer(self, answer: Answer) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is None:
+            self._fail(ProtocolError("an answer without a request"))
+        elif not waiter.done():
+            waiter.set_result(answer)
+
     def _fail(self, error: Exception) -> None:
         self._failure = self._failure or error
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_exception(self._failure)
         self._transport.abort()
+
+
+class Connection(OneAtATime[Response]):
+    """One keep-alive connection; made by `connect`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._reader = ResponseReader()
+
+    def data_received(self, data: bytes) -> None:
+        """Answer the request that waits, once the response is whole."""
+        try:
+            response = self._reader.feed(data)
+        except ProtocolError as error:
+            self._fail(error)
+            return
+        if response is not None:
+            self._answer(response)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +201,78 @@ async def connect(address: Address) -> Connection:
     return connection
 
 
+async def ask_once(address: Address, data: bytes) -> Response:
+    """Send one request on a connection of its own. Raises as `connect` and `Connection.request`."""
+    connection = await connect(address)
+    try:
+        return await connection.request(data)
+    finally:
+        connection.close()
+
+
 def request_bytes(method: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> bytes:
     """One whole request; a POST bears its length even where that is 0, as the SDKs' do."""
     lines = [f"{method} {path} HTTP/1.1", "Host: 127.0.0.1", *(f"{name}: {value}" for name, value in headers.items())]
     if method == "POST":
         lines.append(f"Content-Length: {len(body)}")
     return "\r\n".join([*lines, "", ""]).encode("ascii") + body
+
+
+# -- the event streams of ORS, read strictly: one space after the colon is the format's, every other is the data's -----
+
+
+class StreamError(Exception):
+    """The stream did not end with a result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event; comments are left out."""
+
+    name: str
+    data: str
+
+
+def events(body: bytes) -> Iterator[Event]:
+    """Read a whole stream.
+
+    Raises:
+        StreamError: it ends within an event.
+    """
+    name = ""
+    data: list[str] = []
+    *lines, rest = body.decode().replace("\r\n", "\n").split("\n")
+    for line in lines:
+        if not line:
+            if name:
+                yield Event(name, "\n".join(data))
+            name, data = "", []
+            continue
+        field, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if field == "event":
+            name = value
+        elif field == "data":
+            data.append(value)
+    if name or data or rest:
+        raise StreamError("the stream ends within an event")
+
+
+def result_of(body: bytes) -> Any:
+    """The JSON value that a call's chunks and its end make together.
+
+    Raises:
+        StreamError: it ended with an ``error`` event, with none, or not with JSON.
+    """
+    parts: list[str] = []
+    for event in events(body):
+        if event.name == "error":
+            raise StreamError(event.data)
+        if event.name in ("chunk", "end"):
+            parts.append(event.data)
+        if event.name == "end":
+            try:
+                return json.loads("".join(parts))
+            except ValueError as error:
+                raise StreamError(f"not JSON: {error}") from error
+    raise StreamError("the stream has no end event")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from bench.load.closed_loop import Round, at_once
 from bench.load.episodes import JSON, STREAM, WrongAnswer, ok
-from bench.load.http1 import Address, Connection, connect, request_bytes
-from bench.load.sse import StreamError, result_of
+from bench.load.http1 import Address, Connection, StreamError, ask_once, connect, request_bytes, result_of
 from bench.load.websocket import Socket, connect_socket, frame
 
 
@@ -106,6 +106,33 @@ def read_text(text: str) -> Stepped:
     raise WrongAnswer(f"step: {text!r}"[:200])
 
 
+def read_areal(reply: Mapping[str, Any]) -> Stepped:
+    """Read AReaL's answer to a step; raises `WrongAnswer` as `read_text`."""
+    match reply:
+        case {"observation": {"content": str(text)}, "reward": 1.0, "done": False}:
+            return read_text(text)
+    raise WrongAnswer(f"step: {reply!r}"[:300])
+
+
+def read_openenv(data: Mapping[str, Any]) -> Stepped:
+    """Read the data of OpenEnv's answer to a step; raises `WrongAnswer` as `read_text`."""
+    match data:
+        case {"observation": {"token": str(token), "count": int(count), "doubled": int(doubled)}, "reward": 1.0}:
+            return Stepped(token, count, doubled)
+    raise WrongAnswer(f"step: {data!r}"[:300])
+
+
+async def ask_areal(
+    address: Address, environment: str, method: str, path: str, body: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Send one request of AReaL's API, as its client does it: on a connection of its own, closed after the answer."""
+    content = b"" if body is None else json.dumps(body).encode()
+    headers = {"Connection": "close"} if body is None else JSON | {"Connection": "close"}
+    request = request_bytes(method, f"/areal/{environment}/api/{path}", headers, content)
+    reply: dict[str, Any] = json.loads(ok(await ask_once(address, request)).body)
+    return reply
+
+
 class ArealStepper:
     """Over AReaL's API, a connection for each request."""
 
@@ -122,11 +149,7 @@ class ArealStepper:
     async def step(self, token: str, seconds: float = 0.0) -> Stepped:
         """Take one step."""
         action = {"type": "text", "content": f"{token} {seconds}"}
-        reply = await self.ask("step", {"episode_id": self.episode, "action": action})
-        match reply:
-            case {"observation": {"content": str(text)}, "reward": 1.0, "done": False}:
-                return read_text(text)
-        raise WrongAnswer(f"step: {reply!r}"[:200])
+        return read_areal(await self.ask("step", {"episode_id": self.episode, "action": action}))
 
     async def end(self) -> None:
         """Cancel the episode."""
@@ -134,16 +157,7 @@ class ArealStepper:
 
     async def ask(self, what: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """One request."""
-        content = json.dumps(body).encode()
-        connection = await connect(self._address)
-        try:
-            path = f"/areal/{self._environment}/api/episode/{what}"
-            headers = JSON | {"Connection": "close"}
-            answer = ok(await connection.request(request_bytes("POST", path, headers, content)))
-        finally:
-            connection.close()
-        reply: dict[str, Any] = json.loads(answer.body)
-        return reply
+        return await ask_areal(self._address, self._environment, "POST", f"episode/{what}", body)
 
 
 class OpenEnvStepper:
@@ -158,22 +172,28 @@ class OpenEnvStepper:
 
     async def step(self, token: str, seconds: float = 0.0) -> Stepped:
         """Take one step."""
-        data = await self._ask("step", {"token": token, "seconds": seconds})
-        match data:
-            case {"observation": {"token": str(said), "count": int(count), "doubled": int(doubled)}, "reward": 1.0}:
-                return Stepped(said, count, doubled)
-        raise WrongAnswer(f"step: {data!r}"[:200])
+        return read_openenv(await self._ask("step", {"token": token, "seconds": seconds}))
 
     async def end(self) -> None:
         """End the episode with its socket."""
         self._socket.close()
 
     async def _ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
-        reply = json.loads(await self._socket.ask(frame(json.dumps({"type": kind, "data": data}).encode())))
+        reply = json.loads(await self._socket.request(frame(json.dumps({"type": kind, "data": data}).encode())))
         if reply["type"] != "observation":
             raise WrongAnswer(f"{kind}: {reply!r}"[:400])
         found: dict[str, Any] = reply["data"]
         return found
+
+
+async def all_at_once(steppers: Sequence[OrsStepper], act: str, *, within_s: float) -> Round:
+    """Let all sessions ``open``, ``step`` or ``end`` in the same moment."""
+
+    async def one(place: int) -> None:
+        stepper = steppers[place]
+        await (stepper.open() if act == "open" else stepper.step("one") if act == "step" else stepper.end())
+
+    return await at_once([one] * len(steppers), within_s=within_s)
 
 
 async def ors(address: Address, environment: str) -> OrsStepper:

@@ -9,10 +9,10 @@ import asyncio
 import base64
 import json
 import os
-from typing import Any, cast
+from typing import Any
 
 from bench.load.episodes import WrongAnswer
-from bench.load.http1 import CONNECT_S, Address, ProtocolError
+from bench.load.http1 import CONNECT_S, Address, OneAtATime, ProtocolError
 
 _TEXT, _CLOSE, _PING = 0x81, 0x88, 0x89
 _PONG_HEAD = b"\x8a\x80\0\0\0\0"
@@ -32,49 +32,21 @@ def frame(payload: bytes) -> bytes:
     return head + b"\0\0\0\0" + payload
 
 
-class Socket(asyncio.Protocol):
-    """One open socket with one request at a time; made by `connect_socket`."""
+class Socket(OneAtATime[bytes]):
+    """One open socket; made by `connect_socket`. A request is a frame or the upgrade, and its answer a payload."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._buffer = bytearray()
         self._is_open = False
-        self._loop = asyncio.get_running_loop()
-        self._waiter: asyncio.Future[bytes] | None = None
-        self._failure: Exception | None = None
-        self._transport: asyncio.Transport
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's classes are no subclasses of asyncio's
 
     def data_received(self, data: bytes) -> None:
-        """Hand a whole frame, or the answer to the upgrade, to who waits for it."""
+        """Answer the request that waits, with a whole frame or the head of the upgrade."""
         self._buffer += data
         if not self._is_open:
             self._read_head()
         while self._is_open and self._read_frame():
             pass
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Fail who waits."""
-        self._fail(exc or ConnectionResetError("the server closed the connection"))
-
-    async def ask(self, data: bytes) -> bytes:
-        """Send *data*, whole frames or the upgrade, and wait for the answer's payload.
-
-        Raises:
-            OSError: the connection is lost.
-            ProtocolError: the answer is none.
-        """
-        if self._failure is not None:
-            raise self._failure
-        self._waiter = self._loop.create_future()
-        self._transport.write(data)
-        return await self._waiter
-
-    def close(self) -> None:
-        """Close at once; a second time does nothing."""
-        self._transport.abort()
 
     def _read_head(self) -> None:
         end = self._buffer.find(b"\r\n\r\n")
@@ -114,20 +86,6 @@ class Socket(asyncio.Protocol):
             self._fail(ProtocolError(said))
         return True
 
-    def _answer(self, payload: bytes) -> None:
-        waiter, self._waiter = self._waiter, None
-        if waiter is None:
-            self._fail(ProtocolError("a frame that nobody asked for"))
-        elif not waiter.done():
-            waiter.set_result(payload)
-
-    def _fail(self, error: Exception) -> None:
-        self._failure = self._failure or error
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_exception(self._failure)
-        self._transport.abort()
-
 
 class Player:
     """An episode of the counting environment on one socket."""
@@ -144,7 +102,7 @@ class Player:
             WrongAnswer, OSError, ProtocolError: as `step`.
         """
         request = json.dumps({"type": "reset", "data": data}).encode()
-        reply = json.loads(await self.socket.ask(frame(request)))
+        reply = json.loads(await self.socket.request(frame(request)))
         if reply["type"] != "observation" or reply["data"]["done"]:
             raise WrongAnswer(f"reset: {reply!r}"[:200])
         self._value = 0
@@ -153,7 +111,7 @@ class Player:
 
     async def step(self, _: int = 0) -> None:
         """Count one up, and see that it was counted."""
-        answer = await self.socket.ask(self._step)
+        answer = await self.socket.request(self._step)
         self._value += 1
         match json.loads(answer):
             case {"type": "observation", "data": {"observation": {"value": value}, "reward": 0.0, "done": False}} if (
@@ -182,7 +140,7 @@ async def connect_socket(address: Address, path: str) -> Socket:
         loop = asyncio.get_running_loop()
         _, socket = await loop.create_connection(Socket, "127.0.0.1", address.port)
         try:
-            await socket.ask("\r\n".join([*lines, "", ""]).encode("ascii"))
+            await socket.request("\r\n".join([*lines, "", ""]).encode("ascii"))
         except BaseException:
             socket.close()
             raise

@@ -6,7 +6,6 @@ As AReaL's client does it, each request has a connection of its own, which is cl
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, field
@@ -14,10 +13,11 @@ from statistics import median
 from typing import Any
 
 from bench.load.closed_loop import FAILURES, Round, Step, at_once
-from bench.load.episodes import JSON, WrongAnswer, ok
-from bench.load.http1 import Address, connect, request_bytes
+from bench.load.episodes import WrongAnswer
+from bench.load.http1 import Address
+from bench.load.steps import ask_areal
 from bench.measures.footprint import KIB, S11_SESSION_KIB, Held
-from bench.measures.opens import S9_LAST_S, Bursts, burst_figures
+from bench.measures.opens import BURST_COLUMNS, S9_LAST_S, Bursts, burst_figures
 from bench.reporting.report import NOTHING, Goal, Report, Table, number
 from bench.reporting.stats import latencies, percentile
 from bench.subjects.processes import ServerProcess, usage
@@ -101,14 +101,7 @@ class Client:
         return int((await self._ask("GET", "health", None))["active_episodes"])
 
     async def _ask(self, method: str, path: str, body: Any) -> Any:
-        content = b"" if body is None else json.dumps(body).encode()
-        headers = {"Connection": "close"} if body is None else JSON | {"Connection": "close"}
-        connection = await connect(self._address)
-        try:
-            request = request_bytes(method, f"/areal/{MATH}/api/{path}", headers, content)
-            return json.loads(ok(await connection.request(request)).body)
-        finally:
-            connection.close()
+        return await ask_areal(self._address, MATH, method, path, body)
 
 
 async def run(servers: Servers, plan: Plan) -> Report:
@@ -268,9 +261,5 @@ def _held_table(samples: Samples) -> Table:
 
 
 def _burst_table(samples: Samples, plan: Plan) -> Table:
-    each = samples.bursts
-    times = [median(each.p50_s), median(each.last_s), max(each.last_s)] if each.last_s else []
-    shown = [number(time * 1e3) for time in times] or [NOTHING] * 3
     title = f"Bursts of {plan.burst} AReaL starts of one task, ms from their begin to an observation"
-    columns = ["server", "half of them", "the last", "the last, worst burst", "errors"]
-    return Table(title, columns, [[GATEWAY, *shown, str(sum(each.errors.values()))]])
+    return Table(title, ["server", *BURST_COLUMNS], [[GATEWAY, *samples.bursts.cells()]])

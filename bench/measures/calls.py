@@ -6,17 +6,18 @@ all of them. The load generator shares the machine's CPUs with the server that i
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from bench.load.closed_loop import Step, connections, load
 from bench.load.episodes import Episode
 from bench.load.http1 import Connection
-from bench.measures.calls_report import INLINE, WORKER, make_report
-from bench.reporting.grid import Cell, Grid
-from bench.reporting.report import Report
+from bench.measures.footprint import MIB
+from bench.reporting.grid import GENERATOR, Cell, Grid, columns, count_errors, figures, latency_table, rate_table, turns
+from bench.reporting.report import Goal, Report, Table, number
+from bench.reporting.stats import ratio
 from bench.subjects.targets import ENVSERVER, FAST, GATEWAY, OFFICIAL, Servers, Target
 
 
@@ -85,11 +86,8 @@ async def _measure(subjects: Sequence[Subject], plan: Plan, round_s: float, step
     grid: Grid = {subject.name: {callers: Cell() for callers in plan.callers} for subject in subjects}
     for subject in subjects:
         await _round(subject, max(plan.callers), plan.warmup_s, steps, Cell())
-    for turn in range(plan.rounds):
-        first = turn % len(subjects)
-        for callers in plan.callers:
-            for subject in (*subjects[first:], *subjects[:first]):
-                await _round(subject, callers, round_s, steps, grid[subject.name][callers])
+    for subject, callers in turns(subjects, plan.callers, plan.rounds):
+        await _round(subject, callers, round_s, steps, grid[subject.name][callers])
     return grid
 
 
@@ -142,3 +140,104 @@ async def _whole(episode: Episode, number: int) -> None:
     await episode.call(number)
     await episode.delete()
     await episode.delete_session()
+
+
+# -- the report -------------------------------------------------------------------------------------------------------
+
+WORKER = "worker"
+INLINE = "inline"
+A_SECOND = f" a second, and as a multiple of {OFFICIAL[0]}"
+S1_ADDED_MS, S1_TIMES, S4_TIMES, S4_P99_MS = 0.25, 8.0, 3.0, 35.0
+
+Sizes = Mapping[str, Mapping[str, int]]
+"""Resident bytes by target and process."""
+
+NOT_COMPARABLE = (
+    "The load generator shares this machine's CPUs with the server that it loads, so the rates of the faster servers "
+    "are rates of both together; its own share stands in the table of CPU time.",
+    "The gateway's rows are two server processes, gateway and worker, which may use two CPUs; an official server is "
+    "one process.",
+    "Official servers keep each result for 60 s and become slower as these pile up; every round finds what the "
+    "rounds before it left.",
+)
+
+
+def make_report(
+    calls: Grid, episodes: Grid, *, plan: Mapping[str, Any], idle_bytes: Sizes, loaded_bytes: Sizes
+) -> Report:
+    """Turn cells into a report; *idle_bytes* before and *loaded_bytes* after all rounds."""
+    return Report(
+        name="calls",
+        figures={
+            "plan": plan,
+            "calls": figures(calls),
+            "episodes": figures(episodes),
+            "idle_rss_bytes": idle_bytes,
+            "loaded_rss_bytes": loaded_bytes,
+        },
+        goals=[*_against_official(calls, episodes), *_against_direct(calls)],
+        tables=[
+            rate_table(f"Calls{A_SECOND}", calls, baseline=OFFICIAL[0]),
+            latency_table("Latency of a call, ms: p50 / p99", calls),
+            rate_table(f"Whole episodes (6 requests each){A_SECOND}", episodes, baseline=OFFICIAL[0]),
+            latency_table("Latency of a whole episode, ms: p50 / p99", episodes),
+            _cpu(calls),
+            _memory(idle_bytes, loaded_bytes),
+        ],
+        errors=count_errors(calls) + count_errors(episodes),
+        not_comparable=NOT_COMPARABLE,
+    )
+
+
+def _against_official(calls: Grid, episodes: Grid) -> Iterator[Goal]:
+    most = max(calls[GATEWAY])
+    through = calls[GATEWAY][most]
+    for name in (*OFFICIAL, FAST):
+        what = f"calls/s through gateway and worker ÷ {name} directly, c={most}"
+        yield Goal(
+            id="S4",
+            what=what,
+            value=ratio(through.rate, calls[name][most].rate),
+            bound=S4_TIMES,
+            at_least=True,
+            unit="x",
+            is_goal=name in OFFICIAL,
+        )
+    if (found := through.latencies) is not None:
+        what = f"p99 of a call through gateway and worker, c={most}"
+        yield Goal(id="S4", what=what, value=found.p99_ms, bound=S4_P99_MS, unit="ms")
+    for name in OFFICIAL:
+        what = f"episodes/s through gateway and worker ÷ {name} directly, c={most}"
+        times = ratio(episodes[GATEWAY][most].rate, episodes[name][most].rate)
+        yield Goal(id="S4", what=what, value=times, bound=1.0, at_least=True, unit="x", is_goal=False)
+
+
+def _against_direct(calls: Grid) -> Iterator[Goal]:
+    for suffix in ("", f" ({INLINE})"):
+        through, direct = calls[GATEWAY + suffix][1].latencies, calls[ENVSERVER + suffix][1].latencies
+        if through is None or direct is None:
+            continue
+        what = f"p50 of a call that the gateway adds, c=1{suffix}"
+        yield Goal(id="S1", what=what, value=through.p50_ms - direct.p50_ms, bound=S1_ADDED_MS, unit="ms")
+        what = f"p50 of a call through the gateway ÷ directly, c=1{suffix}"
+        yield Goal(id="S1", what=what, value=ratio(through.p50_ms, direct.p50_ms), bound=S1_TIMES, unit="x")
+
+
+def _cpu(calls: Grid) -> Table:
+    rows = []
+    for name, row in calls.items():
+        parts = [part for part in next(iter(row.values())).cpu_s if part != GENERATOR]
+        for part in parts:
+            label = f"{name}: {part}" if part == WORKER else name
+            rows.append([label, *(number(cell.cpu_s_per_1000(part)) for cell in row.values())])
+        rows.append([f"{name}: its load", *(number(cell.cpu_s_per_1000(GENERATOR)) for cell in row.values())])
+    return Table("CPU seconds for 1,000 calls, by process", ["process", *columns(calls)], rows)
+
+
+def _memory(idle: Sizes, loaded: Sizes) -> Table:
+    rows = [
+        [name if part == name else f"{name}: {part}", number(size / MIB), number(loaded[name][part] / MIB)]
+        for name, parts in idle.items()
+        for part, size in parts.items()
+    ]
+    return Table("Resident memory, MiB", ["process", "before the load", "after it"], rows)

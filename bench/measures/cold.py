@@ -24,6 +24,7 @@ from bench.load.http1 import Address, Connection, connect, request_bytes
 from bench.measures.opens import S6_P50_MS, S6_P99_MS, Opens, in_turn, open_figures, open_table
 from bench.reporting.report import Goal, Report, Table, number
 from bench.reporting.stats import latencies, ratio
+from bench.subjects.containers import build_image
 from bench.subjects.processes import StartError
 from bench.subjects.targets import ENVIRONMENTS, GATEWAY, Servers
 from gateway.backends.docker.container import LABEL_INSTANCE, container_body
@@ -34,7 +35,7 @@ from gateway.core.worker import Worker
 ENGINE = "unix:///var/run/docker.sock"
 BASE_IMAGE = "env-gateway/base:latest"
 """Has Python and the environment server; ``scripts/build-images base`` makes it."""
-IMAGE = "env-gateway/bench-noop"
+IMAGE, NOOP_FOLDER = "env-gateway/bench-noop", ENVIRONMENTS / "noop"
 S7_TIMES, S6_TIMES = 1.1, 75.0
 READY_S = 30.0
 GONE_S = 60.0
@@ -72,23 +73,10 @@ class Engine:
     """The Docker engine, past the gateway."""
 
     def __init__(self, client: APIClient, instance: str, folder: Path) -> None:
-        self._client = client
+        self.client = client
         self._instance = instance
         self._folder = folder
         self._environment = read_environment(ENVIRONMENTS / "cold" / "environment.toml")
-
-    def build(self, base_image: str) -> None:
-        """Build the image of the noop environment.
-
-        Raises:
-            StartError: it can't be built.
-        """
-        lines = self._client.build(
-            path=str(ENVIRONMENTS / "noop"), tag=IMAGE, rm=True, decode=True, buildargs={"BASE": base_image}
-        )
-        for line in lines:
-            if "error" in line:
-                raise StartError(f"building {IMAGE} on {base_image} (scripts/build-images base): {line['error']}")
 
     async def start(self) -> float:
         """Create, start and reach one container, then remove it; returns the seconds up to its answer."""
@@ -102,11 +90,11 @@ class Engine:
         began_at = time.perf_counter()
         container = await asyncio.to_thread(self._create, body)
         try:
-            await asyncio.to_thread(self._client.start, container)
+            await asyncio.to_thread(self.client.start, container)
             await _until_ready(folder / "worker.sock")
             return time.perf_counter() - began_at
         finally:
-            await asyncio.to_thread(self._client.remove_container, container, force=True)
+            await asyncio.to_thread(self.client.remove_container, container, force=True)
 
     async def until_gone(self) -> None:
         """Wait until no container of the cold environment is left.
@@ -122,16 +110,16 @@ class Engine:
     def remove_all(self) -> None:
         """Remove what is left of this run's containers."""
         label = f"{LABEL_INSTANCE}={self._instance}"
-        for container in self._client.containers(all=True, quiet=True, filters={"label": label}):
-            self._client.remove_container(container["Id"], force=True)
+        for container in self.client.containers(all=True, quiet=True, filters={"label": label}):
+            self.client.remove_container(container["Id"], force=True)
 
     async def _left(self, labels: list[str]) -> list[Any]:
-        look = partial(self._client.containers, all=True, quiet=True, filters={"label": labels})
+        look = partial(self.client.containers, all=True, quiet=True, filters={"label": labels})
         found: list[Any] = await asyncio.to_thread(look)
         return found
 
     def _create(self, body: dict[str, Any]) -> str:
-        return str(self._client.create_container_from_config(body)["Id"])  # type: ignore[no-untyped-call]  # not ours
+        return str(self.client.create_container_from_config(body)["Id"])  # type: ignore[no-untyped-call]  # not ours
 
 
 async def _until_ready(socket: Path) -> None:
@@ -154,8 +142,9 @@ async def _try(socket: Path) -> Connection | None:
 
 
 @contextmanager
-def _engine(plan: Plan, instance: str, folder: Path) -> Iterator[Engine]:
-    client = APIClient(base_url=plan.engine, version="auto")
+def bare_engine(url: str, instance: str, folder: Path) -> Iterator[Engine]:
+    """Talk to the engine at *url*; the containers of *instance* are removed on leaving."""
+    client = APIClient(base_url=url, version="auto")
     try:
         engine = Engine(client, instance, folder)
         try:
@@ -175,8 +164,8 @@ async def run(servers: Servers, plan: Plan) -> Report:
     """
     instance = f"bench-{uuid.uuid4().hex[:8]}"
     variables = {"GATEWAY_BACKEND": "docker", "GATEWAY_DOCKER_URL": plan.engine, "GATEWAY_INSTANCE": instance}
-    with _engine(plan, instance, servers.folder) as engine:
-        await asyncio.to_thread(engine.build, plan.base_image)
+    with bare_engine(plan.engine, instance, servers.folder) as engine:
+        await asyncio.to_thread(build_image, engine.client, NOOP_FOLDER, IMAGE, plan.base_image)
         async with servers.running(GATEWAY, variables) as process:
             address = process.address
             samples = Samples([], [], warm=await in_turn(address, plan.warm))

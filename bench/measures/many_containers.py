@@ -21,14 +21,14 @@ from typing import Any
 
 from docker import APIClient
 
-from bench.load.closed_loop import Round, at_once, connections
-from bench.load.steps import OrsStepper
+from bench.load.closed_loop import Round, connections
+from bench.load.steps import OrsStepper, all_at_once
 from bench.measures.cold import BASE_IMAGE, ENGINE
 from bench.reporting.report import Goal, Report, Table, number
 from bench.reporting.stats import latencies, ratio
 from bench.subjects.catalogs import STEPS_FOLDER, STEPS_IMAGE, steps_toml, write_catalog
-from bench.subjects.containers import ENGINE_S, LABEL
-from bench.subjects.processes import ServerProcess, StartError
+from bench.subjects.containers import ENGINE_S, LABEL, build_image
+from bench.subjects.processes import ServerProcess
 from bench.subjects.redis_server import redis_server
 from bench.subjects.targets import GATEWAY, Servers
 from gateway.backends.docker.container import LABEL_INSTANCE
@@ -79,21 +79,8 @@ class Engine:
     """The engine, past the gateway."""
 
     def __init__(self, client: APIClient, instance: str) -> None:
-        self._client = client
+        self.client = client
         self._instance = instance
-
-    def build(self, base_image: str) -> None:
-        """Build the image of the ``steps`` environment.
-
-        Raises:
-            StartError: it can't be built.
-        """
-        lines = self._client.build(
-            path=str(STEPS_FOLDER), tag=STEPS_IMAGE, rm=True, decode=True, buildargs={"BASE": base_image}
-        )
-        for line in lines:
-            if "error" in line:
-                raise StartError(f"building {STEPS_IMAGE} on {base_image} (scripts/build-images base): {line['error']}")
 
     def alive(self) -> int:
         """Containers of this run that run."""
@@ -105,24 +92,24 @@ class Engine:
             began_at = time.perf_counter()
             made = list(threads.map(lambda _: self._start(), range(count)))
             took_s = time.perf_counter() - began_at
-            list(threads.map(partial(self._client.remove_container, force=True), made))
+            list(threads.map(partial(self.client.remove_container, force=True), made))
         return took_s
 
     def remove_all(self) -> None:
         """Remove what is left of this run's containers."""
         for label in LABELS:
             for id in self._list(label, all=True):
-                self._client.remove_container(id, force=True)
+                self.client.remove_container(id, force=True)
 
     def _start(self) -> str:
-        host = self._client.create_host_config(network_mode="none", init=True)
-        container = self._client.create_container(STEPS_IMAGE, labels={LABEL: self._instance}, host_config=host)["Id"]
-        self._client.start(container)
+        host = self.client.create_host_config(network_mode="none", init=True)
+        container = self.client.create_container(STEPS_IMAGE, labels={LABEL: self._instance}, host_config=host)["Id"]
+        self.client.start(container)
         return str(container)
 
     def _list(self, label: str, *, all: bool) -> list[str]:
         filters = {"label": f"{label}={self._instance}"}
-        return [str(each["Id"]) for each in self._client.containers(all=all, quiet=True, filters=filters)]
+        return [str(each["Id"]) for each in self.client.containers(all=all, quiet=True, filters=filters)]
 
 
 @contextmanager
@@ -150,7 +137,7 @@ async def run(servers: Servers, plan: Plan) -> Report:
     times = {"open_s": ALL_S, "start_s": 120, "idle_s": 2 * ALL_S}
     toml = steps_toml(ALONE, head={"isolation": "exclusive"}, pool=pool, timeouts=times, limits={"memory_mib": 64})
     with _engine(plan, instance) as engine:
-        await asyncio.to_thread(engine.build, plan.base_image)
+        await asyncio.to_thread(build_image, engine.client, STEPS_FOLDER, STEPS_IMAGE, plan.base_image)
         sdk_s = await asyncio.to_thread(engine.start_all, plan.by_sdk)
         async with redis_server(servers.folder) as store:
             variables = write_catalog(servers.folder, **{ALONE: toml}) | {
@@ -169,7 +156,7 @@ async def _play(process: ServerProcess, engine: Engine, plan: Plan) -> Samples:
     memory, gateway = _available_mib(), process.usage().rss_bytes
     async with connections(process.address, plan.sessions) as opened:
         steppers = [OrsStepper(connection, ALONE) for connection in opened]
-        samples = Samples(await _all(steppers, "open"), Round(0.0))
+        samples = Samples(await all_at_once(steppers, "open", within_s=ALL_S), Round(0.0))
         samples.alive = await asyncio.to_thread(engine.alive)
         samples.memory_mib = memory - _available_mib()
         samples.gateway_mib = (process.usage().rss_bytes - gateway) / 2**20
@@ -177,8 +164,8 @@ async def _play(process: ServerProcess, engine: Engine, plan: Plan) -> Samples:
     async with connections(process.address, plan.sessions) as opened:
         for stepper, connection in zip(steppers, opened, strict=True):
             stepper.attach(connection)
-        samples.stepped = await _all(steppers, "step")
-        ended = await _all(steppers, "end")
+        samples.stepped = await all_at_once(steppers, "step", within_s=ALL_S)
+        ended = await all_at_once(steppers, "end", within_s=ALL_S)
     samples.errors = samples.opened.errors + samples.stepped.errors + ended.errors
     began_at = time.perf_counter()
     until = time.perf_counter() + ALL_S
@@ -186,14 +173,6 @@ async def _play(process: ServerProcess, engine: Engine, plan: Plan) -> Samples:
         await asyncio.sleep(GONE_LOOK_S)
     samples.gone_s, samples.left = time.perf_counter() - began_at, left
     return samples
-
-
-async def _all(steppers: list[OrsStepper], act: str) -> Round:
-    async def one(place: int) -> None:
-        stepper = steppers[place]
-        await (stepper.open() if act == "open" else stepper.step("one") if act == "step" else stepper.end())
-
-    return await at_once([one] * len(steppers), within_s=ALL_S)
 
 
 def _available_mib() -> float:

@@ -14,16 +14,17 @@ from contextlib import AsyncExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from typing import TypeVar
 
-from bench.load.closed_loop import Round, Step, at_once, connections, load
+from bench.load.closed_loop import Step, connections, load
 from bench.load.episodes import WrongAnswer
-from bench.load.steps import OrsStepper
+from bench.load.steps import OrsStepper, all_at_once
 from bench.measures.cold import BASE_IMAGE, ENGINE
 from bench.measures.many_containers import ALONE
-from bench.measures.many_containers import Engine as Builder
 from bench.measures.nodes_report import Exclusive, Way, make_report, name_of
+from bench.reporting.grid import rotated
 from bench.reporting.report import Report
-from bench.subjects.catalogs import STEPS, STEPS_IMAGE, steps_toml
+from bench.subjects.catalogs import STEPS, STEPS_FOLDER, STEPS_IMAGE, steps_toml
 from bench.subjects.clusters import HERE, Cluster, Clusters
+from bench.subjects.containers import build_image
 from bench.subjects.lab import GATEWAY_IMAGE, Lab, Machine, machine, running_lab
 from bench.subjects.processes import StartError
 from bench.subjects.targets import Servers
@@ -76,7 +77,7 @@ async def run(servers: Servers, plan: Plan, *, instance: str = "", lock: int | N
     lab = Lab(plan.lab_name, plan.lab_net, plan.machines, lock)
     async with AsyncExitStack() as stack:
         here = stack.enter_context(_here(plan, f"{instance}-0"))
-        await asyncio.to_thread(Builder(here.client, instance).build, plan.base_image)
+        await asyncio.to_thread(build_image, here.client, STEPS_FOLDER, STEPS_IMAGE, plan.base_image)
         if not await asyncio.to_thread(here.has_image, plan.gateway_image):
             raise StartError(f"no image {plan.gateway_image}; scripts/build-images gateway makes it")
         await stack.enter_async_context(running_lab(lab))
@@ -165,12 +166,6 @@ async def _rest(clusters: Sequence[Cluster], seconds: float) -> None:
         cluster.way.rest = {part: (now[part].cpu_s - used[part].cpu_s) / took_s for part in now}
 
 
-def rotated(all: Sequence[T], turn: int) -> list[T]:
-    """All of them, each turn beginning with another one."""
-    first = turn % len(all)
-    return [*all[first:], *all[:first]]
-
-
 async def _round(cluster: Cluster, plan: Plan, *, counts: bool = True) -> None:
     """Bursts of openings, and then steps of the sessions of the last one."""
     way = cluster.way if counts else Way(cluster.way.machines)
@@ -178,14 +173,14 @@ async def _round(cluster: Cluster, plan: Plan, *, counts: bool = True) -> None:
         steppers: list[OrsStepper] = []
         for _ in range(plan.bursts if counts else 1):
             if steppers:
-                way.errors += (await _all(steppers, "end")).errors
+                way.errors += (await all_at_once(steppers, "end", within_s=ALL_S)).errors
             steppers = [OrsStepper(connection, STEPS) for connection in opened]
-            way.opens.append(await _all(steppers, "open"))
+            way.opens.append(await all_at_once(steppers, "open", within_s=ALL_S))
         before = cluster.usage()
         became = await load([_stepping(stepper) for stepper in steppers], duration_s=plan.steps_s if counts else 0.5)
         way.steps.add(became, before, cluster.usage())
         way.sessions = await cluster.sessions()
-        way.errors += (await _all(steppers, "end")).errors
+        way.errors += (await all_at_once(steppers, "end", within_s=ALL_S)).errors
     if not counts and (errors := way.all_errors()):
         raise StartError(f"{name_of(way.machines)}: {dict(errors)}:\n{cluster.process.tail()}")
 
@@ -194,14 +189,14 @@ async def _exclusive(cluster: Cluster, environment: str, count: int) -> Exclusiv
     """Sessions with a container each, opened at once and ended at once."""
     async with connections(cluster.process.address, count) as opened:
         steppers = [OrsStepper(connection, environment) for connection in opened]
-        found = Exclusive(await _all(steppers, "open"))
+        found = Exclusive(await all_at_once(steppers, "open", within_s=ALL_S))
         containers = await cluster.containers(environment)
     found.containers = {name: len(ids) for name, ids in containers.items()}
     # New ones: those of the first sessions may have been idle for longer than a server keeps a connection.
     async with connections(cluster.process.address, count) as opened:
         for stepper, connection in zip(steppers, opened, strict=True):
             stepper.attach(connection)
-        cluster.way.errors += (await _all(steppers, "end")).errors
+        cluster.way.errors += (await all_at_once(steppers, "end", within_s=ALL_S)).errors
     began_at = time.perf_counter()
     left = {id for ids in containers.values() for id in ids}
     while left := left & {id for ids in (await cluster.containers(environment)).values() for id in ids}:
@@ -210,13 +205,6 @@ async def _exclusive(cluster: Cluster, environment: str, count: int) -> Exclusiv
         await asyncio.sleep(GONE_LOOK_S)
     found.gone_s, found.left = time.perf_counter() - began_at, len(left)
     return found
-
-
-async def _all(steppers: Sequence[OrsStepper], act: str) -> Round:
-    async def one(place: int) -> None:
-        await (steppers[place].open() if act == "open" else steppers[place].end())
-
-    return await at_once([one] * len(steppers), within_s=ALL_S)
 
 
 def _stepping(stepper: OrsStepper) -> Step:

@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.load.closed_loop import Round
 from bench.reporting.grid import GENERATOR, Cell
-from bench.reporting.report import NOTHING, Goal, Report, Table, number
+from bench.reporting.report import NOTHING, Goal, Report, Table, beside, number
 from bench.reporting.stats import Latencies, median_latencies, ratio
 
 LOCAL = "local"
@@ -170,24 +170,22 @@ def _ratios(ways: Sequence[Way], spread_s: float, plan: Mapping[str, Any]) -> It
     local, *others = ways
     for way in others:
         name, callers = name_of(way.machines), f"c={plan['callers']}"
-        yield _told(f"steps/s, {name} ÷ {LOCAL}, {callers}", ratio(way.steps.rate, local.steps.rate))
-        yield _told(f"CPU time of a step, {name} ÷ {LOCAL}, {callers}", ratio(way.cpu_s_per_1000, local.cpu_s_per_1000))
-        yield _told(f"opens/s, {name} ÷ {LOCAL}, {callers}", ratio(way.opens_per_s, local.opens_per_s))
+        yield beside("S13", f"steps/s, {name} ÷ {LOCAL}, {callers}", ratio(way.steps.rate, local.steps.rate), "x")
+        cpu = ratio(way.cpu_s_per_1000, local.cpu_s_per_1000)
+        yield beside("S13", f"CPU time of a step, {name} ÷ {LOCAL}, {callers}", cpu, "x")
+        yield beside("S13", f"opens/s, {name} ÷ {LOCAL}, {callers}", ratio(way.opens_per_s, local.opens_per_s), "x")
     for way, (base, of) in ((way, (others[0], name_of(1)) if way.machines > 1 else (local, LOCAL)) for way in others):
         what = f"containers/s, {name_of(way.machines)} ÷ {of}, {plan['exclusive']} sessions at once"
-        yield _told(what, ratio(way.containers_per_s, base.containers_per_s))
+        yield beside("S13", what, ratio(way.containers_per_s, base.containers_per_s), "x")
     for way in others:
         if way.machines > 1:
             name = name_of(way.machines)
-            yield _told(f"shared sessions on the fullest of {name} ÷ an even share", unevenness(way.sessions))
+            what = f"shared sessions on the fullest of {name} ÷ an even share"
+            yield beside("S13", what, unevenness(way.sessions), "x")
             worst = max((unevenness(each.containers) for each in way.exclusive), default=0.0)
-            yield _told(f"containers on the fullest of {name} ÷ an even share, worst round", worst)
+            yield beside("S13", f"containers on the fullest of {name} ÷ an even share, worst round", worst, "x")
     what = "from a gateway's start until all machines have an image that one had"
     yield Goal(id="S13", what=what, value=spread_s, bound=0, unit="s", is_goal=False)
-
-
-def _told(what: str, value: float) -> Goal:
-    return Goal(id="S13", what=what, value=value, bound=0, unit="x", is_goal=False)
 
 
 def _load_table(ways: Sequence[Way], callers: int) -> Table:

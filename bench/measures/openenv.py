@@ -2,7 +2,7 @@
 
 And what the gateway costs before that very server, an image of somebody else's to it; and what an open socket with an
 episode takes of memory (S11). All servers run throughout and take turns, round after
-round. Run alone: ``python -m bench.measures.openenv --quick``.
+round.
 """
 
 from __future__ import annotations
@@ -11,21 +11,15 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Annotated
-
-import typer
-import uvloop
-from rich.console import Console
 
 from bench.load.closed_loop import load
 from bench.load.websocket import Player, connect_socket
 from bench.measures.footprint import KIB
-from bench.reporting.grid import GENERATOR, Cell, Grid, count_errors, figures
-from bench.reporting.report import NOTHING, Goal, Report, Table, number
+from bench.reporting.grid import GENERATOR, Cell, Grid, columns, count_errors, figures, latency_table, rate_table, turns
+from bench.reporting.report import Goal, Report, Table, number
 from bench.reporting.stats import latencies, ratio
 from bench.subjects.processes import ServerProcess, StartError
-from bench.subjects.targets import BENCH, GATEWAY, UVICORN_READY, Servers, Target, servers
+from bench.subjects.targets import BENCH, GATEWAY, UVICORN_READY, Servers, Target
 
 VENVS = BENCH.parent / ".venv-openenv"
 OFFICIAL = {
@@ -86,11 +80,8 @@ async def run(made: Servers, plan: Plan) -> Report:
         grid: Grid = {subject.name: {callers: Cell() for callers in plan.callers} for subject in subjects}
         for subject in subjects:
             await _round(subject, max(plan.callers), plan.warmup_s, Cell())
-        for turn in range(plan.rounds):
-            first = turn % len(subjects)
-            for callers in plan.callers:
-                for subject in (*subjects[first:], *subjects[:first]):
-                    await _round(subject, callers, plan.round_s, grid[subject.name][callers])
+        for subject, callers in turns(subjects, plan.callers, plan.rounds):
+            await _round(subject, callers, plan.round_s, grid[subject.name][callers])
         resets = {subject.name: await _resets(subject, plan.resets) for subject in subjects}
         sockets = {
             subject.name: await _socket_kib(subject, plan.sockets)
@@ -201,7 +192,13 @@ def make_report(
             "socket_kib": sockets,
         },
         goals=[*_goals(grid), _socket_goal(sockets)],
-        tables=[_rates(grid), _times(grid), _cpu(grid), _reset_table(resets), _socket_table(sockets, plan)],
+        tables=[
+            rate_table("Steps a second, and as a multiple of openenv", grid, baseline="openenv"),
+            latency_table("Latency of a step, ms: p50 / p99", grid),
+            _cpu(grid),
+            _reset_table(resets),
+            _socket_table(sockets, plan),
+        ],
         errors=count_errors(grid),
         not_comparable=NOT_COMPARABLE,
     )
@@ -240,27 +237,6 @@ def _socket_goal(sockets: dict[str, dict[str, float]]) -> Goal:
     return Goal(id="S11", what=what, value=sockets[GATEWAY][GATEWAY], bound=S11_SOCKET_KIB, unit="KiB")
 
 
-def _callers(grid: Grid) -> list[str]:
-    return [f"c={callers}" for callers in next(iter(grid.values()))]
-
-
-def _rates(grid: Grid) -> Table:
-    baseline = grid["openenv"]
-    rows = []
-    for name, row in grid.items():
-        cells = [f"{number(it.rate)} ({number(ratio(it.rate, baseline[n].rate))}x)" for n, it in row.items()]
-        rows.append([name, *cells, str(sum(sum(it.errors.values()) for it in row.values()))])
-    return Table("Steps a second, and as a multiple of openenv", ["server", *_callers(grid), "errors"], rows)
-
-
-def _times(grid: Grid) -> Table:
-    rows = []
-    for name, row in grid.items():
-        found = [cell.latencies for cell in row.values()]
-        rows.append([name, *(f"{number(it.p50_ms)} / {number(it.p99_ms)}" if it else NOTHING for it in found)])
-    return Table("Latency of a step, ms: p50 / p99", ["server", *_callers(grid)], rows)
-
-
 def _cpu(grid: Grid) -> Table:
     rows = []
     for name, row in grid.items():
@@ -270,7 +246,7 @@ def _cpu(grid: Grid) -> Table:
             label = name if part == name else f"{name}: {part.partition(' ')[0] if name != BEFORE else part}"
             rows.append([label, *(number(cell.cpu_s_per_1000(part)) for cell in row.values())])
         rows.append([f"{name}: its load", *(number(cell.cpu_s_per_1000(GENERATOR)) for cell in row.values())])
-    return Table("CPU seconds for 1,000 steps, by process", ["process", *_callers(grid)], rows)
+    return Table("CPU seconds for 1,000 steps, by process", ["process", *columns(grid)], rows)
 
 
 def _reset_table(resets: dict[str, list[float]]) -> Table:
@@ -286,33 +262,3 @@ def _socket_table(sockets: dict[str, dict[str, float]], plan: Plan) -> Table:
         for part, kib in parts.items()
     ]
     return Table(f"Memory of {plan.sockets:,} open sockets with an episode each", ["process", "KiB a socket"], rows)
-
-
-# -- the command --------------------------------------------------------------------------------------------------
-
-
-def main(
-    quick: Annotated[bool, typer.Option("--quick", help="Shorter.")] = False,
-    folder: Annotated[Path | None, typer.Option(help="For sockets and logs.")] = None,
-) -> None:
-    """Run this benchmark alone, and print its tables."""
-
-    async def whole() -> Report:
-        async with servers(folder) as made:
-            return await run(made, QUICK if quick else Plan())
-
-    show(uvloop.run(whole()))
-
-
-def show(report: Report) -> None:
-    """Print goals and tables."""
-    console = Console()
-    for goal in report.goals:
-        mark = ("met" if goal.is_met else "NOT met") if goal.is_goal else "-"
-        console.print(f"{goal.id}  {goal.what}: {number(goal.value)} {goal.unit}  {mark}", highlight=False)
-    for table in report.tables:
-        console.print(f"\n{table.title}\n" + "\n".join(" | ".join(row) for row in (table.columns, *table.rows)))
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -1,8 +1,7 @@
 """A reset with a task that nobody prepared, against what it takes without one: a container for each task (OpenEnv).
 
 Where an environment's task is chosen by its container's variables, another task is another container: created,
-started, reached. The yardstick is the Docker SDK itself, of the same image. Needs an engine and ``env-gateway/base``;
-run alone: ``python -m bench.measures.openenv_tasks``.
+started, reached. The yardstick is the Docker SDK itself, of the same image. Needs an engine and ``env-gateway/base``.
 """
 
 from __future__ import annotations
@@ -11,22 +10,17 @@ import asyncio
 import time
 import uuid
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
-
-import typer
-import uvloop
-from docker import APIClient
+from typing import Any
 
 from bench.load.episodes import WrongAnswer
 from bench.load.http1 import Address
 from bench.load.websocket import Player, connect_socket, frame
-from bench.measures.cold import BASE_IMAGE, ENGINE, Engine
-from bench.measures.openenv import show
+from bench.measures.cold import BASE_IMAGE, ENGINE, IMAGE, NOOP_FOLDER, bare_engine
 from bench.reporting.report import Goal, Report, Table, number
 from bench.reporting.stats import latencies, ratio
-from bench.subjects.targets import GATEWAY, Servers, servers
+from bench.subjects.containers import build_image
+from bench.subjects.targets import GATEWAY, Servers
 
 TIMES = 75.0
 """What S6 asks of a warm pool against a container's start."""
@@ -56,10 +50,8 @@ async def run(made: Servers, plan: Plan) -> Report:
     """
     instance = f"bench-{uuid.uuid4().hex[:8]}"
     variables = {"GATEWAY_BACKEND": "docker", "GATEWAY_DOCKER_URL": plan.engine, "GATEWAY_INSTANCE": instance}
-    client = APIClient(base_url=plan.engine, version="auto")
-    engine = Engine(client, instance, made.folder)
-    try:
-        await asyncio.to_thread(engine.build, plan.base_image)
+    with bare_engine(plan.engine, instance, made.folder) as engine:
+        await asyncio.to_thread(build_image, engine.client, NOOP_FOLDER, IMAGE, plan.base_image)
         async with made.running(GATEWAY, variables | {"GATEWAY_ENVIRONMENTS": "noop"}) as process:
             await _resets(process.address, plan.resets_each)
             await engine.start()  # neither the first of the one nor of the other counts
@@ -68,9 +60,6 @@ async def run(made: Servers, plan: Plan) -> Report:
             for _ in range(plan.containers):
                 resets += await _resets(process.address, plan.resets_each)
                 containers.append(await engine.start())
-    finally:
-        await asyncio.to_thread(engine.remove_all)
-        client.close()
     return make_report(resets, containers, plan=plan)
 
 
@@ -87,7 +76,7 @@ async def _resets(address: Address, count: int) -> list[float]:
             found.append(time.perf_counter() - began_at)
             if observation["metadata"]["task_id"] != name:
                 raise WrongAnswer(f"reset: {observation!r}"[:200])
-            if b'"hi"' not in (answer := await player.socket.ask(_ECHO)):
+            if b'"hi"' not in (answer := await player.socket.request(_ECHO)):
                 raise WrongAnswer(f"step: {answer!r}"[:200])
     finally:
         player.socket.close()
@@ -122,20 +111,3 @@ def make_report(resets: list[float], containers: list[float], *, plan: Plan) -> 
         tables=[Table("From one task to another, ms", ["way", "p50", "p99", "most"], rows)],
         not_comparable=("A container's figure ends with its first answer, the reset's with the first observation.",),
     )
-
-
-def main(
-    quick: Annotated[bool, typer.Option("--quick", help="Shorter.")] = False,
-    folder: Annotated[Path, typer.Option(help="For sockets; one that the engine sees, too.")] = Path("/dev/shm"),
-) -> None:
-    """Run this benchmark alone, and print its tables."""
-
-    async def whole() -> Report:
-        async with servers(folder) as made:
-            return await run(made, QUICK if quick else Plan())
-
-    show(uvloop.run(whole()))
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -15,7 +15,7 @@ from typing import Any
 from bench.load.closed_loop import Round, Step, at_once, connections
 from bench.load.episodes import Episode
 from bench.load.http1 import Address, Connection, connect
-from bench.reporting.report import NOTHING, Goal, Report, Table, number
+from bench.reporting.report import NOTHING, Goal, Report, Table, number, p50_p99
 from bench.reporting.stats import latencies, percentile
 from bench.subjects.targets import ENVSERVER, GATEWAY, OFFICIAL, Servers
 
@@ -23,6 +23,7 @@ S6_P50_MS, S6_P99_MS = 3.0, 10.0
 S9_LAST_S = 0.5
 OPENED = (*OFFICIAL, ENVSERVER, GATEWAY)
 BURST_S = 60.0
+BURST_COLUMNS = ("half of them", "the last", "the last, worst burst", "errors")
 WARM_SHARE = 10
 """One opening in so many is made before those that count."""
 
@@ -67,6 +68,11 @@ class Bursts:
         if became.samples_s:
             self.last_s.append(max(became.samples_s))
             self.p50_s.append(percentile(became.samples_s, 0.5))
+
+    def cells(self) -> list[str]:
+        """Return the cells of `BURST_COLUMNS`."""
+        times = [median(self.p50_s), median(self.last_s), max(self.last_s)] if self.last_s else []
+        return [*([number(time * 1e3) for time in times] or [NOTHING] * 3), str(sum(self.errors.values()))]
 
 
 async def run(servers: Servers, plan: Plan) -> Report:
@@ -208,16 +214,10 @@ def open_table(title: str, opens: Mapping[str, Opens]) -> Table:
     rows = []
     for name, each in opens.items():
         found = [latencies(part) for part in (each.create_s, each.first_prompt_s, each.whole_s)]
-        rows.append([name, *(f"{number(part.p50_ms)} / {number(part.p99_ms)}" for part in found)])
+        rows.append([name, *map(p50_p99, found)])
     return Table(title, ["server", "create", "create, prompt", "create_session, create, prompt"], rows)
 
 
 def _burst_table(bursts: Mapping[str, Bursts], size: int) -> Table:
-    rows = []
-    for name, each in bursts.items():
-        times = [median(each.p50_s) * 1e3, median(each.last_s) * 1e3, max(each.last_s) * 1e3] if each.last_s else []
-        shown = [number(time) for time in times] or [NOTHING] * 3
-        rows.append([name, *shown, str(sum(each.errors.values()))])
-    columns = ["server", "half of them", "the last", "the last, worst burst", "errors"]
     title = f"Bursts of {size} creates of one task, ms from their begin to a prompt"
-    return Table(title, columns, rows)
+    return Table(title, ["server", *BURST_COLUMNS], [[name, *each.cells()] for name, each in bursts.items()])

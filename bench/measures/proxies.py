@@ -9,18 +9,51 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import version
+from typing import Any
 
 from bench.load.closed_loop import Round, Step, connections, load
 from bench.load.episodes import Episode
 from bench.load.http1 import Connection
-from bench.measures.proxies_report import make_report
-from bench.reporting.grid import Cell, Grid
-from bench.reporting.report import Report
-from bench.subjects.peers import ALL, CALLERS_MAX, VARIANTS, Cpus, Found, Subject, find, running, shared_out
+from bench.measures.footprint import MIB
+from bench.reporting.grid import (
+    GENERATOR,
+    Cell,
+    Grid,
+    by_callers,
+    columns,
+    count_errors,
+    figures,
+    latency_table,
+    rate_table,
+    turns,
+)
+from bench.reporting.report import Goal, Report, Table, number
+from bench.reporting.stats import percentile, ratio
+from bench.subjects.peers import (
+    ALL,
+    CALLERS_MAX,
+    CHP,
+    DIRECTLY,
+    GATEWAY,
+    GATEWAY_OPEN,
+    HTTPX_GATEWAY,
+    NGINX,
+    OURS,
+    PROXY,
+    VARIANTS,
+    WORKER,
+    Cpus,
+    Found,
+    Subject,
+    find,
+    running,
+    shared_out,
+)
 from bench.subjects.targets import Servers
 
 TOOL = "echo_inline"
@@ -99,7 +132,7 @@ async def _measured(
         sessions = {
             subject.name: await opened(subject, max(callers_of(subject.name, plan)), key) for subject in subjects
         }
-        grid = await turns(subjects, plan, lambda subject: sessions[subject.name])
+        grid = await take_turns(subjects, plan, lambda subject: sessions[subject.name])
         for subject in subjects:
             sizes[subject.name] |= {f"{part}_loaded": used.rss_bytes for part, used in subject.usage().items()}
     return grid, sizes
@@ -133,18 +166,15 @@ async def opened(subject: Subject, count: int, key: str) -> list[Episode]:
     return episodes
 
 
-async def turns(subjects: Sequence[Subject], plan: Plan, sessions: Callable[[Subject], Sequence[Episode]]) -> Grid:
+async def take_turns(subjects: Sequence[Subject], plan: Plan, sessions: Callable[[Subject], Sequence[Episode]]) -> Grid:
     """Let the subjects take turns; each round begins with another one."""
     grid: Grid = {subject.name: {callers: Cell() for callers in callers_of(subject.name, plan)} for subject in subjects}
     for subject in subjects:
         for callers in {min(grid[subject.name]), max(grid[subject.name])}:  # the latter for the connections behind it
             await _round(subject, sessions(subject)[:callers], plan.warmup_s, Cell())
-    for turn in range(plan.rounds):
-        first = turn % len(subjects)
-        for callers in plan.callers:
-            for subject in (*subjects[first:], *subjects[:first]):
-                if (cell := grid[subject.name].get(callers)) is not None:
-                    await _round(subject, sessions(subject)[:callers], plan.round_s, cell)
+    for subject, callers in turns(subjects, plan.callers, plan.rounds):
+        if (cell := grid[subject.name].get(callers)) is not None:
+            await _round(subject, sessions(subject)[:callers], plan.round_s, cell)
     return grid
 
 
@@ -163,3 +193,185 @@ async def _loaded(steps: Sequence[Step], round_s: float) -> Round:
         return await load(steps, duration_s=round_s)
     except TimeoutError:
         return Round(round_s, errors=Counter({"TimeoutError: no answer": len(steps)}))
+
+
+# -- the report -------------------------------------------------------------------------------------------------------
+
+S1_ADDED_MS, S1_TIMES = 0.25, 8.0
+S2_PER_S, S2_CALLERS = 8000.0, 64
+S2_TIMES = {HTTPX_GATEWAY: 8.0, CHP: 1.3, NGINX: 0.5}
+S3_SHARE = 0.8
+QUANTILES = 200
+"""Points of a distribution that is drawn, beside those of its tail."""
+TAIL = (0.9975, 0.999, 0.9995, 0.9999)
+DRAWN = (1, 64)
+"""Numbers of callers whose distributions are drawn."""
+
+NOT_COMPARABLE = (
+    "nginx, configurable-http-proxy and the two forwarders know no sessions, keys, deadlines or typed errors, and hand "
+    "on what they get; the gateway looks the session up, checks whose it is, and makes the call anew for its worker.",
+    "The bare forwarder does nothing but move bytes: it is the floor of what Python can do, and nobody could run it.",
+    "The httpx gateway is this gateway with another transport to its workers: it says what that one is worth.",
+    "The default limits of httpx are 100 connections, of which 20 are kept: beyond that its calls wait for each other.",
+    "httpx looks at every connection and every call that waits, for each call: what is built on it is not measured "
+    "with as many callers as the others, for a round would take minutes.",
+    "nginx' buffering is off, for an event must not wait for the next; reuse of connections is unbounded there.",
+    "A rate is that of the slower of two: the proxy, or the worker with the load generator. Where the latter are at "
+    "their end, the proxies' CPU time tells them apart.",
+)
+PINNED = (
+    "In `proxies` the proxy alone is on CPU {proxy}; its worker and the load generator share CPU {load}. The worker "
+    "that is called directly shares CPU {load} with the load generator, too.",
+)
+UNPINNED = ("In `proxies` no process is pinned: proxies, workers and the load generator share all CPUs.",)
+
+
+def make_report(
+    grid: Grid,
+    *,
+    plan: Mapping[str, Any],
+    cpus: Cpus | None,
+    versions: Mapping[str, str | None],
+    missing: Sequence[str],
+    rss_bytes: Mapping[str, Mapping[str, int]],
+) -> Report:
+    """Turn cells into a report; errors of other people's proxies are told in the tables, and are not ours."""
+    left_out = (
+        [f"Left out for want of the program (scripts/bench-peers --chp): {', '.join(missing)}."] if missing else []
+    )
+    pinning = PINNED if cpus is not None else UNPINNED
+    named = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    return Report(
+        name="proxies",
+        figures={
+            "plan": plan,
+            "cpus": None if cpus is None else asdict(cpus),
+            "versions": versions,
+            "missing": list(missing),
+            "calls": figures(grid),
+            "latency_quantiles_ms": {
+                f"c{callers}": {name: points for name, row in grid.items() if (points := _distribution(row, callers))}
+                for callers in DRAWN
+            },
+            "rss_bytes": rss_bytes,
+        },
+        goals=list(goals(grid)),
+        tables=[
+            rate_table("Calls a second through a proxy", grid, head="proxy"),
+            latency_table("Latency of a call through a proxy, ms: p50 / p99", grid, head="proxy"),
+            _cpu(grid),
+            _memory(rss_bytes),
+        ],
+        errors=count_errors({name: grid[name] for name in OURS if name in grid}),
+        not_comparable=[
+            *(each.format(**({} if cpus is None else asdict(cpus))) for each in pinning),
+            *([f"Proxies measured: {named}."] if named else []),
+            *left_out,
+            *NOT_COMPARABLE,
+        ],
+    )
+
+
+def goals(grid: Grid) -> Iterator[Goal]:
+    """What was promised, for the gateway with keys; and the same figures of the others beside it."""
+    for name in grid:
+        if name != DIRECTLY:
+            yield from _added(grid, name)
+    yield from _throughput(grid)
+    yield from _no_collapse(grid)
+
+
+def _added(grid: Grid, name: str) -> Iterator[Goal]:
+    if DIRECTLY not in grid or 1 not in grid[name]:
+        return
+    through, direct = grid[name][1].latencies, grid[DIRECTLY][1].latencies
+    if through is None or direct is None:
+        return
+    is_goal = name == GATEWAY
+    what = f"p50 of a call that a proxy adds, c=1: {name}"
+    yield Goal(id="S1", what=what, value=through.p50_ms - direct.p50_ms, bound=S1_ADDED_MS, unit="ms", is_goal=is_goal)
+    if name in (GATEWAY, GATEWAY_OPEN):
+        what = f"p50 of a call through the proxy ÷ directly, c=1: {name}"
+        times = ratio(through.p50_ms, direct.p50_ms)
+        yield Goal(id="S1", what=what, value=times, bound=S1_TIMES, unit="x", is_goal=is_goal)
+
+
+def _throughput(grid: Grid) -> Iterator[Goal]:
+    if GATEWAY not in grid or S2_CALLERS not in grid[GATEWAY]:
+        return
+    cell = grid[GATEWAY][S2_CALLERS]
+    at = f"c={S2_CALLERS}"
+    yield Goal(
+        id="S2", what=f"steps/s through one gateway, {at}", value=cell.rate, bound=S2_PER_S, at_least=True, unit="1/s"
+    )
+    errors = sum(cell.errors.values())
+    yield Goal(id="S2", what=f"errors of these steps, {at}", value=errors, bound=0)
+    for name, row in grid.items():
+        if name in (GATEWAY, DIRECTLY):
+            continue
+        times = ratio(cell.rate, row[S2_CALLERS].rate)
+        yield Goal(
+            id="S2",
+            what=f"steps/s, gateway ÷ {name}, {at}",
+            value=times,
+            bound=S2_TIMES.get(name, 1.0),
+            at_least=True,
+            unit="x",
+            is_goal=name in S2_TIMES,
+        )
+        if name in S2_TIMES:
+            what = f"CPU time of a step, {name} ÷ gateway, {at}"
+            times = ratio(row[S2_CALLERS].cpu_s_per_1000(PROXY), cell.cpu_s_per_1000(PROXY))
+            yield Goal(id="S2", what=what, value=times, bound=1.0, at_least=True, unit="x", is_goal=False)
+
+
+def _no_collapse(grid: Grid) -> Iterator[Goal]:
+    for name, row in grid.items():
+        most = max(row)
+        if name == DIRECTLY or most <= S2_CALLERS:
+            continue
+        is_goal = name == GATEWAY
+        what = f"steps/s at c={most:,} ÷ at the best number of callers: {name}"
+        share = ratio(row[most].rate, max(cell.rate for cell in row.values()))
+        yield Goal(id="S3", what=what, value=share, bound=S3_SHARE, at_least=True, unit="x", is_goal=is_goal)
+        if is_goal:
+            wrong = sum(row[most].errors.values())
+            yield Goal(id="S3", what=f"time-outs and other errors at c={most:,}: {name}", value=wrong, bound=0)
+
+
+def quantiles(samples_s: Sequence[float]) -> list[tuple[float, float]]:
+    """The distribution of *samples_s* in few points: shares (0 to 1) and the milliseconds that they do not exceed.
+
+    Raises:
+        ValueError: there is no sample.
+    """
+    ordered = sorted(samples_s)
+    shares = [place / QUANTILES for place in range(QUANTILES)] + list(TAIL) + [1.0]
+    return [(share, percentile(ordered, share) * 1e3) for share in shares]
+
+
+def _distribution(row: Mapping[int, Cell], callers: int) -> list[tuple[float, float]]:
+    samples = [sample for each in row[callers].rounds for sample in each.samples_s] if callers in row else []
+    return quantiles(samples) if samples else []
+
+
+def _cpu(grid: Grid) -> Table:
+    rows = []
+    for name in grid:
+        for part, label in ((PROXY, name), (WORKER, f"{name}: its worker"), (GENERATOR, f"{name}: its load")):
+            if part != PROXY or name != DIRECTLY:
+                rows.append([label, *by_callers(grid, name, partial(_cpu_of, part=part))])
+    return Table("CPU seconds for 1,000 calls through a proxy, by process", ["process", *columns(grid)], rows)
+
+
+def _cpu_of(cell: Cell, *, part: str) -> str:
+    return number(cell.cpu_s_per_1000(part))
+
+
+def _memory(rss_bytes: Mapping[str, Mapping[str, int]]) -> Table:
+    rows = [
+        [name, *(number(sizes[at] / MIB) for at in (f"{PROXY}_idle", f"{PROXY}_loaded"))]
+        for name, sizes in rss_bytes.items()
+        if f"{PROXY}_idle" in sizes
+    ]
+    return Table("Resident memory of a proxy, MiB", ["proxy", "idle", "after the load"], rows)

@@ -23,8 +23,7 @@ from bench.load.episodes import TOKEN_LENGTH
 from bench.load.http1 import Address
 from bench.measures.footprint import MIB
 from bench.measures.opens import Bursts
-from bench.measures.sandboxes_report import make_report
-from bench.measures.sandboxes_samples import (
+from bench.measures.sandboxes_report import (
     CONTAINERS,
     LIBRARY,
     OS_SERVER,
@@ -35,8 +34,10 @@ from bench.measures.sandboxes_samples import (
     Plan,
     Samples,
     Way,
+    make_report,
 )
-from bench.reporting.grid import Cell
+from bench.measures.sandboxes_report import QUICK as QUICK  # a part has its plans beside its run
+from bench.reporting.grid import Cell, rotated
 from bench.reporting.report import Report
 from bench.subjects import sandbox_library
 from bench.subjects.containers import Containers, containers
@@ -169,8 +170,7 @@ async def _way(stack: AsyncExitStack, address: Address) -> Session:
 async def _in_turn(world: _World, plan: Plan, samples: Samples) -> None:
     names = list(world.ways)
     for turn in range(plan.rounds):
-        first = turn % len(names) if names else 0
-        for name in (*names[first:], *names[:first]):
+        for name in rotated(names, turn):
             for _ in range(plan.sdk_opens if name == SDK else plan.opens):
                 samples.in_turn[name].append(await world.ways[name](_token()))
 

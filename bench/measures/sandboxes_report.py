@@ -1,20 +1,96 @@
-"""The report on sandboxes: goals, figures and tables out of samples."""
+"""What the benchmark of sandboxes is to do, what it found, and the report on it: goals, figures and tables."""
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from statistics import median
 from typing import Any
 
 from bench.load.boxes import Taken
-from bench.measures.opens import Bursts, burst_figures
-from bench.measures.sandboxes_samples import CONTAINERS, LIBRARY, PROCESSES, SDK, WORKERS, Plan, Samples, Way
-from bench.reporting.grid import GENERATOR, count_errors
+from bench.measures.cold import ENGINE
+from bench.measures.opens import BURST_COLUMNS, Bursts, burst_figures
+from bench.reporting.grid import GENERATOR, Grid, count_errors, rate_table
 from bench.reporting.grid import figures as grid_figures
-from bench.reporting.report import NOTHING, Goal, Report, Table, number
+from bench.reporting.report import NOTHING, Goal, Report, Table, beside, number, p50_p99
 from bench.reporting.stats import latencies, percentile, ratio
 from bench.subjects.targets import GATEWAY
+
+IMAGE = "env-gateway/os:latest"
+LIBRARY = "the library alone"
+OS_SERVER = "os server, directly"
+PROCESSES = "gateway, processes"
+CONTAINERS = "gateway, Docker"
+SDK = "a container a session"
+WORKERS = "workers"
+"""Beside the gateway's name in figures of CPU time."""
+
+
+class Way(StrEnum):
+    """How a group of sessions gets its prepared state."""
+
+    KEPT = "it is there already"
+    ONCE = "made once, by the group"
+    EACH = "made by each session"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How often to do what."""
+
+    docker: bool = False
+    """Whether to use an engine, too."""
+    engine: str = ENGINE
+    image: str = IMAGE
+    rounds: int = 10
+    opens: int = 50
+    """Sessions in turn, of each way in each round."""
+    sdk_opens: int = 3
+    """The same, of containers: each takes as long as fifty sandboxes."""
+    callers: tuple[int, ...] = (4, 8, 16)
+    sustain_s: float = 4.0
+    sustain_rounds: int = 3
+    group: int = 8
+    groups: int = 5
+    bursts: tuple[int, ...] = (64, 256)
+    burst_rounds: int = 3
+    held: int = 16
+
+
+QUICK = Plan(rounds=3, opens=15, sdk_opens=1, sustain_s=1.5, sustain_rounds=1, groups=1, burst_rounds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBoxes:
+    """What idle sessions add to the workers, and how it was counted."""
+
+    subject: str
+    counted: str
+    sessions: int
+    mib_a_session: float
+
+
+@dataclass(slots=True)
+class Samples:
+    """All of it."""
+
+    in_turn: defaultdict[str, list[Taken]] = field(default_factory=lambda: defaultdict(list))
+    sustained: Grid = field(default_factory=dict)
+    """A step is a whole session: open, first command, close."""
+    groups_s: defaultdict[str, defaultdict[Way, list[float]]] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(list))
+    )
+    """To the last prompt of a group."""
+    bursts: defaultdict[str, dict[int, Bursts]] = field(default_factory=lambda: defaultdict(dict))
+    held: list[HeldBoxes] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    """Sentences on what could not be measured here, and why."""
+    group_errors: Counter[str] = field(default_factory=Counter)
+
+
+# -- the report -------------------------------------------------------------------------------------------------------
 
 S8_P50_MS, S8_PER_S = 15.0, 100.0
 S9_LAST_S, S9_SIZE = 5.0, 256
@@ -86,11 +162,11 @@ def _turn_goals(samples: Samples) -> Iterator[Goal]:
         found = latencies([each.first_output_s for each in taken])
         what = f"open to first command's output ({name})"
         yield Goal(id="S8", what=f"{what}, p50", value=found.p50_ms, bound=S8_P50_MS, unit="ms")
-        yield _beside("S8", f"{what}, p99", found.p99_ms, "ms")
+        yield beside("S8", f"{what}, p99", found.p99_ms, "ms")
         if floor := samples.in_turn.get(LIBRARY):
-            yield _beside("S8", f"{what} ÷ the library alone, p50", ratio(found.p50_ms, _p50_ms(floor)), "x")
+            yield beside("S8", f"{what} ÷ the library alone, p50", ratio(found.p50_ms, _p50_ms(floor)), "x")
         if sdk:
-            yield _beside("S8", f"a container's ÷ {what}, p50", ratio(_p50_ms(sdk), found.p50_ms), "x")
+            yield beside("S8", f"a container's ÷ {what}, p50", ratio(_p50_ms(sdk), found.p50_ms), "x")
 
 
 def _rate_goals(samples: Samples) -> Iterator[Goal]:
@@ -102,7 +178,7 @@ def _rate_goals(samples: Samples) -> Iterator[Goal]:
         what = f"sessions/s, each with a first command, c={callers} ({name})"
         yield Goal(id="S8", what=what, value=rate, bound=S8_PER_S, at_least=True, unit="1/s")
         if sdk:
-            yield _beside("S8", f"{what} ÷ containers at best", ratio(rate, sdk), "x")
+            yield beside("S8", f"{what} ÷ containers at best", ratio(rate, sdk), "x")
 
 
 def _group_goals(samples: Samples, plan: Plan) -> Iterator[Goal]:
@@ -110,7 +186,7 @@ def _group_goals(samples: Samples, plan: Plan) -> Iterator[Goal]:
         if Way.ONCE in ways and Way.EACH in ways:
             gain = ratio(median(ways[Way.EACH]), median(ways[Way.ONCE]))
             what = f"last prompt of a group of {plan.group}, prepared by each ÷ once ({name})"
-            yield _beside("S8", what, gain, "x")
+            yield beside("S8", what, gain, "x")
 
 
 def _burst_goals(samples: Samples) -> Iterator[Goal]:
@@ -124,10 +200,6 @@ def _burst_goals(samples: Samples) -> Iterator[Goal]:
             yield Goal(id="S9", what=what, value=median(largest.last_s), bound=S9_LAST_S, unit="s")
 
 
-def _beside(id: str, what: str, value: float, unit: str) -> Goal:
-    return Goal(id=id, what=what, value=value, bound=0.0, unit=unit, is_goal=False)
-
-
 def _p50_ms(taken: Sequence[Taken]) -> float:
     return percentile([each.first_output_s for each in taken], 0.5) * 1e3
 
@@ -138,14 +210,8 @@ def _p50_ms(taken: Sequence[Taken]) -> float:
 def _tables(samples: Samples, plan: Plan) -> Iterator[Table]:
     yield _turn_table(samples)
     callers = [f"c={each}" for each in plan.callers]
-    yield Table(
-        "Sessions a second, each with a first command: open, command, close",
-        ["way", *callers, "errors"],
-        [
-            [name, *(number(cell.rate) for cell in row.values()), str(count_errors({name: row}))]
-            for name, row in samples.sustained.items()
-        ],
-    )
+    title = "Sessions a second, each with a first command: open, command, close"
+    yield rate_table(title, samples.sustained, head="way")
     yield Table(
         "CPU ms for each of these sessions",
         ["process", *callers],
@@ -179,7 +245,7 @@ def _turn_table(samples: Samples) -> Table:
             [each.first_output_s for each in taken],
             [each.close_s for each in taken],
         )
-        rows.append([name, *(f"{number(found.p50_ms)} / {number(found.p99_ms)}" for found in map(latencies, parts))])
+        rows.append([name, *map(p50_p99, map(latencies, parts))])
     columns = ["way", "open", "first command", "open to first output", "close"]
     return Table("One sandbox after the other, ms: p50 / p99", columns, rows)
 
@@ -191,15 +257,8 @@ def _group_cells(samples: Samples, way: Way) -> Iterator[str]:
 
 
 def _burst_table(samples: Samples) -> Table:
-    rows = []
-    for name, by_size in samples.bursts.items():
-        for size, each in by_size.items():
-            rows.append([name, str(size), *_burst_cells(each), str(sum(each.errors.values()))])
-    columns = ["gateway", "creates", "half of them", "the last", "the last, worst burst", "errors"]
-    return Table("Bursts of creates of one task, each with a sandbox, ms from their begin to a prompt", columns, rows)
-
-
-def _burst_cells(each: Bursts) -> list[str]:
-    if not each.last_s:
-        return [NOTHING] * 3
-    return [number(found * 1e3) for found in (median(each.p50_s), median(each.last_s), max(each.last_s))]
+    rows = [
+        [name, str(size), *each.cells()] for name, by_size in samples.bursts.items() for size, each in by_size.items()
+    ]
+    title = "Bursts of creates of one task, each with a sandbox, ms from their begin to a prompt"
+    return Table(title, ["gateway", "creates", *BURST_COLUMNS], rows)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from bench.load.closed_loop import Round
+from bench.reporting.report import NOTHING, Table, number, p50_p99
 from bench.reporting.stats import Latencies, median_latencies, ratio
 from bench.subjects.processes import Usage
 
@@ -76,3 +77,59 @@ def figures(grid: Grid) -> dict[str, Any]:
 def count_errors(grid: Grid) -> int:
     """All errors of all cells."""
     return sum(sum(cell.errors.values()) for row in grid.values() for cell in row.values())
+
+
+def columns(grid: Grid) -> list[str]:
+    """Return the heads of columns by number of callers."""
+    return [f"c={callers:,}" for callers in _callers(grid)]
+
+
+def by_callers(grid: Grid, name: str, shown: Callable[[Cell], str]) -> list[str]:
+    """Return what is *shown* of each cell of *name*; some subjects do not have all numbers of callers."""
+    row = grid[name]
+    return [shown(row[callers]) if callers in row else NOTHING for callers in _callers(grid)]
+
+
+def rate_table(title: str, grid: Grid, *, head: str = "server", baseline: str = "") -> Table:
+    """Return a table of rates and errors; with *baseline* each rate also as a multiple of that subject's."""
+
+    def shown(callers: int, cell: Cell) -> str:
+        times = f" ({number(ratio(cell.rate, grid[baseline][callers].rate))}x)" if baseline else ""
+        return f"{number(cell.rate)}{times}"
+
+    rows = [
+        [
+            name,
+            *(shown(callers, row[callers]) if callers in row else NOTHING for callers in _callers(grid)),
+            str(count_errors({name: row})),
+        ]
+        for name, row in grid.items()
+    ]
+    return Table(title, [head, *columns(grid), "errors"], rows)
+
+
+def latency_table(title: str, grid: Grid, *, head: str = "server") -> Table:
+    """Return a table of latencies, p50 and p99."""
+    rows = [[name, *by_callers(grid, name, lambda cell: p50_p99(cell.latencies))] for name in grid]
+    return Table(title, [head, *columns(grid)], rows)
+
+
+def _callers(grid: Grid) -> list[int]:
+    return sorted({callers for row in grid.values() for callers in row})
+
+
+Subject = TypeVar("Subject")
+
+
+def turns(subjects: Sequence[Subject], callers: Sequence[int], rounds: int) -> Iterator[tuple[Subject, int]]:
+    """Let the subjects take turns at each number of callers; each round begins with another subject."""
+    for turn in range(rounds):
+        for each in callers:
+            for subject in rotated(subjects, turn):
+                yield subject, each
+
+
+def rotated(subjects: Sequence[Subject], turn: int) -> list[Subject]:
+    """Return all *subjects*, from another one on in each turn."""
+    first = turn % len(subjects) if subjects else 0
+    return [*subjects[first:], *subjects[:first]]

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from bench.reporting.stats import Latencies
+
 NOTHING = "-"
 """Stands where there is no figure."""
 
@@ -56,6 +58,16 @@ class Report:
     """Requests that failed or were answered wrongly."""
     not_comparable: Sequence[str] = field(default_factory=tuple)
     """Sentences on what a reader must not compare."""
+
+
+def beside(id: str, what: str, value: float, unit: str) -> Goal:
+    """Return a figure that is shown beside the goals, and that nothing was promised for."""
+    return Goal(id=id, what=what, value=value, bound=0, unit=unit, is_goal=False)
+
+
+def p50_p99(found: Latencies | None) -> str:
+    """Return a cell with both percentiles in milliseconds."""
+    return f"{number(found.p50_ms)} / {number(found.p99_ms)}" if found else NOTHING
 
 
 def number(value: float) -> str:

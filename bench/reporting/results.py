@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -88,15 +88,20 @@ def read(path: Path = LATEST) -> dict[str, Any]:
 
 def show(found: Mapping[str, Any], console: Console) -> None:
     """Print the tables."""
-    for table in (goal_table(found["goals"]), *_tables(found)):
+    show_tables([goal_table(found["goals"]), *_tables(found)], console)
+    for sentence in _remarks(found):
+        console.print(f"- {sentence}", highlight=False)
+
+
+def show_tables(some: Iterable[Table], console: Console) -> None:
+    """Print tables as boxes."""
+    for table in some:
         shown = RichTable(title=table.title, title_justify="left")
         for position, column in enumerate(table.columns):
             shown.add_column(column, justify="left" if position < table.words else "right")
         for row in table.rows:
             shown.add_row(*row)
         console.print(shown)
-    for sentence in _remarks(found):
-        console.print(f"- {sentence}", highlight=False)
 
 
 def goal_table(goals: Sequence[Mapping[str, Any]]) -> Table:
@@ -114,28 +119,38 @@ def goal_table(goals: Sequence[Mapping[str, Any]]) -> Table:
 def markdown(found: Mapping[str, Any], pictures: Sequence[tuple[str, str]] = ()) -> str:
     """The same as `show` prints, for the README; before the tables *pictures*, which are titles and paths."""
     parts = [_provenance(found), *(f"![{title}]({path})" for title, path in pictures)]
-    for table in (goal_table(found["goals"]), *_tables(found)):
-        parts.append(f"**{table.title}**\n\n{_markdown_table(table)}")
+    parts.append(markdown_tables([goal_table(found["goals"]), *_tables(found)]))
     parts.append("\n".join(f"* {sentence}" for sentence in _remarks(found)))
     return "\n\n".join(part for part in parts if part)
 
 
-def between_marks(text: str, new: str) -> str:
-    """Put *new* between the marks of *text*.
+def markdown_table(table: Table) -> str:
+    """Return *table* in Markdown, without its title."""
+    rule = ["---" if position < table.words else "--:" for position in range(len(table.columns))]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (table.columns, rule, *table.rows))
+
+
+def markdown_tables(some: Sequence[Table]) -> str:
+    """Return tables in Markdown, each below its title."""
+    return "\n\n".join(f"**{table.title}**\n\n{markdown_table(table)}" for table in some)
+
+
+def between_marks(text: str, new: str, *, begin: str = BEGIN) -> str:
+    """Put *new* between the marks of *text*, *begin* and `END`.
 
     Raises:
         ValueError: the marks are not there once each, in their order.
     """
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise ValueError(f"expected {BEGIN!r} and, after it, {END!r}, once each")
-    before, _, rest = text.partition(BEGIN)
-    return f"{before}{BEGIN}\n\n{new}\n\n{END}{rest.partition(END)[2]}"
+    if text.count(begin) != 1 or text.count(END) != 1 or text.index(begin) > text.index(END):
+        raise ValueError(f"expected {begin!r} and, after it, {END!r}, once each")
+    before, _, rest = text.partition(begin)
+    return f"{before}{begin}\n\n{new}\n\n{END}{rest.partition(END)[2]}"
 
 
 def summary(found: Mapping[str, Any]) -> str:
     """The goals alone and what they were measured on, for the project's README."""
     promised = [goal for goal in found["goals"] if goal["is_goal"]]
-    return f"{_markdown_table(goal_table(promised))}\n\n{_provenance(found)}"
+    return f"{markdown_table(goal_table(promised))}\n\n{_provenance(found)}"
 
 
 def write_readme(
@@ -156,11 +171,6 @@ def write_readme(
 def _tables(found: Mapping[str, Any]) -> Iterator[Table]:
     for table in found["tables"]:
         yield Table(**{name: value for name, value in table.items() if name != "part"})
-
-
-def _markdown_table(table: Table) -> str:
-    rule = ["---" if position < table.words else "--:" for position in range(len(table.columns))]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (table.columns, rule, *table.rows))
 
 
 def _provenance(found: Mapping[str, Any]) -> str:

@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from bench.load.episodes import WrongAnswer
-from bench.load.http1 import Response
-from bench.load.sse import StreamError, events
-from bench.load.steps import Stepped, read_stream, read_text
+from bench.load import steps
+from bench.load.http1 import Response, StreamError, events
+from bench.load.steps import Stepped, read_stream
 
 EXAMPLES = 3
 VIOLATIONS_MAX = 50
@@ -162,10 +161,7 @@ def read_areal(response: Response) -> Stepped | Failed:
     """
     if response.status != 200:
         return read_json(response)
-    match json.loads(response.body):
-        case {"observation": {"content": str(text)}, "reward": 1.0, "done": False}:
-            return read_text(text)
-    raise WrongAnswer(f"step: {response.body!r}"[:300])
+    return steps.read_areal(json.loads(response.body))
 
 
 def read_frame(payload: bytes) -> dict[str, object] | Failed:

@@ -21,11 +21,10 @@ import typer
 import uvloop
 from docker.errors import DockerException
 from rich.console import Console
-from rich.table import Table as RichTable
 
 from bench.reporting.machine import commit, load_average, machine, versions
 from bench.reporting.report import Table
-from bench.reporting.results import write
+from bench.reporting.results import show_tables, write
 from bench.soak.errors import Ledger
 from bench.soak.faults import Faults
 from bench.soak.samples import (
@@ -315,12 +314,6 @@ def show(found: Found, console: Console) -> None:
     tables = [counted, verdict_table(found.verdicts)]
     if found.samples.all:
         tables.insert(0, sample_table(found.samples))
-    for table in tables:
-        shown = RichTable(title=table.title, title_justify="left")
-        for position, column in enumerate(table.columns):
-            shown.add_column(column, justify="left" if position < table.words else "right")
-        for row in table.rows:
-            shown.add_row(*row)
-        console.print(shown)
+    show_tables(tables, console)
     for sentence in ledger.violations:
         console.print(f"- {sentence}", highlight=False, markup=False)

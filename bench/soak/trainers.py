@@ -17,7 +17,7 @@ from typing import Any
 
 from bench.load.episodes import JSON, WrongAnswer
 from bench.load.http1 import ProtocolError, Response, connect, request_bytes
-from bench.load.steps import Stepped, call_bytes
+from bench.load.steps import Stepped, call_bytes, read_openenv
 from bench.load.websocket import Socket, connect_socket, frame
 from bench.soak.errors import Failed, Ledger, Untyped, read_areal, read_frame, read_json, read_ors
 from bench.soak.world import ALONE, IDLE_S, Replica, World
@@ -236,7 +236,7 @@ class Trainers:
                     said = await self._say(who, replica, socket, "step", {"token": token, "seconds": self._seconds()})
                     if isinstance(said, Failed):
                         return
-                    episode.check(token, _stepped(said))
+                    episode.check(token, read_openenv(said))
                     await self._pause()
                 self._ledger.episodes[who] += 1
         finally:
@@ -246,7 +246,7 @@ class Trainers:
         since = time.monotonic()
         try:
             async with asyncio.timeout(ANSWER_S):
-                payload = await socket.ask(frame(json.dumps({"type": kind, "data": data}).encode()))
+                payload = await socket.request(frame(json.dumps({"type": kind, "data": data}).encode()))
         except TimeoutError:
             self._ledger.violate(f"{who}: no answer to a {kind} within {ANSWER_S:g} s")
             raise Broken from None
@@ -333,10 +333,3 @@ class Trainers:
 
     async def _pause(self) -> None:
         await asyncio.sleep(self._random.uniform(*PAUSE_S))
-
-
-def _stepped(data: dict[str, Any]) -> Stepped:
-    match data:
-        case {"observation": {"token": str(token), "count": int(count), "doubled": int(doubled)}, "reward": 1.0}:
-            return Stepped(token, count, doubled)
-    raise WrongAnswer(f"step: {data!r}"[:300])

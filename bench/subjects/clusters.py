@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.load.episodes import ok
-from bench.load.http1 import Address, connect, request_bytes
+from bench.load.http1 import Address, ask_once, request_bytes
 from bench.measures.nodes_report import GATEWAY, NODES, REDIS, WORKERS, Way, rss_mib
 from bench.subjects.catalogs import STEPS, STEPS_IMAGE, write_catalog
 from bench.subjects.lab import Lab, Machine, NodeSettings, node_ready, processes_of, start_node
@@ -227,11 +227,7 @@ async def _admin(address: Address, what: str) -> list[dict[str, Any]]:
         WrongAnswer, OSError, ProtocolError, TimeoutError: the gateway does not say it.
     """
     async with asyncio.timeout(ANSWER_S):
-        connection = await connect(address)
-        try:
-            answer = ok(await connection.request(request_bytes("GET", f"/admin/v1/{what}", {})))
-        finally:
-            connection.close()
+        answer = ok(await ask_once(address, request_bytes("GET", f"/admin/v1/{what}", {})))
     rows: list[dict[str, Any]] = json.loads(answer.body)[what]
     return rows
 

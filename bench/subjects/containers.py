@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from docker import APIClient
@@ -27,6 +28,17 @@ LABEL = "env-gateway.bench"
 THREADS = 16
 ENGINE_S = 120
 """For one request to an engine under full load."""
+
+
+def build_image(client: APIClient, folder: Path, tag: str, base_image: str) -> None:
+    """Build the image of an environment.
+
+    Raises:
+        StartError: it can't be built.
+    """
+    for line in client.build(path=str(folder), tag=tag, rm=True, decode=True, buildargs={"BASE": base_image}):
+        if "error" in line:
+            raise StartError(f"building {tag} on {base_image} (scripts/build-images base): {line['error']}")
 
 
 class Containers:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.load.http1 import Address, connect, request_bytes
+from bench.load.http1 import Address, ask_once, request_bytes
 
 START_S = 150.0
 """An official server takes 3 s to import on an idle core, and cores may be shared."""
@@ -142,12 +142,8 @@ class ServerProcess:
 
 
 async def _check_health(address: Address) -> None:
-    connection = await connect(address)
-    try:
-        async with asyncio.timeout(START_S):
-            response = await connection.request(_HEALTH)
-    finally:
-        connection.close()
+    async with asyncio.timeout(START_S):
+        response = await ask_once(address, _HEALTH)
     if response.status != 200:
         raise StartError(f"/health answers {response.status}")
 

@@ -20,8 +20,18 @@ from hypothesis import strategies as st
 
 from bench.load.closed_loop import ERRORS_MAX, Round, at_once, connections, load
 from bench.load.episodes import TOKEN_LENGTH, Episode, WrongAnswer, check_result
-from bench.load.http1 import Address, ProtocolError, Response, ResponseReader, connect, request_bytes
-from bench.load.sse import Event, StreamError, events, result_of
+from bench.load.http1 import (
+    Address,
+    Event,
+    ProtocolError,
+    Response,
+    ResponseReader,
+    StreamError,
+    connect,
+    events,
+    request_bytes,
+    result_of,
+)
 from bench.measures import calls, cold, footprint, openenv_tasks, opens
 from bench.reporting import results
 from bench.reporting.grid import Cell

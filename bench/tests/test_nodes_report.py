@@ -17,6 +17,7 @@ from bench.load.closed_loop import Round
 from bench.measures import nodes
 from bench.measures.nodes import QUICK, Plan
 from bench.measures.nodes_report import GATEWAY, NODES, WORKERS, Exclusive, Way, make_report, unevenness
+from bench.reporting.grid import rotated
 from bench.reporting.report import Goal, Report
 from bench.reporting.results import results, show, write
 from bench.run import Part, by_default
@@ -148,7 +149,7 @@ def test_machines_are_brought_up_only_where_they_are_asked_for(docker: bool) -> 
 
 
 def test_every_way_has_its_turn_and_each_turn_begins_with_another() -> None:
-    assert [nodes.rotated("abc", turn) for turn in range(4)] == [[*"abc"], [*"bca"], [*"cab"], [*"abc"]]
+    assert [rotated("abc", turn) for turn in range(4)] == [[*"abc"], [*"bca"], [*"cab"], [*"abc"]]
 
 
 @pytest.mark.parametrize("plan", [pytest.param(Plan(), id="full"), pytest.param(QUICK, id="quick")])

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import gateway.app
 from bench.load.closed_loop import Round
 from bench.load.http1 import Address
-from bench.measures import proxies, proxies_report
+from bench.measures import proxies
 from bench.references.httpx_gateway import LIMITS, HttpxTransport
 from bench.reporting import plots, results
 from bench.reporting.grid import Cell, Grid
@@ -76,7 +76,7 @@ def reached(goals: list[Goal]) -> dict[str, tuple[float, bool]]:
 
 
 def test_the_gateway_with_keys_bears_the_goals_and_the_others_are_told_beside_it() -> None:
-    found = reached(list(proxies_report.goals(grid())))
+    found = reached(list(proxies.goals(grid())))
 
     expected = {
         "S1 p50 of a call that a proxy adds, c=1: gateway": (0.2, True),
@@ -98,7 +98,7 @@ def test_the_gateway_with_keys_bears_the_goals_and_the_others_are_told_beside_it
 
 
 def test_each_bound_is_the_projects_goal() -> None:
-    bounds = {(goal.id, goal.bound, goal.at_least) for goal in proxies_report.goals(grid()) if goal.is_goal}
+    bounds = {(goal.id, goal.bound, goal.at_least) for goal in proxies.goals(grid()) if goal.is_goal}
 
     assert bounds == {
         *(("S1", 0.25, False), ("S1", 8.0, False)),
@@ -119,22 +119,22 @@ def test_what_is_built_on_httpx_is_measured_with_fewer_callers_and_always_with_s
 def test_without_peers_and_many_callers_the_rest_is_told() -> None:
     short = {name: {1: row[1]} for name, row in grid().items() if name in (DIRECTLY, GATEWAY)}
 
-    assert {goal.id for goal in proxies_report.goals(short)} == {"S1"}
-    assert {goal.id for goal in proxies_report.goals({GATEWAY: grid()[GATEWAY]})} == {"S2", "S3"}
+    assert {goal.id for goal in proxies.goals(short)} == {"S1"}
+    assert {goal.id for goal in proxies.goals({GATEWAY: grid()[GATEWAY]})} == {"S2", "S3"}
 
 
 def test_a_proxy_whose_calls_all_failed_is_infinitely_slower_and_adds_no_time() -> None:
     rounds = grid()
     rounds[CHP] = {callers: cell(0, errors=5) for callers in rounds[CHP]}
 
-    found = reached(list(proxies_report.goals(rounds)))
+    found = reached(list(proxies.goals(rounds)))
 
     assert found["S2 steps/s, gateway ÷ configurable-http-proxy, c=64"] == (float("inf"), True)
     assert "S1 p50 of a call that a proxy adds, c=1: configurable-http-proxy" not in found
 
 
 def report(*, cpus: Cpus | None, missing: tuple[str, ...] = ()) -> Report:
-    return proxies_report.make_report(
+    return proxies.make_report(
         grid(),
         plan={},
         cpus=cpus,
@@ -178,7 +178,7 @@ def test_a_report_says_which_proxies_it_went_without() -> None:
 
 @given(st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=300))
 def test_a_distribution_rises_from_its_least_sample_to_its_greatest(samples: list[float]) -> None:
-    points = proxies_report.quantiles(samples)
+    points = proxies.quantiles(samples)
 
     shares, values = zip(*points, strict=True)
     assert list(shares) == sorted(shares)
@@ -203,7 +203,7 @@ def test_a_run_without_proxies_has_no_plots() -> None:
 
 
 def test_a_small_plot_keeps_the_whole_tail() -> None:
-    points = proxies_report.quantiles([place / 1e3 for place in range(1, 10_001)])
+    points = proxies.quantiles([place / 1e3 for place in range(1, 10_001)])
 
     shown = plots.thinned(points)
 

@@ -18,8 +18,7 @@ from bench.measures.areal import CALLERS
 from bench.measures.cold import ENGINE
 from bench.measures.footprint import Held
 from bench.measures.opens import Bursts
-from bench.measures.sandboxes_report import make_report
-from bench.measures.sandboxes_samples import (
+from bench.measures.sandboxes_report import (
     CONTAINERS,
     LIBRARY,
     OS_SERVER,
@@ -29,10 +28,11 @@ from bench.measures.sandboxes_samples import (
     Plan,
     Samples,
     Way,
+    make_report,
 )
 from bench.reporting.grid import Cell
 from bench.reporting.report import Goal, Report
-from bench.run import Part, Plans
+from bench.run import Part, plan_of
 from bench.subjects import containers
 from bench.subjects.processes import StartError, Usage, descendants, pss_bytes
 from bench.subjects.targets import servers
@@ -263,13 +263,19 @@ def test_each_row_of_each_table_is_as_wide_as_its_head() -> None:
 
 
 def test_only_with_docker_do_sandboxes_use_an_engine() -> None:
-    plans = [Plans.of(quick=True, docker=docker, engine="unix:///x", base_image="base") for docker in (False, True)]
+    plans = [plan_of(Part.SANDBOXES, quick=True, docker=docker, engine="unix:///x") for docker in (False, True)]
 
-    assert [(each.sandboxes.docker, each.sandboxes.engine) for each in plans] == [
-        (False, "unix:///x"),
-        (True, "unix:///x"),
-    ]
-    assert {Part.SANDBOXES, Part.AREAL} <= set(Part)
+    assert [(each.docker, each.engine) for each in plans] == [(False, "unix:///x"), (True, "unix:///x")]
+
+
+@pytest.mark.parametrize("part", list(Part))
+def test_each_part_has_a_short_plan_and_a_full_one_of_its_own(part: Part) -> None:
+    quick, full = (
+        plan_of(part, quick=quick, docker=True, engine="unix:///x", base_image="b") for quick in (True, False)
+    )
+
+    assert type(quick) is type(full)
+    assert quick != full
 
 
 # -- the report on AReaL episodes ---------------------------------------------------------------------------------

@@ -1,10 +1,8 @@
-"""Servers that somebody else runs (``[server] url``): nothing is started and nothing stopped.
+"""Servers that third parties run (``[server] url``), beside the backend that starts all other workers.
 
-A worker of such an environment is a note that the server is used. The store has it; a gateway that is started again,
-or another replica, has none of its own, and asks the store: else its audit would take the worker for lost, and end
-sessions that go on over there.
-
-Two backends as one: servers that somebody else runs, and the one that starts all other workers.
+The gateway neither starts nor stops such a server. A worker of such an environment is a note that the server is in use.
+The store has these notes. A gateway that is restarted, or another replica, has no notes of its own and reads the
+store's: otherwise its audit would treat the worker as lost, and end sessions that still run on that server.
 """
 
 from __future__ import annotations
@@ -33,25 +31,37 @@ class StoredLoads(Protocol):
         ...
 
 
-class ExternalBackend:
-    """Notes which servers are used."""
+class RoutedBackend:
+    """Notes which third-party servers are in use, and passes everything about other workers to another backend."""
 
-    def __init__(self, store: StoredLoads | None = None) -> None:
-        """*store* has the workers that other processes noted; None: there are no other processes."""
+    def __init__(
+        self, default: Backend, environments: Collection[Environment], *, store: StoredLoads | None = None
+    ) -> None:
+        """Start nothing yet.
+
+        Args:
+            default: Starts the workers of environments without a URL; closed with this backend.
+            environments: Say whether *default* is needed: without an environment of its own it may have no engine.
+            store: Has the workers that other processes noted; None if there are no other processes.
+        """
+        self._default = default
         self._store = store
+        self._needs_default = any(not environment.server.url for environment in environments)
         self._noted: dict[WorkerId, Worker] = {}
-        self._deaths = DeathBroadcast()
+        self._silent = DeathBroadcast()
+        """Announces no death: nothing reports the death of a third-party server."""
         self._closed = False
 
-    def has(self, id: WorkerId) -> bool:
-        """Whether worker *id* was noted here."""
-        return id in self._noted
-
     async def start(self, worker: Worker, environment: Environment, lease: LeaderLease | None = None) -> str:
-        """Note the server; its URL is the address. Whether it answers is its upstream's to say."""
+        """Start the worker, or note the server, whose URL is then the address; see ``Backend.start``.
+
+        The server's upstream finds out whether the server answers.
+        """
+        url = environment.server.url
+        if not url:
+            return await self._default.start(worker, environment, lease)
         if self._closed:
             raise StartFailed("the backend is closed")
-        url = environment.server.url
         try:
             parse_address(url)
         except ValueError as error:
@@ -62,109 +72,23 @@ class ExternalBackend:
         return url
 
     async def stop(self, id: WorkerId) -> None:
-        """Forget it."""
-        self._noted.pop(id, None)
-
-    async def logs(self, id: WorkerId, *, lines: int = 20) -> str:
-        """Its log is its owner's."""
-        return ""
-
-    async def found(self) -> list[BackendWorker]:
-        """List those that were noted here or are known to the store.
-
-        All count as running: whether a server that somebody else runs is there is seen by using it.
-        """
-        stored = await stored_workers(self._store) if self._store is not None else []
-        known = {worker.id: worker for worker in stored if is_static(worker.address)}
-        return [
-            BackendWorker(
-                id=worker.id,
-                environment=worker.environment,
-                digest=worker.digest,
-                address=worker.address,
-                running=True,
-            )
-            for worker in (known | self._noted).values()
-        ]
-
-    async def pause(self, id: WorkerId, lease: LeaderLease | None = None) -> None:
-        """It is not ours to freeze: nothing happens."""
-
-    async def resume(self, id: WorkerId) -> None:
-        """It was never paused."""
-
-    async def prepare(self, environment: Environment) -> str:
-        """There is nothing to prepare, and no image."""
-        return ""
-
-    def deaths(self) -> AsyncIterator[Death]:
-        """Nobody tells of any."""
-        return self._deaths.follow()
-
-    def engines(self) -> int:
-        """One."""
-        return 1
-
-    def leaving(self) -> frozenset[WorkerId]:
-        """None: their machines are nobody's business here."""
-        return frozenset()
-
-    async def check(self) -> None:
-        """There is nothing that could be missing here."""
-
-    async def aclose(self) -> None:
-        """Let go; the servers go on."""
-        self._closed = True
-        self._deaths.close()
-
-
-async def stored_workers(store: StoredLoads) -> list[Worker]:
-    """The workers that *store* has, of whatever environment and state. Raises ``StoreUnavailable``."""
-    return [entry.worker for load in (await store.load()).values() for entry in load.workers]
-
-
-def is_static(address: str) -> bool:
-    """Whether *address* is that of a server that somebody else runs."""
-    try:
-        return parse_address(address).kind is Kind.URL
-    except ValueError:
-        return False  # empty while a worker starts
-
-
-class RoutedBackend:
-    """Sends each environment, and each worker, to the backend that is its."""
-
-    def __init__(self, default: Backend, static: ExternalBackend, environments: Collection[Environment]) -> None:
-        """*environments* says whether *default* is needed: a gateway with none of its own has no engine to ask."""
-        self._default = default
-        self._static = static
-        self._needs_default = any(not environment.server.url for environment in environments)
-
-    async def start(self, worker: Worker, environment: Environment, lease: LeaderLease | None = None) -> str:
-        """See ``Backend.start``."""
-        if environment.server.url:
-            return await self._static.start(worker, environment, lease)
-        return await self._default.start(worker, environment, lease)
-
-    async def stop(self, id: WorkerId) -> None:
-        """See ``Backend.stop``; a worker that another process noted is unknown to both, which is no error."""
-        if self._static.has(id):
-            await self._static.stop(id)
-        else:
+        """Stop the worker, or forget the note; see ``Backend.stop``."""
+        if self._noted.pop(id, None) is None:
             await self._default.stop(id)
 
     async def logs(self, id: WorkerId, *, lines: int = 20) -> str:
-        """See ``Backend.logs``."""
-        backend: Backend = self._static if self._static.has(id) else self._default
-        return await backend.logs(id, lines=lines)
+        """See ``Backend.logs``; a third-party server's log is its owner's."""
+        return "" if id in self._noted else await self._default.logs(id, lines=lines)
 
     async def found(self) -> list[BackendWorker]:
-        """List the workers of both.
+        """List the default backend's workers, and the servers that are noted here or in the store.
 
-        Where no environment needs it, the default backend is asked still, for what a gateway with other environments
-        left there; but it need not answer.
+        A noted server counts as running: its upstream notices if it is not. The default backend is queried also if no
+        environment needs it, for workers that a gateway with other environments left; then it need not answer.
         """
-        static = await self._static.found()
+        stored = await stored_workers(self._store) if self._store is not None else []
+        known = {worker.id: worker for worker in stored if is_static(worker.address)} | self._noted
+        static = [as_running(worker) for worker in known.values()]
         try:
             return [*static, *await self._default.found()]
         except BackendError as error:
@@ -174,23 +98,22 @@ class RoutedBackend:
             return static
 
     async def pause(self, id: WorkerId, lease: LeaderLease | None = None) -> None:
-        """See ``Backend.pause``."""
-        if not self._static.has(id):
+        """See ``Backend.pause``; a third-party server is not frozen."""
+        if id not in self._noted:
             await self._default.pause(id, lease)
 
     async def resume(self, id: WorkerId) -> None:
         """See ``Backend.resume``."""
-        if not self._static.has(id):
+        if id not in self._noted:
             await self._default.resume(id)
 
     async def prepare(self, environment: Environment) -> str:
-        """See ``Backend.prepare``."""
-        backend: Backend = self._static if environment.server.url else self._default
-        return await backend.prepare(environment)
+        """See ``Backend.prepare``; a third-party server has no image."""
+        return "" if environment.server.url else await self._default.prepare(environment)
 
     def deaths(self) -> AsyncIterator[Death]:
-        """Follow the default backend's, as nobody tells of a static server's."""
-        return self._default.deaths() if self._needs_default else self._static.deaths()
+        """Follow the default backend's deaths, if an environment needs it."""
+        return self._default.deaths() if self._needs_default else self._silent.follow()
 
     def engines(self) -> int:
         """See ``Backend.engines``."""
@@ -206,8 +129,27 @@ class RoutedBackend:
             await self._default.check()
 
     async def aclose(self) -> None:
-        """Close both."""
-        try:
-            await self._static.aclose()
-        finally:
-            await self._default.aclose()
+        """Close the default backend; third-party servers go on."""
+        self._closed = True
+        self._silent.close()
+        await self._default.aclose()
+
+
+def as_running(worker: Worker) -> BackendWorker:
+    """Describe *worker*, which the store or this process has a note of, as one that runs."""
+    return BackendWorker(
+        id=worker.id, environment=worker.environment, digest=worker.digest, address=worker.address, running=True
+    )
+
+
+async def stored_workers(store: StoredLoads) -> list[Worker]:
+    """Return the workers in *store*, of all environments and states. Raises ``StoreUnavailable``."""
+    return [entry.worker for load in (await store.load()).values() for entry in load.workers]
+
+
+def is_static(address: str) -> bool:
+    """Return True if *address* is that of a third-party server."""
+    try:
+        return parse_address(address).kind is Kind.URL
+    except ValueError:
+        return False  # empty while a worker starts

@@ -15,11 +15,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
-from typing import Protocol
 
 from gateway.core.addresses import node_address
 from gateway.core.errors import BackendError, StartFailed
 from gateway.core.ids import WorkerId
+from gateway.core.placement import NodeId
 
 SOCKET_NAME = "worker.sock"
 PATH_MAX_BYTES = 107
@@ -35,42 +35,12 @@ def is_safe_id(text: str) -> bool:
     return _SAFE_ID.fullmatch(text) is not None
 
 
-class Folders(Protocol):
-    """The workers' socket folders, here or on another machine."""
-
-    @property
-    def root(self) -> Path:
-        """Where they are, as their machine sees it."""
-        ...
-
-    def folder(self, id: WorkerId) -> Path:
-        """Where the worker's folder is there."""
-        ...
-
-    def address(self, id: WorkerId, name: str = SOCKET_NAME) -> str:
-        """The worker's address; *name* is that of the socket."""
-        ...
-
-    def make(self, id: WorkerId) -> None:
-        """Make the folder of a new worker. Raises ``StartFailed``."""
-        ...
-
-    def check(self, id_length: int) -> None:
-        """Raise ``BackendError`` if sockets of workers with ids of *id_length* characters cannot be kept there."""
-        ...
-
-    def remove(self, id: WorkerId) -> None:
-        """Remove the worker's folder. Raises ``BackendError``."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class RemoteFolders:
     """Folders on another machine, whose engine gate makes and removes them as it makes and removes containers."""
 
     root: Path
-    node: str
-    """The machine's id."""
+    node: NodeId
 
     def folder(self, id: WorkerId) -> Path:
         """Where the worker's folder is on its machine."""
@@ -170,6 +140,10 @@ class SocketFolders:
                 remove_tree(folder)
             except OSError as error:
                 raise BackendError(f"cannot remove {folder}: {error.strerror}") from error
+
+
+Folders = SocketFolders | RemoteFolders
+"""The workers' socket folders, on this machine or on another one."""
 
 
 class Claims:

@@ -11,13 +11,14 @@ import asyncio
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from gateway.core.errors import BackendError
 from gateway.core.leader_lease import LeaderLease
 
 logger = logging.getLogger(__name__)
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 UNDO_S = 20.0
@@ -48,6 +49,15 @@ class CancelToken:
             raise LaunchCancelled
         if self._lease is not None:
             self._lease.check()
+
+    def guarded(self, act: Callable[P, T]) -> Callable[P, T]:
+        """Return *act* with a `check` right before it."""
+
+        def checked(*args: P.args, **options: P.kwargs) -> T:
+            self.check()
+            return act(*args, **options)
+
+        return checked
 
 
 class Launches:

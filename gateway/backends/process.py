@@ -44,6 +44,7 @@ from gateway.core.environment import Environment
 from gateway.core.errors import BackendError, StartFailed
 from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.leader_lease import LeaderLease
+from gateway.core.ports.backend import Backend
 from gateway.core.session import CloseReason
 from gateway.core.worker import BackendWorker, Death, Worker
 
@@ -78,7 +79,7 @@ class _Running:
     """Ends when the process has ended, its output was read and its death was announced."""
 
 
-class ProcessBackend:
+class ProcessBackend(Backend):
     """Starts and stops local processes."""
 
     def __init__(
@@ -89,7 +90,6 @@ class ProcessBackend:
         custom_tasks_dir: Path | None = None,
         python: str = sys.executable,
         environ: Mapping[str, str] | None = None,
-        extra: Mapping[str, str] | None = None,
         stop_grace_s: float = 2.0,
     ) -> None:
         """Start nothing yet.
@@ -101,7 +101,6 @@ class ProcessBackend:
                 folders themselves: nothing but its rights keeps a worker, which is this user, from writing there.
             python: Runs commands whose first word is ``python`` or ``python3``.
             environ: The gateway's own variables, of which a worker gets what programs and libraries are found by.
-            extra: Variables for every worker; an environment's own win over them.
             stop_grace_s: From SIGTERM to SIGKILL. Sessions have ended by then: what still runs is a step that overran,
                 and the worker's successor may wait for its place.
         """
@@ -111,7 +110,7 @@ class ProcessBackend:
         self._custom_tasks_dir = custom_tasks_dir.absolute() if custom_tasks_dir is not None else None
         self._python = python
         passed_on = {name: value for name, value in (environ or {}).items() if name in _PASSED_ON}
-        self._environ = {"PATH": os.defpath, "LANG": "C.UTF-8"} | passed_on | dict(extra or {})
+        self._environ = {"PATH": os.defpath, "LANG": "C.UTF-8"} | passed_on
         self._grace_s = stop_grace_s
         self._launches = Launches()
         self._deaths = DeathBroadcast()
@@ -178,14 +177,6 @@ class ProcessBackend:
         """
         return self._deaths.follow()
 
-    def engines(self) -> int:
-        """One."""
-        return 1
-
-    def leaving(self) -> frozenset[WorkerId]:
-        """None: its machine is the gateway's own."""
-        return frozenset()
-
     async def check(self) -> None:
         """Check socket folder and interpreter; remove what gateways left in the folder that were killed."""
         await asyncio.to_thread(self._folders.check, _ID_LENGTH)
@@ -217,7 +208,8 @@ class ProcessBackend:
     async def _spawn(self, worker: Worker, environment: Environment) -> _Running:
         if environment.server.is_foreign:
             port = self._ports[worker.id] = ports.free_port(but=self._ports.values())
-            address, told = f"tcp:127.0.0.1:{port}", self._foreign_variables(worker, environment, port)
+            address = f"tcp:127.0.0.1:{port}"
+            told = {**self._own_variables(worker), **environment.variables, "PORT": str(port)}
             command = self._foreign_command(environment, port, told)
         else:
             address, told = self._folders.address(worker.id), self._variables(worker, environment)
@@ -284,12 +276,6 @@ class ProcessBackend:
     def _packages(self, id: WorkerId) -> Path:
         return self._folders.folder(id) / "packages"
 
-    def _custom_tasks_variables(self, worker: Worker) -> dict[str, str]:
-        return {
-            "ENVSERVER_CUSTOM_TASKS_DIR": str(self._packages(worker.id)),
-            "PYTHONDONTWRITEBYTECODE": "1",  # into the operator's folder
-        }
-
     def _make_folder(self, id: WorkerId) -> None:
         self._claims.take(id)
         try:
@@ -315,13 +301,6 @@ class ProcessBackend:
     def _work(self, id: WorkerId) -> Path:
         return self._sandbox_dir / "work" / id
 
-    def _sandbox_variables(self, worker: Worker) -> dict[str, str]:
-        return {
-            "ENVSERVER_SANDBOX_HOST": "1",
-            "ENVSERVER_SANDBOX_BOX": str(self._sandbox_dir / "box"),
-            "ENVSERVER_SANDBOX_WORK": str(self._work(worker.id)),
-        }
-
     def _command(self, words: tuple[str, ...]) -> tuple[str, ...]:
         program, *arguments = words
         return (self._python if program in ("python", "python3") else program, *arguments)
@@ -343,18 +322,25 @@ class ProcessBackend:
             **self._environ,
         }
 
-    def _foreign_variables(self, worker: Worker, environment: Environment, port: int) -> dict[str, str]:
-        return {**self._own_variables(worker), **environment.variables, "PORT": str(port)}
-
     def _variables(self, worker: Worker, environment: Environment) -> dict[str, str]:
-        folder = self._folders.folder(worker.id)
-        return {
+        socket = str(self._folders.folder(worker.id) / SOCKET_NAME)
+        told = {
             **self._own_variables(worker),
-            **variables(environment, socket=str(folder / SOCKET_NAME), slots=worker.slots),
-            **(self._sandbox_variables(worker) if is_sandboxed(environment) else {}),
-            **(self._custom_tasks_variables(worker) if custom_tasks(environment) is not None else {}),
+            **variables(environment, socket=socket, slots=worker.slots),
             "ENVSERVER_EXIT_ON_EOF": "1",
         }
+        if is_sandboxed(environment):
+            told |= {
+                "ENVSERVER_SANDBOX_HOST": "1",
+                "ENVSERVER_SANDBOX_BOX": str(self._sandbox_dir / "box"),
+                "ENVSERVER_SANDBOX_WORK": str(self._work(worker.id)),
+            }
+        if custom_tasks(environment) is not None:
+            told |= {
+                "ENVSERVER_CUSTOM_TASKS_DIR": str(self._packages(worker.id)),
+                "PYTHONDONTWRITEBYTECODE": "1",  # into the operator's folder
+            }
+        return told
 
     async def _watch(self, running: _Running, output: int, environment: Environment) -> None:
         """Read the worker's *output* until it has ended, then say so."""

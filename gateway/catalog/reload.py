@@ -14,15 +14,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 from gateway.catalog.catalog import Catalog, why_not_runnable
-from gateway.catalog.scan import ScanResult, Stamp, paths_of, scan_catalog
+from gateway.catalog.scan import Stamp, paths_of, scan_catalog
 from gateway.core.environment import Environment
 from gateway.core.errors import ConfigError, GatewayError
 from gateway.core.ids import EnvironmentName
+from gateway.core.ports.backend import Backend
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +38,13 @@ RETRY_MAX_S = 60.0
 END_S = 10.0
 """How long the end waits for questions that are under way."""
 
-ImageOf = Callable[[Environment], Awaitable[str]]
-Complete = Callable[[Environment], Awaitable[Environment]]
+
+class Completes(Protocol):
+    """Adds to an environment what its file does not say: `gateway.content.Completion`."""
+
+    async def complete(self, environment: Environment) -> Environment:
+        """Return *environment* with what belongs to it. Raises ``ConfigError``: its file is to be refused."""
+        ...
 
 
 @dataclass(slots=True)
@@ -77,38 +84,31 @@ class CatalogReload:
         self,
         catalog: Catalog,
         *,
-        image_of: ImageOf | None = None,
+        backend: Backend | None = None,
         directory: Path | None = None,
         names: Sequence[str] = (),
         containers: bool = True,
         image_tag: str = "",
-        complete: Complete | None = None,
-        poll_s: float = POLL_S,
-        images_every_s: float = IMAGES_EVERY_S,
+        completion: Completes | None = None,
     ) -> None:
         """Look at nothing yet.
 
         Args:
             catalog: As it was read at the start.
-            image_of: Brings an environment's image about and names it (``Backend.prepare``); None: nobody asks.
+            backend: Brings an environment's image about and names it; None: no image is asked for.
             directory: The folder of ``<environment>/environment.toml``; None: no files are watched.
             names: The folders that are looked at; empty: all of them.
             containers: Whether workers are containers; environments that cannot run so are left out, as at the start.
-            image_tag: As for `environment_files.read_environment`.
-            complete: Adds to what a file says what it does not (the content of its task modules), before it is offered.
-                A ``ConfigError`` refuses the file.
-            poll_s: Between two looks of `run` at the files.
-            images_every_s: Between two questions for each image.
+            image_tag: As for `read_environment`.
+            completion: Adds to what a file says what it does not, before it is offered.
         """
         self._catalog = catalog
-        self._image_of = image_of
+        self._backend = backend
         self._directory = directory
         self._names = frozenset(names)
         self._containers = containers
         self._image_tag = image_tag
-        self._complete = complete
-        self._poll_s = poll_s
-        self._images_every_s = images_every_s
+        self._completion = completion
         self._images: dict[EnvironmentName, _Image] = {}
         self._files: dict[Path, _File] = {}
         self._directory_error = ""
@@ -173,7 +173,7 @@ class CatalogReload:
                     self._ask_those_due()
                 except Exception:  # what is on a disk, or a callback, must not end the watch over everything else
                     logger.exception("rollover_failed directory=%s", self._directory)
-                await asyncio.sleep(self._poll_s)
+                await asyncio.sleep(POLL_S)
         finally:
             await self.aclose()
 
@@ -200,12 +200,14 @@ class CatalogReload:
                 path: None if file.error else file.stamp for path, file in self._files.items() if not file.is_missing
             }
             # In a thread: the folder may be on another machine.
-            found = await asyncio.to_thread(scan_catalog, self._directory, self._names, stamps, self._image_tag)
-            if not self._is_there(found):
+            present, found = await asyncio.to_thread(
+                scan_catalog, self._directory, self._names, stamps, self._image_tag
+            )
+            if not self._is_there(present):
                 return
-            for path in [path for path in self._files if path not in found.present]:
+            for path in [path for path in self._files if path not in present]:
                 self._missed(path)
-            for path, (stamp, read) in found.read.items():
+            for path, (stamp, read) in found.items():
                 file = self._files.setdefault(path, _File())
                 file.is_missing = False
                 try:
@@ -214,9 +216,9 @@ class CatalogReload:
                 except Exception:  # one file must not keep the others from being looked at
                     logger.exception("rollover_failed file=%s", path)
 
-    def _is_there(self, found: ScanResult) -> bool:
+    def _is_there(self, present: frozenset[Path]) -> bool:
         """Whether there is any file: a folder that was unmounted must not withdraw every environment."""
-        error = "" if found.present or not self._files else "no */environment.toml in it"
+        error = "" if present or not self._files else "no */environment.toml in it"
         if error and error != self._directory_error:
             logger.error("environment_files_missing directory=%s error=%s", self._directory, error)
         self._directory_error = error
@@ -240,7 +242,7 @@ class CatalogReload:
                 return
             if before is not None and before.name != read.name and before.name == self._catalog.default.name:
                 raise ConfigError(f"{path}: {before.name!r} is the default environment and keeps its name")
-            self._offer(before, read if self._complete is None else await self._complete(read))
+            self._offer(before, read if self._completion is None else await self._completion.complete(read))
         except ConfigError as error:
             self._refuse(path, file, error.detail)
         else:
@@ -333,7 +335,7 @@ class CatalogReload:
             await asyncio.wait(asking, timeout=timeout_s)
 
     def _has_image(self, environment: Environment) -> bool:
-        return self._image_of is not None and not environment.server.url
+        return self._backend is not None and not environment.server.url
 
     def _ask_those_due(self) -> None:
         now = time.monotonic()
@@ -343,28 +345,28 @@ class CatalogReload:
                 self._ask_soon(environment)
 
     def _ask_soon(self, environment: Environment) -> None:
-        if self._image_of is None or not self._has_image(environment):
+        if self._backend is None or not self._has_image(environment):
             return
         image = self._images.setdefault(environment.name, _Image())
         if image.asking is None:
             image.is_due = False
-            image.asking = asyncio.create_task(self._ask(environment.name, image, self._image_of))
+            image.asking = asyncio.create_task(self._ask(environment.name, image, self._backend))
             self._tasks.add(image.asking)
             image.asking.add_done_callback(self._tasks.discard)
 
-    async def _ask(self, name: EnvironmentName, image: _Image, image_of: ImageOf) -> None:
+    async def _ask(self, name: EnvironmentName, image: _Image, backend: Backend) -> None:
         try:
-            if image.held is not None and await self._learn(name, image, image.held, image_of):
+            if image.held is not None and await self._learn(name, image, image.held, backend):
                 return
             if (current := self._catalog.offered(name)) is not None:
-                await self._learn(name, image, current, image_of)
+                await self._learn(name, image, current, backend)
         finally:
             image.asking = None
 
-    async def _learn(self, name: EnvironmentName, image: _Image, asked: Environment, image_of: ImageOf) -> bool:
+    async def _learn(self, name: EnvironmentName, image: _Image, asked: Environment, backend: Backend) -> bool:
         """Ask what the image of *asked* is, and take the answer up; False if there was none."""
         try:
-            found = await image_of(asked)
+            found = await backend.prepare(asked)
         except GatewayError as error:
             self._failed(name, image, asked, error.detail)
             return False
@@ -381,7 +383,7 @@ class CatalogReload:
             return  # withdrawn meanwhile
         image.failures = 0
         image.errors.pop(asked.image, None)
-        image.ask_at = time.monotonic() + self._images_every_s
+        image.ask_at = time.monotonic() + IMAGES_EVERY_S
         if image.held is not None and image.held.image == asked.image:
             held, image.held = image.held, None
             self._replace(replace(_carried(current, held), image_id=found), current, "configuration")

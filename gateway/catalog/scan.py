@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.catalog.toml import read_environment
@@ -17,22 +16,15 @@ _SETTLED_S = 2.0
 """Clocks of file systems tick some milliseconds apart: a file that changed this lately may have changed unseen."""
 
 
-@dataclass(frozen=True, slots=True)
-class ScanResult:
-    """What a look found."""
-
-    present: frozenset[Path]
-    read: Mapping[Path, tuple[Stamp | None, Environment | ConfigError]]
-    """Of those that changed: the stamp to tell the next change by, and what the file says, or what is wrong with it.
-    Without a stamp it is to be read again at the next look."""
-
-
 def scan_catalog(
     directory: Path, names: frozenset[str], stamps: Mapping[Path, Stamp | None], image_tag: str = ""
-) -> ScanResult:
+) -> tuple[frozenset[Path], Mapping[Path, tuple[Stamp | None, Environment | ConfigError]]]:
     """Read the files whose stamp is another one than in *stamps*; blocks while that takes.
 
     *image_tag*: as for `read_environment`.
+
+    Returns the files that are there, and of the changed ones what each says, or what is wrong with it, with the stamp
+    to tell its next change by. A file without a stamp is to be read again at the next look.
     """
     present: set[Path] = set()
     read: dict[Path, tuple[Stamp | None, Environment | ConfigError]] = {}
@@ -51,7 +43,7 @@ def scan_catalog(
             read[path] = (stamp if is_at_rest else None, read_environment(path, image_tag=image_tag))
         except ConfigError as error:
             read[path] = (stamp if is_at_rest else None, error)
-    return ScanResult(frozenset(present), read)
+    return frozenset(present), read
 
 
 def paths_of(directory: Path, names: frozenset[str]) -> list[Path]:

@@ -16,7 +16,7 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -36,9 +36,6 @@ _ATTEMPTS = 3
 """How often a folder that is being written to is read before the next look has to do."""
 _SETTLED_S = 2.0
 """Clocks of file systems tick some milliseconds apart: a file that changed this lately may have changed unseen."""
-
-Changed = Callable[[EnvironmentName, str], None]
-"""Told an environment and the new digest of its folder's content; an empty one says that there is nothing to mount."""
 
 
 class FolderRefused(Exception):
@@ -77,110 +74,77 @@ class FolderContent:
 class CustomTaskFolders:
     """The folders of all environments that name a task module; to be used from one event loop."""
 
-    def __init__(self, root: Path | None, environments: Iterable[Environment], *, poll_s: float = POLL_S) -> None:
+    def __init__(self, root: Path | None, catalog: Catalog) -> None:
         """Read nothing yet.
 
         Args:
             root: Where this process sees the environments' folders, ``<root>/<folder>``; it may be missing. With None
                 nothing is looked at.
-            environments: Those without ``custom_tasks`` are passed over.
-            poll_s: Between two looks of `run`.
+            catalog: Is told when the content of a folder is another one: the pool does the rest.
         """
-        self._poll_s = poll_s
-        self._is_watching = root is not None
-        self._root = (root or Path()).absolute()
-        self._folders: dict[EnvironmentName, str] = {}
-        self._announced: dict[EnvironmentName, str] = {}
-        self._content: dict[EnvironmentName, FolderContent] = {}
-        self._refusals: dict[EnvironmentName, str] = {}
-        self._callbacks: list[Changed] = []
-        self.follow(environments)
-
-    def follow(self, environments: Iterable[Environment]) -> None:
-        """Look at the folders of *environments* from now on, and at no others."""
-        wanted = {one.name: one.custom_tasks for one in environments if one.custom_tasks is not None}
-        for name in [name for name in self._folders if name not in wanted]:
-            self._leave(name)
-        for name, tasks in wanted.items() if self._is_watching else ():
-            if self._folders.get(name) != tasks.folder:
-                self._leave(name)
-                self._folders[name] = tasks.folder
-                self._announced[name] = tasks.content
+        self._root = root.absolute() if root is not None else None
+        self._catalog = catalog
+        self._seen: dict[tuple[EnvironmentName, str], tuple[FolderContent, str]] = {}
+        """By environment and folder: what the last look found, and why the folder is refused, if it is."""
 
     async def fill(self, environment: Environment) -> Environment:
-        """*environment* with what is in its folder now, whether it is followed yet or not."""
+        """Return *environment* with what is in its folder now, whether it is on offer yet or not."""
         tasks = environment.custom_tasks
-        if tasks is None or not self._is_watching:
+        if tasks is None or self._root is None:
             return environment
-        found, _ = await asyncio.to_thread(self._read, tasks.folder, None)
+        found, _ = await asyncio.to_thread(_read, self._root, tasks.folder, None)
         return replace(environment, custom_tasks=replace(tasks, content=found.digest))
-
-    def changed(self, callback: Changed) -> None:
-        """Call *callback*, on the event loop, whenever a look finds other content than the one before."""
-        self._callbacks.append(callback)
 
     async def look(self) -> None:
         """Look at every folder once; to be awaited before the first worker is started."""
-        for name, folder in list(self._folders.items()):
-            content, refusal = await asyncio.to_thread(self._read, folder, self._content.get(name))
-            if self._folders.get(name) != folder:
-                continue  # no longer followed
-            if refusal and refusal != self._refusals.get(name):
-                logger.error(
-                    "custom_tasks_refused environment=%s folder=%s reason=%s", name, self._root / folder, refusal
-                )
-            self._refusals[name], self._content[name] = refusal, content
-            if content.digest != self._announced[name]:
-                self._announce(name, content)
+        if self._root is None:
+            return
+        wanted = [(one.name, one.custom_tasks.folder) for one in self._catalog if one.custom_tasks is not None]
+        self._seen = {key: seen for key, seen in self._seen.items() if key in wanted}
+        for name, folder in wanted:
+            await self._look_at(name, folder, self._root)
 
     async def run(self) -> None:
         """Look again and again until cancelled; returns at once where there is no folder of folders."""
-        while self._is_watching:
-            await asyncio.sleep(self._poll_s)
+        while self._root is not None:
+            await asyncio.sleep(POLL_S)
             try:
                 await self.look()
-            except Exception:  # what is on a disk, or a callback, must not end the watch over the other folders
+            except Exception:  # what is on a disk must not end the watch over the other folders
                 logger.exception("custom_tasks_not_read root=%s", self._root)
 
-    def _read(self, folder: str, before: FolderContent | None) -> tuple[FolderContent, str]:
-        """What is in *folder*, and why it is refused, if it is; blocks while that takes."""
-        path = self._root / folder
-        try:
-            _check_writers(self._root)
-            return read_folder(path, before), ""
-        except FolderRefused as refused:
-            return FolderContent(), str(refused)
-        except FileNotFoundError:
-            return FolderContent(), ""
-        except OSError as error:
-            return FolderContent(), f"{error.filename or path}: {error.strerror}"
-
-    def _leave(self, name: EnvironmentName) -> None:
-        for known in (self._folders, self._announced, self._content, self._refusals):
-            known.pop(name, None)
-
-    def _announce(self, name: EnvironmentName, content: FolderContent) -> None:
-        for callback in self._callbacks:
-            callback(name, content.digest)
-        self._announced[name] = content.digest  # after: a callback that failed is called again at the next look
+    async def _look_at(self, name: EnvironmentName, folder: str, root: Path) -> None:
+        before, known_refusal = self._seen.get((name, folder), (None, ""))
+        content, refusal = await asyncio.to_thread(_read, root, folder, before)
+        if refusal and refusal != known_refusal:
+            logger.error("custom_tasks_refused environment=%s folder=%s reason=%s", name, root / folder, refusal)
+        self._seen[name, folder] = content, refusal
+        environment = self._catalog.offered(name)
+        tasks = environment.custom_tasks if environment is not None else None
+        if environment is None or tasks is None or tasks.folder != folder or tasks.content == content.digest:
+            return  # no longer on offer so, or unchanged
+        self._catalog.replace(replace(environment, custom_tasks=replace(tasks, content=content.digest)))
         logger.info(
             "custom_tasks_changed environment=%s folder=%s files=%d digest=%s",
             name,
-            self._root / self._folders[name],
+            root / folder,
             content.files,
             content.digest or "none",
         )
 
 
-def offering(catalog: Catalog) -> Changed:
-    """Make a callback that offers, from then on, the environment with its new content: the pool does the rest."""
-
-    def offer(name: EnvironmentName, digest: str) -> None:
-        environment = catalog.offered(name)
-        if environment is not None and environment.custom_tasks is not None:
-            catalog.replace(replace(environment, custom_tasks=replace(environment.custom_tasks, content=digest)))
-
-    return offer
+def _read(root: Path, folder: str, before: FolderContent | None) -> tuple[FolderContent, str]:
+    """Return what is in *folder* of *root*, and why it is refused, if it is; blocks while that takes."""
+    path = root / folder
+    try:
+        _check_writers(root)
+        return read_folder(path, before), ""
+    except FolderRefused as refused:
+        return FolderContent(), str(refused)
+    except FileNotFoundError:
+        return FolderContent(), ""
+    except OSError as error:
+        return FolderContent(), f"{error.filename or path}: {error.strerror}"
 
 
 def read_folder(folder: Path, before: FolderContent | None = None) -> FolderContent:

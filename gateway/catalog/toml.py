@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from pydantic import ValidationError
@@ -58,25 +59,27 @@ SPLIT_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
 
 def read_environment(path: Path, *, image_tag: str = "") -> Environment:
-    """Read one ``environment.toml``; paths in it are relative to the folder above the catalog's.
+    """Read one ``environment.toml``; see `parse_environment`.
+
+    Raises:
+        ConfigError: with file, line and reason.
+    """
+    return parse_environment(read_source(path), path, image_tag=image_tag)
+
+
+def parse_environment(source: str, path: Path, *, image_tag: str = "") -> Environment:
+    """Parse what an ``environment.toml`` at *path* says; paths in it are relative to the folder above the catalog's.
 
     Args:
+        source: The content of the file.
+        path: Where the file is, or will be.
         image_tag: Of this project's own images (`OWN_IMAGES`), where the file names none; empty: the engine's default.
 
     Raises:
         ConfigError: with file, line and reason.
     """
     try:
-        source = path.read_text(encoding="utf-8")
-        table = tomllib.loads(source)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8: {error.reason}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(_syntax_error(path, source, error)) from error
-    try:
-        parsed = EnvironmentFile.model_validate(table)
+        parsed = EnvironmentFile.model_validate(parse_toml(source, path))
     except ValidationError as error:
         raise ConfigError("\n".join(_complaints(path, source, error))) from None
     environment = _environment(parsed, path, image_tag)
@@ -305,11 +308,24 @@ def _refuse_foreign_contradictions(
         raise complain("two have the same target", "volumes")
 
 
-def _syntax_error(path: Path, source: str, error: tomllib.TOMLDecodeError) -> str:
-    text = str(error)
-    found = re.search(r"\(at line (\d+), column (\d+)\)", text)
-    line = int(found[1]) if found else len(source.splitlines())  # else it says "at end of document"
-    return f"{path}:{line}: {text}"
+def read_source(path: Path) -> str:
+    """Read a file of TOML. Raises ``ConfigError``: it cannot be read, or is not UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8: {error.reason}") from error
+
+
+def parse_toml(source: str, path: Path) -> dict[str, Any]:
+    """Parse the content of the file at *path*. Raises ``ConfigError``: it is no TOML, with the line."""
+    try:
+        return tomllib.loads(source)
+    except tomllib.TOMLDecodeError as error:
+        found = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
+        line = int(found[1]) if found else len(source.splitlines())  # else it says "at end of document"
+        raise ConfigError(f"{path}:{line}: {error}") from error
 
 
 def _complaints(path: Path, source: str, error: ValidationError) -> Iterator[str]:

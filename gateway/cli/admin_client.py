@@ -24,11 +24,15 @@ Key = Annotated[str, typer.Option(help="An operator's key.", envvar="GATEWAY_KEY
 def ask(
     url: str, key: str, method: str, path: str, *, timeout_s: float = ASK_S, where: str = "", **request: Any
 ) -> dict[str, Any]:
-    """Return the gateway's answer; a refusal is printed in its own words, with every problem, and ends the command."""
+    """Return the gateway's answer; a refusal is printed in its own words, with every problem, and ends the command.
+
+    *path* is not quoted yet: names in it may have any character.
+    """
+    quoted = httpx.URL("http://g").copy_with(path=path).raw_path.decode()
     headers = {"X-API-Key": key} if key else {}
     try:
         with httpx.Client(base_url=url, headers=headers, timeout=timeout_s, trust_env=False) as client:
-            answer = client.request(method, path, **request)
+            answer = client.request(method, quoted, **request)
         body = answer.json() if answer.content else {}
     except (httpx.HTTPError, ValueError) as error:
         typer.echo(f"{url}: {error}", err=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any
 
-import httpx
 import typer
 from rich.table import Table
 
@@ -42,7 +41,7 @@ def show(
 ) -> None:
     """Show where a curriculum stands, and the tasks that it draws most often."""
     query = {"tasks": str(tasks)} | ({"environment": environment} if environment else {})
-    state = ask(url, key, "GET", _path(name), params=query)
+    state = ask(url, key, "GET", f"{ROUTE}/{name}", params=query)
     if as_json:
         typer.echo(json.dumps(state))
         return
@@ -63,7 +62,7 @@ def show(
 @curricula_app.command("reset")
 def reset(name: Name, url: Url = LOCALHOST, key: Key = "") -> None:
     """Forget a curriculum's draws, groups and stages; records stay."""
-    ask(url, key, "POST", f"{_path(name)}/reset")
+    ask(url, key, "POST", f"{ROUTE}/{name}/reset")
     typer.echo(f"{name} begins anew; records stay")
 
 
@@ -78,10 +77,6 @@ def clear(
     query = {"environment": environment} | ({"task": task} if task else {})
     removed = ask(url, key, "DELETE", "/admin/v1/records", params=query)["removed"]
     typer.echo(f"removed {counted(removed, 'record')} of {environment}")
-
-
-def _path(name: str) -> str:
-    return httpx.URL("http://g").copy_with(path=f"{ROUTE}/{name}").raw_path.decode()
 
 
 def _standing(standing: dict[str, Any]) -> str:

@@ -17,14 +17,16 @@ from rich.table import Table
 
 from gateway import BUNDLED
 from gateway.catalog.catalog import Catalog, describe, load_catalog
-from gateway.catalog.inspect.external import detect_url
-from gateway.catalog.inspect.findings import Finding, Findings
-from gateway.catalog.inspect.toml_writer import NAME, Ran, check_name, check_place, file_text, memory_mib, put
+from gateway.catalog.inspect.detect import detect_url
+from gateway.catalog.inspect.findings import Finding, Findings, Ran, TrialRequest
+from gateway.catalog.inspect.toml_writer import NAME, check_name, check_place, file_text, memory_mib
+from gateway.catalog.toml import parse_environment
 from gateway.cli.admin_client import print_table
 from gateway.core.environment import Environment, Server
 from gateway.core.errors import ConfigError
 from gateway.core.ids import EnvironmentName
 from gateway.settings import OWN_CATALOG, Settings, load
+from gateway.tasks.importing.batch import write_lines
 
 env_app = typer.Typer(no_args_is_help=True, help="Add environments, and show those that are there.")
 URL = re.compile(r"https?://")
@@ -68,16 +70,8 @@ def add(
     named = check_name(name or default_name(what))
     if not dry:  # before minutes are spent
         check_place(folder, named, force=force)
-    findings: Findings
-    ran: Ran | None = None
-    if is_url:
-        findings = asyncio.run(_of_url(what, environment, timeout))
-    else:
-        try:
-            findings, ran = asyncio.run(_of_image(settings, what, port, environment, variables, timeout))
-        except asyncio.CancelledError:  # SIGTERM
-            typer.echo("interrupted: what was started is removed, and nothing was written", err=True)
-            raise typer.Exit(128 + signal.SIGTERM) from None
+    wanted = TrialRequest(image=what, port=port, environment=environment, variables=variables, timeout_s=timeout)
+    findings, ran = _look(settings, wanted)
     text = file_text(named, findings, ran=ran, url=what if is_url else "")
     if dry:
         typer.echo(text, nl=False)
@@ -85,7 +79,6 @@ def add(
     path = check_place(folder, named, force=force)
     put(path, text, force=force)
     _report(named, findings, ran, path)
-    _next(path, named, is_url=is_url)
 
 
 @env_app.command("list")
@@ -137,45 +130,61 @@ async def _of_url(url: str, environment: str, timeout_s: float) -> Findings:
         return await detect_url(url, timeout_s=timeout_s, environment=environment)
 
 
-async def _of_image(
-    settings: Settings, image: str, port: int, environment: str, variables: Mapping[str, str], timeout_s: float
-) -> tuple[Findings, Ran]:
+def _look(settings: Settings, wanted: TrialRequest) -> tuple[Findings, Ran | None]:
+    if URL.match(wanted.image):
+        return asyncio.run(_of_url(wanted.image, wanted.environment, wanted.timeout_s)), None
+    try:
+        return asyncio.run(_run_image(settings, wanted))
+    except asyncio.CancelledError:  # SIGTERM
+        typer.echo("interrupted: what was started is removed, and nothing was written", err=True)
+        raise typer.Exit(128 + signal.SIGTERM) from None
+
+
+async def _run_image(settings: Settings, wanted: TrialRequest) -> tuple[Findings, Ran]:
     # Needed here only: the Docker SDK, and every adapter.
     from gateway.adapters import make_backend
     from gateway.catalog.inspect.image import ImageInspector
-    from gateway.catalog.inspect.trial import TrialRequest, TrialRuns
+    from gateway.catalog.inspect.trial import TrialRuns
 
     # Of an instance of its own: a gateway that runs on this engine would take the container for an orphan of its own.
     own = {"backend": "docker", "instance": f"{settings.instance[:40]}-inspection-{secrets.token_hex(4)}"}
     stand_in = Environment(
-        name=EnvironmentName("inspection"), image=image, directory=Path(), command=(), server=Server(port=port or 1)
+        name=EnvironmentName("inspection"),
+        image=wanted.image,
+        directory=Path(),
+        command=(),
+        server=Server(port=wanted.port or 1),
     )
     backend = make_backend(settings.model_copy(update=own), Catalog([stand_in]))
     looking = ImageInspector(settings.docker_url)
     _let_sigterm_clean_up()
     try:
         trials = TrialRuns(backend=backend, looking=looking, tell=lambda line: typer.echo(line, err=True))
-        wish = TrialRequest(image=image, port=port, environment=environment, variables=variables, timeout_s=timeout_s)
-        outcome = await trials.run(wish)
+        return await trials.run(wanted)
     finally:
         await looking.aclose()
         await backend.aclose()
-    return outcome.findings, Ran(
-        image=image,
-        port=0 if outcome.findings.is_own else outcome.port,
-        loosened=outcome.loosened,
-        reason=outcome.reason,
-        memory_bytes=outcome.use.memory_bytes,
-        pids=outcome.use.pids,
-        start_s=outcome.start_s,
-        variables=variables,
-    )
 
 
 def _let_sigterm_clean_up() -> None:
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+
+
+def put(path: Path, text: str, *, force: bool) -> Environment:
+    """Write *text* at *path*, whole or not at all, and return what it means.
+
+    Raises:
+        ConfigError: it does not load, a file has come to be there meanwhile, or the folder cannot be written.
+    """
+    environment = parse_environment(text, path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    write_lines(path, text.encode().splitlines(), force=force)
+    return environment
 
 
 def _variables(given: list[str]) -> dict[str, str]:
@@ -200,7 +209,7 @@ def _report(name: str, findings: Findings, ran: Ran | None, path: Path) -> None:
     ]
     if ran is not None:
         rows += [
-            ("port", str(ran.port or "a Unix socket")),
+            ("port", "a Unix socket" if findings.is_own else str(ran.port)),
             ("loosened", ", ".join(ran.loosened.words()) or "nothing"),
             ("memory", _memory(ran)),
             ("up after", "unknown" if ran.start_s is None else f"{ran.start_s:.1f} s"),
@@ -213,11 +222,7 @@ def _report(name: str, findings: Findings, ran: Ran | None, path: Path) -> None:
     for remark in findings.remarks:
         typer.echo(f"note: {remark}")
     typer.echo(f"written: {path}")
-
-
-def _next(path: Path, name: str, *, is_url: bool) -> None:
-    catalog = path.parent.parent
-    before = f"GATEWAY_CATALOG_DIR={catalog} " + ("" if is_url else "GATEWAY_BACKEND=docker ")
+    before = f"GATEWAY_CATALOG_DIR={path.parent.parent} " + ("GATEWAY_BACKEND=docker " if ran is not None else "")
     typer.echo(f"next: read it, then `{before}gateway check`, then `{before}gateway serve`;")
     typer.echo(f"      trainers find it at /{name} (ORS), /areal/{name} (AReaL) and /openenv/{name} (OpenEnv)")
 

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
-import httpx
 import typer
 import uvloop
 from rich.table import Table
@@ -18,41 +17,47 @@ from rich.table import Table
 from gateway import __version__, logs
 from gateway.app import Gateway
 from gateway.catalog.catalog import describe, load_catalog
-from gateway.cli import cluster as cli_cluster
-from gateway.cli import tasks as cli_tasks
 from gateway.cli.admin_client import LOCALHOST, Key, Url, ask, counted, print_table
 from gateway.cli.curricula import curricula_app
 from gateway.cli.env import env_app
 from gateway.cli.serve import serve as serve_until_ended
+from gateway.cli.tasks import tasks_app
 from gateway.content import Content, load_content, load_files
 from gateway.core.environment import Environment, SplitType
 from gateway.core.errors import ConfigError, GatewayError
+from gateway.node.tls import CA_FILE, GATEWAY_FILES, NODE_FILES, make_certificates
 from gateway.settings import Settings, load
-from gateway.tasks.importing import agentbench, humaneval, mbpp
+from gateway.tasks.importing import agentbench, coding
 from gateway.tasks.importing.batch import check_target, gather, print_lines, write_lines
 from gateway.tasks.importing.rows import Entry
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="A gateway between RL trainers and environments.")
-tasks_app = typer.Typer(no_args_is_help=True, help="Work with files of tasks.")
 import_app = typer.Typer(no_args_is_help=True, help="Make task lines of a public benchmark's files.")
-
-
 tasks_app.add_typer(import_app, name="import")
-
-
-cli_tasks.mount(tasks_app)
-
-
 app.add_typer(tasks_app, name="tasks")
-
-
 app.add_typer(env_app, name="env")
-
-
 app.add_typer(curricula_app, name="curricula")
 
 
-cli_cluster.mount(app)
+@app.command("certs")
+def certs(
+    directory: Annotated[Path, typer.Argument(help="Where to write them; made if it is not there.")],
+    days: Annotated[int, typer.Option("--days", min=1, help="How long they are good for.")] = 825,
+) -> None:
+    """Make a CA, and certificates of it for the gateways and for the nodes of a cluster.
+
+    \b
+    Examples:
+      gateway certs certificates
+      gateway certs certificates --days 90
+    """
+    make_certificates(directory, days=days)
+    for (cert, key), use in (
+        (GATEWAY_FILES, "to each gateway"),
+        (NODE_FILES, "to each node"),
+    ):
+        typer.echo(f"{use}: {directory / CA_FILE[0]}, {directory / cert}, {directory / key}")
+    typer.echo(f"to nobody: {directory / CA_FILE[1]} (it makes further certificates: keep it off the machines)")
 
 
 EXIT_CONFIG = 2
@@ -178,8 +183,7 @@ def restart(
     key: Key = "",
 ) -> None:
     """Replace an environment's workers: those that run take no more sessions, and end with their last one."""
-    path = httpx.URL("http://g").copy_with(path=f"/admin/v1/environments/{environment}/restart").raw_path.decode()
-    draining = ask(url, key, "POST", path)["draining"]
+    draining = ask(url, key, "POST", f"/admin/v1/environments/{environment}/restart")["draining"]
     typer.echo(f"{counted(len(draining), 'worker')} of {environment} will be replaced")
 
 
@@ -224,7 +228,7 @@ def import_humaneval(
       gateway tasks import humaneval HumanEval.jsonl.gz --limit 1
       gateway tasks import humaneval HumanEval.jsonl.gz -e coding -s humaneval
     """
-    entries = humaneval.read_humaneval(file)
+    entries = coding.read_humaneval(file)
     _import(entries, target=_target(out, environment, split), limit=limit, force=force, skip_invalid=skip_invalid)
 
 
@@ -246,7 +250,7 @@ def import_mbpp(
       gateway tasks import mbpp sanitized-mbpp.json --part train > train.jsonl
       gateway tasks import mbpp mbpp.jsonl --part test -e coding -s mbpp
     """
-    entries = mbpp.read_mbpp(file, part=part)
+    entries = coding.read_mbpp(file, part=part)
     _import(entries, target=_target(out, environment, split), limit=limit, force=force, skip_invalid=skip_invalid)
 
 

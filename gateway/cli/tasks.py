@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from string import Template
 from typing import Annotated, Any
 
-import httpx
 import typer
+from envserver.generic.task import is_name
 from rich.table import Table
 
 from gateway.catalog.catalog import load_catalog
@@ -15,35 +17,26 @@ from gateway.cli.admin_client import ASK_S, EXIT_REFUSED, LOCALHOST, Key, Url, a
 from gateway.core.errors import ConfigError, TaskInvalid
 from gateway.settings import load
 from gateway.stores.memory.tasks import MemoryTaskStore
-from gateway.tasks.documents import listed, read_file
+from gateway.tasks.documents import listed, read_file, read_yaml
 from gateway.tasks.importing.batch import print_lines, write_lines
 from gateway.tasks.registry import TaskRegistry
 from gateway.tasks.runtime import RuntimeTasks
 from gateway.tasks.schema import json_schema, parse
 from gateway.tasks.signing import BadSignature, NotSigned, is_bundle, make_keys, read_private, read_trusted, sign
-from gateway.tasks.templates import template
 
 TRY_S = 180.0
 """The longest wait for one task to be tried: longer than a gateway takes."""
 ROUTE = "/admin/v1/tasks"
+FORMATS = ("yaml", "json", "python")
+TEMPLATES = Path(__file__).with_name("task_templates")
+"""The tasks to begin with, by environment; an environment without texts of its own gets ``other``."""
+tasks_app = typer.Typer(no_args_is_help=True, help="Work with files of tasks.")
 
 For = Annotated[str, typer.Option("--environment", "-e", help="Of tasks that do not say an env_type.")]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="Write to this file, not to standard output.")]
 
 
-def mount(app: typer.Typer) -> None:
-    """Add the commands to *app*."""
-    app.command("new")(new)
-    app.command("schema")(schema)
-    app.command("validate")(validate)
-    app.command("add")(add)
-    app.command("list")(list_tasks)
-    app.command("remove")(remove)
-    app.command("keygen")(keygen)
-    app.command("sign")(sign_command)
-    app.command("verify")(verify)
-
-
+@tasks_app.command()
 def new(
     environment: Annotated[str, typer.Argument(help="The environment's name.")],
     id: Annotated[str, typer.Option("--id", help="Of the task.")] = "",
@@ -60,16 +53,46 @@ def new(
     _write(out, template(environment, id=id, form=form))
 
 
+def template(environment: str, *, id: str = "", form: str = "yaml") -> str:
+    """Return a task to begin with; comments say what is to be filled in (JSON has none).
+
+    Args:
+        environment: The environment's name; an unknown environment gets what all environments share.
+        id: The task's id; if empty, ``custom/my-task``.
+        form: An element of `FORMATS`.
+
+    Raises:
+        ConfigError: A name is not valid, or the format is unknown.
+    """
+    id = id or "custom/my-task"
+    if not is_name("env_type", environment):
+        raise ConfigError(f"{environment!r} is no environment's name")
+    if not is_name("id", id):
+        raise ConfigError(f"--id {id}: letters, digits and ._-/ are taken, at most 200, a letter or digit first")
+    if form not in FORMATS:
+        raise ConfigError(f"--format {form}: one of {', '.join(FORMATS)} is wanted")
+    name = id.rpartition("/")[2]
+    words = [word for word in re.split(r"[^A-Za-z0-9]+", name) if word]
+    class_name = "".join(word.capitalize() for word in words) + "Task"
+    suffix = ".py.txt" if form == "python" else ".yaml"
+    path = TEMPLATES / f"{environment}{suffix}"
+    text = Template((path if path.is_file() else TEMPLATES / f"other{suffix}").read_text("utf-8")).substitute(
+        environment=environment,
+        id=id,
+        name=name,
+        function="judge_" + "_".join(words).lower(),
+        class_name=class_name if class_name[0].isalpha() else f"Task{class_name}",
+    )
+    return json.dumps(read_yaml(text.encode()), indent=2, ensure_ascii=False) + "\n" if form == "json" else text
+
+
+@tasks_app.command()
 def schema(out: Out = None) -> None:
     """Write the JSON Schema of a task."""
-    _write(out, schema_text(), force=True)  # what is there is an older schema
+    _write(out, json_schema(), force=True)  # what is there is an older schema
 
 
-def schema_text() -> str:
-    """The JSON Schema of a task, as docs/task.schema.json has it."""
-    return json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
-
-
+@tasks_app.command()
 def validate(
     files: Annotated[list[Path], typer.Argument(metavar="FILE…", help=".json, .jsonl, .yaml; bundles too.")],
     url: Annotated[str, typer.Option(help="Of a gateway that tries them.", envvar="GATEWAY_URL")] = "",
@@ -115,6 +138,7 @@ def validate(
     )
 
 
+@tasks_app.command()
 def add(
     file: Annotated[Path, typer.Argument(help=".json, .jsonl, .yaml, or a bundle.")],
     url: Url = LOCALHOST,
@@ -138,6 +162,7 @@ def add(
         typer.echo(f"{done} {row['environment']} {row['id']} ({row['split']}/{row['index']})")
 
 
+@tasks_app.command("list")
 def list_tasks(
     url: Url = LOCALHOST,
     key: Key = "",
@@ -168,6 +193,7 @@ def list_tasks(
     print_table(table)
 
 
+@tasks_app.command()
 def remove(
     environment: Annotated[str, typer.Argument(help="The task's environment.")],
     id: Annotated[str, typer.Argument(help="The task's id.")],
@@ -175,17 +201,18 @@ def remove(
     key: Key = "",
 ) -> None:
     """Remove a task that was added at run time; sessions that are open on it go on."""
-    path = httpx.URL("http://g").copy_with(path=f"{ROUTE}/{environment}/{id}").raw_path.decode()
-    ask(url, key, "DELETE", path)
+    ask(url, key, "DELETE", f"{ROUTE}/{environment}/{id}")
     typer.echo(f"removed {environment} {id}")
 
 
+@tasks_app.command()
 def keygen(file: Annotated[Path, typer.Argument(help="The private key; the public one gets .pub behind it.")]) -> None:
     """Make a pair of keys to sign tasks with; the public one goes into the folder of GATEWAY_TASK_KEYS."""
     public, id = make_keys(file)
     typer.echo(f"{file}: the private key, keep it; {public}: the public key {id}")
 
 
+@tasks_app.command("sign")
 def sign_command(
     file: Annotated[Path, typer.Argument(help=".json, .jsonl or .yaml.")],
     key: Annotated[Path, typer.Option("--key", "-k", help="The private key.")],
@@ -202,6 +229,7 @@ def sign_command(
     _write(out, json.dumps(bundle, ensure_ascii=False, indent=1) + "\n")
 
 
+@tasks_app.command()
 def verify(
     bundle: Annotated[Path, typer.Argument(help="What `gateway tasks sign` wrote.")],
     keys: Annotated[Path, typer.Option("--keys", help="A public key, or a folder of them.")],

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
-from gateway.core.faults import Fault
+from gateway.core.faults import Fault, author_faults
 
 
 class GatewayError(Exception):
@@ -53,6 +53,12 @@ class InvalidRequest(GatewayError):
     """The request is malformed; the message says what is wrong and where."""
 
     code = "invalid_request"
+
+
+class BodyTooLarge(InvalidRequest):
+    """The request's body, or one of the tasks in it, exceeds its limit."""
+
+    code = "too_large"
 
 
 class UnknownEnvironment(InvalidRequest):
@@ -216,6 +222,11 @@ class AuthorFault(UpstreamError):
     """The environment author's code failed: a reset, a judge, a tool at the end of an episode. There is no reward."""
 
     code = "author_fault"
+
+
+def author_fault(message: str, place: str) -> AuthorFault:
+    """Return the error for a failure of a third-party server's own code in *place*."""
+    return AuthorFault(message, faults=author_faults(message, place))
 
 
 class SessionFailed(UpstreamError):

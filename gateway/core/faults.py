@@ -33,6 +33,11 @@ class Fault(NamedTuple):
     """Empty where the server tells none: then only its own log has it."""
 
 
+def author_faults(message: str, place: str) -> tuple[Fault, ...]:
+    """Return the fault of a third-party server, whose *message* is all that it says: it sends no traceback."""
+    return (Fault(FaultKind.AUTHOR, place, message),)
+
+
 def read_faults(written: str | bytes) -> tuple[Fault, ...]:
     """Read the faults that a worker of our own wrote as JSON; those that can't be read are left out."""
     try:

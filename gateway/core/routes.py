@@ -53,18 +53,3 @@ OPERATOR_SEGMENTS: Final = frozenset(("admin", "metrics"))
 """First path segments that need an operator's key."""
 OPEN_PATHS: Final = frozenset(("/healthz", "/readyz", "/health"))
 """Answered without a key: they tell nothing but that the gateway lives."""
-
-
-def segment_of(path: str) -> str:
-    """Return the first segment of *path*, which decides whose it is."""
-    return path.lstrip("/").partition("/")[0]
-
-
-def is_open(path: str) -> bool:
-    """Return True if *path* needs no key.
-
-    Replicas sign their requests. OpenEnv's clients ask for an environment's health without headers.
-    """
-    if path in OPEN_PATHS or path.startswith(f"/{REPLICA_SEGMENT}/v1/"):
-        return True
-    return path.startswith(f"/{OPENENV_SEGMENT}/") and path.endswith("/health") and path.count("/") == 3

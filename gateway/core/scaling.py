@@ -136,16 +136,13 @@ def plan(
     retire = [] if is_short else _surplus(policy, ready, paused, starting=starting, target=target)
     left = [entry for entry in ready if entry not in retire]
     pause = [] if is_short else _to_pause(policy, left, target=target)
+    outdated = [one for one in load.workers if one.worker.digest != digest and one.worker.state in _SETTLED]
     return Plan(
         wake=_ids(wake),
         start=start,
         pause=_ids(pause),
         retire=_ids(retire),
-        drain=tuple(
-            entry.worker.id
-            for entry in load.workers
-            if entry.worker.digest != digest and entry.worker.state in _SETTLED
-        ),
+        drain=_ids(outdated),
         stop=_ids([entry for entry in _of(load.workers, WorkerState.DRAINING) if entry.used == 0]),
     )
 

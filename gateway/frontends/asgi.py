@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import math
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Protocol
 
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway.core.errors import InvalidRequest
+from gateway.core.errors import BodyTooLarge, InvalidRequest
+from gateway.core.json_text import dump
 from gateway.core.session import Group
 
 DROP_BYTES = 256 * 2**20
@@ -22,10 +21,6 @@ JSON_TYPE = (b"content-type", b"application/json")
 POLICY_MAX_CHARS = 200
 GROUP_MAX_CHARS = 200
 MAX_GROUP_SIZE = 4096
-
-
-class BodyTooLarge(Exception):
-    """The request's body exceeds the limit."""
 
 
 class HungUp(Exception):
@@ -79,44 +74,37 @@ async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
     """Read the request's body.
 
     Raises:
-        BodyTooLarge: it exceeds, or announces more than, *limit_bytes*.
-        HungUp: the trainer left.
+        BodyTooLarge: It exceeds, or announces more than, *limit_bytes*. The rest of it was read and dropped.
+        HungUp: The trainer left.
     """
     announced = header(scope, b"content-length")
-    if announced is not None and announced.isdigit() and int(announced) > limit_bytes:
-        raise BodyTooLarge
-    message = await receive()
-    if message["type"] == "http.disconnect":
-        raise HungUp
-    body: bytes = message.get("body", b"")
-    if not message.get("more_body", False):
-        if len(body) > limit_bytes:
-            raise BodyTooLarge
-        return body
-    parts, size = [body], len(body)
-    while message.get("more_body", False):
-        if size > limit_bytes:
-            raise BodyTooLarge
+    is_too_large = announced is not None and announced.isdigit() and int(announced) > limit_bytes
+    parts: list[bytes] = []
+    size, more = 0, True
+    while more and not is_too_large:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise HungUp
         parts.append(message.get("body", b""))
+        more = message.get("more_body", False)
         size += len(parts[-1])
-    if size > limit_bytes:
-        raise BodyTooLarge
-    return b"".join(parts)
+        is_too_large = size > limit_bytes
+    if is_too_large:
+        if more:
+            await _drop_body(receive)
+        raise BodyTooLarge(f"the body exceeds {limit_bytes} bytes")
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-async def drop_body(receive: Receive) -> None:
+async def _drop_body(receive: Receive) -> None:
     """Read on, within bounds: a client whose connection is closed while it sends never gets to read the answer."""
-    dropped = 0
+    dropped, more = 0, True
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(DROP_S):
-            while dropped < DROP_BYTES:
+            while more and dropped < DROP_BYTES:
                 message = await receive()
                 dropped += len(message.get("body", b""))
-                if not message.get("more_body", False):
-                    return
+                more = message.get("more_body", False)
 
 
 async def respond(send: Send, status: int, body: bytes, extra: Sequence[tuple[bytes, bytes]] = (JSON_TYPE,)) -> None:
@@ -138,24 +126,6 @@ def denial(send: Send) -> Send:
 async def respond_json(send: Send, status: int, value: object, extra: Sequence[tuple[bytes, bytes]] = ()) -> None:
     """Send *value* as compact JSON."""
     await respond(send, status, dump(value), (JSON_TYPE, *extra))
-
-
-def dump(value: object) -> bytes:
-    """Compact JSON in UTF-8; what JSON has no word for (NaN, infinity, a lone surrogate) becomes null or an escape."""
-    try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-    except UnicodeEncodeError:
-        return json.dumps(_finite(value), separators=(",", ":")).encode()
-    except ValueError:
-        return dump(_finite(value))
-
-
-def _finite(value: object) -> object:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    return [_finite(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 class Connection(Protocol):

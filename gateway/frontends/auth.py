@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.core.ids import Owner
-from gateway.core.routes import AREAL_SEGMENTS, KEY_SEGMENT, OPERATOR_SEGMENTS, is_open, segment_of
+from gateway.core.routes import AREAL_SEGMENTS, KEY_SEGMENT, OPERATOR_SEGMENTS
 from gateway.frontends.asgi import denial, respond_json
+from gateway.frontends.router import is_open, segment_of
 
 _KEY_HEADERS = frozenset((b"authorization", b"x-api-key"))
 

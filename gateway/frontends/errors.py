@@ -22,6 +22,7 @@ STATUS: dict[type[errors.GatewayError], int] = {
     errors.BackendError: 500,
     errors.StartFailed: 500,
     errors.InvalidRequest: 400,
+    errors.BodyTooLarge: 413,
     errors.UnknownEnvironment: 404,
     errors.UnknownTask: 404,
     errors.UnknownSplit: 404,
@@ -154,7 +155,9 @@ def retry_after_s(error: errors.GatewayError) -> int | None:
     return random.randint(*RETRY_AFTER_S) if error.retryable else None
 
 
-def retry_after(error: errors.GatewayError) -> list[tuple[bytes, bytes]]:
-    """The header that tells a trainer when to come again, where that helps."""
+def headers_of(error: errors.GatewayError) -> list[tuple[bytes, bytes]]:
+    """Return the headers of an error's answer: when to come again, where that helps, and the connection's end."""
+    if isinstance(error, errors.BodyTooLarge):
+        return [(b"connection", b"close")]  # the rest of the body may still be on its way
     seconds = retry_after_s(error)
     return [] if seconds is None else [(b"retry-after", str(seconds).encode())]

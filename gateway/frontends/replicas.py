@@ -1,8 +1,8 @@
-"""What other replicas ask of this one: ``POST /peers/v1/{operation}``; they ask it by `ReplicaClient`.
+"""Serves requests of other replicas: ``POST /peers/v1/{operation}``; they send them by `ReplicaClient`.
 
-The signature is the key: the door lets these paths through, and what is not signed by a replica of this gateway is
-answered as any unknown route. A request is served to its end although its asker left: a step that began is not stopped
-halfway. The deadline that it brought along bounds it.
+The signature is the key: `auth` lets these paths through, and a request that no replica of this gateway has signed is
+answered as any unknown route. A request is served to its end although the asking replica left: a step that began is not
+stopped halfway. The deadline in the request bounds it.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import Protocol
 
 from starlette.types import Receive, Scope, Send
 
-from gateway.core.errors import GatewayError, InvalidRequest, UpstreamError, UpstreamTimeout
-from gateway.frontends.asgi import BodyTooLarge, HungUp, drop_body, dump, read_body, respond, respond_json
+from gateway.core.errors import GatewayError, UpstreamError, UpstreamTimeout
+from gateway.core.json_text import dump
+from gateway.frontends.asgi import HungUp, read_body, respond, respond_json
 from gateway.frontends.errors import status_of
 from gateway.upstreams.replica_client import (
     BODY_MAX_BYTES,
@@ -35,19 +35,11 @@ _BYTES = (b"content-type", b"application/octet-stream")
 _JSON = (b"content-type", b"application/json")
 
 
-class Serve(Protocol):
-    """Who does what is asked."""
+Serve = Callable[[str, str, str, bytes, float], Awaitable[bytes]]
+"""Does an operation for a session that this replica holds: operation, session id, lease, message, seconds.
 
-    def __call__(
-        self, operation: str, session_id: str, lease: str, message: bytes, within_s: float, /
-    ) -> Awaitable[bytes]:
-        """Do *operation* for a session that this replica holds.
-
-        Raises:
-            SessionNotFound: it holds none of that id and lease; nothing ran.
-            GatewayError: what failed; the asker raises the same.
-        """
-        ...
+Raises ``SessionNotFound`` if this replica does not hold it, else what failed; the asking replica raises the same.
+"""
 
 
 class ReplicaFrontend:
@@ -62,18 +54,17 @@ class ReplicaFrontend:
         clock: Callable[[], float] = time.time,
     ) -> None:
         """*secret* is the gateway's, which all replicas share; *clock* tells seconds since 1970."""
-        self._seal = Signer(secret)
+        self._signer = Signer(secret)
         self._serve = serve
         self._max_body_bytes = max_body_bytes
         self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request of another replica."""
-        asked = self._asked(scope)
-        if asked is None:
+        ask = self._asked(scope)
+        if ask is None:
             await _unknown(send)
             return
-        ask, proof = asked
         status, body = 200, b""
         try:
             message = await read_body(scope, receive, self._max_body_bytes)
@@ -83,27 +74,23 @@ class ReplicaFrontend:
             body = await self._served(ask, message)
         except HungUp:
             return
-        except BodyTooLarge:
-            await drop_body(receive)
-            refusal = InvalidRequest(f"the message exceeds {self._max_body_bytes} bytes")
-            status, body = status_of(refusal), dump(told(refusal))
         except GatewayError as error:
             status, body = status_of(error), dump(told(error))
         kind = _BYTES if status == 200 else _JSON
-        await respond(send, status, body, (kind, proof_header(self._seal.of_answer(proof, status, body))))
+        await respond(send, status, body, (kind, proof_header(self._signer.of_answer(ask.proof, status, body))))
 
-    def _asked(self, scope: Scope) -> tuple[SignedRequest, str] | None:
+    def _asked(self, scope: Scope) -> SignedRequest | None:
         if scope["type"] != "http" or scope["method"] != "POST":
             return None
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        asked = self._seal.asked(scope["path"], headers)
-        if asked is None:
+        ask = self._signer.asked(scope["path"], headers)
+        if ask is None:
             return None
-        apart_s = abs(self._clock() - asked[0].at)
+        apart_s = abs(self._clock() - ask.at)
         if apart_s > SKEW_S:
-            logger.warning("peer_refused operation=%s clocks_apart_s=%.0f", asked[0].operation, apart_s)
+            logger.warning("peer_refused operation=%s clocks_apart_s=%.0f", ask.operation, apart_s)
             return None
-        return asked
+        return ask
 
     async def _served(self, ask: SignedRequest, message: bytes) -> bytes:
         """Do what is asked, within its time.

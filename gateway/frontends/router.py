@@ -1,10 +1,10 @@
-"""Sends each request to the frontend that its path belongs to; `core.routes` says which."""
+"""Sends each request to the frontend that its path belongs to. `core.routes` has the names."""
 
 from __future__ import annotations
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.core.routes import ADMIN_SEGMENTS, AREAL_SEGMENTS, OPENENV_SEGMENT, REPLICA_SEGMENT, segment_of
+from gateway.core.routes import ADMIN_SEGMENTS, AREAL_SEGMENTS, OPEN_PATHS, OPENENV_SEGMENT, REPLICA_SEGMENT
 
 
 class Router:
@@ -23,3 +23,18 @@ class Router:
             await send({"type": "websocket.close", "code": 1008})  # before it is accepted: 403
             return
         await frontend(scope, receive, send)
+
+
+def segment_of(path: str) -> str:
+    """Return the first segment of *path*, which decides whose it is."""
+    return path.lstrip("/").partition("/")[0]
+
+
+def is_open(path: str) -> bool:
+    """Return True if *path* needs no key.
+
+    Replicas sign their requests. OpenEnv's clients ask for an environment's health without headers.
+    """
+    if path in OPEN_PATHS or path.startswith(f"/{REPLICA_SEGMENT}/v1/"):
+        return True
+    return path.startswith(f"/{OPENENV_SEGMENT}/") and path.endswith("/health") and path.count("/") == 3

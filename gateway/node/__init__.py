@@ -9,8 +9,7 @@ what a machine says of itself and its images (`cluster`), and the way to workers
 """
 
 from gateway.node.gate import Gate
-from gateway.node.policy import refusal
-from gateway.node.rules import Rules
-from gateway.node.serve import run_node, serve_gate, serving_gate
+from gateway.node.policy import Rules, refusal
+from gateway.node.serve import run_node, serving_gate
 
-__all__ = ["Gate", "Rules", "refusal", "run_node", "serve_gate", "serving_gate"]
+__all__ = ["Gate", "Rules", "refusal", "run_node", "serving_gate"]

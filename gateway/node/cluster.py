@@ -9,20 +9,20 @@ import json
 import logging
 import re
 from collections.abc import Mapping
+from dataclasses import asdict
 from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
 import httpx
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from gateway.core.errors import BackendError
-from gateway.node.gate import Answer, answer, engine_client, read_body, refuse_body
+from gateway.node.gate import Answer, Gate, answer, engine_client, read_body, refuse_body
 from gateway.node.image_transfers import Transfers
-from gateway.node.report import Draining, Reporter, shown
+from gateway.node.report import Draining, Reporter
 from gateway.node.routes import GateRefusal
-from gateway.node.rules import Rules
 
 logger = logging.getLogger(__name__)
 
@@ -35,22 +35,20 @@ _CREDENTIALS_MAX_BYTES: Final = 8192
 class Cluster:
     """An ASGI application; what is not below `PREFIX` goes to the gate."""
 
-    def __init__(self, gate: ASGIApp, *, engine: str, rules: Rules, state: Path, image_max_bytes: int) -> None:
+    def __init__(self, gate: Gate, *, engine: str, state: Path, image_max_bytes: int) -> None:
         """Make no connection yet.
 
         Args:
-            gate: What serves everything else.
+            gate: Serves all other requests; its rules hold here too.
             engine: The engine's socket, ``unix:///…``.
-            rules: The gate's.
-            state: A folder of this process' own that outlives it: that the machine drains is kept there, and images
-                while they are checked.
-            image_max_bytes: The largest tar that is taken.
+            state: A folder of this process alone that outlives it. It keeps that the machine drains, and images while
+                they are checked.
+            image_max_bytes: The largest tar that this node accepts.
         """
         self._gate = gate
-        self._rules = rules
         self._engine = engine_client(engine)
         self._draining = Draining(state / "draining")
-        self._reporter = Reporter(self._engine, rules=rules, draining=self._draining)
+        self._reporter = Reporter(self._engine, gate=gate, draining=self._draining)
         self._transfers = Transfers(
             self._engine, reporter=self._reporter, spool=state / "images", max_bytes=image_max_bytes
         )
@@ -73,11 +71,6 @@ class Cluster:
             logger.warning("gate_engine_silent error=%r", error)
             found = answer(HTTPStatus.SERVICE_UNAVAILABLE, {"message": f"the engine does not answer: {error!r}"})
         await found(receive, send)
-
-    def take(self, rules: Rules) -> None:
-        """Let the catalog be as in *rules* from now on."""
-        self._rules = rules
-        self._reporter.take(rules)
 
     def check(self) -> None:
         """Raise ``BackendError`` if what must be kept can't be."""
@@ -106,7 +99,7 @@ class Cluster:
         raise GateRefusal(f"{scope['method']} {path[:200]!r} is not served here", status=HTTPStatus.NOT_FOUND)
 
     async def _report(self) -> Answer:
-        return answer(HTTPStatus.OK, shown(await self._reporter.report()))
+        return answer(HTTPStatus.OK, asdict(await self._reporter.report()))
 
     async def _drain(self, body: bytes) -> Answer:
         wanted = body.strip()
@@ -136,7 +129,7 @@ class Cluster:
 
     def _reference(self, quoted: str) -> str:
         reference = unquote(quoted)
-        if reference not in self._rules.images:
+        if reference not in self._gate.rules.images:
             raise GateRefusal(f"image {reference[:200]!r} is not of the catalog")
         return reference
 

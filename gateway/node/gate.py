@@ -26,7 +26,7 @@ from gateway.backends.docker.container import LABEL_ENVIRONMENT, LABEL_INSTANCE,
 from gateway.backends.folders import SocketFolders
 from gateway.core.errors import BackendError, ConfigError
 from gateway.core.ids import WorkerId
-from gateway.node.policy import mounts_custom_tasks, refusal, rewritten, shared_with
+from gateway.node.policy import Rules, mounts_custom_tasks, refusal, rewritten, shared_with
 from gateway.node.routes import (
     GateRefusal,
     Malformed,
@@ -38,7 +38,6 @@ from gateway.node.routes import (
     parse,
     shown_info,
 )
-from gateway.node.rules import Rules
 
 logger = logging.getLogger(__name__)
 BODY_MAX_BYTES = 2**20
@@ -48,7 +47,7 @@ SILENCE_S = 120.0
 CONNECTIONS = 256
 Answer = Callable[[Receive, Send], Awaitable[None]]
 """Sends itself."""
-Treatment = Callable[[Operation, Receive], Awaitable[Answer]]
+Treatment = Callable[[Operation], Awaitable[Answer]]
 
 
 def engine_client(engine: str) -> httpx.AsyncClient:
@@ -105,9 +104,8 @@ class Gate:
         self._treatments: Mapping[RouteKind, Treatment] = {
             RouteKind.PLAIN: self._plain,
             RouteKind.INFO: self._info,
-            RouteKind.LIST: self._list,
-            RouteKind.EVENTS: self._events,
-            RouteKind.CREATE: self._create,
+            RouteKind.LIST: self._filtered,
+            RouteKind.EVENTS: self._filtered,
             RouteKind.INSPECT: self._inspect,
             RouteKind.CONTAINER: self._container,
             RouteKind.REMOVE: self._remove,
@@ -121,7 +119,11 @@ class Gate:
             return
         try:
             operation = find(scope["method"], scope["raw_path"], scope["query_string"])
-            found = await self._treatments[operation.kind](operation, receive)
+            if operation.kind is RouteKind.CREATE:
+                found = await self._create(operation, await read_body(receive, BODY_MAX_BYTES))
+            else:
+                await refuse_body(receive)  # engines took a complete HostConfig with "start" once
+                found = await self._treatments[operation.kind](operation)
         except GateRefusal as refused:
             logger.warning("gate_refused method=%s path=%.200r reason=%s", scope["method"], scope["path"], refused)
             found = answer(refused.status, {"message": str(refused)})
@@ -131,8 +133,8 @@ class Gate:
         await found(receive, send)
 
     def take(self, rules: Rules) -> None:
-        """Let what may be created be as *rules* say from now on."""
-        self._rules = rules
+        """Use *rules* from now on."""
+        self.rules = rules
         self._volumes = rules.volumes | self._own_volumes
 
     async def check(self) -> None:
@@ -152,37 +154,26 @@ class Gate:
 
     # -- one treatment a kind
 
-    async def _plain(self, operation: Operation, receive: Receive) -> Answer:
-        await refuse_body(receive)
+    async def _plain(self, operation: Operation) -> Answer:
         return await self._pass(operation, operation.path, operation.query)
 
-    async def _info(self, operation: Operation, receive: Receive) -> Answer:
-        await refuse_body(receive)
+    async def _info(self, operation: Operation) -> Answer:
         return answer(HTTPStatus.OK, shown_info(await self._json(operation, "/info")))
 
-    async def _list(self, operation: Operation, receive: Receive) -> Answer:
-        await refuse_body(receive)
-        filters = own_containers(operation.query.get("filters", ""), self._rules.instance)
+    async def _filtered(self, operation: Operation) -> Answer:
+        own = own_events if operation.kind is RouteKind.EVENTS else own_containers
+        filters = own(operation.query.get("filters", ""), self.rules.instance)
         return await self._pass(operation, operation.path, {**operation.query, "filters": json.dumps(filters)})
 
-    async def _events(self, operation: Operation, receive: Receive) -> Answer:
-        await refuse_body(receive)
-        filters = own_events(operation.query.get("filters", ""), self._rules.instance)
-        return await self._pass(operation, operation.path, {**operation.query, "filters": json.dumps(filters)})
-
-    async def _inspect(self, operation: Operation, receive: Receive) -> Answer:
-        await refuse_body(receive)
+    async def _inspect(self, operation: Operation) -> Answer:
         return answer(HTTPStatus.OK, await self._own(operation))
 
-    async def _container(self, operation: Operation, receive: Receive) -> Answer:
-        # A body least of all here: engines took a whole HostConfig with "start" once.
-        await refuse_body(receive)
+    async def _container(self, operation: Operation) -> Answer:
         container = await self._own(operation)
         act = operation.path.rpartition("/")[2]
         return await self._pass(operation, f"/containers/{container['Id']}/{act}", operation.query)
 
-    async def _remove(self, operation: Operation, receive: Receive) -> Answer:
-        await refuse_body(receive)
+    async def _remove(self, operation: Operation) -> Answer:
         container = await self._own(operation)
         labels = container["Config"]["Labels"]
         if labels.get(LABEL_ROLE) != Role.SERVER:  # that one has no part in the folder
@@ -193,14 +184,12 @@ class Gate:
         )
         return answer(response.status_code, response.content)
 
-    async def _image(self, operation: Operation, receive: Receive) -> Answer:
-        await refuse_body(receive)
-        if operation.reference not in self._rules.images:
+    async def _image(self, operation: Operation) -> Answer:
+        if operation.reference not in self.rules.images:
             raise GateRefusal(f"image {operation.reference} is not of the catalog")
         return await self._pass(operation, f"/images/{quote(operation.reference, safe='/:')}/json", {})
 
-    async def _volume_of_ours(self, operation: Operation, receive: Receive) -> Answer:
-        await refuse_body(receive)
+    async def _volume_of_ours(self, operation: Operation) -> Answer:
         if operation.reference not in self._volumes:
             raise GateRefusal(
                 f"volume {operation.reference} holds neither the workers' sockets nor custom tasks, and is none of the "
@@ -208,20 +197,19 @@ class Gate:
             )
         return await self._pass(operation, operation.path, {})
 
-    async def _create(self, operation: Operation, receive: Receive) -> Answer:
-        body = await read_body(receive, BODY_MAX_BYTES)
+    async def _create(self, operation: Operation, body: bytes) -> Answer:
         try:
             wanted = parse(body)
         except Malformed as error:
             raise GateRefusal(str(error), status=HTTPStatus.BAD_REQUEST) from error
-        reason = refusal(wanted, self._rules)
+        reason = refusal(wanted, self.rules)
         if reason is not None:
             raise GateRefusal(reason)
         await asyncio.to_thread(self._refuse_strange_tasks, wanted)
         await self._refuse_strange_network(operation, wanted)
         name = operation.query.get("name", "")
-        if not name.startswith(f"{self._rules.instance}-"):
-            raise GateRefusal(f"the container's name must begin with {self._rules.instance}-")
+        if not name.startswith(f"{self.rules.instance}-"):
+            raise GateRefusal(f"the container's name must begin with {self.rules.instance}-")
         # Counted before the first wait: of many creates at once none slips past the limit.
         self._creating += 1
         try:
@@ -233,7 +221,7 @@ class Gate:
     # -- what they share
 
     def _refuse_strange_tasks(self, body: Mapping[str, Any]) -> None:
-        tasks = self._rules.environments[body["Labels"][LABEL_ENVIRONMENT]].custom_tasks
+        tasks = self.rules.environments[body["Labels"][LABEL_ENVIRONMENT]].custom_tasks
         if self._custom_tasks is None or tasks is None or not mounts_custom_tasks(body):
             return
         folder = self._custom_tasks / tasks.folder
@@ -257,10 +245,10 @@ class Gate:
             raise GateRefusal(f"HostConfig.NetworkMode: {beside[:12]} is not the server of worker {ours[LABEL_WORKER]}")
 
     async def _refuse_too_many(self, operation: Operation) -> None:
-        filters = json.dumps(own_containers("", self._rules.instance))
+        filters = json.dumps(own_containers("", self.rules.instance))
         there = await self._json(operation, "/containers/json", {"all": "1", "filters": filters})
-        if len(there) + self._creating > self._rules.max_containers:
-            raise GateRefusal(f"there are {len(there)} containers, and {self._rules.max_containers} are allowed")
+        if len(there) + self._creating > self.rules.max_containers:
+            raise GateRefusal(f"there are {len(there)} containers, and {self.rules.max_containers} are allowed")
 
     async def _created(self, operation: Operation, body: dict[str, Any], name: str) -> Answer:
         labels = body["Labels"]
@@ -284,7 +272,7 @@ class Gate:
         response = await self._engine.get(path)
         container = response.json() if response.status_code == HTTPStatus.OK else {}
         labels = (container.get("Config") or {}).get("Labels") or {}
-        if labels.get(LABEL_INSTANCE) != self._rules.instance:
+        if labels.get(LABEL_INSTANCE) != self.rules.instance:
             raise GateRefusal(f"No such container: {operation.reference}", status=HTTPStatus.NOT_FOUND)
         found: dict[str, Any] = container
         return found

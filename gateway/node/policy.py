@@ -11,11 +11,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+from gateway.backends.docker.calls import with_splits
 from gateway.backends.docker.container import (
     CUSTOM_TASKS_TARGET,
+    FORWARDER_ENTRYPOINT,
+    FORWARDER_IMAGE,
     LABEL_DIGEST,
     LABEL_ENVIRONMENT,
     LABEL_INSTANCE,
@@ -28,16 +32,16 @@ from gateway.backends.docker.container import (
     Role,
     capabilities,
     device_requests,
+    forwarder_command,
+    forwarder_environment,
     is_sandboxed,
     sandbox_profile,
     shared_memory_bytes,
     user,
     volume_mounts,
 )
-from gateway.backends.docker.third_party import FORWARDER_ENTRYPOINT, forwarder_command, forwarder_environment
 from gateway.backends.folders import is_safe_id
 from gateway.core.environment import Environment
-from gateway.node.rules import Rules
 
 MIN_MEMORY_BYTES = 6 * 2**20
 """The engine's own minimum."""
@@ -47,6 +51,80 @@ _UNITS = {"k": 2**10, "m": 2**20}
 _LABELS = frozenset([LABEL_INSTANCE, LABEL_OWNER, LABEL_WORKER, LABEL_ENVIRONMENT, LABEL_DIGEST, LABEL_ROLE])
 _SHARED = re.compile(r"container:([0-9a-f]{64})", re.ASCII)
 _NO_NEW_PRIVILEGES = frozenset(["no-new-privileges", "no-new-privileges:true"])
+
+
+TOLERABLE_CAPABILITIES = frozenset(
+    ["CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "NET_BIND_SERVICE", "SETFCAP", "SETGID", "SETPCAP", "SETUID"]
+)
+"""What an ``environment.toml`` may ask for: Docker's own default set (moby ``oci/caps/defaults.go``) without those that
+reach past the container's files and processes: AUDIT_WRITE, MKNOD, NET_RAW and SYS_CHROOT."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What the gate allows: made from the catalog, and replaced when the catalog changes."""
+
+    instance: str
+    """The label without which nothing exists."""
+    environments: Mapping[str, Environment]
+    """By name. A container is of one of them: its image, its user, at most its limits, and only what it loosens."""
+    socket_root: str
+    """The folder of the workers' socket folders, as the engine sees it (the volume's Mountpoint, or a directory)."""
+    custom_tasks_root: str = ""
+    """The folder of operators' task modules, as the engine sees it; empty: none may be mounted."""
+    max_containers: int = 500
+    """Containers of the instance at once; a worker of a third-party image is two."""
+    forwarder_image: str = FORWARDER_IMAGE
+    """The image of the containers beside third-party images."""
+
+    def custom_tasks_source(self, environment: Environment) -> str | None:
+        """Return the only folder of task modules that containers of *environment* may see, as the engine sees it."""
+        tasks = environment.custom_tasks
+        return f"{self.custom_tasks_root}/{tasks.folder}" if tasks is not None and self.custom_tasks_root else None
+
+    def with_environments(self, environments: Iterable[Environment]) -> Rules:
+        """Return these rules for a catalog that has changed."""
+        return replace(self, environments=_by_name(environments))
+
+    @property
+    def images(self) -> frozenset[str]:
+        """The images that may be looked at."""
+        own = {environment.image for environment in self.environments.values() if not environment.server.url}
+        has_foreign = any(environment.server.port for environment in self.environments.values())
+        return frozenset(own | ({self.forwarder_image} if has_foreign else set()))
+
+    @property
+    def volumes(self) -> frozenset[str]:
+        """The volumes that the catalog's environments are given."""
+        listed = [volume.source for environment in self.environments.values() for volume in environment.volumes]
+        return frozenset(source for source in listed if not source.startswith("/"))
+
+    @classmethod
+    def of(
+        cls,
+        environments: Iterable[Environment],
+        *,
+        instance: str,
+        socket_root: str,
+        custom_tasks_root: str = "",
+        max_containers: int = 500,
+        forwarder_image: str = FORWARDER_IMAGE,
+    ) -> Rules:
+        """Make the rules for a catalog; a split with resources of its own is an environment like the others."""
+        return cls(
+            instance=instance,
+            environments=_by_name(environments),
+            socket_root=socket_root.rstrip("/"),
+            custom_tasks_root=custom_tasks_root.rstrip("/"),
+            max_containers=max_containers,
+            forwarder_image=forwarder_image,
+        )
+
+
+def _by_name(environments: Iterable[Environment]) -> dict[str, Environment]:
+    return {environment.name: environment for environment in with_splits(environments)}
+
+
 Check = Callable[[Any, Environment, Rules], bool]
 
 
@@ -153,7 +231,7 @@ def _root(value: Any, environment: Environment, rules: Rules) -> bool:
 def _capabilities(value: Any, environment: Environment, rules: Rules) -> bool:
     if _absent(value):
         return True
-    granted = {name for name in capabilities(environment) if _capability(name) in rules.capabilities}
+    granted = {name for name in capabilities(environment) if _capability(name) in TOLERABLE_CAPABILITIES}
     return _is_texts(value) and set(value) <= granted
 
 
@@ -173,25 +251,9 @@ def _is_own_profile(option: str, environment: Environment) -> bool:
     return is_sandboxed(environment) and option == f"seccomp={sandbox_profile()}"
 
 
-def _memory(value: Any, environment: Environment, rules: Rules) -> bool:
-    return _within(value, MIN_MEMORY_BYTES, environment.limits.memory_bytes)
-
-
-def _cpus(value: Any, environment: Environment, rules: Rules) -> bool:
-    return _within(value, 1, round(environment.limits.cpus * 1e9))
-
-
-def _pids(value: Any, environment: Environment, rules: Rules) -> bool:
-    return _within(value, 1, environment.limits.pids)
-
-
 def _devices(value: Any, environment: Environment, rules: Rules) -> bool:
     wanted = device_requests(environment.limits)
     return _absent(value) or json.dumps(value, sort_keys=True) == json.dumps(wanted, sort_keys=True)  # 1 is not true
-
-
-def _shared_memory(value: Any, environment: Environment, rules: Rules) -> bool:
-    return _within(value, 1, shared_memory_bytes(environment.limits))
 
 
 def _tmpfs(value: Any, environment: Environment, rules: Rules) -> bool:
@@ -253,10 +315,6 @@ def _restart(value: Any, environment: Environment, rules: Rules) -> bool:
     )
 
 
-def _binds(value: Any, environment: Environment, rules: Rules) -> bool:
-    return _absent(value) or (_is_texts(value) and set(value) <= rules.mounts)
-
-
 def _is_list_of_objects(value: Any, environment: Environment, rules: Rules) -> bool:
     return _absent(value) or (isinstance(value, list) and all(isinstance(entry, dict) for entry in value))
 
@@ -291,21 +349,20 @@ HOST_CONFIG: Mapping[str, Check] = {
     "SecurityOpt": _security,
     "MaskedPaths": _unmasked,
     "ReadonlyPaths": _unmasked,
-    "Memory": _memory,
-    "MemorySwap": _memory,
-    "NanoCpus": _cpus,
-    "PidsLimit": _pids,
+    "Memory": lambda value, environment, rules: _within(value, MIN_MEMORY_BYTES, environment.limits.memory_bytes),
+    "MemorySwap": lambda value, environment, rules: _within(value, MIN_MEMORY_BYTES, environment.limits.memory_bytes),
+    "NanoCpus": lambda value, environment, rules: _within(value, 1, round(environment.limits.cpus * 1e9)),
+    "PidsLimit": lambda value, environment, rules: _within(value, 1, environment.limits.pids),
     "DeviceRequests": _devices,
-    "ShmSize": _shared_memory,
+    "ShmSize": lambda value, environment, rules: _within(value, 1, shared_memory_bytes(environment.limits)),
     "Tmpfs": _tmpfs,
     "Ulimits": _ulimits,
     "LogConfig": _log,
     "Init": lambda value, environment, rules: value is None or isinstance(value, bool),
     "RestartPolicy": _restart,
-    "Binds": _binds,
     "Mounts": _is_list_of_objects,
 }
-"""As `BODY`, for ``HostConfig``. What is not here, if not empty, is refused: Privileged, Devices, PidMode,
+"""As `BODY`, for ``HostConfig``. What is not here, if not empty, is refused: Binds, Privileged, Devices, PidMode,
 UTSMode, UsernsMode, CgroupParent, VolumesFrom, Sysctls, Links, Runtime and all that is to come."""
 FORWARDER: Mapping[str, Check] = {
     **BODY,

@@ -13,7 +13,6 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from datetime import datetime
 from http import HTTPStatus
 from pathlib import Path
@@ -26,8 +25,9 @@ from gateway.backends.docker.container import LABEL_ENVIRONMENT, LABEL_ROLE, LAB
 from gateway.core.errors import BackendError
 from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.placement import NodeId, NodeReport
+from gateway.node.gate import Gate
+from gateway.node.policy import Rules
 from gateway.node.routes import own_containers
-from gateway.node.rules import Rules
 
 logger = logging.getLogger(__name__)
 
@@ -73,22 +73,17 @@ class Draining:
 class Reporter:
     """Asks the engine, and puts the report together."""
 
-    def __init__(self, engine: httpx.AsyncClient, *, rules: Rules, draining: Draining) -> None:
-        """*engine* is the caller's to close."""
+    def __init__(self, engine: httpx.AsyncClient, *, gate: Gate, draining: Draining) -> None:
+        """Report by the rules of *gate*; the caller closes *engine*."""
         self._engine = engine
-        self._rules = rules
+        self._gate = gate
         self._draining = draining
-        self._images: tuple[float, Mapping[str, dict[str, Any]]] | None = None
+        self._images: tuple[float, Rules, Mapping[str, dict[str, Any]]] | None = None
         self._machine: tuple[float, Mapping[str, Any]] | None = None
         self._looking = asyncio.Lock()
 
-    def take(self, rules: Rules) -> None:
-        """Report by these rules from now on."""
-        self._rules = rules
-        self.forget_images()
-
     def forget_images(self) -> None:
-        """Look at the images anew before the next report: one was loaded."""
+        """Inspect the images again before the next report, because one was loaded."""
         self._images = None
 
     async def report(self) -> NodeReport:
@@ -99,7 +94,7 @@ class Reporter:
             httpx.TransportError: it does not answer.
         """
         machine, images = await self._slow()
-        filters = json.dumps(own_containers("", self._rules.instance))
+        filters = json.dumps(own_containers("", self._gate.rules.instance))
         containers = await self.ask("/containers/json", {"all": "1", "filters": filters})
         return NodeReport(
             id=NodeId(hashlib.sha256(str(machine.get("ID", "")).encode()).hexdigest()[:16]),
@@ -107,7 +102,7 @@ class Reporter:
             cpus=float(machine.get("NCPU", 0)),
             memory_bytes=int(machine.get("MemTotal", 0)),
             available_bytes=available_bytes(),
-            max_containers=self._rules.max_containers,
+            max_containers=self._gate.rules.max_containers,
             containers=len(containers),
             is_draining=self._draining.is_draining,
             images={reference: str(image.get("Id", "")) for reference, image in images.items()},
@@ -132,24 +127,20 @@ class Reporter:
         async with self._looking:  # of many that ask at once, one looks
             if self._machine is None or now - self._machine[0] > MACHINE_S:
                 self._machine = now, await self.ask("/info")
-            if (known := self._images) is None or now - known[0] > IMAGES_S:
-                known = self._images = now, await self._look_at_images()
-            return self._machine[1], known[1]
+            rules = self._gate.rules
+            if (known := self._images) is None or now - known[0] > IMAGES_S or known[1] is not rules:
+                known = self._images = now, rules, await self._look_at_images(rules)
+            return self._machine[1], known[2]
 
-    async def _look_at_images(self) -> Mapping[str, dict[str, Any]]:
+    async def _look_at_images(self, rules: Rules) -> Mapping[str, dict[str, Any]]:
         bound = asyncio.Semaphore(LOOKS_MAX)
 
         async def look(reference: str) -> tuple[str, dict[str, Any] | None]:
             async with bound:
                 return reference, await self.image(reference)
 
-        found = await asyncio.gather(*(look(reference) for reference in sorted(self._rules.images)))
+        found = await asyncio.gather(*(look(reference) for reference in sorted(rules.images)))
         return {reference: image for reference, image in found if image is not None}
-
-
-def shown(report: NodeReport) -> dict[str, Any]:
-    """The report as JSON has it."""
-    return asdict(report)
 
 
 def running_workers(containers: Iterable[Mapping[str, Any]]) -> dict[WorkerId, EnvironmentName]:

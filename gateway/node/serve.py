@@ -27,7 +27,7 @@ from gateway.catalog.reload import CatalogReload
 from gateway.core.errors import BackendError, ConfigError
 from gateway.node.cluster import Cluster
 from gateway.node.gate import Gate, engine_client
-from gateway.node.rules import Rules
+from gateway.node.policy import Rules
 from gateway.node.tls import server_context
 from gateway.node.tunnel import Tunnel
 from gateway.server import HttpServer, listen
@@ -37,12 +37,8 @@ logger = logging.getLogger(__name__)
 STOP_S = 2
 """How long streams may go on after the end was asked for; uvicorn would wait for ever."""
 BACKLOG = 256
-
-
-async def serve_gate(gate: Gate, socket_path: Path, *, mode: int = 0o660, group: int = -1) -> None:
-    """Serve *gate* until SIGTERM or SIGINT; arguments as for `serving_gate`."""
-    async with ending() as is_ending, serving_gate(gate, socket_path, mode=mode, group=group):
-        await is_ending.wait()
+MODE = 0o660
+"""Of the gate's socket. A process that can write to it can make containers that the catalog allows, and no others."""
 
 
 @asynccontextmanager
@@ -59,19 +55,17 @@ async def ending() -> AsyncIterator[asyncio.Event]:
 
 
 @asynccontextmanager
-async def serving_gate(gate: Gate, socket_path: Path, *, mode: int = 0o660, group: int = -1) -> AsyncIterator[None]:
+async def serving_gate(gate: Gate, socket_path: Path) -> AsyncIterator[None]:
     """Serve *gate* on *socket_path* while the context is open.
 
     Args:
         gate: Closed at the end.
         socket_path: Replaced if it is a socket on which nobody listens any more.
-        mode: Of the socket. Whoever can write to it can have containers made that the catalog allows, and no others.
-        group: Numeric group that the socket is given to: the gateway's. -1 keeps this process' own.
 
     Raises:
         ConfigError: the socket can't be made there, or somebody listens on it.
     """
-    listener = await asyncio.to_thread(_listen, socket_path, mode, group)
+    listener = await asyncio.to_thread(_listen, socket_path)
     server = HttpServer(_configured(gate))
     running = asyncio.create_task(server.serve(sockets=[listener]))
     try:
@@ -133,21 +127,20 @@ async def _ended(server: HttpServer, running: asyncio.Task[None]) -> None:
     await asyncio.wait({running})
 
 
-def _listen(path: Path, mode: int, group: int) -> socket.socket:
+def _listen(path: Path) -> socket.socket:
     if len(os.fsencode(path)) > PATH_MAX_BYTES:
         raise ConfigError(f"{path} is too long for a Unix socket: at most {PATH_MAX_BYTES} bytes")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         _remove_stale(path)
-        # Bound with no rights for anybody, so that there is no moment with more than *mode*.
+        # Bound with no rights for anybody, so that there is no moment with more than `MODE`.
         before = os.umask(0o777)
         try:
             listener.bind(str(path))
         finally:
             os.umask(before)
-        os.chown(path, -1, group)
-        os.chmod(path, mode)
+        os.chmod(path, MODE)
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
@@ -184,70 +177,82 @@ async def run_node(settings: Settings, catalog: Catalog, *, makes_folders: bool 
     """
     address = listen_address(settings.node_listen) if settings.node_listen else None
     tls = _tls(settings, makes_folders=makes_folders) if address is not None else None
-    socket_root = str(settings.socket_dir.absolute())
-    if settings.socket_volume is not None:
-        socket_root = await mountpoint(settings.node_engine, settings.socket_volume)
-    custom_tasks_root = str(settings.custom_tasks_dir.absolute()) if settings.custom_tasks_dir is not None else ""
-    if settings.custom_tasks_volume is not None:
-        custom_tasks_root = await mountpoint(settings.node_engine, settings.custom_tasks_volume)
-
-    def rules() -> Rules:
-        return Rules.of(
-            catalog,
-            instance=settings.instance,
-            socket_root=socket_root,
-            custom_tasks_root=custom_tasks_root,
-            max_containers=settings.node_max_containers,
-            forwarder_image=settings.forwarder_image,
-        )
-
+    rules = await _rules(settings, catalog)
     gate = Gate(
         engine=settings.node_engine,
-        rules=rules(),
+        rules=rules,
         socket_volume=settings.socket_volume,
         socket_view=settings.socket_dir if makes_folders else None,
         custom_tasks_volume=settings.custom_tasks_volume,
         custom_tasks_view=settings.custom_tasks_dir,
     )
     await gate.check()
-    # Its own look at the files, not the gateway's word: one that is taken over must not widen its own rules.
+    # Read from the files and not taken from the gateway: a gateway that an attacker controls must not widen the rules.
     reload = CatalogReload(
         catalog, directory=settings.catalog_dir, names=settings.environments, image_tag=settings.image_tag
     )
-    reload.changed(lambda: gate.take(rules()))
+    reload.changed(lambda: gate.take(rules.with_environments(catalog)))
     async with AsyncExitStack() as stack:
         is_ending = await stack.enter_async_context(ending())
         await stack.enter_async_context(serving_gate(gate, settings.node_socket))
         if address is not None and tls is not None:
-            _raise_file_limit()
-            cluster = Cluster(
-                gate,
-                engine=settings.node_engine,
-                rules=rules(),
-                state=settings.state_dir / "node",
-                image_max_bytes=settings.node_image_max_bytes,
-            )
-            stack.push_async_callback(cluster.aclose)
-            await asyncio.to_thread(cluster.check)
-            reload.changed(lambda: cluster.take(rules()))
-            relay = Tunnel(sockets=settings.socket_dir, tls=tls)
-            host, port = address
-            await stack.enter_async_context(
-                serving_cluster(cluster, relay, host=host, port=port, tls=tls, drain_s=settings.node_drain_s)
-            )
-            logger.info("node_ready listen=%s relay_port=%d", settings.node_listen, port + 1)
+            await stack.enter_async_context(_serving_gateways(gate, settings, address, tls))
         watching = asyncio.ensure_future(reload.run())
         stack.push_async_callback(_stopped, watching)
         logger.info(
-            "gate_ready socket=%s environments=%d socket_root=%s", settings.node_socket, len(catalog), socket_root
+            "gate_ready socket=%s environments=%d socket_root=%s", settings.node_socket, len(catalog), rules.socket_root
         )
         await is_ending.wait()
         if address is not None and settings.drain_notice_s:
-            logger.info("node_leaving notice_s=%g", settings.drain_notice_s)
-            is_ending.clear()
-            with suppress(TimeoutError):  # a second signal ends it
-                async with asyncio.timeout(settings.drain_notice_s):
-                    await is_ending.wait()
+            await _give_notice(is_ending, settings.drain_notice_s)
+
+
+async def _give_notice(is_ending: asyncio.Event, notice_s: float) -> None:
+    """Serve on for *notice_s* seconds, in which gateways find the node's successor; a second signal ends that."""
+    logger.info("node_leaving notice_s=%g", notice_s)
+    is_ending.clear()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(notice_s):
+            await is_ending.wait()
+
+
+async def _rules(settings: Settings, catalog: Catalog) -> Rules:
+    socket_root = str(settings.socket_dir.absolute())
+    if settings.socket_volume is not None:
+        socket_root = await mountpoint(settings.node_engine, settings.socket_volume)
+    custom_tasks_root = str(settings.custom_tasks_dir.absolute()) if settings.custom_tasks_dir is not None else ""
+    if settings.custom_tasks_volume is not None:
+        custom_tasks_root = await mountpoint(settings.node_engine, settings.custom_tasks_volume)
+    return Rules.of(
+        catalog,
+        instance=settings.instance,
+        socket_root=socket_root,
+        custom_tasks_root=custom_tasks_root,
+        max_containers=settings.node_max_containers,
+        forwarder_image=settings.forwarder_image,
+    )
+
+
+@asynccontextmanager
+async def _serving_gateways(
+    gate: Gate, settings: Settings, address: tuple[str, int], tls: ssl.SSLContext
+) -> AsyncIterator[None]:
+    _raise_file_limit()
+    cluster = Cluster(
+        gate,
+        engine=settings.node_engine,
+        state=settings.state_dir / "node",
+        image_max_bytes=settings.node_image_max_bytes,
+    )
+    try:
+        await asyncio.to_thread(cluster.check)
+        relay = Tunnel(sockets=settings.socket_dir, tls=tls)
+        host, port = address
+        async with serving_cluster(cluster, relay, host=host, port=port, tls=tls, drain_s=settings.node_drain_s):
+            logger.info("node_ready listen=%s relay_port=%d", settings.node_listen, port + 1)
+            yield
+    finally:
+        await cluster.aclose()
 
 
 def listen_address(text: str) -> tuple[str, int]:

@@ -1,12 +1,12 @@
-"""TLS between the gateways and the machines of a cluster: who may talk to whom, and the certificates that say so.
+"""TLS between the gateways and the nodes of a cluster: the contexts of both sides, and their certificates.
 
-Both sides show a certificate of one CA and look at the other's: its signature, its dates, its usage (a node's is for
-servers, a gateway's for clients) and its name. The names are the same on every machine: machines come and go, and are
-found by address. So what a certificate proves is a part in the cluster, and whoever has a gateway's key can have every
-node make containers that the catalog allows.
+Both sides show a certificate of one CA. Each side checks the other certificate's signature, dates, usage and name. A
+node's certificate is for servers, and a gateway's is for clients. The names are the same on all machines, because
+machines come and go and are found by address. So a certificate proves a role in the cluster. A holder of a gateway's
+key can have every node make containers that the catalog allows.
 
-The contexts look at the other's name themselves, in the handshake: Python's own check is for clients only, and would
-compare a node's with the address by which it was reached.
+A gateway gives `NODE_NAME` as the server's name. Python checks names for clients only, so each connection compares the
+other name itself after the handshake.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from __future__ import annotations
 import datetime
 import os
 import ssl
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,7 +28,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from gateway.core.errors import ConfigError
 
 NODE_NAME: Final = "node.env-gateway"
-"""What a node's certificate is for; a client may give it as the server's name, whatever address it connects to."""
+"""The name in a node's certificate. Clients give it as the server's name at every address."""
 GATEWAY_NAME: Final = "gateway.env-gateway"
 """What a gateway's certificate is for."""
 CA_FILE, GATEWAY_FILES, NODE_FILES = (
@@ -39,15 +39,21 @@ CA_FILE, GATEWAY_FILES, NODE_FILES = (
 """Of `make_certificates`: certificate and key."""
 CLOCKS_DIFFER: Final = datetime.timedelta(hours=1)
 """Certificates are good from so long before they were made: machines' clocks differ."""
+_CA_NAME: Final = "env-gateway cluster CA"
 _FILE_MAX_BYTES: Final = 2**20
-_USAGES = {NODE_NAME: ExtendedKeyUsageOID.SERVER_AUTH, GATEWAY_NAME: ExtendedKeyUsageOID.CLIENT_AUTH}
+_USAGES = {
+    NODE_NAME: (ExtendedKeyUsageOID.SERVER_AUTH, "serverAuth"),
+    GATEWAY_NAME: (ExtendedKeyUsageOID.CLIENT_AUTH, "clientAuth"),
+}
+_Extensions = Sequence[tuple[x509.ExtensionType, bool]]
+"""Each with whether it is critical."""
 
 
 # -- contexts
 
 
 def server_context(ca: Path, cert: Path, key: Path) -> ssl.SSLContext:
-    """Make a node's context: it serves clients with a gateway's certificate and nobody else.
+    """Make a node's context, which serves only clients with a gateway's certificate.
 
     Raises:
         ConfigError: a file is missing, not what it should be, out of date, or does not go with the others.
@@ -56,7 +62,7 @@ def server_context(ca: Path, cert: Path, key: Path) -> ssl.SSLContext:
 
 
 def client_context(ca: Path, cert: Path, key: Path) -> ssl.SSLContext:
-    """Make a gateway's context: it talks to servers with a node's certificate, at any address, and to nobody else.
+    """Make a gateway's context, which connects only to servers with a node's certificate, as `NODE_NAME`.
 
     Raises:
         ConfigError: as `server_context`.
@@ -66,7 +72,7 @@ def client_context(ca: Path, cert: Path, key: Path) -> ssl.SSLContext:
 
 def _context(protocol: int, name: str, ca: Path, cert: Path, key: Path) -> ssl.SSLContext:
     _check_files(name, ca, cert, key)
-    context = _Context(protocol)
+    context = ssl.SSLContext(protocol)
     context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
     if protocol == ssl.PROTOCOL_TLS_SERVER:
@@ -76,69 +82,17 @@ def _context(protocol: int, name: str, ca: Path, cert: Path, key: Path) -> ssl.S
         context.load_cert_chain(cert, key)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(f"{ca}, {cert}, {key}: {error.strerror or error}") from error
-    context.sslsocket_class, context.sslobject_class = (
-        (_NodesSocket, _NodesObject) if protocol == ssl.PROTOCOL_TLS_SERVER else (_GatewaysSocket, _GatewaysObject)
-    )
+    context.sslobject_class = _Connection  # which event loops use; nothing here wraps a plain socket
     return context
 
 
-class _Context(ssl.SSLContext):
-    """Asks for a node by its name, by whatever address it is reached."""
-
-    def wrap_socket(self, *args: Any, **options: Any) -> ssl.SSLSocket:
-        """As the base class."""
-        if self.protocol == ssl.PROTOCOL_TLS_CLIENT:
-            options["server_hostname"] = NODE_NAME
-        return super().wrap_socket(*args, **options)
-
-    def wrap_bio(
-        self,
-        incoming: ssl.MemoryBIO,
-        outgoing: ssl.MemoryBIO,
-        server_side: bool = False,
-        server_hostname: str | bytes | None = None,
-        session: ssl.SSLSession | None = None,
-    ) -> ssl.SSLObject:
-        """As the base class."""
-        if self.protocol == ssl.PROTOCOL_TLS_CLIENT:
-            server_hostname = NODE_NAME
-        return super().wrap_bio(incoming, outgoing, server_side, server_hostname, session)
-
-
-class _NodesObject(ssl.SSLObject):
-    """A connection of a node's, over asyncio."""
+class _Connection(ssl.SSLObject):
+    """A connection of either side, over an event loop."""
 
     def do_handshake(self) -> None:
-        """Look at the client's name too."""
+        """Check the other side's name too, also if a library has switched off Python's own check."""
         super().do_handshake()
-        _require(self.getpeercert(), GATEWAY_NAME)
-
-
-class _GatewaysObject(ssl.SSLObject):
-    """A connection of a gateway's, over asyncio."""
-
-    def do_handshake(self) -> None:
-        """Look at the server's name, also where a library has turned Python's own look off."""
-        super().do_handshake()
-        _require(self.getpeercert(), NODE_NAME)
-
-
-class _NodesSocket(ssl.SSLSocket):
-    """A connection of a node's, over a plain socket."""
-
-    def do_handshake(self, block: bool = False) -> None:
-        """Look at the client's name too."""
-        super().do_handshake(block)
-        _require(self.getpeercert(), GATEWAY_NAME)
-
-
-class _GatewaysSocket(ssl.SSLSocket):
-    """A connection of a gateway's, over a plain socket."""
-
-    def do_handshake(self, block: bool = False) -> None:
-        """Look at the server's name too."""
-        super().do_handshake(block)
-        _require(self.getpeercert(), NODE_NAME)
+        _require(self.getpeercert(), GATEWAY_NAME if self.server_side else NODE_NAME)
 
 
 def _require(certificate: Any, name: str) -> None:
@@ -156,8 +110,7 @@ def _check_files(name: str, ca: Path, cert: Path, key: Path) -> None:
     """Say what is wrong with the files in words; OpenSSL's own are hard to read."""
     authorities, chain = _certificates(ca), _certificates(cert)
     own = chain[0]
-    private = _private_key(key)
-    if _public_bytes(own.public_key()) != _public_bytes(private.public_key()):
+    if own.public_key() != _private_key(key).public_key():
         raise ConfigError(f"{key} is not the key of the certificate {cert}")
     _check_dates(cert, own)
     _check_part(cert, own, name)
@@ -185,12 +138,9 @@ def _check_part(path: Path, certificate: x509.Certificate, name: str) -> None:
         raise ConfigError(f"{path} does not say that it is for {name}: {error}") from error
     if name not in names:
         raise ConfigError(f"{path} is a certificate for {', '.join(names) or 'nobody'}, and not for {name}")
-    if _USAGES[name] not in usages:
-        raise ConfigError(f"{path} lacks the extended key usage {_usage_name(name)}")
-
-
-def _usage_name(name: str) -> str:
-    return "serverAuth" if name == NODE_NAME else "clientAuth"
+    usage, shown = _USAGES[name]
+    if usage not in usages:
+        raise ConfigError(f"{path} lacks the extended key usage {shown}")
 
 
 def _issued(issuer: x509.Certificate, certificate: x509.Certificate) -> bool:
@@ -199,11 +149,6 @@ def _issued(issuer: x509.Certificate, certificate: x509.Certificate) -> bool:
     except (ValueError, TypeError, InvalidSignature):
         return False
     return True
-
-
-def _public_bytes(key: Any) -> bytes:
-    found: bytes = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
-    return found
 
 
 def _certificates(path: Path) -> Sequence[x509.Certificate]:
@@ -248,8 +193,10 @@ def make_certificates(directory: Path, *, days: int) -> None:
         if taken:
             raise ConfigError(f"{directory} has {', '.join(taken)} already, and nothing is overwritten")
         for name, content in files.items():
-            _write_new(directory / name, content, 0o600 if name.endswith("-key.pem") else 0o644)
-            written.append(directory / name)
+            opener = partial(os.open, mode=0o600 if name.endswith("-key.pem") else 0o644)
+            with open(directory / name, "xb", opener=opener) as file:
+                written.append(directory / name)
+                file.write(content)
     except OSError as error:
         for path in written:
             path.unlink(missing_ok=True)
@@ -263,51 +210,42 @@ def _new_files(days: int) -> dict[str, bytes]:
     except OverflowError as error:
         raise ConfigError(f"{days} days are more than a certificate can say") from error
     authority_key = ec.generate_private_key(ec.SECP256R1())
-    subject = _subject("env-gateway cluster CA")
-    begun = _begun(subject, subject, authority_key.public_key(), begins, ends)
-    authority = (
-        begun.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_key_usage(signs_certificates=True), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key()), critical=False)
-        .sign(authority_key, hashes.SHA256())
-    )
-    files = dict(zip(CA_FILE, (_pem(authority), _key_pem(authority_key)), strict=True))
-    for name, names in ((GATEWAY_NAME, GATEWAY_FILES), (NODE_NAME, NODE_FILES)):
-        key = ec.generate_private_key(ec.SECP256R1())
-        extensions: Iterable[tuple[x509.ExtensionType, bool]] = (
-            (x509.BasicConstraints(ca=False, path_length=None), True),
-            (_key_usage(signs_certificates=False), True),
-            (x509.ExtendedKeyUsage([_USAGES[name]]), False),
-            (x509.SubjectAlternativeName([x509.DNSName(name)]), False),
-            (x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False),
-            (x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), False),
+
+    def signed(name: str, key: ec.EllipticCurvePrivateKey, extensions: _Extensions) -> tuple[bytes, bytes]:
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(_common_name(name))
+            .issuer_name(_common_name(_CA_NAME))
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(begins)
+            .not_valid_after(ends)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         )
-        builder = _begun(_subject(name), subject, key.public_key(), begins, ends)
         for extension, is_critical in extensions:
             builder = builder.add_extension(extension, critical=is_critical)
-        files |= zip(names, (_pem(builder.sign(authority_key, hashes.SHA256())), _key_pem(key)), strict=True)
+        pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+        certificate = builder.sign(authority_key, hashes.SHA256()).public_bytes(pem)
+        return certificate, key.private_bytes(pem, pkcs8, serialization.NoEncryption())
+
+    authority: _Extensions = (
+        (x509.BasicConstraints(ca=True, path_length=0), True),
+        (_key_usage(signs_certificates=True), True),
+    )
+    files = dict(zip(CA_FILE, signed(_CA_NAME, authority_key, authority), strict=True))
+    for name, names in ((GATEWAY_NAME, GATEWAY_FILES), (NODE_NAME, NODE_FILES)):
+        extensions: _Extensions = (
+            (x509.BasicConstraints(ca=False, path_length=None), True),
+            (_key_usage(signs_certificates=False), True),
+            (x509.ExtendedKeyUsage([_USAGES[name][0]]), False),
+            (x509.SubjectAlternativeName([x509.DNSName(name)]), False),
+            (x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), False),
+        )
+        files |= zip(names, signed(name, ec.generate_private_key(ec.SECP256R1()), extensions), strict=True)
     return files
 
 
-def _begun(
-    subject: x509.Name,
-    issuer: x509.Name,
-    key: ec.EllipticCurvePublicKey,
-    begins: datetime.datetime,
-    ends: datetime.datetime,
-) -> x509.CertificateBuilder:
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(begins)
-        .not_valid_after(ends)
-    )
-
-
-def _subject(name: str) -> x509.Name:
+def _common_name(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
@@ -323,24 +261,3 @@ def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
         encipher_only=False,
         decipher_only=False,
     )
-
-
-def _pem(certificate: x509.Certificate) -> bytes:
-    return certificate.public_bytes(serialization.Encoding.PEM)
-
-
-def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-
-
-def _write_new(path: Path, data: bytes, mode: int) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-    except OSError:
-        with suppress(OSError):
-            path.unlink()
-        raise

@@ -13,6 +13,7 @@ import asyncio
 import logging
 import socket
 import ssl
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, cast
 
@@ -93,11 +94,9 @@ class Tunnel:
 
     async def _emptied(self, within_s: float) -> None:
         self._is_empty.clear()
-        waiting = asyncio.ensure_future(self._is_empty.wait())
-        try:
-            await asyncio.wait({waiting}, timeout=within_s)
-        finally:
-            waiting.cancel()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._is_empty.wait()
 
     def admit(self, channel: _Channel) -> bool:
         """Count *channel*; whether there is room for it."""

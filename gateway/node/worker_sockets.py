@@ -59,26 +59,19 @@ def _try(sockets: Path, worker: str, name: str) -> socket.socket | None:
             root = opened(sockets, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, None)
             folder = opened(worker, _PATH | os.O_DIRECTORY, root)
             file = opened(name, _PATH, folder)
+            connection = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         except OSError as error:
             raise Unreachable(f"worker {worker} has no {name} here: {error.strerror}") from error
         if not stat.S_ISSOCK(os.fstat(file).st_mode):
             raise Unreachable(f"{name} of worker {worker} is not a socket")
-        return _connected(f"/proc/self/fd/{file}", f"worker {worker} does not listen at {name}")
-
-
-def _connected(path: str, otherwise: str) -> socket.socket | None:
-    connection: socket.socket | None = None
-    try:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.setblocking(False)
-        connection.connect(path)
-    except OSError as error:
-        if connection is not None:
-            connection.close()
-        if isinstance(error, BlockingIOError):
+        try:
+            connection.setblocking(False)
+            connection.connect(f"/proc/self/fd/{file}")
+        except BlockingIOError:
             return None
-        raise Unreachable(f"{otherwise}: {error.strerror}") from error
-    return connection
+        except OSError as error:
+            raise Unreachable(f"worker {worker} does not listen at {name}: {error.strerror}") from error
+        return socket.socket(fileno=connection.detach())
 
 
 HEAD_MAX_BYTES: Final = 256 * 1024

@@ -47,8 +47,8 @@ class PlanExecutor:
         self._store = store
         self._backend = backend
         self._catalog = catalog
-        self._starts = starts
-        self._stops = stops
+        self.starts = starts
+        self.stops = stops
         self._pausing = pausing
         self._reload = reload
         self._tasks = tasks
@@ -80,8 +80,8 @@ class PlanExecutor:
         for id in wanted.stop:
             self._stop_soon(id, name, "idle")
         await self._end_abandoned(load, name, own, fence)
-        is_tried = not wanted.start and self._starts.wants_trial(name, load)
-        if (wanted.start or is_tried) and not self._starts.is_put_off(name) and self._reload.may_start(name):
+        is_tried = not wanted.start and self.starts.wants_trial(name, load)
+        if (wanted.start or is_tried) and not self.starts.is_put_off(name) and self._reload.may_start(name):
             for _ in range(wanted.start or 1):
                 await self._begin_start(environment)
 
@@ -113,14 +113,14 @@ class PlanExecutor:
         """End what a leader began that is gone: nobody waits for its readiness."""
         for entry in load.workers:
             id = entry.worker.id
-            if entry.worker.state is WorkerState.STARTING and id not in own and id not in self._stops:
+            if entry.worker.state is WorkerState.STARTING and id not in own and id not in self.stops:
                 since = await self._store.worker(id)
                 if since is not None and since.state is not WorkerState.STARTING:
                     continue  # who led before lives, and has made it ready since the look: it may serve sessions
                 # The store first, which refuses one that does not lead any more: it may be the new leader's. It keeps
                 # the worker's place until that is gone: its container may be there already, or still come.
                 if await self._store.drain_worker(id, only_if_idle=True, fence=fence):
-                    self._stops.stop_soon(id, name, "start abandoned", again_after_s=COMES_S)
+                    self.stops.stop_soon(id, name, "start abandoned", again_after_s=COMES_S)
 
     async def _begin_start(self, environment: Environment) -> None:
         worker = Worker(
@@ -132,11 +132,11 @@ class PlanExecutor:
         )
         if environment.server.url:
             worker = static_worker(environment)
-        await self._starts.begin(worker)
-        self._tasks.spawn(self._starts.run(worker, environment))
+        await self.starts.begin(worker)
+        self._tasks.spawn(self.starts.run(worker, environment))
 
     def _stop_soon(self, id: WorkerId, name: EnvironmentName, reason: str) -> None:
-        if id in self._starts:
-            self._starts.give_up(id)
+        if id in self.starts:
+            self.starts.give_up(id)
         else:
-            self._stops.stop_soon(id, name, reason)
+            self.stops.stop_soon(id, name, reason)

@@ -26,8 +26,6 @@ from gateway.pool.executor import PlanExecutor
 from gateway.pool.expiry import Expiry
 from gateway.pool.leadership import Leadership
 from gateway.pool.planner import Planner
-from gateway.pool.starts import WorkerStarts
-from gateway.pool.stops import WorkerStops
 from gateway.pool.suspects import SuspectWorkers
 
 logger = logging.getLogger(__name__)
@@ -49,8 +47,6 @@ class ControlLoop:
         leadership: Leadership,
         planner: Planner,
         executor: PlanExecutor,
-        starts: WorkerStarts,
-        stops: WorkerStops,
         expiry: Expiry,
         suspects: SuspectWorkers,
         tasks: BackgroundTasks,
@@ -60,8 +56,8 @@ class ControlLoop:
         self._leadership = leadership
         self._planner = planner
         self._executor = executor
-        self._starts = starts
-        self._stops = stops
+        self._starts = executor.starts
+        self._stops = executor.stops
         self._expiry = expiry
         self._suspects = suspects
         self._tasks = tasks

@@ -273,10 +273,7 @@ class WorkerStarts:
             fence = self._lease.fence
             if not fence:
                 return  # another replica leads, and starts workers of its own: 0 would say that nobody has to
-            if broken_s:
-                await self._store.open_breaker(name, message, for_s=broken_s, fence=fence)
-            else:
-                await self._store.fail_waiting(name, message, fence=fence)
+            await self._store.fail_waiting(name, message, for_s=broken_s, fence=fence)
 
 
 class _GivenUp(Exception):

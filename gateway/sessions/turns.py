@@ -11,8 +11,7 @@ import time
 from typing import Final
 
 from gateway.core.episode import StepResult
-from gateway.core.errors import AuthorFault, StoreUnavailable
-from gateway.core.faults import Fault, FaultKind
+from gateway.core.errors import AuthorFault, StoreUnavailable, author_fault
 from gateway.core.ports.store import SessionStore
 from gateway.sessions.cache import CachedSession
 from gateway.sessions.fault_log import log_faults
@@ -74,7 +73,7 @@ class TurnCounter:
 
 def _without_reward(entry: CachedSession, turn: int) -> AuthorFault:
     message = f"the environment ended the episode, and gave no reward in any of its {turn} turns (null, or NaN)"
-    error = AuthorFault(message, faults=(Fault(FaultKind.AUTHOR, "reward", message),))
+    error = author_fault(message, "reward")
     log_faults(entry.session, error.faults)
     return error
 

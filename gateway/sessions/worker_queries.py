@@ -19,13 +19,13 @@ from typing import Any, Final, Generic, TypeVar
 
 from gateway.core.environment import Environment, Split, TaskSpec, UpstreamKind
 from gateway.core.errors import (
-    EnvironmentUnavailable,
     UpstreamGone,
     UpstreamTimeout,
     unknown_split,
 )
 from gateway.core.ids import EnvironmentName, Owner, session_id
 from gateway.core.ports.store import Store
+from gateway.core.ports.tasks import BeingReplaced
 from gateway.core.ports.upstream import WorkerUpstream
 from gateway.core.session import CloseReason, SessionRequest
 from gateway.core.worker import Worker, WorkerState, WorkerTasks
@@ -105,10 +105,6 @@ class TaskPages:
 
     def _drop(self, key: tuple[str, int]) -> None:
         self._bytes -= sum(map(len, self._pages.pop(key, ())))
-
-
-class BeingReplaced(EnvironmentUnavailable):
-    """The workers that could be asked are just being replaced by those of another make."""
 
 
 Question = Callable[[Worker, Environment], Awaitable[T]]

@@ -15,9 +15,8 @@ from pathlib import Path
 from gateway.core.environment import Environment
 from gateway.core.errors import ConfigError
 from gateway.core.ids import EnvironmentName
-from gateway.tasks.documents import read_split
 from gateway.tasks.registry import TaskRegistry
-from gateway.tasks.split_view import SplitView, indexed
+from gateway.tasks.split_view import SplitView, read_split
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +86,7 @@ class TaskFileWatch:
         try:
             if not found:  # a folder that was unmounted must not take every task with it
                 raise ConfigError(f"{directory}: no <split>.jsonl in it")
-            views |= await asyncio.to_thread(lambda: {path.stem: indexed(read_split(path)) for path in changed})
+            views |= await asyncio.to_thread(lambda: {path.stem: read_split(path) for path in changed})
         except ConfigError as error:
             logger.error("task_files_refused environment=%s error=%s", environment, error.detail)
             folder.refused = found

@@ -22,14 +22,14 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from gateway.core.curriculum import PREFIX
 from gateway.core.environment import Environment, ServerProtocol, Split, SplitType, TaskSpec, UpstreamKind
 from gateway.core.errors import UnknownTask, unknown_index, unknown_split
 from gateway.core.ids import EnvironmentName
+from gateway.core.ports.tasks import TaskQueries
 from gateway.core.session import SessionSetup
-from gateway.core.worker import WorkerTasks
 from gateway.tasks.curricula.indices import CurriculumIndices, is_index, places_of, spec_of
 from gateway.tasks.curricula.service import Curricula
 from gateway.tasks.runtime import RuntimeTasks
@@ -39,32 +39,12 @@ T = TypeVar("T")
 SEARCHED_AT_ONCE: Final = 256
 
 
-class TaskQueries(Protocol):
-    """Asks workers for the tasks that they have: `gateway.sessions.worker_queries.WorkerQueries`."""
-
-    async def registered(self, environment: Environment) -> WorkerTasks:
-        """The tasks that they know by id."""
-        ...
-
-    async def splits(self, environment: Environment) -> list[Split]:
-        """The splits that they have."""
-        ...
-
-    async def count(self, environment: Environment, split: str) -> int:
-        """How many tasks one has. Raises ``UnknownSplit``."""
-        ...
-
-    async def tasks(self, environment: Environment, split: str, start: int, stop: int) -> list[TaskSpec]:
-        """Tasks of one. Raises ``UnknownSplit``."""
-        ...
-
-
 class TaskLookup:
     """Finds tasks for the frontends."""
 
-    def __init__(self, tasks: RuntimeTasks, *, queries: TaskQueries, curricula: Curricula | None = None) -> None:
+    def __init__(self, tasks: RuntimeTasks, *, queries: TaskQueries, curricula: Curricula) -> None:
         self.registry = tasks.registry
-        self.handles = CurriculumIndices(curricula)
+        self.indices = CurriculumIndices(curricula)
         self._tasks = tasks
         self._queries = queries
         self._counts: dict[EnvironmentName, dict[str, int]] = {}
@@ -82,24 +62,33 @@ class TaskLookup:
 
         A drawn task's place in its group is given back if what is inside fails. Raises as `RuntimeTasks.admit`.
         """
-        with self.handles.held(setup.ticket) if setup.ticket is not None else contextlib.nullcontext():
+        with self.indices.held(setup.ticket) if setup.ticket is not None else contextlib.nullcontext():
             await self._admit(environment, setup)
             yield
 
     async def _admit(self, environment: Environment, setup: SessionSetup) -> None:
         # Only a limit of ours: an image's own tasks may mean anything by the word.
-        is_ours = not setup.split and isinstance(setup.spec.get("rate_limit"), Mapping)
-        if is_ours or not environment.server.is_foreign:
-            await self._tasks.admit(setup.spec, environment.name)
+        limit = setup.spec.get("rate_limit")
+        if limit is None or (environment.server.is_foreign and (setup.split or not isinstance(limit, Mapping))):
+            return
+        await self._tasks.admit(setup.spec, environment.name)
 
     async def refresh(self) -> None:
         """Take over what other replicas were given, if the store answers: for listings."""
         await self._tasks.refresh()
-        await self.handles.refresh()
+        await self.indices.refresh()
 
     async def sure(self, look_up: Callable[[], T]) -> T:
-        """What *look_up* finds in the registry as it is, or else once it is up to date. Raises as there."""
-        return await self._tasks.sure(look_up)
+        """Return what *look_up* finds in the registry, or else what it finds once the registry is up to date.
+
+        Raises:
+            UnknownTask: As *look_up*.
+            StoreUnavailable: No task is known and the store does not answer. It never means "not found".
+        """
+        try:
+            return look_up()
+        except UnknownTask:
+            return await self._tasks.sure(look_up)
 
     # -- by split and index ---------------------------------------------------------------------------------------
 
@@ -109,12 +98,32 @@ class TaskLookup:
         if self.asks(environment):
             names = {split.name for split in known}
             known = [*known, *(split for split in await self._queries.splits(environment) if split.name not in names)]
-        return [*known, *(Split(name, SplitType.TRAIN) for name in self.handles.splits(environment))]
+        return [*known, *(Split(name, SplitType.TRAIN) for name in self.indices.splits(environment))]
+
+    async def is_curriculums(self, environment: Environment, split: str) -> bool:
+        """Return True if the tasks of *split* are drawn by a curriculum."""
+        return split.startswith(PREFIX) and await self.indices.next_of(environment, split) is not None
+
+    def registered_splits(self, environment: Environment) -> list[str]:
+        """Return the names of the registry's splits."""
+        return [one.name for one in self.registry.splits(environment.name)]
+
+    async def usual_split(self, environment: Environment, wanted: str) -> str | None:
+        """Return the split of a request that names none: *wanted*, or an image's first one. None: there is no split."""
+        if wanted in self.registered_splits(environment) or await self.is_curriculums(environment, wanted):
+            return wanted
+        splits = [split.name for split in await self.splits(environment)]
+        return wanted if wanted in splits else splits[0] if splits else None
+
+    async def areal_split(self, environment: Environment) -> str:
+        """Return the split that an AReaL sample's number is an index in, and whose tasks ``task/info`` counts."""
+        wanted = environment.areal.split
+        return wanted if not self.asks(environment) else await self.usual_split(environment, wanted) or wanted
 
     async def count(self, environment: Environment, split: str) -> int:
         """How many indices *split* has. Raises ``UnknownSplit``."""
-        if await self.handles.has(environment, split):
-            return await self.handles.count(environment, split)
+        if split.startswith(PREFIX) and (count := await self.indices.count(environment, split)) is not None:
+            return count
         if await self._is_registrys(environment, split):
             return await self.sure(lambda: self.registry.count(environment.name, split))
         count = await self._queries.count(environment, split)
@@ -123,16 +132,16 @@ class TaskLookup:
 
     async def raw(self, environment: Environment, split: str, index: int) -> bytes:
         """One task as compact JSON; -1 is the last one. Raises ``UnknownSplit``, ``UnknownTask``."""
-        if await self.handles.has(environment, split):
-            return _compact((await self.handles.at(environment, split, index)).spec)
+        if split.startswith(PREFIX) and (index_ref := await self.indices.at(environment, split, index)) is not None:
+            return _compact(index_ref.spec)
         if await self._is_registrys(environment, split):
             return await self.sure(lambda: self.registry.raw(environment.name, split, index))
         return _compact(await self._own(environment, split, index))
 
     async def at(self, environment: Environment, split: str, index: int) -> TaskRef:
         """One task, parsed; -1 is the last one. Raises ``UnknownSplit``, ``UnknownTask``."""
-        if await self.handles.has(environment, split):
-            return await self.handles.at(environment, split, index)
+        if split.startswith(PREFIX) and (index_ref := await self.indices.at(environment, split, index)) is not None:
+            return index_ref
         if await self._is_registrys(environment, split):
             return await self.sure(lambda: self._registered_at(environment, split, index))
         count = await self.count(environment, split)
@@ -146,8 +155,8 @@ class TaskLookup:
             UnknownSplit: there is no such split.
             InvalidRequest: an image has too many to be listed at once.
         """
-        if await self.handles.has(environment, split):
-            places = places_of(split, start, stop, await self.count(environment, split))
+        if split.startswith(PREFIX) and (count := await self.indices.count(environment, split)) is not None:
+            places = places_of(split, start, stop, count)
             return [_compact(spec_of(split, index)) for index in places]
         if await self._is_registrys(environment, split):
             return await self.sure(lambda: self.registry.range(environment.name, split, start, stop))
@@ -176,20 +185,9 @@ class TaskLookup:
             UnknownTask: there is none.
         """
         for id in ids:
-            if (handle := await self.handles.named(environment, id)) is not None:
+            if id.startswith(PREFIX) and (handle := await self.indices.named(environment, id)) is not None:
                 return handle
         return await self.sure(lambda: self._found(environment, ids, prefer))
-
-    async def get(self, environment: Environment, id: str) -> TaskRef:
-        """The registry's task of this id or alias. Raises as `TaskRegistry.get`."""
-        if (handle := await self.handles.named(environment, id)) is not None:
-            return handle
-
-        def look_up() -> TaskRef:
-            spec, split, index = self.registry.get(environment.name, id)
-            return TaskRef(spec=spec, split=split, index=index)
-
-        return await self.sure(look_up)
 
     async def images_own(self, environment: Environment, id: str) -> TaskRef | None:
         """The task of the workers' own that *id* means; None if it means none.
@@ -205,7 +203,7 @@ class TaskLookup:
             return await self.at(environment, split, int(number))
         if environment.protocol is ServerProtocol.AREAL:
             if is_index(id):
-                return await self.at(environment, self.usual(splits, environment.areal.split), int(id))
+                return await self.at(environment, await self.areal_split(environment), int(id))
             return TaskRef(spec={"id": id, "sample_id": id}, is_images=True)
         return None
 
@@ -238,18 +236,13 @@ class TaskLookup:
                 for index, task in enumerate(some, start):
                     yield (split.name, index), task
 
-    @staticmethod
-    def usual(splits: Sequence[str], wanted: str) -> str:
-        """The split that is meant where a request names none: *wanted*, or the first where an image has no such one."""
-        return wanted if wanted in splits or not splits else splits[0]
-
     async def drawn(self, environment: Environment, offer: TaskRef) -> TaskRef:
         """The task that *offer* stands for; its ticket is to be given back by `CurriculumIndices.held` unless used.
 
         Raises:
             InvalidRequest, UnknownTask, StoreUnavailable: as `CurriculumIndices.drawn`.
         """
-        return await self.handles.drawn(offer, partial(self.at, environment))
+        return await self.indices.drawn(offer, partial(self.at, environment))
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
@@ -259,22 +252,19 @@ class TaskLookup:
         Raises:
             UnknownSplit: neither has it; of an environment whose workers are not asked the registry says so.
         """
-        if not self.asks(environment) or split in self._registered_splits(environment):
+        if not self.asks(environment) or split in self.registered_splits(environment):
             return True
         own = [one.name for one in await self._queries.splits(environment)]
         if split in own:
             return False
 
         def look_up() -> bool:
-            registered = self._registered_splits(environment)
+            registered = self.registered_splits(environment)
             if split not in registered:
                 raise unknown_split(split, [*registered, *own])
             return True
 
         return await self.sure(look_up)
-
-    def _registered_splits(self, environment: Environment) -> list[str]:
-        return [one.name for one in self.registry.splits(environment.name)]
 
     def _found(self, environment: Environment, ids: Sequence[str], prefer: str) -> TaskRef:
         unknown = UnknownTask("no task")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -25,8 +25,7 @@ from gateway.core.errors import (
 )
 from gateway.core.ids import EnvironmentName
 from gateway.core.ports.tasks import StoredTask, TaskStore
-from gateway.tasks.documents import read_split
-from gateway.tasks.split_view import ORDER, Added, SplitView, indexed, merged, rank, read
+from gateway.tasks.split_view import ORDER, Added, SplitView, indexed, merged, rank, read, read_split
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,28 +65,25 @@ class TaskRegistry:
         self.version = ""
         """Of the store's tasks that are known; empty: none yet."""
         # Built once, so that a look-up never walks a large split.
-        self._files = {
-            environment: {name: indexed(some[name]) for name in sorted(some, key=rank)}
-            for environment, some in splits.items()
-        }
-        self._views: dict[EnvironmentName, dict[str, SplitView]] = {
-            environment: dict(some) for environment, some in self._files.items()
-        }
+        self._files: dict[EnvironmentName, dict[str, SplitView]] = {}
+        self._views: dict[EnvironmentName, dict[str, SplitView]] = {}
         self._added: dict[EnvironmentName, dict[str, Added]] = {}
-        self._env_types: dict[EnvironmentName, set[str]] = {name: {name} for name in (*self._files, *(env_types or {}))}
-        for name, others in (env_types or {}).items():
-            self._env_types[name].update(others)
+        self._env_types: dict[EnvironmentName, set[str]] = {}
         self._refreshing = asyncio.Lock()
         self._refreshes = 0
         self._refreshed = 0
+        others = env_types or {}
+        for name in (*splits, *others):
+            views = {split: indexed(tasks) for split, tasks in splits.get(name, {}).items()}
+            self.offer(name, views, others.get(name, ()))
 
     def offer(
-        self, environment: EnvironmentName, splits: Mapping[str, Sequence[bytes]], env_types: Sequence[str] = ()
+        self, environment: EnvironmentName, splits: Mapping[str, SplitView], env_types: Sequence[str] = ()
     ) -> None:
-        """Add the tasks of an environment that is offered from now on; one that is known keeps those that it has."""
+        """Add the tasks of an environment that is offered from now on; a known environment keeps its tasks."""
         if environment in self._env_types:
             return
-        self._files[environment] = {name: indexed(splits[name]) for name in sorted(splits, key=rank)}
+        self._files[environment] = {name: splits[name] for name in sorted(splits, key=rank)}
         self._views[environment] = dict(self._files[environment])
         self._env_types[environment] = {environment, *env_types}
 
@@ -96,13 +92,13 @@ class TaskRegistry:
 
         Args:
             environment: Whose files they are.
-            views: By split: what its file has now (`indexed`), or None where the file is gone.
+            views: By split: what its file has now, or None where the file is gone.
 
         Returns:
             For people: each split that has other tasks now, as ``name:before→after`` in numbers of the files' tasks.
         """
         files = self._files.setdefault(environment, {})
-        none = SplitView((), {}, {})
+        none = SplitView()
         changed: dict[str, str] = {}
         for split, view in views.items():
             before, now = files.get(split, none).tasks, (view or none).tasks
@@ -111,8 +107,7 @@ class TaskRegistry:
                 files.pop(split, None)
                 if view is not None:
                     files[split] = view
-        added = self._added.get(environment, {}).values()
-        self._rebuild(environment, {split: [one for one in added if one.stored.split == split] for split in changed})
+        self._rebuild(environment, changed)
         return list(changed.values())
 
     # -- by split and index ---------------------------------------------------------------------------------------
@@ -228,18 +223,12 @@ class TaskRegistry:
             entries.append(entry)
         return entries, ""
 
-    def is_in_file(self, environment: EnvironmentName, name: str) -> str | None:
-        """The split of the file that has a task of this id or alias; None if there is none."""
-        files = self._files.get(environment, {})
-        return next((split for split, view in files.items() if name in view.names), None)
-
-    def owner(self, environment: EnvironmentName, name: str) -> str | None:
-        """The id of the task that came at run time and has this id or alias; None if there is none."""
-        for view in self._views.get(environment, {}).values():
-            index = view.names.get(name)
-            if index is not None and (added := view.added.get(index)) is not None:
-                return added.stored.id
-        return None
+    def holders(self, environment: EnvironmentName, name: str) -> Iterator[tuple[str, StoredTask | None]]:
+        """Give each split that has a task of this id or alias, with the task if it came at run time; None: a file's."""
+        for split, view in self._views.get(environment, {}).items():
+            if (index := view.names.get(name)) is not None:
+                added = view.added.get(index)
+                yield split, added.stored if added is not None else None
 
     def first_added(self, environment: EnvironmentName, split: str) -> int:
         """The index of a split's first place for tasks that come at run time: how many its file has."""
@@ -259,21 +248,15 @@ class TaskRegistry:
     def _entries(
         self, environment: EnvironmentName | None, tag: str | None, split: str | None, after: tuple[str, str, int]
     ) -> Iterator[TaskEntry]:
-        begun = after == ("", "", -1)
         last_environment, last_split, last_index = after
-        for name in sorted(self._views):
-            if (environment is not None and name != environment) or (not begun and name < last_environment):
-                continue
-            splits = self._views[name]
-            skipped = name == last_environment and not begun
-            for one, view in splits.items():
-                if skipped and rank(one) < rank(last_split):
+        last = (last_environment, rank(last_split))
+        for name in sorted(self._views) if environment is None else [environment]:
+            for one, view in self._views.get(name, {}).items():
+                here = (name, rank(one))
+                if here < last or split not in (None, one):
                     continue
-                first = last_index + 1 if skipped and one == last_split else 0
-                if split is not None and one != split:
-                    continue
-                indices = range(first, len(view.tasks)) if tag is None else view.tags.get(tag, ())
-                for index in indices:
+                first = last_index + 1 if here == last else 0
+                for index in range(first, len(view.tasks)) if tag is None else view.tags.get(tag, ()):
                     if index >= first and view.tasks[index] is not None:
                         yield self._entry(name, one, index)
 
@@ -290,39 +273,34 @@ class TaskRegistry:
 
     # -- tasks of the store ---------------------------------------------------------------------------------------
 
-    async def refresh(self, store: TaskStore) -> bool:
-        """Take over what changed in *store*; whether something did. What is known stays if the store does not answer.
+    async def refresh(self, store: TaskStore) -> None:
+        """Take over what changed in *store*; what is known stays if the store does not answer.
 
-        Those that ask while a refresh is under way share the next one.
+        Callers that come while a refresh is under way share the next one.
 
         Raises:
-            StoreUnavailable: it does not answer.
+            StoreUnavailable: The store does not answer.
         """
         asked = self._refreshes
         async with self._refreshing:
             if self._refreshed > asked:
-                return True
+                return
             self._refreshes += 1
             number = self._refreshes
-            has_changed = await store.version() != self.version
-            if has_changed:
+            if await store.version() != self.version:
                 await self._follow(store)
             self._refreshed = number
-        return has_changed
 
     async def _follow(self, store: TaskStore) -> None:
-        version, is_whole = self.version, False
+        version, is_whole, is_last = self.version, False, False
         changed: dict[tuple[EnvironmentName, str], Added | None] = {}
-        while True:
+        while not is_last:
             page = await store.since(version)
             if page.is_whole:
                 changed, is_whole = {}, True
-            for task in page.tasks:
-                changed[task.environment, task.id] = read(task)
-            changed.update(dict.fromkeys(page.removed))
-            version = page.version
-            if page.is_last:
-                break
+            changed |= {(task.environment, task.id): read(task) for task in page.tasks}
+            changed |= dict.fromkeys(page.removed)
+            version, is_last = page.version, page.is_last
         # Applied in one go: nobody sees half a batch.
         if is_whole:
             gone = {(name, id): None for name, some in self._added.items() for id in some if (name, id) not in changed}
@@ -331,32 +309,30 @@ class TaskRegistry:
         self.version = version
 
     def _apply(self, changed: Mapping[tuple[EnvironmentName, str], Added | None]) -> None:
-        touched: set[tuple[EnvironmentName, str]] = set()
+        touched: dict[EnvironmentName, set[str]] = {}
         for (environment, id), added in changed.items():
             some = self._added.setdefault(environment, {})
-            before = some.pop(id, None)
-            if before is not None:
-                touched.add((environment, before.stored.split))
+            for one in (some.pop(id, None), added):
+                if one is not None:
+                    touched.setdefault(environment, set()).add(one.stored.split)
             if added is not None:
                 some[id] = added
-                touched.add((environment, added.stored.split))
-        for environment in {environment for environment, _ in touched}:
-            by_split: dict[str, list[Added]] = {split: [] for name, split in touched if name == environment}
-            for added in self._added[environment].values():
-                if added.stored.split in by_split:
-                    by_split[added.stored.split].append(added)
-            self._rebuild(environment, by_split)
+        for environment, splits in touched.items():
+            self._rebuild(environment, splits)
 
-    def _rebuild(self, environment: EnvironmentName, by_split: Mapping[str, Sequence[Added]]) -> None:
+    def _rebuild(self, environment: EnvironmentName, splits: Collection[str]) -> None:
+        """Put the views of *splits* together anew, of their files and of what came at run time."""
         files = self._files.get(environment, {})
+        added: dict[str, list[Added]] = {}
+        for one in self._added.get(environment, {}).values():
+            added.setdefault(one.stored.split, []).append(one)
         views = dict(self._views.get(environment, {}))
-        for split, added in by_split.items():
-            if added:
-                views[split] = merged(files.get(split, SplitView((), {}, {})), added)
+        for split in splits:
+            views.pop(split, None)
+            if split in added:
+                views[split] = merged(files.get(split, SplitView()), added[split])
             elif split in files:
                 views[split] = files[split]
-            else:
-                views.pop(split, None)
         self._views[environment] = dict(sorted(views.items(), key=lambda item: rank(item[0])))
 
     def _view(self, environment: EnvironmentName, split: str) -> SplitView:
@@ -388,21 +364,20 @@ def load_tasks(environments: Iterable[Environment]) -> TaskRegistry:
     Raises:
         ConfigError: a file is wrong (with file, line and reason), or a task folder has no split.
     """
-    found: dict[EnvironmentName, dict[str, Sequence[bytes]]] = {}
-    env_types: dict[EnvironmentName, Sequence[str]] = {}
+    registry = TaskRegistry({})
     for environment in environments:
-        env_types[environment.name] = environment.env_types
-        if environment.tasks is not None:
-            found[environment.name] = read_splits(environment.tasks)
-    return TaskRegistry(found, env_types=env_types)
+        registry.offer(environment.name, read_splits(environment.tasks), environment.env_types)
+    return registry
 
 
-def read_splits(folder: Path) -> dict[str, Sequence[bytes]]:
-    """Read the ``<split>.jsonl`` files of a folder.
+def read_splits(folder: Path | None) -> dict[str, SplitView]:
+    """Read the ``<split>.jsonl`` files of a task folder; an environment without a folder has no splits.
 
     Raises:
         ConfigError: a file is wrong (with file, line and reason), or there is none.
     """
+    if folder is None:
+        return {}
     paths = sorted(folder.glob("*.jsonl"), key=lambda path: rank(path.stem))
     if not paths:
         raise ConfigError(f"{folder}: no <split>.jsonl in it")

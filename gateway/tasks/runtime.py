@@ -12,17 +12,18 @@ import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from envserver.generic.task import schema_problems
 
+from gateway.catalog.catalog import Catalog
 from gateway.core.environment import Environment
 from gateway.core.errors import StoreUnavailable, TaskExists, TaskInvalid, TaskRateLimited, UnknownTask
 from gateway.core.ids import EnvironmentName
 from gateway.core.ports.tasks import StoredTask, TaskStore
 from gateway.tasks.documents import compact
 from gateway.tasks.registry import TaskRegistry
-from gateway.tasks.schema import GenericTask, RateLimit, parse
+from gateway.tasks.schema import parse
 
 logger = logging.getLogger(__name__)
 
@@ -40,12 +41,13 @@ class Checked:
     """A task that fits the schema, and the environment that it is for."""
 
     environment: Environment
-    task: GenericTask
+    task: dict[str, Any]
 
     @property
     def id(self) -> str:
-        """The task's id; tasks that are registered have one."""
-        return self.task.id or ""
+        """The task's id."""
+        id: str = self.task["id"]
+        return id
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +62,10 @@ class RegisteredTask:
     """False: it replaced another one of its id."""
 
 
-class Offering(Protocol):
-    """The part of the catalog that looks environments up; may be called in any thread."""
-
-    def offered(self, name: str) -> Environment | None:
-        """Return the environment on offer under *name*; None if there is none."""
-
-
 class RuntimeTasks:
     """The registry of a replica together with the store that all replicas share."""
 
-    def __init__(self, *, registry: TaskRegistry, store: TaskStore, catalog: Offering) -> None:
+    def __init__(self, *, registry: TaskRegistry, store: TaskStore, catalog: Catalog) -> None:
         self.registry = registry
         self._store = store
         self._catalog = catalog
@@ -129,8 +124,8 @@ class RuntimeTasks:
                 StoredTask(
                     environment=one.environment.name,
                     id=one.id,
-                    split=split or one.task.split or (had.split if had is not None else DEFAULT_SPLIT),
-                    body=compact(one.task.to_dict()),
+                    split=split or one.task.get("split") or (had.split if had is not None else DEFAULT_SPLIT),
+                    body=compact(one.task),
                     signed_by=signed_by,
                 )
             )
@@ -155,9 +150,9 @@ class RuntimeTasks:
             StoreUnavailable: the store does not answer.
         """
         if not await self._store.remove(environment, task_id):
-            split = self.registry.is_in_file(environment, task_id)
-            if split is not None:
-                raise UnknownTask(f"the task {task_id!r} of {environment!r} stands in the file of {split!r}")
+            for split, stored in self.registry.holders(environment, task_id):
+                if stored is None:
+                    raise UnknownTask(f"the task {task_id!r} of {environment!r} stands in the file of {split!r}")
             raise UnknownTask(f"Unknown task: {task_id}")
         await self.registry.refresh(self._store)
 
@@ -192,10 +187,6 @@ class RuntimeTasks:
             await self.registry.refresh(self._store)
             return look_up()
 
-    async def get(self, environment: EnvironmentName, task_id: str) -> tuple[dict[str, Any], str, int]:
-        """As `TaskRegistry.get`, and up to date. Raises ``StoreUnavailable`` too."""
-        return await self.sure(lambda: self.registry.get(environment, task_id))
-
     # -- beginning ------------------------------------------------------------------------------------------------
 
     async def admit(self, task: Mapping[str, Any], environment: EnvironmentName) -> None:
@@ -206,21 +197,20 @@ class RuntimeTasks:
             TaskInvalid: the limit is none.
             StoreUnavailable: the store does not answer.
         """
-        given = task.get("rate_limit")
-        if given is None:
+        limit = task.get("rate_limit")
+        if limit is None:
             return
-        try:
-            limit = RateLimit.model_validate(given)
-        except ValidationError as error:
-            problems = [(".".join(("rate_limit", *map(str, e["loc"]))), e["msg"]) for e in error.errors()]
-            raise TaskInvalid(problems) from None
+        problems = schema_problems({"rate_limit": limit})
+        if problems:
+            raise TaskInvalid(problems)
+        starts, per_s = int(limit["starts"]), float(limit["per_s"])
         name = str(task.get("id") or hashlib.sha256(compact(task)).hexdigest())
         # With the limit in the key, a task that a trainer gives inline, under the same id, does not stretch it.
-        key = f"{environment} {name} {limit.starts}/{limit.per_s!r}"
-        left_s = await self._store.take(key, starts=limit.starts, per_s=limit.per_s)
+        key = f"{environment} {name} {starts}/{per_s!r}"
+        left_s = await self._store.take(key, starts=starts, per_s=per_s)
         if left_s > 0:
             raise TaskRateLimited(
-                f"the task {name[:200]!r} may begin {limit.starts} times in {limit.per_s:g} s; again in {left_s:.1f} s",
+                f"the task {name[:200]!r} may begin {starts} times in {per_s:g} s; again in {left_s:.1f} s",
                 retry_after_s=left_s,
             )
 
@@ -245,12 +235,12 @@ class RuntimeTasks:
 
     def _refuse_taken(self, one: Checked, *, replace: bool) -> None:
         environment, task = one.environment.name, one.task
-        for name in (one.id, *task.aliases):
-            if (split := self.registry.is_in_file(environment, name)) is not None:
-                raise TaskExists(f"{environment!r} has a task {name!r} already, in the file of {split!r}")
-            owner = self.registry.owner(environment, name)
-            if owner is not None and (owner != one.id or (name == one.id and not replace)):
-                raise TaskExists(f"{environment!r} has a task {name!r} already")
+        for name in (one.id, *task.get("aliases", ())):
+            for split, stored in self.registry.holders(environment, name):
+                if stored is None:
+                    raise TaskExists(f"{environment!r} has a task {name!r} already, in the file of {split!r}")
+                if stored.id != one.id or (name == one.id and not replace):
+                    raise TaskExists(f"{environment!r} has a task {name!r} already")
 
 
 def _below(where: str, path: str) -> str:

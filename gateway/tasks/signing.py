@@ -7,25 +7,35 @@ canonical encoding of its first three members, so that a bundle may be reformatt
 from __future__ import annotations
 
 import base64
-import binascii
 import contextlib
 import hashlib
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gateway.core.errors import ConfigError, NotAllowed, TaskInvalid
 
-FORMAT = "env-gateway-tasks/1"
+FORMAT: Final = "env-gateway-tasks/1"
 MAX_KEY_BYTES = 16 * 1024
 PUBLIC_SUFFIX = ".pub"
-_MEMBERS = frozenset(("format", "tasks", "key", "signature"))
+
+
+class _Bundle(BaseModel):
+    """The members of a bundle; nothing of it is verified."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    format: Literal["env-gateway-tasks/1"]
+    tasks: list[Any]
+    key: str
+    signature: str
 
 
 class NotSigned(NotAllowed):
@@ -42,20 +52,22 @@ class TrustedKeys:
     def __init__(self, keys: Mapping[str, Ed25519PublicKey]) -> None:
         self._keys = dict(keys)
 
-    @property
-    def ids(self) -> list[str]:
-        """The keys' ids, sorted."""
-        return sorted(self._keys)
-
     def verify(self, bundle: object) -> tuple[list[Any], str]:
-        """The tasks of *bundle*, not looked at yet, and the id of the key that signed them.
+        """Return the tasks of *bundle*, which nothing has checked yet, and the id of the key that signed them.
 
         Raises:
-            TaskInvalid: it is no bundle.
-            NotSigned: its key is none of these.
-            BadSignature: it was changed since it was signed.
+            TaskInvalid: It is no bundle.
+            NotSigned: Its key is not trusted.
+            BadSignature: It was changed since it was signed.
         """
-        tasks, key, signature = opened(bundle)
+        try:
+            given = _Bundle.model_validate(bundle)
+            tasks, key, signature = given.tasks, given.key, base64.b64decode(given.signature, validate=True)
+        except ValidationError as error:
+            problems = [(".".join(map(str, one["loc"])), one["msg"]) for one in error.errors(include_url=False)]
+            raise TaskInvalid(problems, where="bundle") from None
+        except ValueError:
+            raise TaskInvalid([("signature", "base64 is wanted")], where="bundle") from None
         public = self._keys.get(key)
         if public is None:
             raise NotSigned(f"the bundle is signed with the key {key!r}, which is not trusted here")
@@ -71,29 +83,6 @@ def is_bundle(document: object) -> bool:
     return isinstance(document, Mapping) and (
         document.get("format") == FORMAT or {"tasks", "signature"} <= set(document)
     )
-
-
-def opened(bundle: object) -> tuple[list[Any], str, bytes]:
-    """The tasks, key id and signature of *bundle*, nothing of it verified. Raises ``TaskInvalid``."""
-    if not isinstance(bundle, Mapping):
-        raise TaskInvalid([("", "a bundle is an object")])
-    problems = [(key, "a bundle has no such member") for key in bundle if key not in _MEMBERS]
-    problems += [(key, "is missing") for key in sorted(_MEMBERS - set(bundle))]
-    if not problems and bundle["format"] != FORMAT:
-        problems.append(("format", f"{FORMAT!r} is wanted"))
-    if not problems and not isinstance(bundle["tasks"], list):
-        problems.append(("tasks", "a list is wanted"))
-    if not problems and not isinstance(bundle["key"], str):
-        problems.append(("key", "a text is wanted"))
-    signature = b""
-    if not problems:
-        try:
-            signature = base64.b64decode(bundle["signature"], validate=True)
-        except (binascii.Error, TypeError, ValueError):
-            problems.append(("signature", "base64 is wanted"))
-    if problems:
-        raise TaskInvalid(problems, where="bundle")
-    return bundle["tasks"], bundle["key"], signature
 
 
 def sign(tasks: list[Any], private: Ed25519PrivateKey) -> dict[str, Any]:

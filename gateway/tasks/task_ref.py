@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final
 
-from gateway.core.curriculum import Curriculum
 from gateway.core.environment import Environment
 from gateway.core.session import Group, GroupMembership, SessionSetup
+from gateway.tasks.curricula.model import Curriculum
 
 LABEL_MAX: Final = 200
 """Characters of a task's name for people."""

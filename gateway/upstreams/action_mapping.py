@@ -28,6 +28,7 @@ class Tool:
     name: str
     input_schema: Mapping[str, Any] | None = None
     """JSON Schema of its input; None: it takes none."""
+    description: str = ""
 
 
 class Unreadable(InvalidRequest):

@@ -1,33 +1,155 @@
-"""Bodies of ``/call``, checked as the reference servers check them: closed models, errors in the protocol's exact form.
+"""ORS bodies: requests checked as the reference servers check them, with errors in the protocol's exact form; answers.
 
 Differences from the reference servers: an action may also be a ``text`` or an ``action``, as in our own images.
 
-Results and blocks, written as ORS answers have them: compact JSON, every key of the standard always there.
+Results and blocks are written as ORS answers have them: compact JSON, every key of the standard always there.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
-import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Self
+from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from gateway.core.episode import Action, Block, StepResult, TextBlock
+from gateway.core.errors import InvalidRequest
+from gateway.core.json_text import dump
+
+_NOT_ONE_SOURCE = "Provide either task_spec or both split and index, not both/neither"
+_HALF_A_PAIR = "split and index must both be provided together"
+
+PLATFORM_SECRETS = frozenset(("api_key", "OPENREWARD_API_KEY"))
+"""One SDK adds the caller's own platform key to every session under these names."""
+
+Model = TypeVar("Model", bound=BaseModel)
 
 
 class Unprocessable(Exception):
-    """A body that is not what it should be; ``entries`` is the answer's ``detail``."""
+    """A body that is not what it should be; ``entries`` is the ``detail`` of the 422 answer."""
 
     def __init__(self, *entries: Mapping[str, Any]) -> None:
         super().__init__(entries)
         self.entries = entries
 
 
-class _Call(BaseModel):
+def validate(model: type[Model], body: bytes, content_type: str | None) -> Model:
+    """Turn a body into *model*.
+
+    Raises:
+        Unprocessable: with the entries that the reference servers answer.
+    """
+    return _validated(model, read_object(body, content_type))
+
+
+def _validated(model: type[Model], value: Mapping[str, Any]) -> Model:
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise Unprocessable(*(_entry(dict(entry)) for entry in error.errors(include_url=False))) from None
+
+
+def read_object(body: bytes, content_type: str | None) -> dict[str, Any]:
+    """Read a body that has to be a JSON object. Raises as `validate`."""
+    if not body:
+        raise Unprocessable({"type": "missing", "loc": ["body"], "msg": "Field required", "input": None})
+    value = parse_json(body) if is_json(content_type) else body.decode("utf-8", "replace")
+    if not isinstance(value, dict):
+        message = "Input should be a valid dictionary or object to extract fields from"
+        raise Unprocessable({"type": "model_attributes_type", "loc": ["body"], "msg": message, "input": value})
+    return value
+
+
+def parse_json(body: bytes) -> Any:
+    """Parse a body that should be JSON.
+
+    Raises:
+        Unprocessable: it is not; the offset is in characters, as the reference counts.
+    """
+    try:
+        return json.loads(body)
+    except json.JSONDecodeError as error:
+        raise _json_invalid(error.pos, error.msg) from None
+    except UnicodeDecodeError as error:
+        raise _json_invalid(error.start, "not UTF-8") from None
+    except (RecursionError, ValueError) as error:
+        raise _json_invalid(0, str(error)) from None
+
+
+def is_json(content_type: str | None) -> bool:
+    """Return True if a content type says JSON; parameters are allowed."""
+    kind = (content_type or "").partition(";")[0].strip().lower()
+    return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
+
+
+def _entry(entry: dict[str, Any]) -> dict[str, Any]:
+    answer = {"type": entry["type"], "loc": ["body", *entry["loc"]], "msg": entry["msg"], "input": entry["input"]}
+    if "ctx" in entry:
+        answer["ctx"] = {key: {} if isinstance(value, Exception) else value for key, value in entry["ctx"].items()}
+    return answer
+
+
+def _json_invalid(position: int, message: str) -> Unprocessable:
+    entry = {"type": "json_invalid", "loc": ["body", position], "msg": "JSON decode error", "input": {}}
+    return Unprocessable({**entry, "ctx": {"error": message}})
+
+
+# -- models ----------------------------------------------------------------------------------------------------------
+
+
+class _Closed(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
+
+class CreateSession(_Closed):
+    """Body of ``/create``; ``seed`` and ``config`` are ours."""
+
+    env_name: str | None = None
+    task_spec: dict[str, Any] | None = None
+    split: str | None = None
+    index: int | None = None
+    secrets: dict[str, str] | None = None
+    toolset_name: str | None = None
+    seed: int | None = None
+    config: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _exactly_one_source(self) -> Self:
+        given = (self.split is not None, self.index is not None)
+        if self.task_spec is None and given != (True, True):
+            raise ValueError(_NOT_ONE_SOURCE)
+        if self.task_spec is not None and given == (True, True):
+            raise ValueError(_NOT_ONE_SOURCE)
+        if self.task_spec is not None and any(given):
+            raise ValueError(_HALF_A_PAIR)
+        return self
+
+
+class OfSplit(_Closed):
+    """Body of ``/tasks`` and ``/num_tasks``."""
+
+    split: str
+
+
+class OfTask(_Closed):
+    """Body of ``/task``."""
+
+    split: str
+    index: int
+
+
+class OfRange(_Closed):
+    """Body of ``/task_range``."""
+
+    split: str
+    start: int | None = None
+    stop: int | None = None
+
+
+class _Call(_Closed):
     name: str
     input: dict[str, Any]
     task_id: str | None = None
@@ -35,9 +157,7 @@ class _Call(BaseModel):
     action: None = None
 
 
-class _Spelled(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class _Spelled(_Closed):
     name: str | None = None
     input: dict[str, Any] | None = None
     text: str | None = None
@@ -53,75 +173,50 @@ class _Spelled(BaseModel):
 
 
 def read_call(body: bytes, content_type: str) -> tuple[Action, str | None]:
-    """Read what is to be done, and the task id of a call that is asked for again.
+    """Return the action of a body of ``/call``, and the task id of a call that is asked for again.
 
     Raises:
         Unprocessable: with the entries that the reference servers answer.
     """
     value = read_object(body, content_type)
-    try:
-        if value.get("text") is None and value.get("action") is None:
-            call = _Call.model_validate(value)
-            return Action(name=call.name, arguments=call.input), call.task_id
-        spelled = _Spelled.model_validate(value)
-    except ValidationError as error:
-        raise Unprocessable(*(_entry(dict(entry)) for entry in error.errors(include_url=False))) from None
+    if value.get("text") is None and value.get("action") is None:
+        call = _validated(_Call, value)
+        return Action(name=call.name, arguments=call.input), call.task_id
+    spelled = _validated(_Spelled, value)
     if spelled.text is not None:
         return Action(text=spelled.text), spelled.task_id
     return Action(fields=spelled.action or {}), spelled.task_id
 
 
-def read_object(body: bytes, content_type: str) -> dict[str, Any]:
-    """Read a body that has to be a JSON object. Raises as `read_call`."""
-    if not body:
-        raise Unprocessable({"type": "missing", "loc": ["body"], "msg": "Field required", "input": None})
-    value = _parsed(body) if _is_json(content_type) else body.decode("utf-8", "replace")
-    if not isinstance(value, dict):
-        message = "Input should be a valid dictionary or object to extract fields from"
-        raise Unprocessable({"type": "model_attributes_type", "loc": ["body"], "msg": message, "input": value})
+def read_secrets(header: str | None, body: Mapping[str, str] | None) -> dict[str, str]:
+    """Join the secrets of the ``X-Secrets`` header and of the body; the header wins.
+
+    Raises:
+        InvalidRequest: the header is not base64 of ``{NAME: {"value": …}}``. The message never shows what it holds.
+    """
+    found = dict(body or {})
+    if header:
+        try:
+            wrapped = json.loads(base64.b64decode(header, validate=True))
+            found.update({str(name): _value(entry) for name, entry in wrapped.items()})
+        except (binascii.Error, ValueError, AttributeError, TypeError, KeyError, RecursionError):
+            raise InvalidRequest('X-Secrets is not base64 of {NAME: {"value": …}}') from None
+    return found
+
+
+def without_platform_keys(secrets: Mapping[str, str]) -> dict[str, str]:
+    """Leave out what one SDK adds to every session: the caller's own platform key."""
+    return {name: value for name, value in secrets.items() if name not in PLATFORM_SECRETS}
+
+
+def _value(entry: Any) -> str:
+    value = entry["value"] if isinstance(entry, dict) else entry
+    if not isinstance(value, str):
+        raise TypeError
     return value
 
 
-def _parsed(body: bytes) -> Any:
-    try:
-        return json.loads(body)
-    except json.JSONDecodeError as error:
-        raise _malformed(error.pos, error.msg) from None
-    except UnicodeDecodeError as error:
-        raise _malformed(error.start, "not UTF-8") from None
-    except (RecursionError, ValueError) as error:
-        raise _malformed(0, str(error)) from None
-
-
-def _is_json(content_type: str) -> bool:
-    kind = content_type.partition(";")[0].strip().lower()
-    return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
-
-
-def _entry(entry: dict[str, Any]) -> dict[str, Any]:
-    answer = {"type": entry["type"], "loc": ["body", *entry["loc"]], "msg": entry["msg"], "input": entry["input"]}
-    if "ctx" in entry:
-        answer["ctx"] = {key: {} if isinstance(value, Exception) else value for key, value in entry["ctx"].items()}
-    return answer
-
-
-def _malformed(position: int, message: str) -> Unprocessable:
-    entry = {"type": "json_invalid", "loc": ["body", position], "msg": "JSON decode error", "input": {}}
-    return Unprocessable({**entry, "ctx": {"error": message}})
-
-
-_PLAIN: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-_ESCAPED: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
-
-
-def dump(value: Any) -> bytes:
-    """Write *value* as the reference servers do: text raw, a number that is none as null."""
-    try:
-        return _PLAIN.encode(value).encode()
-    except UnicodeEncodeError:  # a lone surrogate, which UTF-8 can't carry and JSON can
-        return _ESCAPED.encode(value).encode()
-    except ValueError:
-        return dump(_finite(value))
+# -- answers --------------------------------------------------------------------------------------------------------
 
 
 def block(value: Block) -> dict[str, Any]:
@@ -159,13 +254,3 @@ def refusal(error: str, reason: str) -> bytes:
 def messages(values: Sequence[Block]) -> bytes:
     """A prompt as a conversation of one message."""
     return dump([{"role": "user", "blocks": blocks(values), "detail": None}])
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, ClassVar, Final, Generic, TypeVar
@@ -28,17 +28,18 @@ from gateway.core.errors import (
     UpstreamTimeout,
     WorkerFull,
 )
-from gateway.core.faults import Fault
-from gateway.core.ports.transport import Exchange, Headers
+from gateway.core.faults import Fault, author_faults
+from gateway.core.ids import SessionId
+from gateway.core.json_text import dump
+from gateway.core.ports.transport import Exchange, Headers, header
 from gateway.core.session import Session
-from gateway.core.worker import Worker
+from gateway.core.worker import Worker, WorkerSession, WorkerTasks
 from gateway.upstreams import ors_bodies as answers
 from gateway.upstreams import sse
 from gateway.upstreams.action_mapping import Unreadable
-from gateway.upstreams.faults import faults
 from gateway.upstreams.idempotency.call import Call
 from gateway.upstreams.idempotency.calls import OnceOnlyCalls
-from gateway.upstreams.idempotency.codec import RESULTS, Codec
+from gateway.upstreams.idempotency.codec import RESULTS
 from gateway.upstreams.idempotency.recorder import Recorder
 from gateway.upstreams.idempotency.records import Records
 from gateway.upstreams.ors_bodies import Unprocessable, read_call
@@ -67,16 +68,16 @@ class OrsFacade(ABC):
     ping_s: ClassVar[float] = sse.PING_S
     """How long a stream is silent at most."""
 
-    def __init__(self, *, calls: OnceOnlyCalls[StepResult] | None = None, recorder: Recorder | None = None) -> None:
-        """*recorder*: tells other replicas of the calls of this one; None: there are no others."""
-        self.calls = OnceOnlyCalls[StepResult](recorded(recorder, RESULTS)) if calls is None else calls
+    def __init__(self, *, recorder: Recorder | None = None) -> None:
+        """*recorder* tells other replicas of the calls of this one; it is None if there are no others."""
+        self.calls = OnceOnlyCalls[StepResult](None if recorder is None else Records(recorder, RESULTS))
         self.tallies = SessionStats(None if self.counts_itself else recorder)
 
     # -- what there has to be -------------------------------------------------------------------------------------
 
     @abstractmethod
-    async def step(self, session: Session, environment: Environment, action: Action) -> StepResult:
-        """Run *action*; it is asked for once. Raises as ``Upstream.act``."""
+    async def step(self, session: Session, environment: Environment, action: Action, *, key: str | None) -> StepResult:
+        """Run *action*, which has the idempotency *key*; the facade calls it once. Raises as ``Upstream.act``."""
 
     @abstractmethod
     async def prompt(self, session: Session, environment: Environment) -> list[Block]:
@@ -85,6 +86,20 @@ class OrsFacade(ABC):
     @abstractmethod
     async def tools(self, worker: Worker, environment: Environment) -> bytes:
         """See ``Upstream.tools``."""
+
+    async def registered(self, worker: Worker, environment: Environment) -> WorkerTasks:
+        """Return no tasks: servers that know tasks by an id are our own."""
+        return WorkerTasks()
+
+    async def about(self, worker: Worker, environment: Environment) -> Mapping[str, Any]:
+        """Return nothing: the server says nothing of itself beyond its tools."""
+        return {}
+
+    async def sessions(
+        self, worker: Worker, environment: Environment, ids: Collection[SessionId] | None = None
+    ) -> list[WorkerSession] | None:
+        """Return None: the server has no list of its sessions."""
+        return None
 
     async def task_tools(self, session: Session, environment: Environment) -> bytes:
         """The tools of a session, its task's own included, as ``ListToolsOutput``."""
@@ -134,18 +149,18 @@ class OrsFacade(ABC):
             within_s = environment.timeouts.call_s
             if operation == "prompt":
                 blocks = await within(self.prompt(session, environment), within_s)
-                return Whole(200, answers.dump(answers.blocks(blocks)))
+                return Whole(200, dump(answers.blocks(blocks)))
             if operation == "task_tools":
                 return Whole(200, await within(self.task_tools(session, environment), within_s))
             if operation == "messages":
                 return Whole(200, await within(self.messages(session, environment), within_s))
-            return Whole(404, answers.dump({"detail": "Not Found"}))
+            return Whole(404, dump({"detail": "Not Found"}))
         except Unprocessable as error:
-            return Whole(422, answers.dump({"detail": list(error.entries)}))
+            return Whole(422, dump({"detail": list(error.entries)}))
         except UpstreamError as error:
             if isinstance(error, AuthorFault | UpstreamGone | UpstreamTimeout | WorkerFull):
                 raise
-            return Whole(500, answers.dump({"detail": error.detail}))
+            return Whole(500, dump({"detail": error.detail}))
 
     async def _call(self, session: Session, environment: Environment, body: bytes, headers: Headers) -> Exchange:
         action, task_id = read_call(body, header(headers, b"content-type"))
@@ -177,16 +192,16 @@ class OrsFacade(ABC):
         async def step() -> StepResult:
             place = f"tool:{action.name}" if action.name else "step"
             try:
-                result = await self.step(session, environment, action)
+                result = await self.step(session, environment, action, key=key)
             except Unreadable as error:  # the agent reads it, and tries again
                 result = StepResult(error=error.detail, reason="input_validation")
             except AuthorFault as error:
-                error.faults = error.faults or faults(error.detail, place)
+                error.faults = error.faults or author_faults(error.detail, place)
                 self.tallies.failed(session)
                 raise
             self.tallies.add(session, result)
             if result.is_fault and not result.faults:
-                return replace(result, faults=faults(result.error or "", place))
+                return replace(result, faults=author_faults(result.error or "", place))
             return result
 
         return counted
@@ -194,7 +209,7 @@ class OrsFacade(ABC):
     def _frames(self, result: StepResult) -> Frames:
         payload = answers.result(result)
         if result.error is not None and result.reason == TOOL_FAILED and self.raises_by_event:
-            return sse.written(sse.Event("error", result.error)), payload
+            return sse.event("error", result.error), payload
         return sse.result(payload), payload
 
 
@@ -220,7 +235,7 @@ async def told(
     if call is None:
         if wants_json:
             return Whole(200, answers.refusal(UNKNOWN_TASK_ID, "unknown_task_id"))
-        return Whole(200, sse.written(sse.Event("error", UNKNOWN_TASK_ID)), sse.HEADERS)
+        return Whole(200, sse.event("error", UNKNOWN_TASK_ID), sse.HEADERS)
     stream = _Stream(calls, session, call, frames, ping_s)
     try:
         if wants_json:
@@ -235,71 +250,8 @@ async def told(
     return stream
 
 
-class _Stream(Generic[T]):
-    """An outcome as an event stream, which may still be waited for."""
-
-    def __init__(
-        self, calls: OnceOnlyCalls[T], session: Session, call: Call[T], frames: Callable[[T], Frames], ping_s: float
-    ) -> None:
-        self.status = 200
-        self.headers: Headers = sse.HEADERS
-        self.faults: tuple[Fault, ...] = ()
-        self._call = call
-        self._frames = frames
-        self._ping_s = ping_s
-        self._listening = ExitStack()
-        self._listening.enter_context(calls.listening(session, call))
-
-    async def outcome(self) -> Frames:
-        try:
-            outcome = await self._call.outcome()
-        except SessionFailed as error:
-            return sse.written(sse.Event("error", error.detail)), answers.refusal(error.detail, error.code)
-        except AuthorFault as error:
-            self.faults = error.faults
-            event = sse.Event("error", f"{error.code}: {error.detail}")
-            return sse.written(event), answers.refusal(error.detail, error.code)
-        if isinstance(outcome, StepResult):
-            self.faults = outcome.faults
-        elif isinstance(outcome, sse.Event) and outcome.name == "error":
-            self.faults = faults(outcome.data, "score_group")
-        return self._frames(outcome)
-
-    def delivered(self) -> None:
-        self._call.was_delivered = True
-        self._listening.close()
-
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield events and, while there are none, comments. Raises as ``Exchange.chunks``."""
-        head = sse.written(sse.Event("task_id", self._call.task_id))
-        if not self._call.is_over:
-            yield head
-            head = b""
-            while not await self._call.over_within(self._ping_s):
-                yield sse.PING
-        try:
-            end, _ = await self.outcome()
-        except UpstreamError:
-            raise
-        except GatewayError as error:
-            end = sse.written(sse.Event("error", error.detail))
-        yield head + end
-        self.delivered()
-
-    async def read(self, limit_bytes: int) -> bytes:
-        """Read the whole body."""
-        body = b"".join([chunk async for chunk in self.chunks()])
-        if len(body) > limit_bytes:
-            raise UpstreamError(f"the worker's answer exceeds {limit_bytes} bytes")
-        return body
-
-    async def aclose(self) -> None:
-        """Stop listening; the call goes on."""
-        self._listening.close()
-
-
 class Whole:
-    """An answer that is there already."""
+    """An answer that the gateway makes itself; its body is there already."""
 
     def __init__(self, status: int, body: bytes, headers: Headers = _JSON, *, faults: tuple[Fault, ...] = ()) -> None:
         self.status = status
@@ -312,24 +264,74 @@ class Whole:
         yield self._body
 
     async def read(self, limit_bytes: int) -> bytes:
-        """Return the body."""
-        if len(self._body) > limit_bytes:
+        """Read the whole body."""
+        body = b"".join([chunk async for chunk in self.chunks()])
+        if len(body) > limit_bytes:
             raise UpstreamError(f"the worker's answer exceeds {limit_bytes} bytes")
-        return self._body
+        return body
 
     async def aclose(self) -> None:
         """Nothing is held any more."""
 
 
-def recorded(recorder: Recorder | None, codec: Codec[T]) -> Records[T] | None:
-    """The records of calls whose outcomes *codec* writes."""
-    return None if recorder is None else Records(recorder, codec)
+class _Stream(Whole, Generic[T]):
+    """An outcome as an event stream, which may still be waited for."""
+
+    def __init__(
+        self, calls: OnceOnlyCalls[T], session: Session, call: Call[T], frames: Callable[[T], Frames], ping_s: float
+    ) -> None:
+        super().__init__(200, b"", sse.HEADERS)
+        self._call = call
+        self._frames = frames
+        self._ping_s = ping_s
+        self._listening = ExitStack()
+        self._listening.enter_context(calls.listening(session, call))
+
+    async def outcome(self) -> Frames:
+        try:
+            outcome = await self._call.outcome()
+        except SessionFailed as error:
+            return sse.event("error", error.detail), answers.refusal(error.detail, error.code)
+        except AuthorFault as error:
+            self.faults = error.faults
+            typed = f"{error.code}: {error.detail}"
+            return sse.event("error", typed), answers.refusal(error.detail, error.code)
+        if isinstance(outcome, StepResult):
+            self.faults = outcome.faults
+        elif isinstance(outcome, sse.Event) and outcome.name == "error":
+            self.faults = author_faults(outcome.data, "score_group")
+        return self._frames(outcome)
+
+    def delivered(self) -> None:
+        self._call.was_delivered = True
+        self._listening.close()
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Yield events and, while there are none, comments. Raises as ``Exchange.chunks``."""
+        head = sse.event("task_id", self._call.task_id)
+        if not self._call.is_over:
+            yield head
+            head = b""
+            while not await self._call.over_within(self._ping_s):
+                yield sse.PING
+        try:
+            end, _ = await self.outcome()
+        except UpstreamError:
+            raise
+        except GatewayError as error:
+            end = sse.event("error", error.detail)
+        yield head + end
+        self.delivered()
+
+    async def aclose(self) -> None:
+        """Stop listening; the call goes on."""
+        self._listening.close()
 
 
 def not_offered(environment: Environment) -> Exchange:
     """The answer to ``/score_group`` of an environment that has no judge, in the servers' words."""
     detail = f"Environment {str(environment.name)!r} does not implement score_group"
-    return Whole(404, answers.dump({"detail": detail}))
+    return Whole(404, dump({"detail": detail}))
 
 
 def worker_of(session: Session) -> Worker:
@@ -340,11 +342,6 @@ def worker_of(session: Session) -> Worker:
 def spelled(action: Action) -> list[object]:
     """Say what *action* is, in JSON."""
     return [action.name, action.arguments if action.name is not None else None, action.text, action.fields]
-
-
-def header(headers: Headers, name: bytes) -> str:
-    """The value of a header; empty if it is not there."""
-    return next((value.decode("latin-1") for key, value in headers if key == name), "")
 
 
 async def within(work: Awaitable[T], seconds: float) -> T:

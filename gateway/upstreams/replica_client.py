@@ -1,11 +1,11 @@
-"""One replica asks another: for a session whose state is a connection that the other one holds.
+"""One replica sends calls to another: for a session whose state is a connection that the other replica holds.
 
-``POST {peer}/peers/v1/{operation}`` over HTTP/1.1; ``gateway.frontends.replicas`` answers. Requests and answers
-bear an HMAC by a key that is made of the gateway's secret, so a stranger that got a replica's address is not believed,
-and neither is a trainer. There is no nonce: whoever reads along could repeat a request for `SKEW_S` seconds, so
-replicas speak in a network of their own, or over TLS.
+``POST {peer}/peers/v1/{operation}`` over HTTP/1.1; ``gateway.frontends.replicas`` answers. Requests and answers carry
+an HMAC by a key that is derived from the gateway's secret. So a replica rejects strangers that have its address, and
+trainers. There is no nonce: an eavesdropper could repeat a request for `SKEW_S` seconds, so replicas use a network of
+their own, or TLS.
 
-A request is sent once. An asker that leaves does not end what the other side does; the deadline that it was given does.
+A request is sent once. The holder goes on when the asking replica leaves; the deadline in the request ends it.
 """
 
 from __future__ import annotations
@@ -16,42 +16,35 @@ import hmac
 import ipaddress
 import json
 import logging
-import math
 import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-import httpx
-
 from gateway.core import errors
 from gateway.core.errors import GatewayError, InvalidRequest, UpstreamError, UpstreamGone, UpstreamTimeout
+from gateway.core.ids import WorkerId
+from gateway.core.ports.transport import Headers, Request
 from gateway.core.session import Session
+from gateway.upstreams.transport import HttpTransport
 
 logger = logging.getLogger(__name__)
 
 PREFIX: Final = "/peers/v1/"
 BODY_MAX_BYTES: Final = 128 * 2**20
-"""Of a message and of its answer: observations of some environments have tens of megabytes."""
+"""Limit of a message and of an answer: observations of some environments have tens of megabytes."""
 SKEW_S: Final = 60
-"""How far the clocks of two replicas may be apart, and how long a request counts."""
+"""Largest difference between the clocks of two replicas, and the time for which a request is valid."""
 WITHIN_MAX_S: Final = 24 * 3600.0
 LATE_S: Final = 5.0
-"""How much longer than the time that it gives an asker waits: the other side tells the end of it better."""
-CONNECT_S: Final = 5.0
-CLIENTS: Final = 64
-"""A client looks at all its connections for each request: 64 requests at once go eight times as fast with one each."""
-CONNECTIONS_MAX: Final = 16
-"""Of each client; with that the requests that may be under way at once, to all replicas together, are 1024."""
-KEPT_MAX: Final = 4
-"""Idle connections of each client, to all replicas together."""
+"""Extra seconds that the asking replica waits: the holder's own timeout error says more."""
 KEPT_S: Final = 15.0
-"""How long idle connections are kept: far below the server's 75 s, so that no request goes into one that closes."""
+"""Idle connections are kept this long: far below the server's 75 s, so that no request meets a closing connection."""
 
 _LABEL: Final = b"gateway peers v1"
-_SESSION, _LEASE, _WITHIN, _AT = "x-gateway-session", "x-gateway-lease", "x-gateway-within", "x-gateway-at"
-_DIGEST, _PROOF = "x-gateway-digest", "x-gateway-proof"
+_SIGNED: Final = ("x-gateway-session", "x-gateway-lease", "x-gateway-within", "x-gateway-at", "x-gateway-digest")
+_PROOF: Final = "x-gateway-proof"
 
 
 # -- what is signed ---------------------------------------------------------------------------------------------------
@@ -59,162 +52,116 @@ _DIGEST, _PROOF = "x-gateway-digest", "x-gateway-proof"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedRequest:
-    """A request's head, as it is signed."""
+    """A request's head and its proof."""
 
     operation: str
     session: str
     lease: str
     within_s: float
     at: int
-    """When it was made, in seconds since 1970."""
+    """Seconds since 1970 at which the request was made."""
     digest: str
-    """SHA-256 of its body, in hexadecimal."""
-
-    def headers(self, proof: str) -> dict[str, str]:
-        """The headers that carry it."""
-        return {
-            _SESSION: self.session,
-            _LEASE: self.lease,
-            _WITHIN: repr(self.within_s),
-            _AT: str(self.at),
-            _DIGEST: self.digest,
-            _PROOF: proof,
-        }
+    """SHA-256 of the body, in hexadecimal."""
+    proof: str
 
 
 class Signer:
-    """Signs requests and answers between replicas, and tells whether they are signed."""
+    """Signs requests and answers between replicas, and verifies signatures."""
 
     def __init__(self, secret: bytes) -> None:
-        self._key = hmac.digest(secret, _LABEL, "sha256")  # a leaked proof tells nothing of the secret itself
+        self._key = hmac.digest(secret, _LABEL, "sha256")  # a leaked proof does not reveal the secret itself
 
-    def of_ask(self, ask: SignedRequest) -> str:
-        """The proof of a request."""
-        told = (ask.operation, ask.session, ask.lease, repr(ask.within_s), str(ask.at), ask.digest)
-        return self._proof("POST", PREFIX, *told)
+    def sign(self, operation: str, session: Session, within_s: float, at: int, body: bytes) -> dict[str, str]:
+        """Return the headers of a request, with its proof."""
+        words = (session.id, session.lease, repr(within_s), str(at), digest(body))
+        return dict(zip(_SIGNED, words, strict=True)) | {_PROOF: self._proof("POST", PREFIX, operation, *words)}
 
     def of_answer(self, ask_proof: str, status: int, body: bytes) -> str:
-        """The proof of an answer: it is a replica's, and to this very request."""
+        """Return the proof that an answer comes from a replica and belongs to exactly this request."""
         return self._proof("answer", ask_proof, str(status), digest(body))
 
-    def asked(self, path: str, headers: Mapping[str, str]) -> tuple[SignedRequest, str] | None:
-        """Read a request's head and its proof; None if it is none, or not signed by a replica of this gateway."""
-        operation = path.removeprefix(PREFIX)
-        if operation == path or not operation.replace("_", "").isalnum() or not operation.isascii():
+    def asked(self, path: str, headers: Mapping[str, str]) -> SignedRequest | None:
+        """Read a request's head; None unless a replica of this gateway has signed it as it stands."""
+        words = [headers.get(name, "") for name in _SIGNED]
+        operation, proof = path.removeprefix(PREFIX), headers.get(_PROOF, "")
+        if operation == path or not is_same(proof, self._proof("POST", PREFIX, operation, *words)):
             return None
-        try:
-            ask = SignedRequest(
-                operation=operation,
-                session=headers[_SESSION],
-                lease=headers[_LEASE],
-                within_s=float(headers[_WITHIN]),
-                at=int(headers[_AT]),
-                digest=headers[_DIGEST],
-            )
-            proof = headers[_PROOF]
-        except (KeyError, ValueError):
-            return None
-        # As it was written, too: "7" and "7.0" are one number, but only one of them was signed.
-        is_exact = all(headers[name] == value for name, value in ask.headers(proof).items())
-        if not is_exact or not is_same(proof, self.of_ask(ask)) or not 0 < ask.within_s <= WITHIN_MAX_S:
-            return None
-        return ask, proof
+        session, lease, within_s, at, body_digest = words
+        ask = SignedRequest(
+            operation=operation,
+            session=session,
+            lease=lease,
+            within_s=float(within_s),
+            at=int(at),
+            digest=body_digest,
+            proof=proof,
+        )
+        return ask if 0 < ask.within_s <= WITHIN_MAX_S else None
 
-    def _proof(self, *told: str) -> str:
-        # JSON: no two lists of words become the same bytes, whatever is in them.
-        return hmac.new(self._key, json.dumps(told).encode(), hashlib.sha256).hexdigest()
+    def _proof(self, *words: str) -> str:
+        # JSON: different lists of words never become the same bytes.
+        return hmac.new(self._key, json.dumps(words).encode(), hashlib.sha256).hexdigest()
 
 
-def is_same(told: str, known: str) -> bool:
-    """Compare without telling by the time how much is the same."""
-    return hmac.compare_digest(told.encode("utf-8", "surrogatepass"), known.encode())
+def is_same(received: str, known: str) -> bool:
+    """Compare in constant time."""
+    return hmac.compare_digest(received.encode("utf-8", "surrogatepass"), known.encode())
 
 
 def digest(body: bytes) -> str:
-    """What stands for a body in a proof."""
+    """Return the hash that represents *body* in a proof."""
     return hashlib.sha256(body).hexdigest()
 
 
 def proof_header(proof: str) -> tuple[bytes, bytes]:
-    """The header of an answer that bears its proof."""
+    """Return the header of an answer that carries its proof."""
     return _PROOF.encode(), proof.encode()
 
 
 # -- errors there and back --------------------------------------------------------------------------------------------
 
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError("not a string")
-    return value
-
-
-def _flag(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError("neither true nor false")
-    return value
-
-
-def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise TypeError("not a finite number")
-    return value
-
-
-def _whole(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError("not a whole number")
-    return value
-
-
-def _pairs(value: object) -> tuple[tuple[str, str], ...]:
-    if not isinstance(value, list):
-        raise TypeError("not a list")
-    return tuple((_text(path), _text(message)) for path, message in value)
-
-
-_EXTRA: Mapping[type[GatewayError], Mapping[str, Callable[[object], object]]] = {
-    errors.SessionClosed: {"reason": _text},
-    errors.TaskInvalid: {"problems": _pairs},
-    errors.TaskRateLimited: {"retry_after_s": _number},
-    errors.PoolExhausted: {"retry_after_s": _number},
-    errors.EnvironmentUnavailable: {"retry_after_s": _number},
-    errors.StartFailed: {"reason": _text},
-    errors.WorkerFull: {"capacity": _whole},
-    errors.UpstreamGone: {"sent": _flag},
-    errors.ReplicaLeft: {"sent": _flag},
+_EXTRA: Final[Mapping[type[GatewayError], str]] = {
+    errors.SessionClosed: "reason",
+    errors.TaskInvalid: "problems",
+    errors.TaskRateLimited: "retry_after_s",
+    errors.PoolExhausted: "retry_after_s",
+    errors.EnvironmentUnavailable: "retry_after_s",
+    errors.StartFailed: "reason",
+    errors.WorkerFull: "capacity",
+    errors.UpstreamGone: "sent",
+    errors.ReplicaLeft: "sent",
 }
-"""What errors tell besides their sentence, and how it is read."""
+"""The attribute that an error has beside its sentence."""
 
 
 def _tree(root: type[GatewayError]) -> list[type[GatewayError]]:
     return [root, *(kind for child in root.__subclasses__() for kind in _tree(child))]
 
 
-# Without what an adapter refines for itself, which goes by the code of its ancestor.
-_KINDS: Mapping[str, type[GatewayError]] = {
+# Without classes that an adapter derives for itself: they have the code of their ancestor.
+_KINDS: Final[Mapping[str, type[GatewayError]]] = {
     kind.code: kind for kind in _tree(GatewayError) if kind.__module__ == errors.__name__
 }
 
 
 def told(error: GatewayError) -> dict[str, Any]:
-    """What an answer says of an error: ``code``, ``detail``, and what its class tells besides."""
-    extra = _EXTRA.get(_KINDS[error.code], {})
-    return {"code": error.code, "detail": error.detail} | {name: getattr(error, name) for name in extra}
+    """Return what an answer says of an error: ``code``, ``detail``, and the attribute of its class."""
+    extra = _EXTRA.get(_KINDS[error.code])
+    return {"code": error.code, "detail": error.detail} | ({extra: getattr(error, extra)} if extra else {})
 
 
 def read_error(body: bytes) -> GatewayError | None:
-    """Make the error again that `told` wrote; None if it is of no class that is known here."""
+    """Read what `told` wrote in a signed answer; None if this version does not know the class or its attribute."""
     try:
         found = json.loads(body)
         kind = _KINDS[found["code"]]
-        extra = {name: read(found[name]) for name, read in _EXTRA.get(kind, {}).items()}
         # Past the constructors: each takes other arguments, and makes the sentence that is there already.
-        error = kind.__new__(kind, _text(found["detail"]))
+        error = kind.__new__(kind, found["detail"])
+        if (name := _EXTRA.get(kind)) is not None:
+            value = found[name]
+            setattr(error, name, tuple(map(tuple, value)) if isinstance(value, list) else value)
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
-    for name, value in extra.items():
-        setattr(error, name, value)
     return error
 
 
@@ -222,7 +169,10 @@ def read_error(body: bytes) -> GatewayError | None:
 
 
 class ReplicaClient:
-    """The other replicas, over HTTP; the seam is ``core.ports.Peers``."""
+    """The other replicas of this gateway, over HTTP.
+
+    A session whose state is a connection (an OpenEnv socket) is held by one replica; the others ask that one.
+    """
 
     def __init__(
         self,
@@ -236,60 +186,56 @@ class ReplicaClient:
         """Connect to nothing yet.
 
         Args:
-            me: the URL under which other replicas reach this one; empty: there are no others.
-            secret: the gateway's, which all replicas share.
-            max_body_bytes: of a message and of its answer.
-            late_s: how much longer than the time that it gives an asker waits.
-            clock: seconds since 1970.
+            me: URL under which other replicas reach this one; empty: there are no others.
+            secret: The gateway's secret, which all replicas share.
+            max_body_bytes: Limit of a message and of an answer.
+            late_s: Extra seconds that this replica waits beyond the time that it gives the holder.
+            clock: Returns seconds since 1970.
         """
-        self._me = me.rstrip("/")
-        self._seal = Signer(secret)
+        self.me = me.rstrip("/")
+        self._signer = Signer(secret)
         self._max_body_bytes = max_body_bytes
         self._late_s = late_s
         self._clock = clock
-        # One context for all: making it takes longer than all the rest.
-        tls = httpx.create_ssl_context(trust_env=False)
-        limits = httpx.Limits(
-            max_connections=CONNECTIONS_MAX, max_keepalive_connections=KEPT_MAX, keepalive_expiry=KEPT_S
-        )
-        # No proxy of the process environment: it is for the world outside, not for replicas.
-        self._clients = [httpx.AsyncClient(verify=tls, limits=limits, trust_env=False) for _ in range(CLIENTS)]
-        self._under_way = [0] * CLIENTS
+        self._transport = HttpTransport(kept_s=KEPT_S)
         self._is_closed = False
 
-    @property
-    def me(self) -> str:
-        return self._me
-
     async def ask(self, peer: str, operation: str, session: Session, message: bytes, *, within_s: float) -> bytes:
+        """Let the replica at the URL *peer* do *operation* for a session that it holds, and return its answer.
+
+        Raises:
+            SessionNotFound: the replica does not hold the session (any more); nothing ran.
+            UpstreamGone: the replica is not there (``sent`` False), or was lost while it worked (``sent`` True).
+            GatewayError: what failed over there, as the same class.
+        """
         if len(message) > self._max_body_bytes:
             raise InvalidRequest(f"the message for another replica exceeds {self._max_body_bytes} bytes")
         if self._is_closed:
             raise UpstreamError("this replica is going away, and asks no other one any more")
         if not within_s > 0:
             raise UpstreamTimeout("no time is left to ask the replica that holds the session")
-        ask = SignedRequest(
-            operation=operation,
-            session=session.id,
-            lease=session.lease,
-            within_s=min(float(within_s), WITHIN_MAX_S),
-            at=round(self._clock()),
-            digest=digest(message),
-        )
-        proof = self._seal.of_ask(ask)
+        within_s = min(float(within_s), WITHIN_MAX_S)
+        headers = self._signer.sign(operation, session, within_s, round(self._clock()), message)
+        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+        raw.append((b"content-type", b"application/octet-stream"))
+        request = Request(b"POST", f"{PREFIX}{operation}".encode(), raw, message)
         try:
-            status, body, answer_proof = await self._post(peer, ask, proof, message)
-        except GatewayError as error:  # trainers are told of it without the address
+            status, body, answer_proof = await self._send(peer, request, within_s + self._late_s)
+        except UpstreamError as error:  # the trainer gets it without the address
             logger.warning(
-                "peer_unreached peer=%s operation=%s session=%s error=%s", peer, operation, session.id, error
+                "peer_unreached peer=%s operation=%s session=%s error=%s",
+                peer,
+                operation,
+                session.id,
+                error.__cause__ or error,
             )
             raise
-        if not is_same(answer_proof, self._seal.of_answer(proof, status, body)):
-            # Another gateway or server at that address, or one that does not believe us.
+        if not is_same(answer_proof, self._signer.of_answer(headers[_PROOF], status, body)):
+            # Another gateway or server at that address, or a replica that rejects this one's signature.
             logger.warning(
                 "peer_unknown peer=%s operation=%s session=%s status=%d", peer, operation, session.id, status
             )
-            # Not "gone": a replica that only refuses to believe us holds the session still, and it must not be taken.
+            # Not "gone": a replica that only rejects the signature still holds the session, which must not be taken.
             raise UpstreamError(
                 f"what answers for the replica that holds the session is none, or does not take this one for one: "
                 f"replicas need the same secret, and clocks that are less than {SKEW_S} s apart"
@@ -299,53 +245,28 @@ class ReplicaClient:
         raise read_error(body) or UpstreamError("the replica that holds the session failed in words unknown here")
 
     async def aclose(self) -> None:
-        """Let go of connections; requests under way fail."""
+        """Drop connections; requests under way fail."""
         self._is_closed = True
-        for client in self._clients:
-            await client.aclose()
+        await self._transport.aclose()
 
-    async def _post(self, peer: str, ask: SignedRequest, proof: str, message: bytes) -> tuple[int, bytes, str]:
-        """Send a request once, and read its answer: status, body, and the proof that it bears."""
-        limit_s = ask.within_s + self._late_s
-        begin_s = min(CONNECT_S, limit_s)
-        timeout = httpx.Timeout(limit_s, connect=begin_s, pool=begin_s)
-        headers = ask.headers(proof) | {"accept-encoding": "identity", "content-type": "application/octet-stream"}
-        url = f"{peer.rstrip('/')}{PREFIX}{ask.operation}"
-        # Of those with the fewest the first: its connections are in use, and kept.
-        least = self._under_way.index(min(self._under_way))
-        self._under_way[least] += 1
+    async def _send(self, peer: str, request: Request, limit_s: float) -> tuple[int, bytes, str]:
+        """Send a request once, and return status, body and proof of its answer."""
         try:
-            async with (
-                asyncio.timeout(limit_s),  # httpx bounds the pauses, not the whole
-                self._clients[least].stream("POST", url, content=message, headers=headers, timeout=timeout) as response,
-            ):
-                return response.status_code, await self._read(response), response.headers.get(_PROOF, "")
-        except httpx.PoolTimeout as error:
-            under_way = CLIENTS * CONNECTIONS_MAX
-            raise UpstreamError(f"{under_way} requests to other replicas are under way already") from error
-        # These come before a byte of the request goes out; of all others that is not sure.
-        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
-            raise UpstreamGone(f"the replica that holds the session is not there: {_why(error)}", sent=False) from error
-        except (TimeoutError, httpx.TimeoutException) as error:
+            async with asyncio.timeout(limit_s):  # the transport bounds the pauses, not the whole
+                exchange = await self._transport.send(WorkerId(peer), peer, request, silence_s=limit_s)
+                try:
+                    return exchange.status, await exchange.read(self._max_body_bytes), _proof_in(exchange.headers)
+                finally:
+                    await exchange.aclose()
+        except (TimeoutError, UpstreamTimeout) as error:
             raise UpstreamTimeout(f"the replica that holds the session did not answer within {limit_s:g} s") from error
-        except httpx.HTTPError as error:
-            raise UpstreamGone(f"the replica that holds the session was lost: {_why(error)}", sent=True) from error
-        finally:
-            self._under_way[least] -= 1
-
-    async def _read(self, response: httpx.Response) -> bytes:
-        parts: list[bytes] = []
-        size = 0
-        async for part in response.aiter_raw():
-            size += len(part)
-            if size > self._max_body_bytes:
-                raise UpstreamError(f"the other replica's answer exceeds {self._max_body_bytes} bytes")
-            parts.append(part)
-        return b"".join(parts)
+        except UpstreamGone as error:
+            what = "was lost" if error.sent else "is not there"
+            raise UpstreamGone(f"the replica that holds the session {what}", sent=error.sent) from error
 
 
-def _why(error: Exception) -> str:
-    return str(error) or type(error).__name__
+def _proof_in(headers: Headers) -> str:
+    return next((value.decode("latin-1") for name, value in headers if name == _PROOF.encode()), "")
 
 
 # -- where others reach this one --------------------------------------------------------------------------------------

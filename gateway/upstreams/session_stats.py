@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import time
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -37,10 +36,9 @@ class _Count:
 class SessionStats:
     """Counts of the sessions that this replica serves."""
 
-    def __init__(self, recorder: Recorder | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, recorder: Recorder | None = None) -> None:
         """*recorder*: tells other replicas; None: no other one runs calls of these sessions."""
         self._recorder = recorder
-        self._clock = clock
         self._numbers = itertools.count(1)
         self._counts: OrderedDict[tuple[SessionId, str], _Count] = OrderedDict()
 
@@ -56,7 +54,7 @@ class SessionStats:
         tally = replace(
             self._count(session).tally,
             fault=FaultKind.AUTHOR if result.is_fault else None,
-            ended_at=self._clock(),
+            ended_at=time.monotonic(),
         )
         if result.error is None or result.reason not in NO_STEPS:
             tally = replace(
@@ -70,7 +68,7 @@ class SessionStats:
 
     def failed(self, session: Session) -> None:
         """Note that a call ended with the author's fault."""
-        self._set(session, replace(self._count(session).tally, fault=FaultKind.AUTHOR, ended_at=self._clock()))
+        self._set(session, replace(self._count(session).tally, fault=FaultKind.AUTHOR, ended_at=time.monotonic()))
 
     async def tell(self, session: Session) -> None:
         """Let other replicas know before the call's answer goes out, if what came of it changes how the episode ends.
@@ -94,12 +92,13 @@ class SessionStats:
         seen = [*([count.tally] if count is not None else ()), *(others or {}).values()]
         if not seen:
             return None
+        here_s = 0.0 if count is None else time.monotonic() - count.began_at
         last = max(seen, key=lambda tally: -1.0 if tally.ended_at is None else tally.ended_at)
         return Summary(
             reward=sum(tally.reward for tally in seen),
             finished=any(tally.finished for tally in seen),
             steps=sum(tally.steps for tally in seen),
-            seconds=max(0.0 if count is None else self._clock() - count.began_at, *(tally.seconds for tally in seen)),
+            seconds=max(here_s, *(tally.seconds for tally in seen)),
             is_rewarded=any(tally.is_rewarded for tally in seen),
             is_whole=others is not None and any(tally.is_opener for tally in seen),
             fault=last.fault,
@@ -111,7 +110,7 @@ class SessionStats:
 
     def _set(self, session: Session, tally: Tally) -> None:
         count = self._count(session)
-        tally = replace(tally, version=count.tally.version + 1, seconds=self._clock() - count.began_at)
+        tally = replace(tally, version=count.tally.version + 1, seconds=time.monotonic() - count.began_at)
         count.is_news = count.is_news or _is_news(count.tally, tally)
         count.tally = tally
         if self._recorder is not None:
@@ -121,7 +120,7 @@ class SessionStats:
         place = session.id, session.lease
         count = self._counts.get(place)
         if count is None:
-            count = self._counts[place] = _Count(self._clock(), Tally(number=next(self._numbers)))
+            count = self._counts[place] = _Count(time.monotonic(), Tally(number=next(self._numbers)))
             if len(self._counts) > SESSIONS_MAX:
                 self._counts.popitem(last=False)
         else:

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from gateway.core.errors import UpstreamError
 
+# No "connection: keep-alive", which HTTP/1.1 means anyway: a server that leaves says "close" there.
 HEADERS: Final = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -32,13 +33,13 @@ class Event(NamedTuple):
     data: str
 
 
-def written(event: Event) -> bytes:
-    """Write *event*; lines of its data beyond the longest are folded."""
-    lines = event.data.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+def event(name: str, data: str) -> bytes:
+    """Write an event; lines of *data* beyond the longest are folded."""
+    lines = data.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     folded = [line[at : at + LONGEST_CHARS] for line in lines for at in range(0, len(line) or 1, LONGEST_CHARS)]
     # An environment's text may hold lone surrogates, which UTF-8 can't carry.
-    data = b"".join(b"data: %b\r\n" % line.encode(errors="replace") for line in folded)
-    return b"event: %b\r\n%b\r\n" % (event.name.encode(), data)
+    written = b"".join(b"data: %b\r\n" % line.encode(errors="replace") for line in folded)
+    return b"event: %b\r\n%b\r\n" % (name.encode(), written)
 
 
 def result(payload: bytes) -> bytes:

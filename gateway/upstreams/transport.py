@@ -88,9 +88,10 @@ class RelayExchange:
 class _WorkerConnections:
     """The connections of one worker's life; the newest idle one is used first."""
 
-    def __init__(self, address: str, dial: Dial | None) -> None:
+    def __init__(self, address: str, dial: Dial | None, kept_s: float) -> None:
         self.address = address
         self._dial = dial
+        self._kept_s = kept_s
         self.place = Target(parse_address(address))
         self._idle: list[Http1Connection] = []
         self._busy: set[Http1Connection] = set()
@@ -165,7 +166,7 @@ class _WorkerConnections:
         is_own = self.place.address.is_own
         while self._idle:
             connection = self._idle.pop()
-            if connection.is_usable and (is_own or now - connection.idle_since < KEEP_FOREIGN_S):
+            if connection.is_usable and (is_own or now - connection.idle_since < self._kept_s):
                 return connection
             connection.abort()
         return None
@@ -208,9 +209,15 @@ def _tls() -> ssl.SSLContext:
 class HttpTransport:
     """The transport to all workers."""
 
-    def __init__(self, *, dial: Dial | None = None) -> None:
-        """*dial* leads to workers on other machines."""
+    def __init__(self, *, dial: Dial | None = None, kept_s: float = KEEP_FOREIGN_S) -> None:
+        """Connect to nothing yet.
+
+        Args:
+            dial: Connects to workers on other machines.
+            kept_s: Seconds for which idle connections to servers are kept that may close them.
+        """
         self._dial = dial
+        self._kept_s = kept_s
         self._workers: dict[WorkerId, _WorkerConnections] = {}
 
     async def send(self, worker: WorkerId, address: str, request: Request, *, silence_s: float) -> RelayExchange:
@@ -238,7 +245,7 @@ class HttpTransport:
     def _moved(self, worker: WorkerId, address: str) -> _WorkerConnections:
         """Begin with a worker at its address; connections to another one that it had are of no use any more."""
         try:
-            connections = _WorkerConnections(address, self._dial)
+            connections = _WorkerConnections(address, self._dial, self._kept_s)
         except ValueError as error:
             raise UpstreamGone(f"the worker can't be reached: {error}", sent=False) from error
         self.forget(worker)

@@ -13,7 +13,7 @@ from pathlib import Path
 import docker
 import pytest
 
-from gateway.backends.external import ExternalBackend, RoutedBackend
+from gateway.backends.external import RoutedBackend
 from gateway.backends.process import ProcessBackend
 from gateway.core.environment import Server
 from gateway.core.ids import WorkerId
@@ -129,7 +129,7 @@ async def static_world(shared_dir: Path) -> AsyncIterator[ForeignWorld]:
     port = await eventually(lambda: listening_port(process.pid))
     environment = replace(foreign_environment("static"), command=(), server=Server(url=f"http://127.0.0.1:{port}"))
     default = ProcessBackend(socket_dir=shared_dir, sandbox_dir=shared_dir / "sandboxes")
-    backend = RoutedBackend(default, ExternalBackend(), [environment])
+    backend = RoutedBackend(default, [environment])
 
     def left() -> list[str]:
         return folders_below(shared_dir)

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.backends.docker.backend import DockerBackend
-from gateway.backends.folders import Folders
 from gateway.backends.swarm.backend import SwarmBackend
 from gateway.backends.swarm.dialing import NodeDialer
 from gateway.backends.swarm.nodes import Nodes
 from gateway.core.environment import Environment
+from gateway.core.placement import NodeId
 from gateway.node import Gate, Rules
 from gateway.node.cluster import Cluster
 from gateway.node.serve import serving_cluster
@@ -47,7 +47,7 @@ async def swarm_at(
         gateways, nodes_own = cluster(own / "tls")
         gate = Gate(engine=ENGINE_URL, rules=rules, socket_view=shared_dir, custom_tasks_view=tasks_dir)
         stack.push_async_callback(gate.aclose)
-        node = Cluster(gate, engine=ENGINE_URL, rules=rules, state=own / "state", image_max_bytes=2**30)
+        node = Cluster(gate, engine=ENGINE_URL, state=own / "state", image_max_bytes=2**30)
         stack.push_async_callback(node.aclose)
         node.check()
         tls = server_context(nodes_own.ca, nodes_own.cert, nodes_own.key)
@@ -63,7 +63,6 @@ async def swarm_at(
             nodes=nodes,
             engine=_engine(rules, environment, shared_dir, tasks_dir),
             gates_dir=own / "gates",
-            workers_dir=shared_dir,
             environments=[environment],
             forwarder_image=rules.forwarder_image,
         )
@@ -76,14 +75,14 @@ async def swarm_at(
 
 def _engine(
     rules: Rules, environment: Environment, shared_dir: Path, tasks_dir: Path | None
-) -> Callable[[str, Folders], DockerBackend]:
-    def engine(url: str, folders: Folders) -> DockerBackend:
+) -> Callable[[str, NodeId], DockerBackend]:
+    def engine(url: str, node: NodeId) -> DockerBackend:
         return DockerBackend(
             url=url,
             instance=rules.instance,
             owner="0" * 16,
             socket_dir=shared_dir,
-            folders=folders,
+            node=node,
             custom_tasks_dir=tasks_dir,
             threads=4,
             stop_grace_s=1.0,

@@ -1,4 +1,4 @@
-"""The seam of calls to servers that keep no outcomes: one suite, run on memory and on Redis."""
+"""The store of calls to servers that keep no outcomes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ import gateway.stores.redis.calls as module
 from gateway.core.errors import CallConflict, StoreUnavailable
 from gateway.core.faults import FaultKind
 from gateway.core.ids import SessionId
-from gateway.core.ports.calls import CallChange, CallRecord, CallState, CallStore, Change, Tally
-from gateway.stores.memory.calls import MemoryCallStore
+from gateway.core.ports.calls import KEYED_S, MARGIN_S, CallChange, CallRecord, CallState, CallStore, Change, Tally
 from gateway.stores.redis.calls import RedisCallStore
-from tests.contract.store_worlds import MemoryWorld, RedisServer, RedisWorld, World, needs_redis_server
+from tests.contract.store_worlds import RedisServer, RedisWorld, needs_redis_server
 from tests.fakes.eventually import eventually, until
 
 pytest_plugins = ["tests.contract.store_fixtures"]
+pytestmark = pytest.mark.redis
 
 LUA = Path(module.__file__).parent / "lua" / "calls"
 OPERATIONS = sorted(path.stem for path in LUA.glob("*.lua") if path.stem != "prelude")
@@ -33,13 +33,9 @@ Make = Callable[..., CallStore]
 AWKWARD = bytes(range(256))
 
 
-def open_store(world: World, **options: Any) -> CallStore:
-    if isinstance(world, MemoryWorld):
-        options.pop("replica", None)
-        return MemoryCallStore(replica="a", clock=world.clock, **options)
-    assert isinstance(world, RedisWorld)
+def open_store(world: RedisWorld, **options: Any) -> CallStore:
     make_whole(world)
-    return RedisCallStore(url=world.server.url, prefix=world.prefix, **{"replica": "a"} | options)
+    return RedisCallStore(url=world.server.url, prefix=world.prefix, **options)
 
 
 def make_whole(world: RedisWorld) -> None:
@@ -48,15 +44,14 @@ def make_whole(world: RedisWorld) -> None:
         client.set(f"{{{world.prefix}}}:whole", client.info("server")["run_id"])
 
 
-def pass_time(world: World, seconds: float) -> None:
-    """Let time go on: in Redis what is kept of calls ends as much sooner."""
+def pass_time(world: RedisWorld, seconds: float) -> None:
+    """Let time pass: each end of a call comes that much sooner."""
     world.pass_time(seconds)
-    if isinstance(world, RedisWorld):
-        with world.server.client() as client:
-            for key in world.keys(client):
-                if key.split(":")[1] in {"call_ends", "call_places"}:
-                    for member in client.zrange(key, 0, -1):
-                        client.zincrby(key, -round(seconds * 1000), member)
+    with world.server.client() as client:
+        for key in world.keys(client):
+            if key.split(":")[1] in {"call_ends", "call_places"}:
+                for member in client.zrange(key, 0, -1):
+                    client.zincrby(key, -round(seconds * 1000), member)
 
 
 def kinds(world: RedisWorld) -> list[str]:
@@ -66,27 +61,8 @@ def kinds(world: RedisWorld) -> list[str]:
 
 
 @pytest.fixture
-async def make(store_world: World) -> AsyncIterator[Make]:
-    """Opens call stores of this world: replicas, if they are given names."""
-    opened: list[CallStore] = []
-
-    def make(**options: Any) -> CallStore:
-        opened.append(open_store(store_world, **options))
-        return opened[-1]
-
-    yield make
-    for store in opened:
-        await store.aclose()
-
-
-@pytest.fixture
-def calls(make: Make) -> CallStore:
-    return make()
-
-
-@pytest.fixture
-async def replicas(redis_world: RedisWorld) -> AsyncIterator[Callable[[str], CallStore]]:
-    """Opens replicas on one Redis, for what one process can't have."""
+async def replicas(redis_world: RedisWorld) -> AsyncIterator[Make]:
+    """Opens replicas on one Redis."""
     opened: list[CallStore] = []
 
     def replica(name: str, **options: Any) -> CallStore:
@@ -98,10 +74,16 @@ async def replicas(redis_world: RedisWorld) -> AsyncIterator[Callable[[str], Cal
         await store.aclose()
 
 
+@pytest.fixture
+def calls(replicas: Make) -> CallStore:
+    return replicas("a")
+
+
 async def begin(
     store: CallStore, task_id: str, *, key: str = "k", digest: str = "d", session: SessionId = S, within_s: float = 60.0
 ) -> CallRecord | None:
-    return await store.begin(session, LEASE, key=key, digest=digest, task_id=task_id, within_s=within_s)
+    keep_s = max(KEYED_S, within_s + MARGIN_S)
+    return await store.begin(change(Change.RUNNING, task_id, session=session, key=key, digest=digest, keep_s=keep_s))
 
 
 def change(
@@ -176,7 +158,7 @@ async def test_keys_of_other_sessions_and_leases_are_others(calls: CallStore) ->
     await begin(calls, "t1")
 
     assert await begin(calls, "t2", session=SessionId("other"), digest="x") is None
-    assert await calls.begin(S, "lease-2", key="k", digest="y", task_id="t3", within_s=60) is None
+    assert await calls.begin(replace(change(Change.RUNNING, "t3", key="k", digest="y"), lease="lease-2")) is None
     assert await begin(calls, "t4", key="K" * 5000) is None
     assert await begin(calls, "t5", key="\ud800 odd\n:*") is None
     assert await calls.look(SessionId("other"), LEASE, "t1") is None
@@ -268,21 +250,21 @@ async def test_waiting_can_be_given_up(calls: CallStore) -> None:
 # -- bounds ---------------------------------------------------------------------------------------------------------
 
 
-async def test_calls_are_forgotten_when_their_time_is_over(calls: CallStore, store_world: World) -> None:
+async def test_calls_are_forgotten_when_their_time_is_over(calls: CallStore, redis_world: RedisWorld) -> None:
     await begin(calls, "t1")
     await calls.write([done("t1", keep_s=600), done("t2", key="", digest="", keep_s=75)])
 
-    pass_time(store_world, 76)
+    pass_time(redis_world, 76)
     assert [await state(calls, "t1"), await state(calls, "t2")] == [CallState.DONE, None]
-    pass_time(store_world, 600)
+    pass_time(redis_world, 600)
     assert await state(calls, "t1") is None
     assert await begin(calls, "t3", digest="x") is None
 
 
-async def test_a_call_is_known_as_running_beyond_its_longest_run(calls: CallStore, store_world: World) -> None:
+async def test_a_call_is_known_as_running_beyond_its_longest_run(calls: CallStore, redis_world: RedisWorld) -> None:
     await begin(calls, "t1", within_s=2000)
 
-    pass_time(store_world, 1990)
+    pass_time(redis_world, 1990)
 
     assert await begin(calls, "t2") is not None
 
@@ -298,8 +280,8 @@ async def test_a_session_that_ended_is_forgotten(calls: CallStore) -> None:
     assert await calls.look(other, LEASE, "t9") is not None
 
 
-async def test_of_too_many_bytes_the_oldest_outcome_goes_and_its_key_stays(make: Make) -> None:
-    calls = make(session_bytes=250)
+async def test_of_too_many_bytes_the_oldest_outcome_goes_and_its_key_stays(replicas: Make) -> None:
+    calls = replicas("a", session_bytes=250)
     for number in range(4):
         await begin(calls, f"t{number}", key=f"k{number}")
         await calls.write([done(f"t{number}", b"x" * 100, key=f"k{number}", keep_s=600 + number)])
@@ -309,8 +291,8 @@ async def test_of_too_many_bytes_the_oldest_outcome_goes_and_its_key_stays(make:
     assert states == [CallState.DROPPED, CallState.DROPPED, CallState.DONE, CallState.DONE]
 
 
-async def test_all_outcomes_together_are_bounded_and_room_comes_back(make: Make) -> None:
-    calls = make(total_bytes=250)
+async def test_all_outcomes_together_are_bounded_and_room_comes_back(replicas: Make) -> None:
+    calls = replicas("a", total_bytes=250)
     for number in range(4):
         session = SessionId(f"s{number}")
         await calls.write([done("t", b"x" * 100, session=session)])
@@ -326,8 +308,8 @@ async def test_all_outcomes_together_are_bounded_and_room_comes_back(make: Make)
     assert await states() == [None, CallState.DONE, CallState.DROPPED, CallState.DONE]
 
 
-async def test_of_too_many_calls_the_oldest_go_that_do_not_run(make: Make) -> None:
-    calls = make(session_max=3)
+async def test_of_too_many_calls_the_oldest_go_that_do_not_run(replicas: Make) -> None:
+    calls = replicas("a", session_max=3)
     await begin(calls, "running", key="r", within_s=0)
     for number in range(4):
         await calls.write([done(f"t{number}", key=f"k{number}", keep_s=1000 + number)])
@@ -338,10 +320,10 @@ async def test_of_too_many_calls_the_oldest_go_that_do_not_run(make: Make) -> No
     assert await state(calls, "running") is CallState.RUNNING
 
 
-# -- Redis alone: replicas, losses ----------------------------------------------------------------------------------
+# -- replicas and losses ----------------------------------------------------------------------------------
 
 
-async def test_another_replica_is_woken_by_the_end(replicas: Callable[..., CallStore]) -> None:
+async def test_another_replica_gets_the_outcome(replicas: Make) -> None:
     a, b = replicas("a"), replicas("b")
     await begin(a, "t1")
     known = await begin(b, "t2")
@@ -357,7 +339,7 @@ async def test_another_replica_is_woken_by_the_end(replicas: Callable[..., CallS
     assert record.outcome == b"there"
 
 
-async def test_a_call_of_a_replica_that_says_nothing_any_more_is_lost(replicas: Callable[..., CallStore]) -> None:
+async def test_a_call_of_a_replica_that_says_nothing_any_more_is_lost(replicas: Make) -> None:
     a, b = replicas("a", sign_s=0.1), replicas("b", lost_s=0.1)
     await begin(a, "t1")
 
@@ -371,19 +353,21 @@ async def test_a_call_of_a_replica_that_says_nothing_any_more_is_lost(replicas: 
 
 
 async def test_a_replica_that_says_nothing_for_a_moment_only_is_waited_for(
-    replicas: Callable[..., CallStore], redis_world: RedisWorld
+    replicas: Make, redis_world: RedisWorld
 ) -> None:
     a, b = replicas("a"), replicas("b", lost_s=30.0)
     await begin(a, "t1")
     with redis_world.server.client() as client:
         client.delete(f"{{{redis_world.prefix}}}:call_replica:a")  # as if Redis had been away
+
+    def scripts() -> int:
+        with redis_world.server.client() as client:
+            return int(client.info("commandstats")["cmdstat_evalsha"]["calls"])
+
+    before = scripts()
     waits = asyncio.ensure_future(b.settled(S, LEASE, "t1", within_s=60))
 
-    async def looked() -> None:
-        with redis_world.server.client() as client:
-            assert client.hget(f"{{{redis_world.prefix}}}:calls:{S}:{LEASE}", "wait:t1") == "b\n"
-
-    await eventually(looked)
+    await until(lambda: scripts() > before + 1)
     assert not waits.done()
     await a.write([])
     await a.write([done("t1", b"there")])
@@ -393,9 +377,7 @@ async def test_a_replica_that_says_nothing_for_a_moment_only_is_waited_for(
     assert record.outcome == b"there"
 
 
-async def test_nothing_is_left_in_redis_of_what_was_forgotten(
-    replicas: Callable[..., CallStore], redis_world: RedisWorld
-) -> None:
+async def test_nothing_is_left_in_redis_of_what_was_forgotten(replicas: Make, redis_world: RedisWorld) -> None:
     a = replicas("a")
     for number in range(5):
         await begin(a, f"t{number}", key=f"k{number}")
@@ -406,9 +388,7 @@ async def test_nothing_is_left_in_redis_of_what_was_forgotten(
     assert kinds(redis_world) == ["call_replica"]
 
 
-async def test_sessions_that_nobody_ended_are_swept(
-    replicas: Callable[..., CallStore], redis_world: RedisWorld
-) -> None:
+async def test_sessions_that_nobody_ended_are_swept(replicas: Make, redis_world: RedisWorld) -> None:
     a = replicas("a")
     for number in range(50):
         await a.write([done("t", b"x" * 10, session=SessionId(f"s{number}"))])
@@ -420,9 +400,7 @@ async def test_sessions_that_nobody_ended_are_swept(
     assert kinds(redis_world) == ["call_replica"]
 
 
-async def test_every_key_has_an_end_where_no_replica_is_left(
-    replicas: Callable[..., CallStore], redis_world: RedisWorld
-) -> None:
+async def test_every_key_has_an_end_where_no_replica_is_left(replicas: Make, redis_world: RedisWorld) -> None:
     a = replicas("a")
     await begin(a, "t1", within_s=0)
     await a.write([done("t2", b"x", key="k2")])
@@ -434,7 +412,6 @@ async def test_every_key_has_an_end_where_no_replica_is_left(
     assert all(600 <= kept[kind] <= 661 for kind in ("calls", "call_ends"))
 
 
-@pytest.mark.redis
 async def test_a_store_that_hangs_is_waited_for_and_one_that_is_gone_is_an_error(tmp_path: Path) -> None:
     needs_redis_server()
     server = RedisServer(tmp_path)
@@ -464,7 +441,6 @@ async def test_a_store_that_hangs_is_waited_for_and_one_that_is_gone_is_an_error
         await b.aclose()
 
 
-@pytest.mark.redis
 async def test_a_store_that_lost_its_data_begins_no_call_until_it_is_whole_again(tmp_path: Path) -> None:
     needs_redis_server()
     server = RedisServer(tmp_path)
@@ -496,28 +472,6 @@ async def test_a_store_that_lost_its_data_begins_no_call_until_it_is_whole_again
         server.stop()
         await a.aclose()
         await b.aclose()
-
-
-async def test_a_subscription_that_was_lost_comes_back(
-    replicas: Callable[..., CallStore], redis_world: RedisWorld
-) -> None:
-    a, b = replicas("a"), replicas("b")
-    await begin(a, "t1")
-    waits = asyncio.ensure_future(b.settled(S, LEASE, "t1", within_s=60))
-
-    def subscribed() -> bool:
-        with redis_world.server.client() as client:
-            return bool(client.pubsub_numsub(f"{{{redis_world.prefix}}}:calls_ended:b")[0][1])
-
-    await until(subscribed)
-    with redis_world.server.client() as client:
-        client.client_kill_filter(_type="pubsub")
-    await until(subscribed)
-    await a.write([done("t1", b"there")])
-
-    record = await waits
-    assert record is not None
-    assert record.outcome == b"there"
 
 
 # -- counts of sessions ---------------------------------------------------------------------------------------------
@@ -571,17 +525,17 @@ async def test_a_count_that_was_begun_anew_is_not_whole(calls: CallStore) -> Non
     assert not (await calls.tallies(S, LEASE))["a"].is_whole
 
 
-async def test_counts_do_not_end_with_the_calls_of_their_session(calls: CallStore, store_world: World) -> None:
+async def test_counts_do_not_end_with_the_calls_of_their_session(calls: CallStore, redis_world: RedisWorld) -> None:
     await calls.write([done("t1", keep_s=10), seen(steps=1)])
 
-    pass_time(store_world, 60)
+    pass_time(redis_world, 60)
     await calls.write([])
 
     assert await state(calls, "t1") is None
     assert (await calls.tallies(S, LEASE))["a"].steps == 1
 
 
-async def test_each_replica_has_a_count_of_its_own(replicas: Callable[..., CallStore]) -> None:
+async def test_each_replica_has_a_count_of_its_own(replicas: Make) -> None:
     a, b = replicas("a"), replicas("b")
 
     await a.write([seen(steps=1)])
@@ -591,7 +545,6 @@ async def test_each_replica_has_a_count_of_its_own(replicas: Callable[..., CallS
         assert {name: tally.steps for name, tally in (await store.tallies(S, LEASE)).items()} == {"a": 1, "b": 2}
 
 
-@pytest.mark.redis
 async def test_of_a_redis_that_was_started_again_no_count_is_whole(tmp_path: Path) -> None:
     """What it loaded may be older than what it was told."""
     needs_redis_server()

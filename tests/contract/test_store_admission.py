@@ -256,7 +256,7 @@ async def test_owners_take_turns_whatever_replica_they_ask(redis_world: RedisWor
 async def test_whoever_gets_a_slot_or_a_refusal_is_told_and_need_not_look(
     redis_world: RedisWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.stores.redis.sessions.POLL_S", LONG_S)  # the look that finds what was not told
+    monkeypatch.setattr("gateway.stores.redis.claims.POLL_S", LONG_S)  # the look that finds what was not told
     a, b = await redis_world.open(replica="a"), await redis_world.open(replica="b")
     holder = await held_by_one(a)
     here, there, fails = [await queued(store, of("x", id)) for store, id in ((a, "1"), (b, "2"), (b, "3"))]
@@ -478,7 +478,7 @@ async def test_an_open_breaker_fails_those_that_wait_and_those_that_come(store_w
     tasks = await line(store, "a", 2) + await line(store, "b", 1)
     other = await queued(store, opening("other", environment=CODING))
 
-    await store.open_breaker(MATH, "never ready: {} é\n  line 2\n", for_s=100)
+    await store.fail_waiting(MATH, "never ready: {} é\n  line 2\n", for_s=100)
 
     for task in tasks:
         with pytest.raises(EnvironmentUnavailable) as caught:
@@ -500,7 +500,7 @@ async def test_a_free_slot_is_had_although_the_breaker_is_open(store: Store) -> 
     await add_ready(store, "w1", slots=2)
     await opened(store, opening("s1"))
 
-    await store.open_breaker(MATH, "the second one does not start", for_s=100)
+    await store.fail_waiting(MATH, "the second one does not start", for_s=100)
 
     second = await store.claim(opening("s2"), wait_s=0)
     await broken(store, opening("s3"))
@@ -510,7 +510,7 @@ async def test_a_free_slot_is_had_although_the_breaker_is_open(store: Store) -> 
 
 async def test_a_breaker_whose_time_is_over_lets_openings_wait_again(store_world: World) -> None:
     store = await store_world.open()
-    await store.open_breaker(MATH, "broken", for_s=100)
+    await store.fail_waiting(MATH, "broken", for_s=100)
 
     store_world.pass_time(100)
 
@@ -522,7 +522,7 @@ async def test_a_breaker_whose_time_is_over_lets_openings_wait_again(store_world
 
 async def test_a_worker_that_is_ready_closes_the_breaker_of_its_environment(store: Store) -> None:
     for environment in (MATH, CODING):
-        await store.open_breaker(environment, "broken", for_s=100)
+        await store.fail_waiting(environment, "broken", for_s=100)
 
     await add_ready(store)
 
@@ -536,7 +536,7 @@ async def test_a_worker_that_is_ready_closes_the_breaker_of_its_environment(stor
 async def test_a_worker_that_is_woken_closes_the_breaker(store: Store) -> None:
     await add_ready(store)
     assert await store.pause_worker(WorkerId("w1"))
-    await store.open_breaker(MATH, "broken", for_s=100)
+    await store.fail_waiting(MATH, "broken", for_s=100)
     await broken(store, opening("s1"))
 
     assert await store.wake_worker(WorkerId("w1"))
@@ -546,7 +546,7 @@ async def test_a_worker_that_is_woken_closes_the_breaker(store: Store) -> None:
 
 
 async def test_a_worker_that_was_added_does_not_close_the_breaker(store: Store) -> None:
-    await store.open_breaker(MATH, "broken", for_s=100)
+    await store.fail_waiting(MATH, "broken", for_s=100)
 
     await store.add_worker(starting("w1"))
 
@@ -555,8 +555,8 @@ async def test_a_worker_that_was_added_does_not_close_the_breaker(store: Store) 
 
 
 async def test_a_breaker_that_is_opened_again_has_the_later_message_and_time(store: Store) -> None:
-    await store.open_breaker(MATH, "first", for_s=1000)
-    await store.open_breaker(MATH, "second", for_s=100)
+    await store.fail_waiting(MATH, "first", for_s=1000)
+    await store.fail_waiting(MATH, "second", for_s=100)
 
     error = await broken(store, opening("s1"))
 
@@ -568,7 +568,7 @@ async def test_of_a_long_message_its_beginning_and_its_end_are_kept(store: Store
     message = "math does not start: " + "é" * 100_000 + " no such file"
     task = await queued(store, opening("s1"))
 
-    await store.open_breaker(MATH, message, for_s=100)
+    await store.fail_waiting(MATH, message, for_s=100)
 
     with pytest.raises(EnvironmentUnavailable) as caught:
         await task
@@ -602,11 +602,11 @@ async def test_one_that_does_not_lead_any_more_fails_nobody(store_world: World) 
     with pytest.raises(NotLeading):
         await store.fail_waiting(MATH, "broken", fence=old)
     with pytest.raises(NotLeading):
-        await store.open_breaker(MATH, "broken", for_s=100, fence=old)
+        await store.fail_waiting(MATH, "broken", for_s=100, fence=old)
 
     assert await waiting(store) == 1
     assert (await load_of(store)).broken_s == 0
-    await store.open_breaker(MATH, "broken", for_s=100, fence=new)
+    await store.fail_waiting(MATH, "broken", for_s=100, fence=new)
     with pytest.raises(EnvironmentUnavailable):
         await task
 
@@ -633,7 +633,7 @@ async def test_of_queues_and_breakers_that_are_gone_no_key_is_left(redis_world: 
 
     holder = await opened(store, of("holder", "holder"))
     failing = await line(store, "a", 2) + await line(store, "b", 2)
-    await store.open_breaker(MATH, "broken", for_s=100)
+    await store.fail_waiting(MATH, "broken", for_s=100)
     await asyncio.wait(failing)
     assert not kinds() & {"ticket", "waits", "queue", "line", "round", "queues", "failed"}
     assert kinds() >= {"breakers", "pace", "counts"}

@@ -135,7 +135,7 @@ FENCED: dict[str, Callable[[Store, int], Awaitable[object]]] = {
     "drain_worker": lambda store, fence: store.drain_worker(W1, fence=fence),
     "remove_worker": lambda store, fence: store.remove_worker(W1, CloseReason.SHUTDOWN, fence=fence),
     "fail_waiting": lambda store, fence: store.fail_waiting(MATH, "broken", fence=fence),
-    "open_breaker": lambda store, fence: store.open_breaker(MATH, "broken", for_s=60, fence=fence),
+    "open_breaker": lambda store, fence: store.fail_waiting(MATH, "broken", for_s=60, fence=fence),
     "adopt": lambda store, fence: store.adopt(worker("w9"), [], fence=fence),
     "rebuilt": lambda store, fence: store.rebuilt(fence=fence),
 }

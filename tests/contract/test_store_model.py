@@ -597,7 +597,7 @@ class StoreMachine(RuleBasedStateMachine):
     def open_breaker(self, environment: EnvironmentName, for_s: float) -> None:
         wishes = self._emptied(environment)
         self.model.breakers[environment] = self.model.now + for_s
-        self.run(self.store.open_breaker(environment, "broken", for_s=for_s))
+        self.run(self.store.fail_waiting(environment, "broken", for_s=for_s))
         self._failed(wishes)
 
     def _emptied(self, environment: EnvironmentName) -> list[SessionRequest]:

@@ -451,7 +451,7 @@ async def test_a_wake_without_a_reason_costs_one_look_and_the_claim_waits_on(
     with own_server.client() as client:
         before = client.info("commandstats")["cmdstat_evalsha"]["calls"]
 
-        store._wake(wish.lease)
+        store._claims.wake(wish.lease)
         await asyncio.sleep(0.1)
 
         assert client.info("commandstats")["cmdstat_evalsha"]["calls"] - before <= 2
@@ -660,15 +660,14 @@ async def test_clocks_of_processes_that_ended_are_forgotten_a_day_later(redis_wo
 
 
 def documented() -> dict[str, str]:
-    """The rows of sessions and workers in the page's table of keys: kind of key, and its type."""
+    """Return the rows of the page's first table, that of sessions and workers: kind of key, and its type."""
     found: dict[str, str] = {}
-    for row in re.findall(r"^\| (`.+)$", (ROOT / "docs" / "design" / "store.md").read_text(), re.MULTILINE):
+    first, _, _ = (ROOT / "docs" / "design" / "store.md").read_text().partition("Tasks that came at run time")
+    for row in re.findall(r"^\| (`.+)$", first, re.MULTILINE):
         names, types = row.split(" | ")[:2]
         kinds = re.findall(r"`([a-z_]+)", names)
         each = types.split(", ")
-        # Kinds with an underscore are those of tasks, curricula and calls, and "calls" itself is one of the latter.
-        if "_" not in names and kinds[0] not in ("calls", "curriculum"):
-            found |= dict(zip(kinds, each * len(kinds) if len(each) == 1 else each, strict=True))
+        found |= dict(zip(kinds, each * len(kinds) if len(each) == 1 else each, strict=True))
     return found
 
 
@@ -702,7 +701,7 @@ async def every_key(world: RedisWorld, store: RedisStore) -> dict[str, str]:
     await end(store, held.pop(), CloseReason.EXPIRED)
     held.append(await tasks[0])
     # Nobody fetches why it failed: its replica is as good as dead.
-    await store.open_breaker(MATH, "broken", for_s=60)
+    await store.fail_waiting(MATH, "broken", for_s=60)
     look()
     await asyncio.wait(tasks)
     world.shift(3600)

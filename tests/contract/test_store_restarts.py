@@ -73,7 +73,7 @@ async def restart(server: RedisServer, *stores: RedisStore) -> None:
     """Kill the server, start it again, and wait until *stores* have it back."""
     for store in stores:
         # An opening that has not read yet that it waits would be told that its answer was lost.
-        await until(lambda store=store: all(wait.queued for wait in store._waits.values()))  # type: ignore[misc]
+        await until(lambda store=store: all(wait.queued for wait in store._claims._waits.values()))  # type: ignore[misc]
     server.stop()
     server.start()
     for store in stores:
@@ -340,11 +340,11 @@ async def test_an_opening_that_is_woken_while_redis_is_away_goes_on_waiting(
     store = await mortal_world.open()
     wish = opening("s1")
     task = await queued(store, wish)
-    await until(lambda: store._waits[wish.lease].queued)
+    await until(lambda: store._claims._waits[wish.lease].queued)
     mortal.stop()
 
-    store._wake(wish.lease)  # as if this had been the last word of the server that died
-    await until(lambda: not store._waits[wish.lease].news.is_set())
+    store._claims.wake(wish.lease)  # as if this had been the last word of the server that died
+    await until(lambda: not store._claims._waits[wish.lease].news.is_set())
     with pytest.raises(StoreUnavailable):
         await store.ping()
 

@@ -33,7 +33,7 @@ async def gate_socket(
     (shared_dir / "sockets").mkdir(mode=0o711)  # before anything runs
     gate = Gate(engine=ENGINE_URL, rules=rules, socket_view=shared_dir / "sockets")
     await gate.check()
-    async with serving_gate(gate, shared_dir / "gate.sock", mode=0o600):
+    async with serving_gate(gate, shared_dir / "gate.sock"):
         yield shared_dir / "gate.sock"
     remove_labelled(docker_engine, instance)
 

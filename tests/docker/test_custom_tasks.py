@@ -81,7 +81,7 @@ async def gate_and_backend(
     backend = DockerBackend(url=url, instance=instance, socket_dir=sockets, custom_tasks_dir=tasks_root)
     transport = httpx.AsyncHTTPTransport(uds=str(shared_dir / "gate.sock"), verify=False)
     async with (
-        serving_gate(gate, shared_dir / "gate.sock", mode=0o600),
+        serving_gate(gate, shared_dir / "gate.sock"),
         httpx.AsyncClient(transport=transport, base_url="http://gate", timeout=scaled(60), trust_env=False) as client,
     ):
         yield client, backend

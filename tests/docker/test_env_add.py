@@ -17,9 +17,9 @@ import pytest
 
 from gateway.backends.docker.backend import DockerBackend
 from gateway.catalog.inspect import trial
-from gateway.catalog.inspect.findings import Capacity, Finding
+from gateway.catalog.inspect.findings import Capacity, Finding, Findings, Ran, TrialRequest
 from gateway.catalog.inspect.image import ImageInspector
-from gateway.catalog.inspect.trial import TrialOutcome, TrialRequest, TrialRuns
+from gateway.catalog.inspect.trial import TrialRuns
 from gateway.catalog.toml import read_environment
 from gateway.core.environment import Relaxations, Server, ServerProtocol
 from gateway.core.errors import ConfigError
@@ -107,7 +107,7 @@ class Bench:
 
     async def run(
         self, image: str, *, port: int = 0, timeout_s: float = 60.0, variables: Mapping[str, str] | None = None
-    ) -> TrialOutcome:
+    ) -> tuple[Findings, Ran]:
         return await self._trials.run(
             TrialRequest(image=image, port=port, variables=variables or {}, timeout_s=timeout_s)
         )
@@ -143,13 +143,13 @@ async def running_bench(instance: str, shared_dir: Path) -> AsyncIterator[Bench]
 
 
 async def test_an_image_that_works_hardened_stays_so(bench: Bench) -> None:
-    outcome = await bench.run(FUSSY)
+    findings, ran = await bench.run(FUSSY)
 
-    assert (outcome.findings.protocol, outcome.port) == (ServerProtocol.AREAL, 8000)
-    assert (outcome.loosened, outcome.reason, outcome.findings.trouble) == (Relaxations(), "", "")
-    assert outcome.use.memory_bytes
-    assert outcome.use.memory_bytes > 2**20
-    assert outcome.use.pids
+    assert (findings.protocol, ran.port) == (ServerProtocol.AREAL, 8000)
+    assert (ran.loosened, ran.reason, findings.trouble) == (Relaxations(), "", "")
+    assert ran.memory_bytes
+    assert ran.memory_bytes > 2**20
+    assert ran.pids
 
 
 @pytest.mark.parametrize(
@@ -163,17 +163,17 @@ async def test_an_image_that_works_hardened_stays_so(bench: Bench) -> None:
 async def test_an_image_that_does_not_is_allowed_as_little_as_it_takes(
     bench: Bench, variables: dict[str, str], loosened: Relaxations, reason: str
 ) -> None:
-    outcome = await bench.run(FUSSY, variables=variables)
+    findings, ran = await bench.run(FUSSY, variables=variables)
 
-    assert outcome.loosened == loosened
-    assert reason in outcome.reason
-    assert outcome.findings.trouble == ""
+    assert ran.loosened == loosened
+    assert reason in ran.reason
+    assert findings.trouble == ""
 
 
 async def test_an_image_that_listens_elsewhere_than_it_says_is_found(bench: Bench) -> None:
-    outcome = await bench.run(FUSSY, variables={"LISTENS": "9321"})
+    _, ran = await bench.run(FUSSY, variables={"LISTENS": "9321"})
 
-    assert (outcome.port, outcome.loosened) == (9321, Relaxations())
+    assert (ran.port, ran.loosened) == (9321, Relaxations())
     assert any("nothing listens at port 8000, but at 9321" in line for line in bench.said)
 
 
@@ -181,7 +181,7 @@ async def test_a_port_that_is_given_is_the_only_one_that_is_tried(bench: Bench) 
     with pytest.raises(ConfigError, match="it listens at 8000"):
         await bench.run(USUAL_USER, port=8001, timeout_s=1.5)
 
-    assert (await bench.run(FUSSY, port=9322, variables={"LISTENS": "9322"})).port == 9322
+    assert (await bench.run(FUSSY, port=9322, variables={"LISTENS": "9322"}))[1].port == 9322
 
 
 async def test_an_image_that_dies_is_told_with_the_end_of_its_log(bench: Bench) -> None:
@@ -200,10 +200,10 @@ async def test_an_image_that_listens_nowhere_is_not_tried_at_every_port(bench: B
 
 
 async def test_an_image_whose_sessions_fail_whatever_it_is_allowed_is_not_loosened(bench: Bench) -> None:
-    outcome = await bench.run(FUSSY, variables={"STARTS_NOT": "1"})
+    findings, ran = await bench.run(FUSSY, variables={"STARTS_NOT": "1"})
 
-    assert outcome.loosened == Relaxations()
-    assert outcome.findings.trouble == "starting sample 0: 500 it is at home"
+    assert ran.loosened == Relaxations()
+    assert findings.trouble == "starting sample 0: 500 it is at home"
 
 
 async def test_an_image_of_another_kind_is_refused_with_what_was_seen(bench: Bench) -> None:
@@ -243,17 +243,17 @@ async def test_an_inspection_that_is_cancelled_leaves_nothing(
 async def test_an_image_of_an_unmodified_package_is_known(
     bench: Bench, name: str, protocol: ServerProtocol, port: int, capacity: Capacity
 ) -> None:
-    outcome = await bench.run(f"env-gateway-test/{name}")
+    findings, ran = await bench.run(f"env-gateway-test/{name}")
 
-    assert (outcome.findings.protocol, outcome.port, outcome.findings.capacity) == (protocol, port, capacity)
-    assert (outcome.loosened, outcome.findings.trouble) == (Relaxations(), "")
+    assert (findings.protocol, ran.port, findings.capacity) == (protocol, port, capacity)
+    assert (ran.loosened, findings.trouble) == (Relaxations(), "")
 
 
 @pytest.mark.needs("third-party-images")
 async def test_a_variable_changes_what_an_image_holds(bench: Bench) -> None:
-    outcome = await bench.run("env-gateway-test/openenv-counter", variables={"MAX_CONCURRENT_ENVS": "5"})
+    findings, _ = await bench.run("env-gateway-test/openenv-counter", variables={"MAX_CONCURRENT_ENVS": "5"})
 
-    assert outcome.findings.capacity == Capacity(5, Finding.BY_SERVER)
+    assert findings.capacity == Capacity(5, Finding.BY_SERVER)
 
 
 Env = Callable[..., subprocess.Popen[str]]

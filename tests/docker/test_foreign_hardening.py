@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from gateway.backends.docker.backend import DockerBackend
-from gateway.backends.docker.third_party import forwarder_body, server_body
+from gateway.backends.docker.container import forwarder_body, server_body
 from gateway.core.environment import Environment, Relaxations, Server, Volume
 from gateway.core.errors import BackendError, StartFailed
 from gateway.core.ids import EnvironmentName, WorkerId
@@ -366,7 +366,7 @@ async def attacker(
         forwarder_image=forwarder_image,
     )
     gate = Gate(engine=ENGINE_URL, rules=rules, socket_view=shared_dir / "s")
-    async with serving_gate(gate, shared_dir / "gate.sock", mode=0o600):
+    async with serving_gate(gate, shared_dir / "gate.sock"):
         transport = httpx.AsyncHTTPTransport(uds=str(shared_dir / "gate.sock"), verify=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://gate", timeout=scaled(60)) as client:
             yield Attacker(client, rules, environment)

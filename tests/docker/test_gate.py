@@ -457,18 +457,18 @@ async def test_an_engine_that_is_gone_is_told_from_a_container_that_is_gone(shar
     assert "does not answer" in response.json()["message"]
 
 
-async def test_the_gates_socket_has_the_rights_that_were_asked_for_and_is_gone_afterwards(
+async def test_the_gates_socket_is_for_its_user_and_group_and_is_gone_afterwards(
     shared_dir: Path, rules: Rules
 ) -> None:
     path = shared_dir / "gate.sock"
-    async with serving_gate(Gate(engine=ENGINE_URL, rules=rules), path, mode=0o620):
+    async with serving_gate(Gate(engine=ENGINE_URL, rules=rules), path):
         mode = os.stat(path).st_mode
 
         with pytest.raises(ConfigError, match="something listens"):
             async with serving_gate(Gate(engine=ENGINE_URL, rules=rules), path):
                 pass
 
-    assert (stat.S_ISSOCK(mode), mode & 0o777) == (True, 0o620)
+    assert (stat.S_ISSOCK(mode), mode & 0o777) == (True, 0o660)
     assert os.listdir(shared_dir) == []
 
 

@@ -54,7 +54,7 @@ def id_of(engine: docker.APIClient, name: str) -> str:
 async def node(environment: Environment, instance: str, folder: Path) -> AsyncIterator[httpx.AsyncClient]:
     rules = Rules.of([environment], instance=instance, socket_root=str(folder / "sockets"))
     gate = Gate(engine=ENGINE_URL, rules=rules)
-    app = Cluster(gate, engine=ENGINE_URL, rules=rules, state=folder / "state", image_max_bytes=IMAGE_MAX_BYTES)
+    app = Cluster(gate, engine=ENGINE_URL, state=folder / "state", image_max_bytes=IMAGE_MAX_BYTES)
     app.check()
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(

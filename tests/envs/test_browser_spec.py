@@ -14,8 +14,7 @@ from gateway.backends.docker.container import container_body
 from gateway.catalog.toml import read_environment
 from gateway.core.ids import WorkerId
 from gateway.core.worker import Worker
-from gateway.node.policy import refusal
-from gateway.node.rules import Rules
+from gateway.node.policy import Rules, refusal
 from scripts.browser_problems import MINIWOB, SPLITS
 from tests.envs.browser_modules import browser_module
 

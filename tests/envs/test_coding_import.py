@@ -12,11 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.tasks.importing import scripted
-from gateway.tasks.importing.humaneval import humaneval_task as humaneval_of
-from gateway.tasks.importing.humaneval import read_humaneval
-from gateway.tasks.importing.mbpp import mbpp_task as mbpp_of
-from gateway.tasks.importing.mbpp import read_mbpp
+from gateway.tasks.importing import coding
+from gateway.tasks.importing.coding import humaneval_task as humaneval_of
+from gateway.tasks.importing.coding import mbpp_task as mbpp_of
+from gateway.tasks.importing.coding import read_humaneval, read_mbpp
 from gateway.tasks.importing.rows import Entry, Imported, Row, convert
 from tests.envs.coding_world import World, opened, tasks, texts
 
@@ -138,8 +137,8 @@ def test_a_single_assertion_is_public_and_hidden_and_the_sanitized_spelling_is_r
 
 
 def test_the_importer_and_the_environment_have_the_same_bounds() -> None:
-    assert scripted.MOST_TESTS == tasks.MOST_CASES
-    assert scripted.TIME_LIMIT_S <= tasks.MOST_TIME_LIMIT_S
+    assert coding.MOST_TESTS == tasks.MOST_CASES
+    assert coding.TIME_LIMIT_S <= tasks.MOST_TIME_LIMIT_S
 
 
 VALUES: st.SearchStrategy[object] = st.sampled_from(["x", "", " ", 7, None, True, [], ["assert True"], ["a", 7], {}])

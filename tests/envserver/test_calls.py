@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from envserver import Environment
-from envserver.http import sse
+from envserver.http import responses
 from envserver.sessions.session import Session
 
 from tests.envserver.conftest import Running, Start
@@ -206,8 +206,8 @@ async def test_a_new_session_of_an_old_id_knows_nothing_of_its_results(start: St
 
 
 async def test_a_long_call_opens_its_stream_and_keeps_it_alive(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert sse.PING_S <= 10
-    monkeypatch.setattr(sse, "PING_S", 0.01)
+    assert responses.PING_S <= 10
+    monkeypatch.setattr(responses, "PING_S", 0.01)
     server = await start(MathEnv)
     await server.open()
     wire = await server.wire()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from envserver import Environment, GroupCandidate, SessionFailed, SessionLost, StepResult, Task, tool
-from envserver.faults import TRACEBACK_MAX_CHARS
+from envserver.errors import TRACEBACK_MAX_CHARS
 
 from tests.envserver.conftest import Running, Start
 from tests.envserver.eventually import eventually

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 from envserver.generic import REWARDS, RewardCall, RewardError, parse_reward, read_reward, reward_function
-from envserver.generic.calls import MAX_CALL_CHARS
+from envserver.generic.rewards import MAX_CALL_CHARS
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.deadlines import scaled
 
@@ -32,6 +34,10 @@ def rewards() -> Iterator[dict[str, Any]]:
         ("json_equals({'a': (1, {'b': True})})", RewardCall("json_equals", ({"a": [1, {"b": True}]},))),
         (r"regex_match('\d+')", RewardCall("regex_match", (r"\d+",))),
         ("check_url_contains('dashboard')", RewardCall("check_url_contains", ("dashboard",))),
+        (" exact_match() ", RewardCall("exact_match")),
+        ("f(-1, +2, 1.5, True, None)", RewardCall("f", (-1, 2, 1.5, True, None))),
+        ("f([1, ('a', {'k': [2]})])", RewardCall("f", ([1, ["a", {"k": [2]}]],))),
+        ("f('é 😀', a='x', b=\"y\")", RewardCall("f", ("é 😀",), {"a": "x", "b": "y"})),
     ],
 )
 def test_a_call_is_read(text: str, call: RewardCall) -> None:
@@ -56,6 +62,19 @@ def test_a_call_is_read(text: str, call: RewardCall) -> None:
         "f({1: 2})",
         "f({**{}})",
         "f(-True)",
+        "f(+False)",
+        "   ",
+        "f('a' if 1 else 'b')",
+        "f(lambda: 0)",
+        "f()()",
+        "f('a'); g('b')",
+        "1",
+        "'f'",
+        "f\n(\n",
+        "-" * 4000 + "1",
+        "None",
+        "import",
+        "not",
         "f(--1)",
         "f(1 + 1)",
         "f(b'x')",
@@ -79,6 +98,15 @@ def test_a_call_is_read(text: str, call: RewardCall) -> None:
 def test_what_is_no_call_with_literals_is_refused(text: Any) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         parse_reward(text)
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_a_call_or_a_refusal(text: str) -> None:
+    try:
+        call = parse_reward(text)
+    except ValueError:
+        return
+    assert call.name.isidentifier()
 
 
 def test_reading_leaves_the_filters_of_warnings_alone() -> None:

@@ -82,16 +82,16 @@ def test_every_task_of_the_project_is_a_generic_task(path: Path) -> None:
     ("change", "path", "reason"),
     [
         ({"id": 5}, "id", "a text is wanted, not the number 5"),
-        ({"id": "../etc"}, "id", "begins with a letter or digit"),
-        ({"id": "a b"}, "id", "'a b' is none"),
-        ({"id": "a" * 201}, "id", "is none"),
-        ({"env_type": "a/b"}, "env_type", "'a/b' is none"),
+        ({"id": "../etc"}, "id", "that begins with a letter or digit is wanted, not '../etc'"),
+        ({"id": "a b"}, "id", "not 'a b'"),
+        ({"id": "a" * 201}, "id", "at most 200 letters"),
+        ({"env_type": "a/b"}, "env_type", "not 'a/b'"),
         ({"name": "n" * 201}, "name", "at most 200"),
-        ({"version": True}, "version", "not true"),
+        ({"version": True}, "version", "a text or a number is wanted, not true"),
         ({"tags": "one"}, "tags", "a list is wanted, not a text"),
-        ({"tags": ["a", 5]}, "tags[1]", "a text of 1 to 100"),
+        ({"tags": ["a", 5]}, "tags[1]", "a text is wanted, not the number 5"),
         ({"tags": ["t"] * 65}, "tags", "at most 64"),
-        ({"aliases": [" a"]}, "aliases[0]", "a text of 1 to 100"),
+        ({"aliases": [" a"]}, "aliases[0]", "that begins with a letter or digit is wanted, not ' a'"),
         ({"instruction": ["do it"]}, "instruction", "a text is wanted, not a list"),
         ({"instruction": "x" * 300_000}, "instruction", "at most"),
         ({"config": "files"}, "config", "an object is wanted, not a text"),
@@ -101,12 +101,14 @@ def test_every_task_of_the_project_is_a_generic_task(path: Path) -> None:
         ({"config": {"f": "x" * MAX_TASK_BYTES}}, "", "at most"),
         ({"evaluation": []}, "evaluation", "an object is wanted, not a list"),
         ({"evaluation": {"reward_function": "f(x)"}}, "evaluation.reward_function", "literals"),
-        ({"evaluation": {"script": " "}}, "evaluation.script", "a text is wanted"),
+        ({"evaluation": {"script": " "}}, "evaluation.script", "a text that is not empty is wanted"),
         ({"evaluation": {"script": "x" * 300_000}}, "evaluation.script", "at most"),
         ({"evaluation": {"reward_function": "f", "script": "true"}}, "evaluation", "not both"),
-        ({"difficulty": -1}, "difficulty", "0 or more"),
-        ({"rate_limit": {"starts": 0, "per_s": 1}}, "rate_limit.starts", "a whole number"),
-        ({"rate_limit": {"starts": 1, "per_s": 0}}, "rate_limit.per_s", "seconds above 0"),
+        ({"difficulty": -1}, "difficulty", "0 or more is wanted, not -1"),
+        ({"rate_limit": {"starts": 0, "per_s": 1}}, "rate_limit.starts", "1 or more is wanted, not 0"),
+        ({"rate_limit": {"starts": 1, "per_s": 0}}, "rate_limit.per_s", "more than 0 is wanted"),
+        ({"rate_limit": {"starts": 1.5, "per_s": 1}}, "rate_limit.starts", "a whole number is wanted"),
+        ({"rate_limit": {"starts": 1}}, "rate_limit.per_s", "is missing"),
         ({"rate_limit": {"starts": 1, "per_s": 1, "burst": 2}}, "rate_limit.burst", "no such key"),
     ],
 )
@@ -127,6 +129,22 @@ def test_all_faults_are_named_at_once_up_to_a_bound() -> None:
 
     assert len(several.value.problems) == 3
     assert len(many.value.problems) == MAX_PROBLEMS
+
+
+@pytest.mark.parametrize("value", ["\ud800", {"\ud800": 1}])
+def test_half_a_character_is_refused(value: Any) -> None:
+    with pytest.raises(TaskError, match=r"^config\.a"):
+        parse_task({"config": {"a": value}})
+
+
+def test_a_key_that_is_null_counts_as_absent() -> None:
+    given = dict.fromkeys(("id", "env_type", "name", "tags", "instruction", "config", "evaluation"))
+
+    assert parse_task({**given, "env_type": ""}) == GenericTask()
+
+
+def test_the_split_of_a_task_in_a_file_may_be_anything() -> None:
+    assert parse_task({"split": "my split"}).split == "my split"
 
 
 @pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 100_000])

@@ -191,5 +191,5 @@ async def test_what_a_bare_server_does_not_need_is_not_imported() -> None:
 
     modules = (await process.communicate())[0].decode().split()
 
-    assert "envserver.tasks.lookup" in modules
+    assert "envserver.tasks.registered" in modules
     assert [name for name in modules if name.startswith(("envserver.generic", "envserver.sandbox.", "openenv"))] == []

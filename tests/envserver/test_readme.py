@@ -11,7 +11,7 @@ from asyncio.subprocess import PIPE
 from pathlib import Path
 
 from envserver.generic import REWARDS, parse_task, read_reward, texts
-from envserver.settings import _VARIABLES
+from envserver.settings import _READERS
 from envserver.version import VERSION
 
 from tests.deadlines import scaled
@@ -93,7 +93,7 @@ def test_every_reward_function_for_texts_is_there() -> None:
 
 def test_every_setting_is_there() -> None:
     assert "| `OPENENV_TASK_MODULE` |" in README
-    assert sorted(set(re.findall(r"ENVSERVER_[A-Z_]+", README))) == sorted(_VARIABLES)
+    assert sorted(set(re.findall(r"ENVSERVER_([A-Z_]+)", README))) == sorted(_READERS)
 
 
 def test_every_log_event_is_there() -> None:

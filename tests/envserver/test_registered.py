@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from envserver import Environment, StepResult, Task, tool
 from envserver.generic import REWARDS, registry
-from envserver.tasks.modules import TaskModules
+from envserver.tasks.registered import TaskModules
 
 from tests.deadlines import scaled
 from tests.envserver.conftest import Start
@@ -226,8 +226,8 @@ async def test_a_class_that_knows_ids_itself_gets_what_is_not_found(start: Start
         ("\nraise SystemExit(3)", "SystemExit: 3 (broken.py, line 2)"),
         (
             LOGIN.replace("custom/", "custom/broken-") + "registry.register('../x', 'reader', {})",
-            "TaskError: id: '../x' is none: it begins with a letter or digit and has letters, digits and ._/- "
-            "(broken.py, line 6)",
+            "TaskError: id: a text of at most 200 letters, digits and ._/- that begins with a letter or digit is "
+            "wanted, not '../x' (broken.py, line 6)",
         ),
     ],
 )

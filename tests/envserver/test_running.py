@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 from envserver.errors import AuthorCancelled
 from envserver.execution.loop_threads import Lanes
-from envserver.execution.runner import Place, Runner
-from envserver.execution.threads import Threads
+from envserver.execution.runner import Place, Runner, Threads
 
 from tests.deadlines import scaled
 from tests.envserver.eventually import eventually

@@ -24,6 +24,8 @@ class Fragile(Environment):
     def reset(self, task: Task, *, seed: int) -> str:
         if task.get("broken"):
             raise SessionFailed("the judge is gone")
+        if gate := task.get("gate"):
+            GATES.pass_through(gate)
         return "Break."
 
     @tool
@@ -153,7 +155,7 @@ async def test_calls_that_wait_are_refused_and_run_never(server: Running) -> Non
     waiting = asyncio.create_task(server.call("win", headers={**JSON, "Idempotency-Key": "w"}))
 
     async def is_waiting() -> bool:
-        return server.server.sessions.get("s1").turns.waiting == 1
+        return len(server.server.sessions.get("s1").turns.waiting) == 1
 
     await eventually(is_waiting)
     GATES.open("waiting")
@@ -163,6 +165,25 @@ async def test_calls_that_wait_are_refused_and_run_never(server: Running) -> Non
     assert answers[0].json == FAILED
     assert (answers[1].status, answers[1].json) == (500, {"detail": REASON})
     assert (summary["reward"], summary["steps"]) == (0, 1)
+
+
+async def test_calls_that_wait_for_the_setup_are_refused_after_a_first_call_that_fails_at_once(start: Start) -> None:
+    server = await start(Fragile)
+    await server.ask("POST", "/create", sid="s1", body={"task_spec": {"gate": "setup of a fragile session"}})
+    calls = []
+    for name in ("break_at_once", "win"):
+        calls.append(asyncio.create_task(server.call(name, headers=JSON)))
+
+        async def are_waiting() -> bool:
+            return len(server.server.sessions.get("s1").turns.waiting) == len(calls)
+
+        await eventually(are_waiting)
+
+    GATES.open("setup of a fragile session")
+    answers = [await call for call in calls]
+
+    assert answers[0].json == FAILED
+    assert (answers[1].status, answers[1].json) == (500, {"detail": REASON})
 
 
 async def test_a_call_that_ends_beside_the_failure_gives_no_reward(server: Running) -> None:

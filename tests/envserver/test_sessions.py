@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from envserver.sessions import setup_wait as waits
+from envserver.sessions import session as waits
 
 from tests.envserver.conftest import Running, Start
 from tests.envserver.eventually import eventually

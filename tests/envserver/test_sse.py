@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from envserver.http import sse
+from envserver.http import responses
 from envserver.http.json_text import encode
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,7 +30,7 @@ def test_twenty_kinds_of_white_space_stand_raw_in_json() -> None:
 def test_no_slice_starts_with_white_space_and_nothing_is_lost(text: str, size: int) -> None:
     written = encode({"text": text}).decode()
 
-    slices = sse.safe_slices(written, size=size, longest=size + 5)
+    slices = responses.safe_slices(written, size=size, longest=size + 5)
 
     assert not any(part[0].isspace() for part in slices)
     assert json.loads("".join(slices)) == {"text": text}
@@ -39,29 +39,29 @@ def test_no_slice_starts_with_white_space_and_nothing_is_lost(text: str, size: i
 @pytest.mark.parametrize("character", [*RAW_WHITE_SPACE, "\t", "\x1f"])
 @pytest.mark.parametrize("position", [0, 1, 2])
 def test_white_space_at_a_cut_survives_the_clients(character: str, position: int) -> None:
-    text = "x" * (sse.SLICE_CHARS - len('{"text":"') - position) + character * 3 + "y" * 5000
+    text = "x" * (responses.SLICE_CHARS - len('{"text":"') - position) + character * 3 + "y" * 5000
 
-    frames = sse.result(encode({"text": text}))
+    frames = responses.sse_result(encode({"text": text}))
 
     assert json.loads(through_client(frames)) == {"text": text}
 
 
 @pytest.mark.parametrize("character", [" ", "\u3000", "é", "😀"])
 def test_twenty_thousand_of_one_character_survive_in_short_lines(character: str) -> None:
-    frames = sse.result(encode({"text": character * 20_000}))
+    frames = responses.sse_result(encode({"text": character * 20_000}))
 
     assert json.loads(through_client(frames)) == {"text": character * 20_000}
     assert max(map(len, frames.split(b"\r\n"))) <= 65_536
 
 
 def test_a_small_result_is_one_event() -> None:
-    assert sse.result(b'{"ok":true}') == b'event: end\r\ndata: {"ok":true}\r\n\r\n'
+    assert responses.sse_result(b'{"ok":true}') == b'event: end\r\ndata: {"ok":true}\r\n\r\n'
 
 
 def test_a_result_of_just_one_slice_too_much_is_two_events() -> None:
-    payload = encode("x" * (sse.SLICE_CHARS - 1))
+    payload = encode("x" * (responses.SLICE_CHARS - 1))
 
-    assert [name for name, _ in events(sse.result(payload))] == ["chunk", "end"]
+    assert [name for name, _ in events(responses.sse_result(payload))] == ["chunk", "end"]
 
 
 @pytest.mark.parametrize(
@@ -76,6 +76,6 @@ def test_a_result_of_just_one_slice_too_much_is_two_events() -> None:
     ],
 )
 def test_an_error_has_a_data_line_for_each_line(text: str, data: list[str]) -> None:
-    frames = sse.error(text)
+    frames = responses.sse_error(text)
 
     assert frames.decode() == "event: error\r\n" + "".join(f"data: {line}\r\n" for line in data) + "\r\n"

@@ -1,24 +1,26 @@
 """The order of a session's calls, as a table of who runs."""
 
-from dataclasses import dataclass
+from typing import Any
 
 import pytest
-from envserver.sessions.call_queue import Turns
+from envserver.http.bodies import Action
+from envserver.sessions.session import Call, Turns
 from envserver.tools import Mode
 
 MODES: dict[str, Mode] = {"s": "serial", "c": "concurrent", "x": "exclusive"}
 
 
-@dataclass(eq=False)
-class Named:
-    name: str
-    mode: Mode
+NO_SESSION: Any = None
 
 
-def started(turns: Turns[Named]) -> str:
+def named(name: str) -> Call:
+    return Call(NO_SESSION, Action("name", "", {}), task_id=name, mode=MODES[name[0]])
+
+
+def started(turns: Turns) -> str:
     names = ""
     while (call := turns.next()) is not None:
-        names += call.name
+        names += call.task_id
     return names
 
 
@@ -36,18 +38,17 @@ def started(turns: Turns[Named]) -> str:
     ],
 )
 def test_who_runs_at_once(calls: str, running: str) -> None:
-    turns: Turns[Named] = Turns()
+    turns = Turns()
     for name in calls.split():
-        turns.join(Named(name, MODES[name[0]]))
+        turns.waiting.append(named(name))
 
     assert started(turns) == running
 
 
 def test_the_next_call_follows_when_one_leaves() -> None:
-    turns: Turns[Named] = Turns()
-    calls = {name: Named(name, MODES[name[0]]) for name in ("s1", "c1", "x1", "s2", "c2")}
-    for call in calls.values():
-        turns.join(call)
+    turns = Turns()
+    calls = {name: named(name) for name in ("s1", "c1", "x1", "s2", "c2")}
+    turns.waiting.extend(calls.values())
 
     order = [started(turns)]
     for name in ("s1", "c1", "x1", "s2", "c2"):
@@ -55,14 +56,14 @@ def test_the_next_call_follows_when_one_leaves() -> None:
         order.append(started(turns))
 
     assert order == ["s1c1", "", "x1", "s2c2", "", ""]
-    assert turns.free
+    assert not turns.waiting
+    assert not turns.running
 
 
 def test_a_call_that_waits_can_leave() -> None:
-    turns: Turns[Named] = Turns()
-    first, second, third = (Named(name, "serial") for name in ("s1", "s2", "s3"))
-    for call in (first, second, third):
-        turns.join(call)
+    turns = Turns()
+    first, second, third = (named(name) for name in ("s1", "s2", "s3"))
+    turns.waiting.extend((first, second, third))
     assert started(turns) == "s1"
 
     turns.leave(second)

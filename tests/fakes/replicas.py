@@ -1,16 +1,19 @@
-"""Replicas that ask each other over real HTTP: the one that holds a session, and its server."""
+"""Replicas that call each other over real HTTP, and replicas that share a record of calls in memory."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from gateway.core.errors import CallConflict, StoreUnavailable
 from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
+from gateway.core.ports.calls import CallChange, CallRecord, CallState, Change, Tally
 from gateway.core.session import Session, SessionState
 from gateway.frontends.replicas import ReplicaFrontend
 from gateway.server import BoundedHttp, HttpServer, listen
@@ -83,3 +86,140 @@ async def replica(
 
 async def ask(peers: ReplicaClient, url: str, message: bytes = b"hello", *, within_s: float = WITHIN_S) -> bytes:
     return await peers.ask(url, "act", SESSION, message, within_s=within_s)
+
+
+_Place = tuple[SessionId, str]
+
+
+class Shared:
+    """The calls and counts that replicas share, without the bounds of the real store."""
+
+    def __init__(self) -> None:
+        self.run = 1
+        self.runner: dict[str, str] = {}
+        """The replica that runs a call, by task id; a store that loses its data does not lose this."""
+        self.gone: set[str] = set()
+        self._calls: dict[_Place, dict[str, CallChange]] = {}
+        self._tallies: dict[_Place, dict[str, Tally]] = {}
+        self._news = asyncio.Event()
+
+    def lose(self) -> None:
+        """Lose all data, as a restart may."""
+        self._calls, self._tallies = {}, {}
+        self.run += 1
+
+    def begin(self, replica: str, call: CallChange) -> CallRecord | None:
+        """Record *call*, or return what is known of its key."""
+        calls = self._calls.setdefault(call.place, {})
+        known = next((one for one in calls.values() if one.key == call.key), None)
+        if known is None:
+            calls[call.task_id] = call
+            self.runner[call.task_id] = replica
+            return None
+        if known.digest != call.digest:
+            raise CallConflict("Idempotency-Key was used with another body")
+        return self.look(call.session, call.lease, known.task_id)
+
+    def write(self, replica: str, change: CallChange) -> None:
+        """Apply *change*."""
+        place = change.place
+        calls = self._calls.setdefault(place, {})
+        if change.kind is Change.TALLIED:
+            self._count(place, replica, change.tally)
+        elif change.kind is Change.FORGOTTEN:
+            self._calls.pop(place, None)
+            self._tallies.pop(place, None)
+        elif change.kind is Change.UNDONE or (change.kind is Change.DROPPED and not change.key):
+            calls.pop(change.task_id, None)
+        elif change.kind is not Change.RUNNING or change.task_id not in calls:
+            calls[change.task_id] = change
+            self.runner.setdefault(change.task_id, replica)
+        self._news.set()
+        self._news = asyncio.Event()
+
+    def look(self, session: SessionId, lease: str, task_id: str) -> CallRecord | None:
+        """Return what is known of a call."""
+        call = self._calls.get((session, lease), {}).get(task_id)
+        if call is None:
+            return None
+        runner, state = self.runner[task_id], CallState(call.kind.value)
+        if state is CallState.RUNNING and runner in self.gone:
+            state = CallState.LOST
+        return CallRecord(task_id=task_id, state=state, replica=runner, outcome=call.outcome)
+
+    async def settled(self, session: SessionId, lease: str, task_id: str, within_s: float) -> CallRecord | None:
+        """Wait until a call does not run any more."""
+        deadline = asyncio.get_running_loop().time() + within_s
+        while True:
+            record = self.look(session, lease, task_id)
+            left_s = deadline - asyncio.get_running_loop().time()
+            if record is None or record.state is not CallState.RUNNING or left_s <= 0:
+                return record
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._news.wait()
+
+    def tallies(self, session: SessionId, lease: str) -> Mapping[str, Tally]:
+        """Return each replica's count."""
+        return dict(self._tallies.get((session, lease), {}))
+
+    def _count(self, place: _Place, replica: str, tally: Tally) -> None:
+        told = self._tallies.setdefault(place, {})
+        known = told.get(replica)
+        if known is None:
+            if not tally.told_in:
+                told[replica] = tally
+        elif known.number != tally.number or known.version <= tally.version:
+            told[replica] = replace(tally, is_whole=known.is_whole and known.number == tally.number)
+
+
+class View:
+    """A replica's way to the store: it may be cut, and it counts what goes over it."""
+
+    def __init__(self, shared: Shared, replica: str) -> None:
+        self.replica = replica
+        self.is_away = False
+        self.loses_answers = False
+        self.trips: list[str] = []
+        self.begun: list[CallChange] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self._shared = shared
+
+    async def begin(self, call: CallChange) -> CallRecord | None:
+        self.begun.append(call)
+        await self._trip("begin")
+        found = self._shared.begin(self.replica, call)
+        self._answer()
+        return found
+
+    async def write(self, changes: Sequence[CallChange]) -> str:
+        await self._trip("write")
+        for change in changes:
+            self._shared.write(self.replica, change)
+        self._answer()
+        return str(self._shared.run)
+
+    async def look(self, session: SessionId, lease: str, task_id: str) -> CallRecord | None:
+        await self._trip("look")
+        return self._shared.look(session, lease, task_id)
+
+    async def settled(self, session: SessionId, lease: str, task_id: str, *, within_s: float) -> CallRecord | None:
+        await self._trip("settled")
+        return await self._shared.settled(session, lease, task_id, within_s)
+
+    async def tallies(self, session: SessionId, lease: str) -> Mapping[str, Tally]:
+        await self._trip("tallies")
+        return self._shared.tallies(session, lease)
+
+    async def aclose(self) -> None: ...
+
+    async def _trip(self, name: str) -> None:
+        self.trips.append(name)
+        await self.gate.wait()
+        if self.is_away:
+            raise StoreUnavailable("the store does not answer")
+
+    def _answer(self) -> None:
+        if self.loses_answers:
+            raise StoreUnavailable("the answer was lost")

@@ -149,7 +149,7 @@ class CounterImage(OrsFacade):
         """See ``Upstream.prompt``."""
         return [TextBlock(f"Reach {self._play(session).target}.")]
 
-    async def step(self, session: Session, environment: Environment, action: Action) -> StepResult:
+    async def step(self, session: Session, environment: Environment, action: Action, *, key: str | None) -> StepResult:
         """See ``OrsFacade.step``."""
         words = action.fields or action.arguments
         return await self._move(session, str(action.text or words.get("op")))

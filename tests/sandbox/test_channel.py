@@ -11,7 +11,8 @@ async def test_the_last_words_of_a_peer_that_is_gone_come_before_a_send_fails(un
     ours, theirs = wire.pair()
     events: list[dict[str, object]] = []
     ends: list[int] = []
-    channel = Channel(ours, on_event=events.append, on_end=lambda: ends.append(len(events)))
+    channel = Channel(ours)
+    channel.listen(events.append, lambda: ends.append(len(events)))
     for _ in range(unread):
         await channel.send({"op": "run"})
 

@@ -20,22 +20,25 @@ from gateway.adapters import Stores
 from gateway.app import Gateway
 from gateway.catalog.catalog import Catalog
 from gateway.content import Content
-from gateway.core.curriculum import Curriculum
 from gateway.core.environment import Areal, Environment, Limits, PoolPolicy, Timeouts, UpstreamKind
 from gateway.core.episode import Action, StepResult
 from gateway.core.ids import EnvironmentName, Owner
 from gateway.core.ports.curricula import CurriculumStore
 from gateway.core.ports.store import Store
-from gateway.core.ports.tasks import TaskStore
+from gateway.core.ports.tasks import TaskQueries, TaskStore
 from gateway.core.ports.upstream import Upstream
 from gateway.core.session import Session, SessionState
 from gateway.core.worker import WorkerLoad, WorkerState
 from gateway.server import BoundedSocket
 from gateway.settings import Settings
-from gateway.stores.memory.calls import MemoryCallStore
 from gateway.stores.memory.curricula import MemoryCurriculumStore
 from gateway.stores.memory.sessions import MemoryStore
 from gateway.stores.memory.tasks import MemoryTaskStore
+from gateway.tasks.curricula.model import Curriculum
+from gateway.tasks.curricula.service import Curricula
+from gateway.tasks.curricula.stats import TaskStats
+from gateway.tasks.curricula.tables import TaskTables
+from gateway.tasks.lookup import TaskLookup
 from gateway.tasks.registry import TaskRegistry
 from gateway.tasks.runtime import RuntimeTasks
 from tests.deadlines import scaled
@@ -81,6 +84,19 @@ def run_time(registry: TaskRegistry, *environments: Environment) -> RuntimeTasks
     return RuntimeTasks(registry=registry, store=MemoryTaskStore(), catalog=catalog)
 
 
+def lookup_of(registry: TaskRegistry, queries: TaskQueries) -> TaskLookup:
+    """The tasks of *registry* and of workers, to be found; there are no curricula."""
+    store, catalog = MemoryCurriculumStore(), Catalog([environment()])
+    curricula = Curricula(
+        store=store,
+        records=TaskStats(store, registry=registry),
+        tables=TaskTables(registry, catalog=catalog, queries=queries),
+        files={},
+        catalog=catalog,
+    )
+    return TaskLookup(run_time(registry), queries=queries, curricula=curricula)
+
+
 class Replica(Gateway):
     """One gateway process, made by the composition root on a store and a backend of the test's."""
 
@@ -121,7 +137,6 @@ class Replica(Gateway):
             sessions=store,
             tasks=task_store or MemoryTaskStore(),
             curricula=curriculum_store or MemoryCurriculumStore(),
-            calls=MemoryCallStore(replica=name),
         )
         super().__init__(
             settings,

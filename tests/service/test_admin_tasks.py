@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import secrets
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,16 +17,15 @@ from typer.testing import CliRunner
 
 from gateway.catalog.catalog import Catalog
 from gateway.cli.main import app as commands
-from gateway.core.environment import Environment, Isolation
+from gateway.core.environment import Isolation
 from gateway.core.ids import EnvironmentName, Owner
 from gateway.core.ports.tasks import MAX_TASK_BYTES
-from gateway.core.session import SessionSetup
-from gateway.frontends.admin.tasks import MAX_PROBED, TaskRoutes
-from gateway.sessions.opening import EpisodeRequest
+from gateway.frontends.admin.replies import ERRORS
+from gateway.frontends.admin.tasks import MAX_PROBED, TaskProbe, TaskRoutes
 from gateway.stores.memory.tasks import MemoryTaskStore
 from gateway.tasks.registry import TaskRegistry
 from gateway.tasks.runtime import RuntimeTasks
-from gateway.tasks.signing import make_keys, read_private, read_trusted, sign
+from gateway.tasks.signing import TrustedKeys, make_keys, read_private, read_trusted, sign
 from tests.fakes.eventually import until
 from tests.service.stack import Replica, Stack, environment, stack, tasks
 from tests.service.wire import under_way
@@ -57,24 +55,6 @@ class World:
         return [row["id"] for row in answer.json()["tasks"]]
 
 
-def probe_of(replica: Replica) -> Any:
-    """Open an episode, wait for its prompt, end it; as a gateway does."""
-
-    async def probe(environment: Environment, task: dict[str, Any]) -> None:
-        name = f"probe-{secrets.token_hex(8)}"
-        session = await replica.sessions.open(
-            EpisodeRequest(
-                owner=OPERATOR, name=name, environment=environment, setup=SessionSetup(spec=task), fingerprint=name
-            )
-        )
-        try:
-            await session.prompt(within_s=20)
-        finally:
-            await asyncio.shield(replica.sessions.close(OPERATOR, name))
-
-    return probe
-
-
 @contextlib.asynccontextmanager
 async def world(**routes: Any) -> AsyncIterator[World]:
     environments = (environment("math"), replace(environment("coding"), isolation=Isolation.SANDBOX))
@@ -84,8 +64,11 @@ async def world(**routes: Any) -> AsyncIterator[World]:
             {MATH: FILES}, env_types={one.name: ("sums",) * (one.name == MATH) for one in environments}
         )
         run_time = RuntimeTasks(registry=registry, store=MemoryTaskStore(), catalog=Catalog(environments))
-        given = {"probe": probe_of(replica), "max_body_bytes": MAX_BODY_BYTES, **routes}
-        replica.app = Starlette(routes=TaskRoutes(tasks=run_time, **given).routes())
+        given = {"max_body_bytes": MAX_BODY_BYTES, "trusted": TrustedKeys({}), "signatures": "optional", **routes}
+        probe = TaskProbe(replica.sessions, replica.catalog)
+        replica.app = Starlette(
+            routes=TaskRoutes(tasks=run_time, probe=probe, **given).routes(), exception_handlers=ERRORS
+        )
         async with replica.looping(), replica.serving() as client:
             yield World(built, replica, client, run_time)
 
@@ -318,13 +301,11 @@ async def test_an_operator_who_hangs_up_ends_the_trial(here: World) -> None:
     assert await here.listed(split="custom") == []
 
 
-async def test_trials_are_bounded_and_need_a_gateway_that_can(here: World) -> None:
+async def test_trials_are_bounded(here: World) -> None:
     many = {"tasks": [task(f"t{n}") for n in range(MAX_PROBED + 1)]}
 
     assert (await here.post(many, f"{ROUTE}/validate")).status_code == 400
     assert here.built.backend.workers == {}
-    async with world(probe=None) as other:
-        assert (await other.post(task(), f"{ROUTE}/validate")).status_code == 400
 
 
 # -- signatures ---------------------------------------------------------------------------------------------------
@@ -341,12 +322,12 @@ def keys(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("signatures", ["optional", "required"])
 async def test_a_bundle_of_a_trusted_key_is_taken_and_shown_as_signed(keys: Path, signatures: str) -> None:
-    trusted = read_trusted(keys)
-    async with world(trusted=trusted, signatures=signatures) as here:
-        answer = await here.post(sign([task("a")], read_private(keys / "lab")))
+    bundle = sign([task("a")], read_private(keys / "lab"))
+    async with world(trusted=read_trusted(keys), signatures=signatures) as here:
+        answer = await here.post(bundle)
 
-        assert (answer.status_code, answer.json()["signed_by"]) == (201, trusted.ids[0])
-        assert (await here.client.get(f"{ROUTE}/math/a")).json()["signed_by"] == trusted.ids[0]
+        assert (answer.status_code, answer.json()["signed_by"]) == (201, bundle["key"])
+        assert (await here.client.get(f"{ROUTE}/math/a")).json()["signed_by"] == bundle["key"]
 
 
 @pytest.mark.parametrize("signatures", ["optional", "required"])

@@ -11,11 +11,11 @@ from typing import Any
 
 import httpx
 
-from gateway.core.curriculum import Component, Curriculum, Sampler, SamplerKind, Stage
 from gateway.core.environment import Areal
 from gateway.core.ids import EnvironmentName
 from gateway.core.worker import WorkerState
 from gateway.stores.memory.curricula import MemoryCurriculumStore
+from gateway.tasks.curricula.model import Component, Curriculum, Sampler, SamplerKind, Stage
 from tests.fakes.eventually import eventually
 from tests.service.openenv_world import world
 from tests.service.stack import Stack, environment, running, stack, tasks

@@ -10,8 +10,9 @@ from typing import Any
 from typer.testing import CliRunner, Result
 
 from gateway.cli.main import app as commands
-from gateway.core.curriculum import Component, Curriculum, Sampler, SamplerKind, Stage
 from gateway.core.ids import EnvironmentName
+from gateway.tasks.curricula.model import Component, Curriculum, Sampler, SamplerKind, Stage
+from gateway.tasks.curricula.service import MAX_SAMPLE
 from tests.service.stack import running, tasks
 from tests.service.wire import call, delete, detail
 
@@ -65,6 +66,7 @@ async def test_what_is_wrong_is_named_and_leaves_nothing() -> None:
             "in a file": await client.put("/admin/v1/curriculum/mine", json={"environment": "math"}),
             "JSON": await client.put(url, content=b"{"),
             "count": await client.post("/admin/v1/curriculum/mine/sample", json={"count": 0}),
+            "count: ": await client.post("/admin/v1/curriculum/mine/sample", json={"count": MAX_SAMPLE + 1}),
             "group_size": await client.post("/admin/v1/curriculum/mine/sample", json={"group_size": 4097}),
             "outcomes[0]": await client.post(
                 "/admin/v1/curriculum/mine/feedback", json={"outcomes": [{"environment": "math", "reward": 1.0}]}
@@ -181,7 +183,7 @@ async def test_the_command_line_lists_shows_resets_and_clears() -> None:
         assert "stage first: success rate 0.00, 1 outcomes, 1 counted" in shown.output
         assert "0.25" in shown.output
         assert (as_json[0][0]["name"], as_json[1]["policy"]) == ("mine", "p")
-        assert await gateway.curricula.policy("mine") == ""
+        assert await gateway.curricula.weights.policy("mine") == ""
         assert "removed 1 record of math" in cleared.output
         assert dict(await gateway.records.of(MATH)) == {}
         assert unknown.exit_code == 2

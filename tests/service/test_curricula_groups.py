@@ -11,12 +11,12 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.core.curriculum import Component, Curriculum, Sampler, SamplerKind
 from gateway.core.environment import Environment, ServerProtocol
 from gateway.core.ids import EnvironmentName
 from gateway.core.session import Group, SessionSetup
 from gateway.core.worker import EnvironmentLoad
 from gateway.stores.memory.curricula import MemoryCurriculumStore
+from gateway.tasks.curricula.model import Component, Curriculum, Sampler, SamplerKind
 from gateway.tasks.task_ref import seeded
 from tests.deadlines import scaled
 from tests.fakes.eventually import eventually

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.catalog.inspect.external import detect_url, environment_of
+from gateway.catalog.inspect.detect import detect_url
 from gateway.catalog.inspect.findings import Capacity, Finding, FoundSplit
+from gateway.catalog.inspect.toml_writer import environment_of
 from gateway.catalog.toml import STATIC_IMAGE, read_environment
 from gateway.core.environment import ActionMapping, Server, ServerProtocol, SplitType
 from gateway.core.errors import ConfigError

@@ -15,10 +15,9 @@ from envserver.content import (
     ToolCallBlock,
     ToolResultBlock,
 )
-from envserver.environment import Environment
+from envserver.environment import Environment, Task
 from envserver.errors import SessionFailed, SessionLost
 from envserver.server import serve
-from envserver.task import Task
 from envserver.tasks import openenv_names as _openenv_names
 from envserver.tools import tool
 from envserver.version import VERSION as __version__

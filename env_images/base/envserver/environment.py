@@ -1,15 +1,14 @@
-"""What an environment's author writes: a subclass of ``Environment``.
+"""What an environment's author writes, a subclass of ``Environment``, and the ``Task`` that it gets.
 
 An instance is one session. Code in plain ``def`` runs in a thread, code in ``async def`` on a loop beside the
 server's: neither can hold up the server or another session, even where it blocks.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from envserver.content import GroupCandidate, GroupScore, Message, Prompt, Split, ToolCall
-from envserver.task import Task
 from envserver.tasks.files import TaskFiles
 
 if TYPE_CHECKING:  # a server without sandboxes imports nothing of them
@@ -18,6 +17,42 @@ if TYPE_CHECKING:  # a server without sandboxes imports nothing of them
 _Value = TypeVar("_Value")
 Maybe: TypeAlias = _Value | Awaitable[_Value]
 """What a hook returns, which may be written as ``def`` or as ``async def``."""
+
+
+class Task(Mapping[str, Any]):
+    """One problem as data: a frozen view of a task's JSON object, read like a mapping (``task.get("hint")``).
+
+    The values are the environment author's own; the server never looks into them but for the id.
+    """
+
+    __slots__ = ("_id", "_spec")
+
+    def __init__(self, spec: Mapping[str, Any], *, task_id: str | None = None) -> None:
+        named = spec.get("id", spec.get("task_id"))
+        self._spec = dict(spec)
+        self._id = str(named) if isinstance(named, str | int) else task_id
+
+    @property
+    def id(self) -> str | None:
+        """The object's own ``id`` or ``task_id``; else ``<split>-<index>`` where it was opened by reference."""
+        return self._id
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """The task as a new plain dict."""
+        return dict(self._spec)
+
+    def __getitem__(self, key: str) -> Any:
+        return self._spec[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._spec)
+
+    def __len__(self) -> int:
+        return len(self._spec)
+
+    def __repr__(self) -> str:
+        return f"<Task {self._id}>"
 
 
 class Environment:

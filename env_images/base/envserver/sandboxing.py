@@ -51,10 +51,6 @@ class Sandboxing:
     def __repr__(self) -> str:
         return f"<Sandboxing of {self._kind.name}, {'ready' if self.is_ready else 'not ready'}>"
 
-    def start(self) -> None:
-        """Make the first attempt, beside everything else: a box that has to be made takes seconds."""
-        self._begin()
-
     async def ready(self) -> None:
         """Wait for the attempt that is under way, or make another one.
 
@@ -72,14 +68,15 @@ class Sandboxing:
         """
         if self.is_ready:
             return ""
-        attempt = self._begin()
+        attempt = self.start()
         await asyncio.wait((attempt, self._stopped), return_when=asyncio.FIRST_COMPLETED)
         if not attempt.done() or self._stopped.done():
             raise Refused(503, "the server is shutting down")
         reason = attempt.result()
         return f"no sandboxes: {reason}" if reason else ""
 
-    def _begin(self) -> "asyncio.Task[str]":
+    def start(self) -> "asyncio.Task[str]":
+        """Make an attempt unless one is under way, beside everything else: making a box takes seconds."""
         if self._attempt is None or (self._attempt.done() and not self._stopped.done()):
             self._attempt = asyncio.get_running_loop().create_task(self._try())
         return self._attempt

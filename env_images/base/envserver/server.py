@@ -16,19 +16,17 @@ import uvloop
 from envserver.environment import Environment
 from envserver.errors import ConfigError
 from envserver.execution.loop_threads import Lanes
-from envserver.execution.runner import Runner
-from envserver.execution.threads import Threads
+from envserver.execution.runner import Runner, Threads
 from envserver.http.connection import Connection
 from envserver.http.responses import Delivery
-from envserver.http.routes import Claim, Routes, failure
+from envserver.http.routes import Routes
 from envserver.sandboxing import Sandboxing
 from envserver.schema.environment_types import Kind, kinds_of
 from envserver.sessions.calls import Calls
 from envserver.sessions.outcomes import Outcomes
 from envserver.sessions.sessions import Sessions
 from envserver.settings import Settings, unknown_variables
-from envserver.tasks.lookup import Registered
-from envserver.tasks.modules import TaskModules
+from envserver.tasks.registered import Registered, TaskModules
 from envserver.tasks.sets import TaskSets
 
 logger = logging.getLogger("envserver")
@@ -66,7 +64,6 @@ class Server:
             tasks=tasks,
             runner=self._runner,
             calls=calls,
-            forget=self._outcomes.forget,
             slots=settings.slots,
             clock=clock,
             sandboxing=self._sandboxing,
@@ -78,7 +75,7 @@ class Server:
             registered=registered,
             sessions=self.sessions,
             delivery=Delivery(calls=calls, clock=clock),
-            claim=Claim(is_claimable=settings.socket is not None),
+            is_claimable=settings.socket is not None,
             clock=clock,
             strict_paths=settings.strict_paths,
         )
@@ -135,7 +132,6 @@ class Server:
     def _connect(self) -> Connection:
         return Connection(
             application=self._routes,
-            failure=failure,
             connections=self._connections,
             body_max_bytes=self._settings.body_max_bytes,
             # A gateway's pool keeps connections to a Unix socket open, and must never lose one as it sends.

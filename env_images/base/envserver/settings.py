@@ -1,14 +1,17 @@
 """The server's settings: one frozen value, and the only reader of the process environment."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, TypeAlias
 
 from envserver.errors import ConfigError
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 _LOG_LEVELS: tuple[LogLevel, ...] = ("debug", "info", "warning", "error")
 _MIB = 1024 * 1024
+_PREFIX = "ENVSERVER_"
+_Reader: TypeAlias = Callable[[str, str], Any]
+"""Makes a setting of a variable's name and text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,77 +81,36 @@ class Settings:
         Raises:
             ConfigError: a value is malformed or out of range.
         """
-        given = {name: value for name, value in environ.items() if name.startswith("ENVSERVER_") and value}
-        standard = cls()
-        return cls(
-            socket=given.get("ENVSERVER_SOCKET"),
-            host=given.get("ENVSERVER_HOST", standard.host),
-            port=_whole(given, "ENVSERVER_PORT", standard.port, most=65_535),
-            slots=_whole(given, "ENVSERVER_SLOTS", standard.slots, most=1_000_000),
-            idle_s=_seconds(given, "ENVSERVER_IDLE_S", standard.idle_s),
-            exit_on_eof=_flag(given, "ENVSERVER_EXIT_ON_EOF"),
-            tasks=given.get("ENVSERVER_TASKS"),
-            log=_level(given),
-            body_max_bytes=_whole(given, "ENVSERVER_BODY_MAX_BYTES", standard.body_max_bytes, least=1024),
-            kept_max_bytes=_whole(given, "ENVSERVER_KEPT_MAX_BYTES", standard.kept_max_bytes),
-            strict_paths=_flag(given, "ENVSERVER_STRICT_PATHS"),
-            task_modules=_names(environ.get("OPENENV_TASK_MODULE", "")),
-            custom_tasks_dir=given.get("ENVSERVER_CUSTOM_TASKS_DIR", standard.custom_tasks_dir),
-            sandbox=_sandbox(given, standard.sandbox),
-        )
-
-
-_VARIABLES = frozenset(
-    f"ENVSERVER_{name}"
-    for name in (
-        *("SOCKET", "HOST", "PORT", "SLOTS", "IDLE_S", "EXIT_ON_EOF", "TASKS", "LOG"),
-        *("BODY_MAX_BYTES", "KEPT_MAX_BYTES", "STRICT_PATHS", "CUSTOM_TASKS_DIR"),
-        *("SANDBOX_BOX", "SANDBOX_WORK", "SANDBOX_HOST"),
-        *("SANDBOX_MEMORY_MIB", "SANDBOX_PIDS", "SANDBOX_DISK_MIB", "SANDBOX_CPU_S"),
-    )
-)
+        values = {
+            name.lower(): read(f"{_PREFIX}{name}", text)
+            for name, read in _READERS.items()
+            if (text := environ.get(f"{_PREFIX}{name}"))
+        }
+        sandbox = {name[8:]: values.pop(name) for name in list(values) if name.startswith("sandbox_")}
+        # What is no name of a module fails where it would be imported, so that all else is served.
+        modules = tuple(name for part in environ.get("OPENENV_TASK_MODULE", "").split(",") if (name := part.strip()))
+        return cls(**values, task_modules=modules, sandbox=SandboxSettings(**sandbox))
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     """Name the variables that look like ours and are none: most likely a typing error."""
-    return sorted(name for name in environ if name.startswith("ENVSERVER_") and name not in _VARIABLES)
+    return sorted(name for name in environ if name.startswith(_PREFIX) and name[len(_PREFIX) :] not in _READERS)
 
 
-def _sandbox(given: Mapping[str, str], standard: SandboxSettings) -> SandboxSettings:
-    return SandboxSettings(
-        box=given.get("ENVSERVER_SANDBOX_BOX", standard.box),
-        work=given.get("ENVSERVER_SANDBOX_WORK", standard.work),
-        host=_flag(given, "ENVSERVER_SANDBOX_HOST"),
-        # Below these a sandbox does not even open.
-        memory_mib=_limit(given, "ENVSERVER_SANDBOX_MEMORY_MIB", least=16, most=2**24),
-        pids=_limit(given, "ENVSERVER_SANDBOX_PIDS", least=4, most=2**22),
-        disk_mib=_limit(given, "ENVSERVER_SANDBOX_DISK_MIB", least=1, most=2**24),
-        cpu_s=_limit(given, "ENVSERVER_SANDBOX_CPU_S", least=1, most=2**31),
-    )
+def _text(name: str, text: str) -> str:
+    return text
 
 
-def _names(text: str) -> tuple[str, ...]:
-    """Part at commas. What is no name of a module fails where it would be imported, so that all else is served."""
-    return tuple(name for part in text.split(",") if (name := part.strip()))
+def _whole(*, least: int = 0, most: int = 2**40) -> _Reader:
+    def read(name: str, text: str) -> int:
+        if not text.isascii() or not text.isdecimal() or not least <= int(text) <= most:
+            raise ConfigError(f"{name}={text!r}: expected a whole number from {least} to {most}")
+        return int(text)
+
+    return read
 
 
-def _limit(given: Mapping[str, str], name: str, *, least: int, most: int) -> int | None:
-    return _whole(given, name, least, least=least, most=most) if name in given else None
-
-
-def _whole(given: Mapping[str, str], name: str, default: int, *, least: int = 0, most: int = 2**40) -> int:
-    text = given.get(name)
-    if text is None:
-        return default
-    if not text.isascii() or not text.isdecimal() or not least <= int(text) <= most:
-        raise ConfigError(f"{name}={text!r}: expected a whole number from {least} to {most}")
-    return int(text)
-
-
-def _seconds(given: Mapping[str, str], name: str, default: float) -> float:
-    text = given.get(name)
-    if text is None:
-        return default
+def _seconds(name: str, text: str) -> float:
     try:
         value = float(text)
     except ValueError:
@@ -158,16 +120,38 @@ def _seconds(given: Mapping[str, str], name: str, default: float) -> float:
     return value
 
 
-def _flag(given: Mapping[str, str], name: str) -> bool:
-    text = given.get(name, "0")
+def _flag(name: str, text: str) -> bool:
     if text not in ("0", "1"):
         raise ConfigError(f"{name}={text!r}: expected 0 or 1")
     return text == "1"
 
 
-def _level(given: Mapping[str, str]) -> LogLevel:
-    text = given.get("ENVSERVER_LOG", "info").lower()
-    for level in _LOG_LEVELS:
-        if text == level:
-            return level
-    raise ConfigError(f"ENVSERVER_LOG={text!r}: expected one of {', '.join(_LOG_LEVELS)}")
+def _level(name: str, text: str) -> str:
+    if text.lower() not in _LOG_LEVELS:
+        raise ConfigError(f"{name}={text.lower()!r}: expected one of {', '.join(_LOG_LEVELS)}")
+    return text.lower()
+
+
+_READERS: Mapping[str, _Reader] = {
+    "SOCKET": _text,
+    "HOST": _text,
+    "PORT": _whole(most=65_535),
+    "SLOTS": _whole(most=1_000_000),
+    "IDLE_S": _seconds,
+    "EXIT_ON_EOF": _flag,
+    "TASKS": _text,
+    "LOG": _level,
+    "BODY_MAX_BYTES": _whole(least=1024),
+    "KEPT_MAX_BYTES": _whole(),
+    "STRICT_PATHS": _flag,
+    "CUSTOM_TASKS_DIR": _text,
+    "SANDBOX_BOX": _text,
+    "SANDBOX_WORK": _text,
+    "SANDBOX_HOST": _flag,
+    # Below these a sandbox does not even open.
+    "SANDBOX_MEMORY_MIB": _whole(least=16, most=2**24),
+    "SANDBOX_PIDS": _whole(least=4, most=2**22),
+    "SANDBOX_DISK_MIB": _whole(least=1, most=2**24),
+    "SANDBOX_CPU_S": _whole(least=1, most=2**31),
+}
+"""How each ``ENVSERVER_*`` variable is read, in the order in which faults are reported."""

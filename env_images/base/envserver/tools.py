@@ -5,12 +5,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar, overload
 
+from envserver.content import StepResult
 from envserver.errors import ConfigError, InvalidInput
+from envserver.http.json_text import encode
 from envserver.schema.signatures import parameters_of
 from envserver.schema.validators import Fault, Shape, Str, fault
 
 Mode: TypeAlias = Literal["serial", "concurrent", "exclusive"]
 """How a call runs beside the session's other calls: one at a time in arrival order; beside them; or quite alone."""
+Ran: TypeAlias = tuple[bytes, float | None, bool]
+"""A result's JSON, its reward and whether it ends the episode."""
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _MARK = "__envserver_tool__"
 
@@ -73,8 +77,6 @@ def tool(
 class Tool:
     """One tool, ready to be listed, checked and run."""
 
-    __slots__ = ("_shape", "description", "function", "inline", "is_async", "is_bound", "mode", "name", "terminal")
-
     def __init__(self, name: str, function: Callable[..., Any], *, bound: bool) -> None:
         options: ToolOptions = getattr(function, _MARK, ToolOptions())
         self.name = name
@@ -82,6 +84,7 @@ class Tool:
         self.is_bound = bound
         """Whether *function* has its ``self`` already; else it takes the environment first."""
         self.description = (inspect.getdoc(function) or "").strip()
+        self.listed = options.listed
         self.terminal = options.terminal
         self.inline = options.inline
         self.mode: Mode = "exclusive" if options.exclusive else "concurrent" if options.concurrent else "serial"
@@ -129,10 +132,29 @@ class Tool:
             raise InvalidInput(f"Tool input validation error: {faults}")
         return arguments
 
+    def run(self, environment: object, arguments: dict[str, Any]) -> Ran:
+        """Run a plain tool of *environment* and write its result, in the thread that calls this."""
+        return self._written(self._called(environment, arguments))
+
+    async def run_async(self, environment: object, arguments: dict[str, Any]) -> Ran:
+        """Run an asynchronous tool of *environment* and write its result, on the loop that calls this."""
+        return self._written(await self._called(environment, arguments))
+
+    def _called(self, environment: object, arguments: dict[str, Any]) -> Any:
+        return self.function(**arguments) if self.is_bound else self.function(environment, **arguments)
+
+    def _written(self, result: object) -> Ran:
+        if not isinstance(result, StepResult):
+            if hasattr(result, "close"):
+                result.close()  # a coroutine that nobody awaits would warn
+            raise TypeError(f"{self.name!r} returned {type(result).__name__}; expected ToolOutput")
+        output = result.wire()
+        return encode({"ok": True, "output": output}), output["reward"], output["finished"]
+
 
 def tools_of(cls: type) -> dict[str, Tool]:
     """Find the tools of an environment class, sorted by name, the terminal one and unlisted ones not among them."""
-    return {name: found for name, found in _all(cls).items() if not found.terminal and _is_listed(found)}
+    return {name: found for name, found in _all(cls).items() if found.listed and not found.terminal}
 
 
 def terminal_of(cls: type, named: str | None) -> Tool | None:
@@ -172,16 +194,7 @@ def task_tools_of(functions: Iterable[Callable[..., Any]]) -> dict[str, Tool]:
 def _all(cls: type) -> dict[str, Tool]:
     marked = {name: getattr(cls, name, None) for name in dir(cls)}
     return {
-        name: Tool(name, member, bound=not _takes_self(cls, name))
+        name: Tool(name, member, bound=isinstance(inspect.getattr_static(cls, name), staticmethod | classmethod))
         for name, member in marked.items()
         if callable(member) and hasattr(member, _MARK)
     }
-
-
-def _takes_self(cls: type, name: str) -> bool:
-    return not isinstance(inspect.getattr_static(cls, name), staticmethod | classmethod)
-
-
-def _is_listed(candidate: Tool) -> bool:
-    options: ToolOptions = getattr(candidate.function, _MARK)
-    return options.listed

@@ -1,8 +1,8 @@
 """Workers as containers of a Docker engine, or of the engine gate in front of one; hardened as DESIGN 8 says.
 
 A worker's only door is a Unix socket in a folder that it shares with the gateway, so its container needs no network.
-One of somebody else's image listens on TCP, and has a second container that makes a socket of it (`foreign`): the two
-live and die together.
+A worker of a third-party image listens on TCP. A second container (`container`) makes a Unix socket of its port. The
+two live and die together.
 
 The engine must see that folder: under the same path (a gateway on the engine's machine), or as a volume that is also
 mounted at the gateway (``socket_volume``). The folder is made for everybody, as the worker is another user than the
@@ -29,6 +29,7 @@ from docker import APIClient
 from gateway.backends.docker import calls
 from gateway.backends.docker.calls import shortcomings, with_splits
 from gateway.backends.docker.container import (
+    FORWARDER_IMAGE,
     LABEL_DIGEST,
     LABEL_ENVIRONMENT,
     LABEL_ROLE,
@@ -36,20 +37,24 @@ from gateway.backends.docker.container import (
     Role,
     container_body,
     container_name,
+    forwarder_body,
+    forwarder_name,
     owned_filter,
+    server_body,
 )
 from gateway.backends.docker.deaths import REASON_S, DeathWatcher
 from gateway.backends.docker.engine import LOOK_S, TIMEOUT_S, Engine, EngineError
 from gateway.backends.docker.images import Images
 from gateway.backends.docker.mounts import Sources
-from gateway.backends.docker.third_party import FORWARDER_IMAGE, forwarder_body, forwarder_name, server_body
-from gateway.backends.folders import SOCKET_NAME, Folders, SocketFolders
+from gateway.backends.folders import SOCKET_NAME, Folders, RemoteFolders, SocketFolders
 from gateway.backends.launch import CancelToken, Launches, raise_first
 from gateway.core.addresses import FOREIGN_SOCKET
 from gateway.core.environment import Environment
 from gateway.core.errors import BackendError, StartFailed
 from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.leader_lease import LeaderLease
+from gateway.core.placement import NodeId
+from gateway.core.ports.backend import Backend
 from gateway.core.worker import BackendWorker, Death, Worker
 
 logger = logging.getLogger(__name__)
@@ -77,8 +82,27 @@ class _Made:
     """Names of those whose making the engine was asked for, and did not answer: they may come to be yet."""
 
 
-class DockerBackend:
-    """Starts and stops containers."""
+class DockerBackend(Backend):
+    """Starts and stops containers.
+
+    Args:
+        url: The engine's socket, or the gate's: ``unix:///…``.
+        instance: Label of everything that this backend makes.
+        socket_dir: The workers' folders as their machine sees them; absolute.
+        node: The machine of the workers' folders, if its gate makes them. None: they are on this machine.
+        owner: The gateway's identity, another label. The backend sees, counts and removes only what has both labels.
+            Replicas that share a store have the same owner. Empty: *instance* alone decides.
+        socket_volume: The volume that is mounted at *socket_dir*; None where the engine sees that very path.
+        custom_tasks_dir: The folders of operators' task modules; None mounts none.
+        custom_tasks_volume: The volume that holds them; None where the engine sees *custom_tasks_dir* itself.
+        threads: Calls on the engine at once. It starts 5 to 7 containers a second at any parallelism.
+        stop_grace_s: From SIGTERM to SIGKILL. Sessions have ended by then: what still runs is a step that overran, and
+            the worker's successor may wait for its place.
+        environments: `check` tries the engine with the first one whose images are there.
+        forwarder_image: The image beside third-party images: one of ours, for its ``envserver``.
+        silence_s: The engine's longest silence within a call.
+        reason_s: How long a death may be kept back for its reason.
+    """
 
     def __init__(
         self,
@@ -86,9 +110,9 @@ class DockerBackend:
         url: str,
         instance: str,
         socket_dir: Path,
+        node: NodeId | None = None,
         owner: str = "",
         socket_volume: str | None = None,
-        folders: Folders | None = None,
         custom_tasks_dir: Path | None = None,
         custom_tasks_volume: str | None = None,
         threads: int = 8,
@@ -98,33 +122,15 @@ class DockerBackend:
         silence_s: float = TIMEOUT_S,
         reason_s: float = REASON_S,
     ) -> None:
-        """Make no connection yet.
-
-        Args:
-            url: The engine's socket, or the gate's: ``unix:///…``.
-            instance: Label of everything made here.
-            socket_dir: Where the workers' folders are, as this process sees it; absolute.
-            owner: The gateway's identity, another label of it: only what bears both is seen, counted and removed.
-                Replicas that share a store have the same. Empty: *instance* alone tells.
-            socket_volume: The volume that is mounted there; None where the engine sees that very path.
-            folders: The workers' folders, where they are not in ``socket_dir`` of this machine.
-            custom_tasks_dir: Where the folders of operators' task modules are; None mounts none.
-            custom_tasks_volume: The volume that holds them; None where the engine sees ``custom_tasks_dir`` itself.
-            threads: Calls on the engine at once. It starts 5 to 7 containers a second whatever the parallelism.
-            stop_grace_s: From SIGTERM to SIGKILL. Sessions have ended by then: what still runs is a step that overran,
-                and the worker's successor may wait for its place.
-            environments: One whose image is there is what `check` tries the engine with.
-            forwarder_image: What runs beside somebody else's images: one of ours, for its ``envserver``.
-            silence_s: How long the engine may say nothing within a call, at most.
-            reason_s: How long a death may be kept back for its reason.
-        """
+        """Make no connection yet."""
         self._instance = instance
         self._owner = owner
         self._own = owned_filter(instance, owner)
         self._grace_s = stop_grace_s
         self._environments = tuple(environments)
         self._forwarder_image = forwarder_image
-        self._folders = folders or SocketFolders(socket_dir.absolute(), mode=0o777)
+        here = SocketFolders(socket_dir.absolute(), mode=0o777)
+        self._folders: Folders = here if node is None else RemoteFolders(socket_dir, node)
         self._engine = Engine(url, threads=threads, silence_s=silence_s)
         self._sources = Sources(
             self._engine,
@@ -149,9 +155,7 @@ class DockerBackend:
         made = _Made()
         try:
             return await self._launches.run(
-                lambda wanted: self._launch(worker, environment, made, wanted),
-                lambda: self._undo(worker.id, made),
-                lease,
+                partial(self._launch, worker, environment, made), partial(self._undo, worker.id, made), lease
             )
         except EngineError as error:
             told = self._sources.explained(error, worker.id, environment)
@@ -187,11 +191,7 @@ class DockerBackend:
         """Freeze all of its containers, or none; see ``Backend.pause``."""
 
         async def steps(wanted: CancelToken) -> None:
-            def pause(client: APIClient, *, container: str) -> None:
-                wanted.check()
-                calls.pause(client, container=container)
-
-            await self._all_of(id, pause)
+            await self._all_of(id, wanted.guarded(calls.pause))
 
         async def undo() -> None:
             await self._thaw(await self._containers(id))
@@ -214,14 +214,6 @@ class DockerBackend:
     def deaths(self) -> AsyncIterator[Death]:
         """Follow the engine's ``oom`` and ``die`` events; see ``Backend.deaths``."""
         return self._endings.follow()
-
-    def engines(self) -> int:
-        """One."""
-        return 1
-
-    def leaving(self) -> frozenset[WorkerId]:
-        """None: its machine is the only one: where that drains, the gateway does."""
-        return frozenset()
 
     async def check(self) -> None:
         """Ask whether the engine answers, has enough for one worker each, and sees the socket folder.
@@ -277,12 +269,7 @@ class DockerBackend:
 
     async def _create(self, worker: Worker, environment: Environment, made: _Made, wanted: CancelToken) -> str:
         """Make folder and container; returns the container's id."""
-
-        def make_folder() -> None:
-            wanted.check()
-            self._folders.make(worker.id)
-
-        await asyncio.to_thread(make_folder)
+        await asyncio.to_thread(wanted.guarded(self._folders.make), worker.id)
         made.folder = True
         await self._sources.expect_volumes(environment)
         if environment.server.is_foreign:
@@ -313,10 +300,7 @@ class DockerBackend:
         return await self._make(body, forwarder_name(self._instance, environment.name, worker.id), made, wanted)
 
     async def _make(self, body: dict[str, Any], name: str, made: _Made, wanted: CancelToken) -> str:
-        def create(client: APIClient) -> str:
-            wanted.check()
-            return calls.create(client, body=body, name=name)
-
+        create = wanted.guarded(partial(calls.create, body=body, name=name))
         made.containers.append(name)  # even without an answer it may come to be
         try:
             try:
@@ -336,11 +320,7 @@ class DockerBackend:
         return created
 
     async def _start(self, container: str, wanted: CancelToken) -> None:
-        def start(client: APIClient) -> None:
-            wanted.check()
-            client.start(container)
-
-        await self._engine.call(start)
+        await self._engine.call(wanted.guarded(partial(APIClient.start, container=container)))
 
     async def _expect_running(self, container: str, image: str) -> None:
         state = await self._engine.call(partial(calls.state, container=container), silence_s=LOOK_S)
@@ -432,9 +412,7 @@ class DockerBackend:
             if environment.server.is_foreign:
                 await self._create_forwarder(worker, environment, container, made, wanted)
 
-        async def undo() -> None:
-            await self._undo(id, made)
-
+        undo = partial(self._undo, id, made)
         try:
             await self._launches.run(steps, undo)
         except EngineError as error:

@@ -5,7 +5,8 @@ What one worker of an environment asks of the engine's machine, compared with wh
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final
 
 from docker import APIClient
@@ -26,25 +27,26 @@ def listed(client: APIClient, *, labels: list[str]) -> list[dict[str, Any]]:
     return found
 
 
-def state(client: APIClient, *, container: str) -> dict[str, Any]:
-    """A container's state; that of one that exited cleanly if it is gone."""
+def _unless_missing(act: Callable[[], Any], otherwise: Any) -> Any:
+    """Return what *act* returns, or *otherwise* if the engine has no such object."""
     try:
-        found: dict[str, Any] = client.inspect_container(container)["State"]
+        return act()
     except APIError as error:
         if error.status_code == 404:
-            return {"Running": False, "ExitCode": 0}
+            return otherwise
         raise
+
+
+def state(client: APIClient, *, container: str) -> dict[str, Any]:
+    """Return a container's state; if it is gone, that of one that exited cleanly."""
+    gone = {"State": {"Running": False, "ExitCode": 0}}
+    found: dict[str, Any] = _unless_missing(lambda: client.inspect_container(container), gone)["State"]
     return found
 
 
 def image_id(client: APIClient, *, image: str) -> str:
-    """The id (``sha256:…``) of *image*; empty if the engine does not have it."""
-    try:
-        id: str = client.inspect_image(image)["Id"]  # type: ignore[no-untyped-call]  # no stubs
-    except APIError as error:
-        if error.status_code == 404:
-            return ""
-        raise
+    """Return the id (``sha256:…``) of *image*; empty if the engine does not have it."""
+    id: str = _unless_missing(partial(APIClient.inspect_image, client, image), {"Id": ""})["Id"]
     return id
 
 
@@ -53,7 +55,7 @@ def pause(client: APIClient, *, container: str) -> None:
     try:
         client.pause(container)
     except APIError:
-        if not _is_paused(client, container):
+        if not state(client, container=container).get("Paused"):
             raise
 
 
@@ -63,38 +65,19 @@ def unpause(client: APIClient, *, container: str) -> None:
         client.unpause(container)
     except APIError as error:
         # Engines say that it "is not paused" with 500, and of one that is dead too.
-        if error.status_code == 404 or not _is_running(client, container):
+        found = state(client, container=container)
+        if error.status_code == 404 or not found["Running"] or found.get("Paused"):
             raise
 
 
-def _is_paused(client: APIClient, container: str) -> bool:
-    return bool(state(client, container=container).get("Paused"))
-
-
-def _is_running(client: APIClient, container: str) -> bool:
-    found = state(client, container=container)
-    return bool(found["Running"]) and not found.get("Paused")
-
-
 def has_volume(client: APIClient, *, name: str) -> bool:
-    """Whether the engine has the volume *name*: one that is mounted and missing it would make."""
-    try:
-        client.inspect_volume(name)
-    except APIError as error:
-        if error.status_code == 404:
-            return False
-        raise
-    return True
+    """Return True if the engine has the volume *name*: it would make one that is mounted and missing."""
+    return _unless_missing(lambda: client.inspect_volume(name), None) is not None
 
 
 def logs(client: APIClient, *, container: str, lines: int) -> str:
-    """The last *lines* of a container's output."""
-    try:
-        output: bytes = client.logs(container, tail=lines)
-    except APIError as error:
-        if error.status_code == 404:
-            return ""
-        raise
+    """Return the last *lines* of a container's output."""
+    output: bytes = _unless_missing(lambda: client.logs(container, tail=lines), b"")
     return output.decode("utf-8", "replace")
 
 

@@ -38,19 +38,13 @@ class Images:
             StartFailed: one is missing and can't be had.
             EngineError: the engine does not answer.
         """
-        ids = [await self._prepared(image, wanted) for image in self.needed(environment)]
+        ids = [await self._prepared(image, wanted) for image in images_of(environment, self._forwarder_image)]
         return ids[0] if ids else ""
 
     async def are_there(self, environment: Environment) -> bool:
         """Whether the engine has all that workers of *environment* need."""
-        images = self.needed(environment)
+        images = images_of(environment, self._forwarder_image)
         return bool(images) and all([await self._id(image) for image in images])
-
-    def needed(self, environment: Environment) -> list[str]:
-        """The images that workers of *environment* need, its own first."""
-        if environment.server.url:
-            return []
-        return [environment.image, *([self._forwarder_image] if environment.server.is_foreign else [])]
 
     async def fetch(self, image: str, wanted: CancelToken) -> None:
         """Pull *image*, if its name says where from.
@@ -88,6 +82,13 @@ class Images:
 
     async def _id(self, image: str) -> str:
         return await self._engine.call(partial(calls.image_id, image=image), silence_s=LOOK_S)
+
+
+def images_of(environment: Environment, forwarder_image: str) -> list[str]:
+    """Return the images that workers of *environment* need, its own first."""
+    if environment.server.url:
+        return []
+    return [environment.image, *([forwarder_image] if environment.server.is_foreign else [])]
 
 
 def is_from_registry(image: str) -> bool:

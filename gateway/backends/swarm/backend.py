@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from gateway.backends.broadcast import DeathBroadcast
-from gateway.backends.docker.third_party import FORWARDER_IMAGE
-from gateway.backends.external import StoredLoads, stored_workers
-from gateway.backends.folders import Folders, RemoteFolders
+from gateway.backends.docker.container import FORWARDER_IMAGE
+from gateway.backends.external import StoredLoads, as_running, stored_workers
+from gateway.backends.folders import SOCKET_NAME
 from gateway.backends.swarm.gate_sockets import GateSockets
 from gateway.backends.swarm.image_sync import ImageSync
 from gateway.backends.swarm.nodes import Nodes, NodeState, NodeView
 from gateway.backends.swarm.placement import Placement
-from gateway.core.addresses import Kind, parse_address
+from gateway.core.addresses import Kind, node_address, parse_address
 from gateway.core.environment import Environment
 from gateway.core.errors import BackendError, GatewayError, StartFailed
 from gateway.core.ids import WorkerId
@@ -36,8 +36,8 @@ CHECKS_AT_ONCE: Final = 8
 LOOK_S: Final = 1.0
 """Between two looks at the store whether the workers of a lost node were ended."""
 
-Engine = Callable[[str, Folders], Backend]
-"""Makes the backend of one node, of its gate's URL and of its workers' folders."""
+Engine = Callable[[str, NodeId], Backend]
+"""Makes the backend of one node, given its gate's URL and its id."""
 
 
 class SwarmBackend:
@@ -49,7 +49,6 @@ class SwarmBackend:
         nodes: Nodes,
         engine: Engine,
         gates_dir: Path,
-        workers_dir: Path,
         environments: Collection[Environment] = (),
         forwarder_image: str = FORWARDER_IMAGE,
         store: StoredLoads | None = None,
@@ -61,7 +60,6 @@ class SwarmBackend:
             nodes: The machines; closed with this backend.
             engine: Makes the backend of one.
             gates_dir: Where the sockets that lead to their gates are made.
-            workers_dir: Where the nodes have their workers' folders, as they see it.
             environments: On offer, for what their workers take of a machine.
             forwarder_image: What runs beside somebody else's images.
             store: Has the workers that other processes started: of a node that was not heard of yet nobody else tells.
@@ -71,7 +69,6 @@ class SwarmBackend:
         """
         self._nodes = nodes
         self._engine = engine
-        self._workers_dir = workers_dir
         self._placing = Placement(nodes, environments=environments, forwarder_image=forwarder_image)
         self._store = store
         self._lease = lease
@@ -291,7 +288,7 @@ class SwarmBackend:
         async with self._opening:
             if id not in self._engines:
                 url = await self._gates.open(id)
-                self._engines[id] = self._engine(url, RemoteFolders(self._workers_dir, id))
+                self._engines[id] = self._engine(url, id)
                 if self._closed:
                     await self._engines[id].aclose()
         return self._engines[id]
@@ -302,12 +299,11 @@ class SwarmBackend:
                 return await (await self._engine_of(view.id)).found()
             except BackendError as error:
                 logger.warning("node_silent node=%s name=%s error=%s", view.id, view.name, error)
-        folders = RemoteFolders(self._workers_dir, view.id)
-        there = {worker.id: _noted(worker) for node, worker in known if node == view.id}
+        there = {worker.id: as_running(worker) for node, worker in known if node == view.id}
         reported = view.report.workers if view.report is not None else {}
         for id, environment in reported.items():
             if id not in there:
-                address = folders.address(id)
+                address = node_address(view.id, id, SOCKET_NAME)
                 there[id] = BackendWorker(id=id, environment=environment, digest="", address=address, running=True)
         return list(there.values())
 
@@ -375,9 +371,3 @@ class SwarmBackend:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _noted(worker: Worker) -> BackendWorker:
-    return BackendWorker(
-        id=worker.id, environment=worker.environment, digest=worker.digest, address=worker.address, running=True
-    )

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.backends.docker.calls import with_splits
-from gateway.backends.docker.third_party import FORWARDER_LIMITS
+from gateway.backends.docker.container import FORWARDER_LIMITS
+from gateway.backends.docker.images import images_of
 from gateway.backends.swarm.nodes import Nodes
 from gateway.core.environment import Environment
 from gateway.core.errors import BackendError
@@ -45,9 +46,7 @@ class Placement:
 
     def references(self, environment: Environment) -> list[str]:
         """The images that workers of *environment* need, its own first."""
-        if environment.server.url:
-            return []
-        return [environment.image, *([self._forwarder_image] if environment.server.is_foreign else [])]
+        return images_of(environment, self._forwarder_image)
 
     def pin(self, environment: Environment, images: Mapping[str, str]) -> None:
         """Let each of *environment*'s references stand for an image: reference → id."""

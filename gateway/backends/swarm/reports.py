@@ -1,25 +1,24 @@
-"""Reading what a node reports of itself: JSON from another machine, checked field by field.
-
-Where nodes' processes are: what the hosts in the settings stand for.
-"""
+"""Reading a node's report, which is JSON from another machine, and resolving the hosts in the settings."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
+
+from pydantic import TypeAdapter, ValidationError
 
 from gateway.core.errors import ConfigError
-from gateway.core.ids import EnvironmentName, WorkerId
-from gateway.core.placement import NodeId, NodeReport
+from gateway.core.placement import NodeReport
 
 MAX_REPORT_BYTES: Final = 4 * 2**20
 """Some 100 bytes a worker and 200 an image: far beyond what one machine has."""
 _NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", re.ASCII)
+_NUMBERS: Final = ("cpus", "memory_bytes", "available_bytes", "max_containers", "containers")
+_REPORT: Final = TypeAdapter(NodeReport)
 
 
 def read_report(body: bytes) -> NodeReport:
@@ -28,46 +27,17 @@ def read_report(body: bytes) -> NodeReport:
     Raises:
         ValueError: it is no report; with the field that is wrong.
     """
-    found = json.loads(body)
-    if not isinstance(found, dict):
-        raise ValueError("a node's report is no object")
-    id = _text(found, "id")
-    if not _NODE_ID.fullmatch(id):
-        raise ValueError(f"id: {id!r} is no id of a node")
-    return NodeReport(
-        id=NodeId(id),
-        name=_text(found, "name"),
-        cpus=_number(found, "cpus"),
-        memory_bytes=int(_number(found, "memory_bytes")),
-        available_bytes=int(_number(found, "available_bytes")),
-        max_containers=int(_number(found, "max_containers")),
-        containers=int(_number(found, "containers")),
-        is_draining=found.get("is_draining") is True,
-        images={name: str(image) for name, image in _object(found, "images").items()},
-        built_at={name: float(at) for name, at in _object(found, "built_at").items()},
-        workers={WorkerId(one): EnvironmentName(str(name)) for one, name in _object(found, "workers").items()},
-    )
-
-
-def _text(found: Mapping[str, Any], name: str) -> str:
-    value = found.get(name)
-    if not isinstance(value, str) or not value:
-        raise ValueError(f"{name}: a text is wanted, and not {value!r:.80}")
-    return value
-
-
-def _number(found: Mapping[str, Any], name: str) -> float:
-    value = found.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**63:
-        raise ValueError(f"{name}: a number from 0 on is wanted, and not {value!r:.80}")
-    return value
-
-
-def _object(found: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = found.get(name, {})
-    if not isinstance(value, dict):
-        raise ValueError(f"{name}: an object is wanted, and not {value!r:.80}")
-    return value
+    try:
+        report = _REPORT.validate_json(body, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc'])) or 'a report'}: {first['msg']}") from error
+    if not _NODE_ID.fullmatch(report.id) or not report.name:
+        raise ValueError(f"id: {report.id!r:.200} with the name {report.name!r:.80} is no id of a node")
+    for name in _NUMBERS:
+        if not 0 <= getattr(report, name) < 2**63:
+            raise ValueError(f"{name}: it must be a number from 0 on, and is {getattr(report, name)}")
+    return report
 
 
 PORT: Final = 7443

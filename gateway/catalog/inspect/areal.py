@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from gateway.catalog.inspect.findings import Capacity, Finding, Findings, FoundSplit
-from gateway.catalog.inspect.probe import ProbedServer, Unanswered, one_line
+from gateway.catalog.inspect.probe import Probe, Unanswered, one_line
 from gateway.core.environment import ActionType, ObservationType, ServerProtocol, SplitType
 
 Word = TypeVar("Word", bound=StrEnum)
@@ -23,7 +23,7 @@ def is_info(info: Mapping[str, Any]) -> bool:
     return isinstance(info.get("name"), str) and bool(info["name"])
 
 
-async def look(server: ProbedServer, info: Mapping[str, Any], *, prefix: str) -> Findings:
+async def look(server: Probe, info: Mapping[str, Any], *, prefix: str) -> Findings:
     """Take *info* for what it says, and start one episode; routes are below *prefix*.
 
     Raises:
@@ -61,7 +61,7 @@ def _member(of: type[Word], value: object) -> Word | None:
     return of(value) if isinstance(value, str) and value in list(of) else None
 
 
-async def _try_episode(server: ProbedServer, prefix: str, remarks: list[str]) -> str:
+async def _try_episode(server: Probe, prefix: str, remarks: list[str]) -> str:
     """Start an episode of sample 0 and cancel it; why that failed, or nothing."""
     try:
         started = await server.post(f"{prefix}/episode/start", {"sample_id": "0", "config": {}})

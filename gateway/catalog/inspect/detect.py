@@ -10,7 +10,7 @@ from typing import Any
 
 from gateway.catalog.inspect import areal, openenv, ors
 from gateway.catalog.inspect.findings import Findings
-from gateway.catalog.inspect.probe import ProbeAnswer, ProbedServer, Unanswered
+from gateway.catalog.inspect.probe import Probe, ProbeAnswer, Unanswered, probing, until_up
 from gateway.core.errors import ConfigError
 
 API_PATHS = ("/api", "")
@@ -21,7 +21,25 @@ class NotRecognised(ConfigError):
     """It answers, but as none of the servers that are known here."""
 
 
-async def detect(server: ProbedServer, *, environment: str = "") -> Findings:
+async def detect_url(url: str, *, timeout_s: float, environment: str = "") -> Findings:
+    """Find out what is behind *url*, waiting at most *timeout_s* for a server that is not up yet.
+
+    *environment* is the one of several to look at, by the server's own name; empty: its first.
+
+    Raises:
+        ConfigError: nothing answers there, or what does is no server that can be used; with the URL and the reason.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"{url!r} is no URL: http://host:port, or https://…")
+    async with probing(url) as server:
+        try:
+            await until_up(server, timeout_s=timeout_s)
+            return await detect(server, environment=environment)
+        except (Unanswered, ConfigError) as error:
+            raise ConfigError(f"{url}: {error}") from error
+
+
+async def detect(server: Probe, *, environment: str = "") -> Findings:
     """Find out what *server*, which is up, is; opens and ends sessions of trial.
 
     *environment* is the one to look at, by the server's own name; empty: its first.
@@ -54,7 +72,7 @@ def _paths(openapi: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(paths) if isinstance(paths, dict) else frozenset()
 
 
-async def _asked(server: ProbedServer, path: str) -> ProbeAnswer:
+async def _asked(server: Probe, path: str) -> ProbeAnswer:
     try:
         return await server.get(path)
     except Unanswered:

@@ -5,12 +5,12 @@ Which field of a tool's or an action's input a text fills, if its JSON Schema le
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from gateway.core.environment import ActionType, ObservationType, ServerProtocol, SplitType
+from gateway.core.environment import ActionType, ObservationType, Relaxations, ServerProtocol, SplitType
 
 
 class Finding(Enum):
@@ -78,8 +78,60 @@ class Findings:
     """What could not be told, or what to look at: whole sentences."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRequest:
+    """What is to be looked at, and how."""
+
+    image: str
+    port: int = 0
+    """0: it is found out."""
+    environment: str = ""
+    """By the server's own name; empty: its first."""
+    variables: Mapping[str, str]
+    timeout_s: float
+    """For each start of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """How an image was run, and what that took."""
+
+    image: str
+    port: int
+    """That it answers at."""
+    loosened: Relaxations = field(default_factory=Relaxations)
+    reason: str = ""
+    """Why it had to be loosened; empty: it had not."""
+    memory_bytes: int | None = None
+    """What it used after its sessions of trial; None: the engine did not report it."""
+    pids: int | None = None
+    start_s: float | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
 HIDDEN = frozenset(["metadata"])
 """Fields of every OpenEnv action that no agent fills."""
+
+
+def names_of(listed: object) -> list[str]:
+    """List the names in a list of them; empty where *listed* is none."""
+    return [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
+
+
+def tools_of(result: object) -> list[Mapping[str, Any]]:
+    """List the tools in an answer about them, as far as they have names."""
+    listed = result.get("tools") if isinstance(result, Mapping) else None
+    if not isinstance(listed, list):
+        return []
+    return [tool for tool in listed if isinstance(tool, dict) and isinstance(tool.get("name"), str)]
+
+
+def default_of(tools: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """Return the tool that a text means, and the field that it fills, if there is no choice."""
+    if len(tools) != 1:
+        return "", ""
+    (tool,) = tools
+    return tool["name"], text_field(tool.get("inputSchema") or tool.get("input_schema"))
 
 
 def fields(schema: object) -> tuple[str, ...]:

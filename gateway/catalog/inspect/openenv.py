@@ -7,12 +7,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.catalog.inspect import ors
-from gateway.catalog.inspect.findings import Capacity, Finding, Findings, fields, text_field
-from gateway.catalog.inspect.probe import ProbedServer, Socket, Unanswered, one_line
+from gateway.catalog.inspect.findings import (
+    Capacity,
+    Finding,
+    Findings,
+    default_of,
+    fields,
+    names_of,
+    text_field,
+    tools_of,
+)
+from gateway.catalog.inspect.probe import Probe, ProbeSocket, Unanswered, one_line
 from gateway.core.environment import ServerProtocol
 from gateway.core.errors import ConfigError
 
@@ -24,7 +32,7 @@ def has_form(paths: frozenset[str]) -> bool:
     return paths >= {"/schema", "/metadata"} or (paths >= {"/reset", "/step", "/state"} and "/create" not in paths)
 
 
-async def look(server: ProbedServer, openapi: Mapping[str, Any], *, environment: str = "") -> Findings:
+async def look(server: Probe, openapi: Mapping[str, Any], *, environment: str = "") -> Findings:
     """Ask for everything that can be asked; open sockets of trial, as many as it takes to learn its capacity.
 
     Raises:
@@ -38,7 +46,7 @@ async def look(server: ProbedServer, openapi: Mapping[str, Any], *, environment:
             "it. Build it on openenv-core 0.2 or later"
         )
     metadata = (await server.get("/metadata")).object()
-    names = _names((await server.get("/list_environments")).json())
+    names = names_of((await server.get("/list_environments")).json())
     chosen = ors.choose(names, environment) if names or environment else ""
     remarks: list[str] = []
     splits = await ors.splits(server, chosen, remarks) if chosen else ()
@@ -47,12 +55,14 @@ async def look(server: ProbedServer, openapi: Mapping[str, Any], *, environment:
     action = schema.get("action")
     listed = await _tools(server)
     # Last, for it is the hardest: a server that dies of many sessions has told all else by then.
-    trial = await try_sockets(server, remarks, asks_tools=not listed and _is_tool_call(action))
-    tools = listed or _named(trial.tools)
+    capacity, trouble, tried = await try_sockets(server, remarks, asks_tools=not listed and _is_tool_call(action))
+    tools = listed or tried
     remarks.append(
         "What a reset looks at cannot be asked: a seed and an episode id are assumed, and many images ignore them."
     )
-    default, field = _default(tools, action)
+    default, field = default_of(tools)
+    if not tools and not _is_tool_call(action):
+        field = text_field(action)
     return Findings(
         protocol=ServerProtocol.OPENENV,
         version=version,
@@ -60,20 +70,16 @@ async def look(server: ProbedServer, openapi: Mapping[str, Any], *, environment:
         environments=tuple(names),
         chosen=chosen,
         ready=ready,
-        capacity=trial.capacity,
+        capacity=capacity,
         splits=splits,
         tools=tuple(str(tool["name"]) for tool in tools),
         fields=() if tools else fields(action),
         default_tool=default,
         text_field=field,
         places=bool(splits),
-        trouble=trial.trouble,
+        trouble=trouble,
         remarks=tuple(remarks),
     )
-
-
-def _names(listed: object) -> list[str]:
-    return [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
 
 
 def _description(metadata: Mapping[str, Any]) -> str:
@@ -82,7 +88,7 @@ def _description(metadata: Mapping[str, Any]) -> str:
     return one_line(said) if isinstance(said, str) and said != f"{name} environment" else ""
 
 
-async def _version(server: ProbedServer, schema: Mapping[str, Any], *, has_task_api: bool) -> str:
+async def _version(server: Probe, schema: Mapping[str, Any], *, has_task_api: bool) -> str:
     if "reset_observation" in schema:
         return "openenv 0.8 or later"
     if has_task_api:
@@ -100,33 +106,16 @@ def _request(method: str) -> Mapping[str, Any]:
     return {"jsonrpc": "2.0", "method": method, "params": {}, "id": 1}
 
 
-async def _tools(server: ProbedServer) -> list[Mapping[str, Any]]:
+async def _tools(server: Probe) -> list[Mapping[str, Any]]:
     """The tools of an MCP environment; it makes a throw-away environment for that, outside of its capacity."""
     answer = (await server.post("/mcp", _request("tools/list"))).object()
-    return _named(answer.get("result"))
-
-
-def _named(result: object) -> list[Mapping[str, Any]]:
-    listed = result.get("tools") if isinstance(result, Mapping) else None
-    if not isinstance(listed, list):
-        return []
-    return [tool for tool in listed if isinstance(tool, dict) and isinstance(tool.get("name"), str)]
+    return tools_of(answer.get("result"))
 
 
 def _is_tool_call(action: object) -> bool:
     """Whether an action of this schema is a call of a tool, as in environments on MCP; or says nothing of itself."""
     named = fields(action)
     return not named or {"tool_name", "arguments"} <= set(named)
-
-
-def _default(tools: list[Mapping[str, Any]], action: object) -> tuple[str, str]:
-    """The tool that a text means, and the field that it fills, where there is no choice."""
-    if not tools:
-        return "", "" if _is_tool_call(action) else text_field(action)
-    if len(tools) > 1:
-        return "", ""
-    (tool,) = tools
-    return str(tool["name"]), text_field(tool.get("inputSchema") or tool.get("input_schema"))
 
 
 MOST = 64
@@ -138,116 +127,99 @@ LONE = Capacity(1, Finding.ASSUMED)
 """What OpenEnv servers hold that are told nothing else."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
-    """What came of the sockets."""
+class _Full(Unanswered):
+    """All places of the server are taken."""
 
-    capacity: Capacity
-    trouble: str = ""
-    tools: Mapping[str, Any] = field(default_factory=dict)
-    """Of an MCP environment: an observation with its ``tools``."""
+    def __init__(self, capacity: int) -> None:
+        super().__init__(f"it holds {capacity} sessions")
+        self.capacity = Capacity(capacity, Finding.BY_SERVER)
 
 
-async def try_sockets(server: ProbedServer, remarks: list[str], *, asks_tools: bool) -> Trial:
+async def try_sockets(
+    server: Probe, remarks: list[str], *, asks_tools: bool
+) -> tuple[Capacity, str, list[Mapping[str, Any]]]:
     """Reset an episode on one socket, open others until one is refused, and close them all.
 
-    Returns once a place is free again: what comes next may need it. *asks_tools* is for environments whose actions are
-    calls of tools, where nothing else tells which.
+    Returns the capacity, why the episode failed, or nothing, and the tools of an MCP environment, once a place is free
+    again: what comes next may need it. *asks_tools* is for environments whose actions are calls of tools, where nothing
+    else tells which.
     """
-    sockets: list[Socket] = []
+    sockets: list[ProbeSocket] = []
     try:
-        first = await _opened(server, sockets)
-        if not isinstance(first, Mapping):
-            if first.capacity.told is Finding.BY_SERVER:
-                remarks.append("All its places were taken by others, so no session was tried.")
-                return Trial(capacity=first.capacity)
-            return first
+        sockets.append(await _opened(server))
         trouble, tools = await _try_episode(sockets[0], asks_tools=asks_tools)
         capacity = await _fill(server, sockets, remarks)
+    except _Full as full:
+        remarks.append("All its places were taken by others, so no session was tried.")
+        return full.capacity, "", []
+    except Unanswered as error:
+        return LONE, str(error), []
     finally:
         for socket in sockets:
             await socket.close()
     if not await _is_free_again(server):
         remarks.append(f"Its places were not free again {FREED_S:g} s after their sockets were closed.")
-    return Trial(capacity=capacity, trouble=trouble, tools=tools)
+    return capacity, trouble, tools
 
 
-async def _fill(server: ProbedServer, sockets: list[Socket], remarks: list[str]) -> Capacity:
+async def _fill(server: Probe, sockets: list[ProbeSocket], remarks: list[str]) -> Capacity:
     while len(sockets) < MOST:
-        more = await _opened(server, sockets)
-        if isinstance(more, Mapping):
-            continue
-        if more.capacity.told is Finding.BY_SERVER:
-            return more.capacity
-        remarks.append(f"Session {len(sockets) + 1} at once failed, and not for want of a place: {more.trouble}.")
-        break
+        try:
+            sockets.append(await _opened(server))
+        except _Full as full:
+            return full.capacity
+        except Unanswered as error:
+            remarks.append(f"Session {len(sockets) + 1} at once failed, and not for want of a place: {error}.")
+            break
     return Capacity(len(sockets), Finding.AT_LEAST)
 
 
-async def _opened(server: ProbedServer, sockets: list[Socket]) -> Mapping[str, Any] | Trial:
-    """Open one more, which is put into *sockets*; or say what was answered instead."""
-    try:
-        socket = await server.socket("/ws")
-    except Unanswered as error:
-        return Trial(capacity=LONE, trouble=str(error))
+async def _opened(server: Probe) -> ProbeSocket:
+    """Open one more socket with a session behind it. Raises ``_Full``, ``Unanswered``."""
+    socket = await server.socket("/ws")
     try:
         # A server refuses after the upgrade, by a frame that comes unasked.
         reply = await socket.ask({"type": "state"})
-    except Unanswered as error:
+        data = reply.get("data")
+        # An ``EXECUTION_ERROR`` means a session whose state cannot be told before its first reset.
+        if reply.get("type") == "error" and isinstance(data, Mapping) and data.get("code") != "EXECUTION_ERROR":
+            most = data.get("max_sessions")
+            if data.get("code") == "CAPACITY_REACHED" and isinstance(most, int) and most > 0:
+                raise _Full(most)
+            raise Unanswered(_said(data))
+    except BaseException:  # a cancellation too: a person pressed Ctrl-C
         await socket.close()
-        return Trial(capacity=LONE, trouble=str(error))
-    refused = _refusal(reply)
-    if refused is None:
-        sockets.append(socket)
-        return reply
-    await socket.close()
-    return refused
-
-
-def _refusal(reply: Mapping[str, Any]) -> Trial | None:
-    """Why there is no session behind a socket whose first reply is this; None: there is one.
-
-    An ``EXECUTION_ERROR`` means a session whose state cannot be told before its first reset.
-    """
-    data = reply.get("data")
-    if reply.get("type") != "error" or not isinstance(data, Mapping) or data.get("code") == "EXECUTION_ERROR":
-        return None
-    most = data.get("max_sessions")
-    if data.get("code") == "CAPACITY_REACHED" and isinstance(most, int) and most > 0:
-        return Trial(capacity=Capacity(most, Finding.BY_SERVER))
-    return Trial(capacity=LONE, trouble=_said(data))
+        raise
+    return socket
 
 
 def _said(data: Mapping[str, Any]) -> str:
     return one_line(f"{data.get('code')}: {data.get('message')}")
 
 
-async def _try_episode(socket: Socket, *, asks_tools: bool) -> tuple[str, Mapping[str, Any]]:
+async def _try_episode(socket: ProbeSocket, *, asks_tools: bool) -> tuple[str, list[Mapping[str, Any]]]:
     """Reset, and ask for tools; why the reset failed, or nothing, and what was answered about tools."""
     try:
         reply = await socket.ask({"type": "reset", "data": {}})
         if reply.get("type") == "error":
-            return f"reset: {_said(reply.get('data') or {})}", {}
+            return f"reset: {_said(reply.get('data') or {})}", []
         if not asks_tools:
-            return "", {}
+            return "", []
         listed = await socket.ask({"type": "step", "data": {"type": "list_tools"}})
     except Unanswered as error:
-        return str(error), {}
+        return str(error), []
     data = listed.get("data") if listed.get("type") == "observation" else None
-    observation = data.get("observation") if isinstance(data, Mapping) else None
-    return "", observation if isinstance(observation, Mapping) else {}
+    return "", tools_of(data.get("observation") if isinstance(data, Mapping) else None)
 
 
-async def _is_free_again(server: ProbedServer) -> bool:
+async def _is_free_again(server: Probe) -> bool:
     deadline = asyncio.get_running_loop().time() + FREED_S
     while True:
-        sockets: list[Socket] = []
         try:
-            if isinstance(await _opened(server, sockets), Mapping):
-                return True
-        finally:
-            for socket in sockets:
-                await socket.close()
-        if asyncio.get_running_loop().time() > deadline:
-            return False
-        await asyncio.sleep(PAUSE_S)
+            await (await _opened(server)).close()
+        except Unanswered:
+            if asyncio.get_running_loop().time() > deadline:
+                return False
+            await asyncio.sleep(PAUSE_S)
+        else:
+            return True

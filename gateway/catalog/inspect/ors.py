@@ -6,8 +6,8 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.catalog.inspect.findings import Capacity, Finding, Findings, FoundSplit, text_field
-from gateway.catalog.inspect.probe import ProbeAnswer, ProbedServer, Unanswered
+from gateway.catalog.inspect.findings import Capacity, Finding, Findings, FoundSplit, default_of, names_of, tools_of
+from gateway.catalog.inspect.probe import Probe, Unanswered
 from gateway.core.environment import ServerProtocol, SplitType
 from gateway.core.errors import ConfigError
 
@@ -22,24 +22,24 @@ def has_form(paths: frozenset[str]) -> bool:
     return paths >= PATHS
 
 
-async def look(server: ProbedServer, openapi: Mapping[str, Any], *, environment: str = "") -> Findings:
+async def look(server: Probe, openapi: Mapping[str, Any], *, environment: str = "") -> Findings:
     """Ask for everything that can be asked, and open one session on its first task.
 
     Raises:
         ConfigError: it has no environment of that name.
         Unanswered: it ceased to answer.
     """
-    names = _names(await server.get("/list_environments"))
+    names = names_of((await server.get("/list_environments")).json())
     chosen = choose(names, environment)
     version, is_own = await _version(server, openapi)
     remarks = ["No ORS server tells how many sessions it holds: 16 is a guess."]
     if len(names) > 1:
         remarks.append(several(names, chosen))
     found_splits = await splits(server, chosen, remarks)
-    tools = (await server.get(f"/{chosen}/tools")).object()
-    named = [tool for tool in tools.get("tools", ()) if isinstance(tool, dict) and isinstance(tool.get("name"), str)]
-    terminal = _terminal(tools.get("terminal_tool"))
-    default, field = _default(named) if not terminal else ("", "")
+    listed = (await server.get(f"/{chosen}/tools")).object()
+    tools = tools_of(listed)
+    terminal = _terminal(listed.get("terminal_tool"))
+    default, field = default_of(tools) if not terminal else ("", "")
     trouble = await _try_session(server, chosen, found_splits)
     return Findings(
         protocol=ServerProtocol.ORS,
@@ -50,7 +50,7 @@ async def look(server: ProbedServer, openapi: Mapping[str, Any], *, environment:
         ready="/health" if (await server.get("/health")).status == 200 else "",
         capacity=Capacity(SLOTS, Finding.ASSUMED),
         splits=found_splits,
-        tools=tuple(tool["name"] for tool in named),
+        tools=tuple(tool["name"] for tool in tools),
         default_tool=default,
         text_field=field,
         terminal=terminal,
@@ -81,7 +81,7 @@ def several(names: list[str], chosen: str) -> str:
     return f"It serves {len(names)} environments; this is {chosen}. Each of the others ({others}) needs a file too."
 
 
-async def splits(server: ProbedServer, environment: str, remarks: list[str]) -> tuple[FoundSplit, ...]:
+async def splits(server: Probe, environment: str, remarks: list[str]) -> tuple[FoundSplit, ...]:
     """The splits of its own tasks, by the paths that ORS and OpenEnv have in common."""
     answer = await server.get(f"/{environment}/splits")
     listed = answer.json() if answer.status == 200 else None
@@ -100,16 +100,11 @@ async def splits(server: ProbedServer, environment: str, remarks: list[str]) -> 
     return tuple(found)
 
 
-def _names(answer: ProbeAnswer) -> list[str]:
-    listed = answer.json()
-    return [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
-
-
 def _type(said: object) -> SplitType:
     return SplitType(said) if isinstance(said, str) and said in list(SplitType) else SplitType.VALIDATION
 
 
-async def _version(server: ProbedServer, openapi: Mapping[str, Any]) -> tuple[str, bool]:
+async def _version(server: Probe, openapi: Mapping[str, Any]) -> tuple[str, bool]:
     """Name the package, and tell whether it is our own."""
     said = (await server.get("/version")).object().get("version")
     version = f" {said}" if isinstance(said, str) else ""
@@ -121,21 +116,13 @@ async def _version(server: ProbedServer, openapi: Mapping[str, Any]) -> tuple[st
     return ("ors-sdk" if "secrets" in create else "an ORS server"), False
 
 
-def _default(tools: list[dict[str, Any]]) -> tuple[str, str]:
-    """The tool that a text means, and the field that it fills, if there is no choice."""
-    if len(tools) != 1:
-        return "", ""
-    (tool,) = tools
-    return tool["name"], text_field(tool.get("input_schema"))
-
-
 def _terminal(tool: object) -> str:
     if not isinstance(tool, dict) or not isinstance(tool.get("name"), str):
         return ""
     return f"{tool['name']}.{tool['arg']}" if isinstance(tool.get("arg"), str) else tool["name"]
 
 
-async def _try_session(server: ProbedServer, environment: str, found: tuple[FoundSplit, ...]) -> str:
+async def _try_session(server: Probe, environment: str, found: tuple[FoundSplit, ...]) -> str:
     """Open a session on the first task there is, read its prompt, and end it; why that failed, or nothing."""
     split = next((split.name for split in found if split.count), "")
     if not split:
@@ -153,7 +140,7 @@ async def _try_session(server: ProbedServer, environment: str, found: tuple[Foun
         return str(error)
 
 
-async def _try_prompt(server: ProbedServer, environment: str, headers: Mapping[str, str]) -> str:
+async def _try_prompt(server: Probe, environment: str, headers: Mapping[str, str]) -> str:
     # Its setup runs behind /create. A slow one is told by 503, or by no answer; that it began is enough here.
     prompt = await server.get(f"/{environment}/prompt", headers=headers)
     if prompt.status in (200, 503):

@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import httpx
 from websockets.asyncio.client import ClientConnection, connect, unix_connect
@@ -56,36 +56,6 @@ class ProbeAnswer:
         return one_line(said if isinstance(said, str) else self.body.decode("utf-8", "replace"))
 
 
-class Socket(Protocol):
-    """A WebSocket of text frames that are JSON objects, one reply to each."""
-
-    async def ask(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Send *message* and return its reply. Raises ``Unanswered``."""
-        ...
-
-    async def close(self) -> None:
-        """Say goodbye and close."""
-        ...
-
-
-class ProbedServer(Protocol):
-    """Whatever answers HTTP."""
-
-    async def get(self, path: str, *, headers: Mapping[str, str] | None = None) -> ProbeAnswer:
-        """Ask for *path*; redirects are not followed. Raises ``Unanswered``."""
-        ...
-
-    async def post(
-        self, path: str, body: Mapping[str, Any], *, headers: Mapping[str, str] | None = None
-    ) -> ProbeAnswer:
-        """Send *body* as JSON. Raises ``Unanswered``."""
-        ...
-
-    async def socket(self, path: str) -> Socket:
-        """Open a WebSocket, which the caller closes. Raises ``Unanswered``."""
-        ...
-
-
 class Probe:
     """A server at an address: ``unix:PATH``, ``tcp:HOST:PORT`` or a URL."""
 
@@ -94,17 +64,17 @@ class Probe:
         self._client = client
 
     async def get(self, path: str, *, headers: Mapping[str, str] | None = None) -> ProbeAnswer:
-        """See ``ProbedServer.get``."""
+        """Ask for *path*; redirects are not followed. Raises ``Unanswered``."""
         return await self._send("GET", path, headers=headers)
 
     async def post(
         self, path: str, body: Mapping[str, Any], *, headers: Mapping[str, str] | None = None
     ) -> ProbeAnswer:
-        """See ``ProbedServer.post``."""
+        """Send *body* as JSON. Raises ``Unanswered``."""
         return await self._send("POST", path, json=body, headers=headers)
 
-    async def socket(self, path: str) -> Socket:
-        """See ``ProbedServer.socket``."""
+    async def socket(self, path: str) -> ProbeSocket:
+        """Open a WebSocket, which the caller closes. Raises ``Unanswered``."""
         options: dict[str, Any] = {
             "compression": None,
             "max_size": FRAME_MAX_BYTES,
@@ -114,8 +84,8 @@ class Probe:
         url = self._address.url(path, scheme="ws")
         try:
             if self._address.is_unix:
-                return _Frames(await unix_connect(self._address.path, url, **options))
-            return _Frames(await connect(url, proxy=None, **options))
+                return ProbeSocket(await unix_connect(self._address.path, url, **options))
+            return ProbeSocket(await connect(url, proxy=None, **options))
         except (OSError, TimeoutError, WebSocketException, EOFError) as error:
             raise Unanswered(f"no WebSocket at {path}: {_reason(error)}") from error
 
@@ -132,11 +102,14 @@ class Probe:
         return ProbeAnswer(response.status_code, body)
 
 
-class _Frames:
+class ProbeSocket:
+    """A WebSocket of text frames that are JSON objects, one reply to each."""
+
     def __init__(self, connection: ClientConnection) -> None:
         self._connection = connection
 
     async def ask(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Send *message* and return its reply. Raises ``Unanswered``."""
         try:
             async with asyncio.timeout(ASK_S):
                 # A server that refuses gives its reason unasked and closes: the reason is there to be read.
@@ -152,6 +125,7 @@ class _Frames:
         return reply
 
     async def close(self) -> None:
+        """Send the closing message and close."""
         with suppress(TimeoutError, OSError, WebSocketException):  # it went first
             async with asyncio.timeout(2.0):
                 await self._connection.send('{"type":"close"}')
@@ -181,7 +155,7 @@ async def no_check() -> None:
     """Nothing tells that a server will never be up."""
 
 
-async def until_up(server: ProbedServer, *, timeout_s: float, check: Callable[[], Awaitable[None]] = no_check) -> None:
+async def until_up(server: Probe, *, timeout_s: float, check: Callable[[], Awaitable[None]] = no_check) -> None:
     """Return as soon as *server* answers, whatever it says, unless that is "not yet".
 
     *check* is called between tries; what it raises ends the wait.

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import secrets
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from textwrap import wrap
 
-from gateway.catalog.inspect.external import first_split, reset_keys, upstream_name
-from gateway.catalog.inspect.findings import Finding, Findings, FoundSplit
+from gateway.catalog.inspect.findings import Finding, Findings, FoundSplit, Ran
 from gateway.catalog.inspect.probe import one_line
-from gateway.catalog.toml import read_environment
-from gateway.core.environment import Environment, Limits, Relaxations, ServerProtocol, Timeouts
+from gateway.catalog.toml import parse_environment, read_environment
+from gateway.core.environment import Areal, Environment, Limits, Relaxations, ResetMapping, ServerProtocol, Timeouts
 from gateway.core.errors import ConfigError
 from gateway.core.routes import RESERVED
 
 MIB = 2**20
 FILE = "environment.toml"
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
+UPSTREAM_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+PLACES = ("split", "index")
+"""Reset arguments of OpenEnv's Task API."""
 WIDTH = 116
 MEMORY_STEP_MIB = 64
 MEMORY_LEAST_MIB = 256
@@ -31,23 +30,6 @@ START_LEAST_S = 60
 WORKERS = 4
 LONE_WORKERS = 16
 """Most workers where each holds one session: fewer would be no gain over running the image by hand."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
-    """How its image was run, and what that took."""
-
-    image: str
-    port: int
-    """0: on the Unix socket, as our own images are."""
-    loosened: Relaxations = field(default_factory=Relaxations)
-    reason: str = ""
-    """Why it had to be loosened."""
-    memory_bytes: int | None = None
-    """What it used after its sessions of trial; None: the engine did not tell."""
-    pids: int | None = None
-    start_s: float | None = None
-    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 def check_name(name: str) -> str:
@@ -90,33 +72,9 @@ def _name_in(path: Path) -> str:
         return ""
 
 
-def put(path: Path, text: str, *, force: bool) -> Environment:
-    """Write *text* at *path*, whole or not at all, and return what it means.
-
-    Raises:
-        ConfigError: it does not load, a file has come to be there meanwhile, or the folder cannot be written.
-    """
-    draft = path.with_name(f".{FILE}.{secrets.token_hex(4)}")
-    made = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            draft.write_text(text, encoding="utf-8")
-            read_environment(draft)
-            if force:
-                draft.replace(path)
-            else:
-                os.link(draft, path)
-        finally:
-            draft.unlink(missing_ok=True)
-    except (OSError, ConfigError) as error:
-        for folder in made:
-            with suppress(OSError):
-                folder.rmdir()
-        if isinstance(error, FileExistsError):
-            raise ConfigError(f"{path} is there already (--force overwrites it)") from None
-        raise error if isinstance(error, ConfigError) else ConfigError(f"{path}: {error.strerror}") from error
-    return read_environment(path)
+def environment_of(name: str, url: str, findings: Findings) -> Environment:
+    """Make the environment that the file of a server at *url* means; *name* is what trainers call it."""
+    return replace(parse_environment(file_text(name, findings, url=url), Path(FILE)), directory=Path())
 
 
 def file_text(name: str, findings: Findings, *, ran: Ran | None = None, url: str = "") -> str:
@@ -153,7 +111,7 @@ def _head(name: str, findings: Findings, *, ran: Ran | None, url: str) -> list[s
     if ran:
         lines.append(_set("image", ran.image, "of the engine, unmodified"))
     lines.append(_set("protocol", findings.protocol.value, f"found: {findings.version}"))
-    if upstream := upstream_name(name, findings):
+    if upstream := _upstream_name(name, findings):
         lines.append(_set("upstream_name", upstream, "found: what its server calls it"))
     lines.append(_set("isolation", "shared", "assumed: a worker serves one session after the other"))
     if ran and findings.capacity.slots == 1:
@@ -167,7 +125,7 @@ def _head(name: str, findings: Findings, *, ran: Ran | None, url: str) -> list[s
 
 
 def _server(findings: Findings, *, ran: Ran | None, url: str) -> list[str]:
-    if ran and not ran.port:
+    if ran and findings.is_own:
         return []
     lines = ["[server]"]
     lines.append(_set("port", ran.port, "found: it answers there") if ran else _set("url", url.rstrip("/"), "as given"))
@@ -287,7 +245,7 @@ def _resets(findings: Findings) -> list[str]:
             "What its reset looks at. An OpenEnv server drops every other argument without a word, so the gateway "
             "refuses a task that needs one which is not listed. Look at the signature of reset in the image's source."
         ),
-        _set("keys", list(reset_keys(findings)), why),
+        _set("keys", list(_reset_keys(findings)), why),
         '# from_task = { task_name = "environment_config.page" } # argument = its place in a task',
         *(
             []
@@ -301,7 +259,7 @@ def _splits(findings: Findings) -> list[str]:
     lines: list[str] = []
     if findings.splits:
         lines += _says(f"Its own tasks (found), served without any file: {', '.join(map(_counted, findings.splits))}.")
-    split = first_split(findings)
+    split = _first_split(findings)
     areal = [
         *([_set("split", split, "found: its first; it has no split train")] if split else []),
         *([_set("max_turns", findings.max_turns, "found: max_episode_length")] if findings.max_turns else []),
@@ -344,6 +302,24 @@ def _remarks(findings: Findings) -> list[str]:
     if findings.trouble:
         remarks.insert(0, f"The session of trial failed: {findings.trouble}.")
     return [line for remark in remarks for line in _says(remark, first="# Note: ")]
+
+
+def _upstream_name(name: str, findings: Findings) -> str:
+    """What the server calls it, where that is not *name*, and its protocol has names at all."""
+    is_named = findings.protocol is not ServerProtocol.AREAL and UPSTREAM_NAME.fullmatch(findings.chosen)
+    return findings.chosen if is_named and findings.chosen != name else ""
+
+
+def _reset_keys(findings: Findings) -> tuple[str, ...]:
+    """The arguments that its reset is taken to look at."""
+    usual = ResetMapping().keys
+    return (*usual, *PLACES) if findings.places else usual
+
+
+def _first_split(findings: Findings) -> str:
+    """The split that is meant where none is named, if it is not the usual one."""
+    names = [split.name for split in findings.splits]
+    return names[0] if names and Areal().split not in names else ""
 
 
 def _set(key: str, value: str | bool | int | float | Sequence[str], why: str) -> str:

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
 
 from gateway.catalog.inspect.detect import NotRecognised, detect
-from gateway.catalog.inspect.findings import Findings
-from gateway.catalog.inspect.image import Image, ImageInspector, Use
+from gateway.catalog.inspect.findings import Findings, Ran, TrialRequest
+from gateway.catalog.inspect.image import Image, ImageInspector
 from gateway.catalog.inspect.probe import Probe, Unanswered, one_line, probing, until_up
 from gateway.core.environment import Environment, Limits, Relaxations, Server
 from gateway.core.errors import ConfigError, StartFailed
@@ -55,33 +55,6 @@ class _Ended(Exception):
     """It ended by itself; with the last lines of its output."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialOutcome:
-    """An image that ran, and was looked at."""
-
-    findings: Findings
-    port: int
-    loosened: Relaxations
-    reason: str
-    """Why it had to be loosened; empty: it had not."""
-    use: Use
-    start_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialRequest:
-    """What is to be looked at, and how."""
-
-    image: str
-    port: int = 0
-    """0: it is found out."""
-    environment: str = ""
-    """By the server's own name; empty: its first."""
-    variables: Mapping[str, str]
-    timeout_s: float
-    """For each start of it."""
-
-
 class TrialRuns:
     """Runs an image until it works."""
 
@@ -91,7 +64,7 @@ class TrialRuns:
         self._looking = looking
         self._tell = tell
 
-    async def run(self, wish: TrialRequest) -> TrialOutcome:
+    async def run(self, wish: TrialRequest) -> tuple[Findings, Ran]:
         """Run the image, at first hardened, then a little less at each failure, and look at what it serves.
 
         An image that works in all but its session of trial is taken as it was at first: the cause is another one.
@@ -102,28 +75,28 @@ class TrialRuns:
             BackendError: the engine does not answer.
         """
         image = await self._looking.image(wish.image)
-        troubled: TrialOutcome | None = None
+        troubled: tuple[Findings, Ran] | None = None
         failures: list[str] = []
         for loosened in ladder(image):
             how = ", ".join(loosened.words()) or "hardened"
             self._tell(f"starting {wish.image} ({how})")
             try:
-                outcome = await self._run_at_a_port(wish, image, loosened)
+                findings, ran = await self._run_at_a_port(wish, image, loosened)
             except (_Ended, Unanswered, StartFailed) as error:
                 failures.append(last_line(str(error)))
                 self._tell(f"  it does not work so: {failures[-1]}")
                 continue
-            outcome = replace(outcome, reason=failures[0] if failures else "")
-            if not outcome.findings.trouble:
-                return outcome
-            failures.append(outcome.findings.trouble)
+            ran = replace(ran, reason=failures[0] if failures else "")
+            if not findings.trouble:
+                return findings, ran
+            failures.append(findings.trouble)
             self._tell(f"  its session of trial failed: {failures[-1]}")
-            troubled = troubled or outcome
+            troubled = troubled or (findings, ran)
         if troubled is not None:
             return troubled
         raise ConfigError(f"{wish.image} did not work, whatever it was allowed:\n" + "\n".join(_numbered(failures)))
 
-    async def _run_at_a_port(self, wish: TrialRequest, image: Image, loosened: Relaxations) -> TrialOutcome:
+    async def _run_at_a_port(self, wish: TrialRequest, image: Image, loosened: Relaxations) -> tuple[Findings, Ran]:
         ports = [wish.port] if wish.port else list(dict.fromkeys([*image.ports, *USUAL_PORTS]))
         tried: list[int] = []
         while True:
@@ -142,7 +115,9 @@ class TrialRuns:
             if not ports:
                 raise Unanswered(f"it answers at none of its ports ({', '.join(map(str, tried))})")
 
-    async def _run_once(self, wish: TrialRequest, port: int, loosened: Relaxations, *, may_move: bool) -> TrialOutcome:
+    async def _run_once(
+        self, wish: TrialRequest, port: int, loosened: Relaxations, *, may_move: bool
+    ) -> tuple[Findings, Ran]:
         environment = Environment(
             name=EnvironmentName("inspection"),
             image=wish.image,
@@ -167,7 +142,15 @@ class TrialRuns:
                 await self._check(worker)
                 raise Unanswered(f"{error}; {await self._log(worker)}") from error
             use = await self._looking.use(worker)
-        return TrialOutcome(findings=findings, port=port, loosened=loosened, reason="", use=use, start_s=start_s)
+        return findings, Ran(
+            image=wish.image,
+            port=port,
+            loosened=loosened,
+            memory_bytes=use.memory_bytes,
+            pids=use.pids,
+            start_s=start_s,
+            variables=wish.variables,
+        )
 
     async def _until_up(self, server: Probe, worker: WorkerId, port: int, *, timeout_s: float, may_move: bool) -> None:
         loop = asyncio.get_running_loop()

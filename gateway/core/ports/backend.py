@@ -82,15 +82,16 @@ class Backend(Protocol):
         ...
 
     def engines(self) -> int:
-        """How many engines start workers side by side, by what is known now: each takes its own number at once."""
-        ...
+        """Return how many engines start workers side by side now, each its own number at once; one by default."""
+        return 1
 
     def leaving(self) -> frozenset[WorkerId]:
         """Workers that are to get no more sessions, as their machine drains; from what is known by now, without asking.
 
-        What runs in them goes on. Ids that nobody knows any more may be among them.
+        What runs in them goes on. Ids that nobody knows any more may be among them. None by default: the only machine
+        is the gateway's own, and the gateway drains with it.
         """
-        ...
+        return frozenset()
 
     async def check(self) -> None:
         """Raise ``BackendError`` with what to do when workers can't be started here.

@@ -17,7 +17,7 @@ from gateway.core.faults import FaultKind
 from gateway.core.ids import SessionId
 
 KEYED_S = 600.0
-"""How long the outcome of a call with a key is kept after its end, and its key known."""
+"""Seconds for which a call's outcome is kept, and its key known: trainers come again with a key after a restart."""
 UNKEYED_S = 75.0
 """The same of a call that is known by its task id only: the reference servers keep a result for 60 s."""
 MARGIN_S = 60.0
@@ -112,6 +112,11 @@ class CallChange:
     tally: Tally = Tally()
     """Of a change that is ``TALLIED``."""
 
+    @property
+    def place(self) -> tuple[SessionId, str]:
+        """The session's id and lease."""
+        return self.session, self.lease
+
 
 class CallStore(Protocol):
     """Calls of all replicas. Each method but `settled` is one atomic step.
@@ -120,24 +125,17 @@ class CallStore(Protocol):
     """
 
     @property
-    def is_shared(self) -> bool:
-        """Whether other processes see it: where none does, calls without a key need not be told to it."""
-        ...
-
-    @property
     def replica(self) -> str:
         """The name of this replica, which no other process ever has."""
         ...
 
-    async def begin(
-        self, session: SessionId, lease: str, *, key: str, digest: str, task_id: str, within_s: float
-    ) -> CallRecord | None:
-        """Record that this replica runs a call of *key*, for *within_s* seconds at most. None: it is recorded.
+    async def begin(self, call: CallChange) -> CallRecord | None:
+        """Record that this replica runs *call*, which has a key, and return None.
 
-        Else the key is known, nothing is recorded, and what is known is returned.
+        If its key is known, record nothing, and return what is known of it.
 
         Raises:
-            CallConflict: *key* is known with another *digest*.
+            CallConflict: the key is known with another digest.
             StoreUnavailable: also while the store is not whole (``core.ports.Store``): the key may have been lost.
         """
         ...

@@ -65,15 +65,12 @@ class CurriculumStore(Protocol):
 
         One whose lease was noted within `TOLD_S` counts nothing. Returns how many counted.
         """
-        ...
 
     async def records(self, environment: EnvironmentName, since: str = "") -> RecordPage:
         """What changed since version *since*, at most some thousand records; empty or unknown: everything."""
-        ...
 
     async def forget(self, environment: EnvironmentName, task: str = "") -> int:
         """Remove one record, or all of an environment's; how many there were."""
-        ...
 
     # -- draws ----------------------------------------------------------------------------------------------------
 
@@ -84,36 +81,29 @@ class CurriculumStore(Protocol):
         left behind once *group_size* members have joined it, or *group_s* seconds after its draw: then a new draw is
         due, and `Turn` says which (the same for all that ask before it is made).
         """
-        ...
 
     async def propose(self, curriculum: str, handle: int, turn: Turn, place: bytes, *, member: str) -> Drawn | None:
         """Answer *turn* with *place*, and join; who proposed before wins, and its draw is returned and joined.
 
         None: the turn is over, and its group is full or left behind; ask with `join` again.
         """
-        ...
 
     async def leave(self, curriculum: str, handle: int, *, member: str) -> None:
         """Give a place back: the opening came to nothing. Unknown ones are no error."""
-        ...
 
     async def numbers(self, curriculum: str, count: int) -> int:
         """Take *count* draw numbers that no handle has and none will have; returns the first of them."""
-        ...
 
     # -- state ----------------------------------------------------------------------------------------------------
 
     async def state(self, curriculum: str) -> tuple[int, bytes]:
         """What a sampler remembers, with its version: 0 and nothing at first."""
-        ...
 
     async def set_state(self, curriculum: str, version: int, state: bytes) -> bool:
         """Replace the state of *version*; False, and nothing, if there is another one by now."""
-        ...
 
     async def reset(self, curriculum: str) -> None:
         """Forget the draws and the state, not the records; draw numbers begin at 0 again."""
-        ...
 
     # -- definitions that came by the API -------------------------------------------------------------------------
 
@@ -123,20 +113,15 @@ class CurriculumStore(Protocol):
         Raises:
             InvalidRequest: there would be more than `MAX_DEFINITIONS`, or it is too long.
         """
-        ...
 
     async def undefine(self, curriculum: str) -> bool:
         """Forget a definition, and its draws and state; False if there is none."""
-        ...
 
     async def definitions(self) -> tuple[str, dict[str, bytes]]:
         """All of them, and the version that they are in: another one after each change."""
-        ...
 
     async def definitions_version(self) -> str:
         """That version alone."""
-        ...
 
     async def aclose(self) -> None:
         """Let go of connections."""
-        ...

@@ -40,9 +40,8 @@ class SessionStore(Protocol):
             PoolExhausted: no slot within *wait_s*, or the queue of this environment is full; with an estimate of when
                 to come again, from the pace at which slots became free of late.
             EnvironmentUnavailable: `fail_waiting` was called while this opening waited; or no slot is free and the
-                breaker of the environment is open (`open_breaker`), with its message and what is left of its time.
+                breaker of the environment is open, with its message and what is left of its time.
         """
-        ...
 
     async def opened(self, id: SessionId, lease: str, *, handle: str = "") -> Session:
         """Turn an ``OPENING`` session into an ``OPEN`` one, and keep its upstream's *handle*; its idle time starts now.
@@ -51,14 +50,12 @@ class SessionStore(Protocol):
             SessionNotFound: it is unknown, or of another lease.
             SessionClosed: it was closed meanwhile.
         """
-        ...
 
     async def rebind(self, id: SessionId, lease: str, *, was: str, handle: str) -> bool:
         """Replace the handle of an ``OPEN`` session, if it still is *was*: of several that try, one succeeds.
 
         Returns False, and changes nothing, if it is unknown, of another lease or state, or has another handle.
         """
-        ...
 
     async def find(self, id: SessionId) -> Session:
         """Look up a session that is ``OPENING``, ``OPEN`` or ``CLOSING``.
@@ -67,14 +64,12 @@ class SessionStore(Protocol):
             SessionNotFound: never known, deleted by its trainer, or closed so long ago that it was forgotten.
             SessionClosed: closed by us, with the reason (remembered for ``closed_kept_s``).
         """
-        ...
 
     async def touch(self, notes: Sequence[Activity]) -> list[SessionId]:
         """Renew idle deadlines to ``now - quiet_s + idle_s``; a deadline never moves backwards.
 
         Returns those that are not ``OPEN`` any more (their replicas should drop them).
         """
-        ...
 
     async def count_turn(self, id: SessionId, lease: str, *, key: str = "") -> int:
         """Count one more turn of an ``OPEN`` session and return how many it has had.
@@ -85,7 +80,6 @@ class SessionStore(Protocol):
             SessionNotFound: it is unknown, of another lease, or being deleted.
             SessionClosed: ended by us, or just being ended.
         """
-        ...
 
     async def begin_close(self, id: SessionId, reason: CloseReason, *, lease: str = "") -> Session | None:
         """Turn an ``OPENING`` or ``OPEN`` session into a ``CLOSING`` one; it keeps its slot until `release`.
@@ -94,14 +88,12 @@ class SessionStore(Protocol):
         Publishes `SessionEnded`. Returns the session, or None if there is none in those states. A session that nobody
         releases within ``closing_s`` becomes `due`.
         """
-        ...
 
     async def release(self, id: SessionId, lease: str) -> bool:
         """End a ``CLOSING`` session: remember its reason, free its slot, hand the slot to the next that waits.
 
         Returns False, and changes nothing, if the session is unknown, of another lease, or not ``CLOSING``.
         """
-        ...
 
     async def hand_over(self, id: SessionId, lease: str, opening: SessionRequest) -> Session | None:
         """End a ``CLOSING`` session as `release` does, and make its slot *opening*'s in the same step.
@@ -115,7 +107,6 @@ class SessionStore(Protocol):
         Raises:
             SessionExists: another session has the id of *opening*, or waits for a slot.
         """
-        ...
 
     async def late(self, limit: int) -> list[Session]:
         """List up to *limit* ``OPEN`` sessions whose deadline has passed, earliest first; changes nothing.
@@ -123,14 +114,12 @@ class SessionStore(Protocol):
         The control loop asks their workers before it ends them with `expire`: a call whose trainer hung up, or whose
         replica died, is known to its worker only.
         """
-        ...
 
     async def expire(self, ids: Sequence[SessionId]) -> list[Session]:
         """Move those of *ids* that are ``OPEN`` and whose deadline has passed to ``CLOSING`` (``EXPIRED``).
 
         The deadline is checked in the same atomic step. Publishes `SessionEnded` for each; returns them.
         """
-        ...
 
     async def due(self, limit: int) -> list[Session]:
         """Move up to *limit* ``OPENING`` sessions whose deadline has passed to ``CLOSING`` (``OPEN_FAILED``).
@@ -138,15 +127,12 @@ class SessionStore(Protocol):
         And take up again ``CLOSING`` ones that nobody released within ``closing_s``; they keep their reason. Returns
         both, earliest first. The deadline is checked in the same atomic step. Publishes `SessionEnded` for each.
         """
-        ...
 
     async def sessions(self, *, limit: int = 1000) -> list[Session]:
         """List sessions that hold a slot, for operators."""
-        ...
 
     def notices(self) -> AsyncIterator[Notice]:
         """Follow what happens from now on. May lose notices (a slow reader, a broken connection): only a hint."""
-        ...
 
 
 class WorkerStore(Protocol):
@@ -161,7 +147,6 @@ class WorkerStore(Protocol):
             NotLeading: a later leader's fence is known, or the data is gone in which the caller began to lead; nothing
                 was changed.
         """
-        ...
 
     async def worker_ready(self, id: WorkerId, address: str, *, slots: int = 0) -> bool:
         """Make a ``STARTING`` worker ``READY`` at *address* and give its slots to those that wait.
@@ -170,29 +155,24 @@ class WorkerStore(Protocol):
 
         Closes the environment's breaker. Returns False if the worker is unknown or not ``STARTING``.
         """
-        ...
 
     async def pause_worker(self, id: WorkerId, *, fence: int = 0) -> bool:
         """Make a ``READY`` worker that holds no session ``PAUSED``; whether it is now. Raises ``NotLeading``."""
-        ...
 
     async def suspect_worker(self, id: WorkerId) -> bool:
         """Make a ``READY`` worker ``SUSPECT``: it gets no more sessions until `wake_worker`; whether it is now."""
-        ...
 
     async def wake_worker(self, id: WorkerId) -> bool:
         """Make a ``PAUSED`` or ``SUSPECT`` worker ``READY``, and give its slots to those that wait.
 
         Returns False if it is neither.
         """
-        ...
 
     async def limit_worker(self, id: WorkerId, slots: int) -> None:
         """Lower a worker's slots, to no less than 1: it refused a session beyond them.
 
         Sessions that hold one beyond *slots* keep it. Nothing happens where it has fewer, or is unknown.
         """
-        ...
 
     async def drain_worker(self, id: WorkerId, *, only_if_idle: bool = False, fence: int = 0) -> bool:
         """Make a worker ``DRAINING``; with *only_if_idle* if it holds no session. One that starts never serves any.
@@ -200,37 +180,28 @@ class WorkerStore(Protocol):
         Returns whether it is draining now (True also if it was before, whatever it holds; False if it is unknown).
         Raises ``NotLeading``.
         """
-        ...
 
     async def remove_worker(self, id: WorkerId, reason: CloseReason, *, fence: int = 0) -> list[Session] | None:
         """Forget a worker; its sessions become ``CLOSED`` with *reason* and are returned. Publishes for each.
 
         None if it is unknown: of several that remove a worker at once, one removes it. Raises ``NotLeading``.
         """
-        ...
 
     async def worker(self, id: WorkerId) -> Worker | None:
         """Look a worker up."""
-        ...
 
     async def load(self) -> Mapping[EnvironmentName, EnvironmentLoad]:
         """What every environment holds and what waits; environments without either may be absent."""
-        ...
 
-    async def fail_waiting(self, environment: EnvironmentName, message: str, *, fence: int = 0) -> int:
-        """Let every opening that waits for *environment* fail with ``EnvironmentUnavailable(message)``; how many.
+    async def fail_waiting(
+        self, environment: EnvironmentName, message: str, *, for_s: float = 0.0, fence: int = 0
+    ) -> int:
+        """Let every opening that waits for *environment* fail with ``EnvironmentUnavailable(message)``.
 
-        Raises ``NotLeading``.
+        With *for_s*, the breaker of the environment also opens: for so many seconds, openings that find no free slot
+        fail at once. After that time they wait again, and the next start is the trial. `worker_ready` ends it early.
+        Returns how many openings failed. Raises ``NotLeading``.
         """
-        ...
-
-    async def open_breaker(self, environment: EnvironmentName, message: str, *, for_s: float, fence: int = 0) -> None:
-        """Let openings of *environment* that find no free slot fail at once, for *for_s* seconds; those that wait fail.
-
-        After that time they wait again, and the next start is the trial. `worker_ready` ends it early. Raises
-        ``NotLeading``.
-        """
-        ...
 
 
 class LeaderStore(Protocol):
@@ -249,15 +220,12 @@ class LeaderStore(Protocol):
         far as the store has heard. `lead` claims an emptied store anew, and raises ``StoreUnavailable`` where another
         owner took it over.
         """
-        ...
 
     async def lead(self, replica: str, *, ttl_s: float) -> Lead:
         """Become or stay the leader of the control loop for *ttl_s* seconds; and learn whether the store is whole."""
-        ...
 
     async def resign(self, replica: str) -> None:
         """Give the lead up, if *replica* has it, so that another need not wait for its end."""
-        ...
 
     async def adopt(self, worker: Worker, sessions: Sequence[Session], *, fence: int) -> list[SessionId]:
         """Register a running worker and the sessions that it holds, in one step; of known ones what is missing.
@@ -267,7 +235,6 @@ class LeaderStore(Protocol):
         this worker that are not among *sessions* stay as they are too. Returns the ids of the sessions that the worker
         holds now. *worker*'s state is taken where it is new; a known one keeps its own. Raises ``NotLeading``.
         """
-        ...
 
     async def restore(self, sessions: Sequence[Session]) -> list[SessionId]:
         """Register sessions that a replica serves and the store may have lost; returns those that it holds now.
@@ -276,11 +243,9 @@ class LeaderStore(Protocol):
         than it has slots. Their idle time starts now. Allowed while the store is not whole, and a no-op for those that
         it knows.
         """
-        ...
 
     async def rebuilt(self, *, fence: int) -> None:
         """Say that the store is whole again. Raises ``NotLeading``."""
-        ...
 
 
 class Store(SessionStore, WorkerStore, LeaderStore, Protocol):
@@ -291,12 +256,9 @@ class Store(SessionStore, WorkerStore, LeaderStore, Protocol):
 
     async def start(self) -> None:
         """Connect. Raises ``StoreUnavailable`` if the store does not answer; then nothing is left open."""
-        ...
 
     async def ping(self) -> None:
         """Return if the store answers."""
-        ...
 
     async def aclose(self) -> None:
         """Let go of connections; waiting claims fail with ``StoreUnavailable``."""
-        ...

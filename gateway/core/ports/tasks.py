@@ -1,16 +1,18 @@
-"""The seam of tasks that come at run time: kept where all replicas find them, told apart by a version.
+"""The interfaces to tasks that are in no file: of the store, for tasks that come at run time, and of the workers.
 
-What the store keeps of a task is opaque to it: bytes in, the same bytes out. Who reads them is `tasks.registry`.
+The store does not read what it keeps of a task; `tasks.registry` does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-from gateway.core.environment import Environment
+from gateway.core.environment import Environment, Split, TaskSpec
+from gateway.core.errors import EnvironmentUnavailable
 from gateway.core.ids import EnvironmentName
+from gateway.core.worker import WorkerTasks
 
 MAX_TASKS = 10_000
 """Tasks of one environment."""
@@ -22,16 +24,6 @@ MAX_SPLITS = 100
 """Splits of one environment that ever had a task: each has a count that is kept for ever."""
 MAX_AT_ONCE = 2_000
 """Tasks in one `TaskStore.put`: some ten milliseconds of the store's time."""
-MAX_STARTS = 10_000
-"""The largest rate limit's number of starts: each is a moment that the store keeps."""
-MAX_PER_S = 86_400.0
-"""The longest rate limit's time, in seconds: a day."""
-
-Probe = Callable[[Environment, dict[str, Any]], Awaitable[None]]
-"""Opens an episode of the task in the environment, waits for its first prompt and ends it, leaving nothing behind.
-
-Raises ``GatewayError``, with the environment's reason, for a task that cannot be played.
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,27 +73,46 @@ class TaskStore(Protocol):
             TaskExists: the environment has one of that id, and *replace* is not given.
             InvalidRequest: one of the limits above is exceeded; it is named.
         """
-        ...
 
     async def remove(self, environment: EnvironmentName, id: str) -> bool:
         """Forget a task; False if there is none."""
-        ...
 
     async def version(self) -> str:
         """Name the state that the tasks are in; another one after each change. Empty: there never was a task."""
-        ...
 
     async def since(self, version: str) -> TaskChanges:
         """What changed since *version*, at most some MiB of it. An unknown version, as the empty one: everything."""
-        ...
 
     async def take(self, key: str, *, starts: int, per_s: float) -> float:
         """Take one of the *starts* that *key* has in any *per_s* seconds.
 
         Returns 0.0 if it was taken, else the seconds until the next one can be, and nothing was taken.
         """
-        ...
 
     async def aclose(self) -> None:
         """Let go of connections."""
+        ...
+
+
+class BeingReplaced(EnvironmentUnavailable):
+    """The workers that could answer are being replaced by workers of another revision."""
+
+
+class TaskQueries(Protocol):
+    """Queries workers for the tasks that they have: `gateway.sessions.worker_queries.WorkerQueries`."""
+
+    async def registered(self, environment: Environment) -> WorkerTasks:
+        """Return the tasks that they know by id. Raises ``BeingReplaced`` too."""
+        ...
+
+    async def splits(self, environment: Environment) -> list[Split]:
+        """Return the splits that they have."""
+        ...
+
+    async def count(self, environment: Environment, split: str) -> int:
+        """Return how many tasks a split has. Raises ``UnknownSplit``."""
+        ...
+
+    async def tasks(self, environment: Environment, split: str, start: int, stop: int) -> list[TaskSpec]:
+        """Return the tasks of a split from *start* up to, not including, *stop*. Raises ``UnknownSplit``."""
         ...

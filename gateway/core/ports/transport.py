@@ -16,6 +16,11 @@ Headers = Sequence[tuple[bytes, bytes]]
 P = TypeVar("P", bound=asyncio.Protocol)
 
 
+def header(headers: Headers, name: bytes) -> str:
+    """Return the value of a header, decoded as HTTP does; an empty string if it is not there."""
+    return next((value.decode("latin-1") for key, value in headers if key == name), "")
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One request to a worker: HTTP/1.1 in the words of any protocol that is carried by it."""

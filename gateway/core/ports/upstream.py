@@ -1,4 +1,4 @@
-"""Upstreams, which speak a server's protocol to a worker, and calls between replicas.
+"""Upstreams, which speak a server's protocol to a worker.
 
 One contract suite runs on every implementation (``tests/contract``).
 """
@@ -172,27 +172,5 @@ class FrameUpstream(Protocol):
         Raises:
             SessionNotFound: the worker does not know the session; nothing ran.
             UpstreamError: as `SessionUpstream.act`.
-        """
-        ...
-
-
-class Replicas(Protocol):
-    """The other replicas of this gateway.
-
-    A session whose state is a connection (an OpenEnv socket) is held by one replica; the others ask that one.
-    """
-
-    @property
-    def me(self) -> str:
-        """The URL under which other replicas reach this one; empty: there are no others."""
-        ...
-
-    async def ask(self, peer: str, operation: str, session: Session, message: bytes, *, within_s: float) -> bytes:
-        """Let the replica at the URL *peer* do *operation* for a session that it holds, and return its answer.
-
-        Raises:
-            SessionNotFound: it does not hold the session (any more); nothing ran.
-            UpstreamGone: the replica is not there (``sent`` False), or was lost while it worked (``sent`` True).
-            GatewayError: what failed over there, as the same class.
         """
         ...

@@ -13,12 +13,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from gateway.catalog.catalog import Catalog
-from gateway.core.errors import GatewayError, InvalidRequest, StoreUnavailable
+from gateway.core.errors import InvalidRequest, StoreUnavailable
 from gateway.core.lifecycle import Lifecycle
 from gateway.core.ports.store import Store
 from gateway.core.worker import WorkerState
-from gateway.frontends.admin.replies import answering, operator_of
-from gateway.frontends.errors import status_of
+from gateway.frontends.admin.replies import ERRORS, operator_of
 from gateway.metrics import Metrics
 
 logger = logging.getLogger(__name__)
@@ -57,10 +56,10 @@ class AdminFrontend:
                 Route("/metrics", self._metrics_text),
                 Route("/admin/v1/sessions", self._sessions),
                 Route("/admin/v1/workers", self._workers),
-                Route("/admin/v1/environments/{environment}/restart", answering(self._restart), methods=["POST"]),
+                Route("/admin/v1/environments/{environment}/restart", self._restart, methods=["POST"]),
                 *self._routes,
             ],
-            exception_handlers={GatewayError: _on_error},
+            exception_handlers=ERRORS,
         )
 
     async def _healthz(self, _: Request) -> Response:
@@ -152,8 +151,3 @@ class AdminFrontend:
             operator_of(request),
         )
         return JSONResponse({"environment": environment.name, "draining": draining})
-
-
-async def _on_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, GatewayError)
-    return JSONResponse({"detail": error.detail, "code": error.code}, status_of(error))

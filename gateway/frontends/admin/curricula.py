@@ -6,22 +6,23 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.core.curriculum import PREFIX, Curriculum, Outcome, TaskRecord
+from gateway.core.curriculum import PREFIX, Outcome, TaskRecord
 from gateway.core.errors import InvalidRequest, UnknownEnvironment
 from gateway.core.ids import EnvironmentName
 from gateway.core.ports.curricula import MAX_OUTCOMES
-from gateway.frontends.admin.replies import answering, as_json, operator_of, queried
-from gateway.frontends.asgi import MAX_GROUP_SIZE, POLICY_MAX_CHARS, BodyTooLarge, drop_body, read_body
+from gateway.frontends.admin.replies import Body, as_json, numbered, object_of, operator_of, queried, validated
+from gateway.frontends.asgi import MAX_GROUP_SIZE, POLICY_MAX_CHARS
 from gateway.tasks.curricula.definitions import to_document
+from gateway.tasks.curricula.model import Curriculum, scope_of
 from gateway.tasks.curricula.sampling import TaskPlace
-from gateway.tasks.curricula.service import Curricula, scope_of
+from gateway.tasks.curricula.service import MAX_SAMPLE, Curricula
 from gateway.tasks.curricula.stages import Standing
 from gateway.tasks.curricula.stats import TaskStats
 from gateway.tasks.runtime import RuntimeTasks
@@ -32,24 +33,23 @@ MAX_BODY_BYTES: Final = 8 * 2**20
 SHOWN: Final = 20
 """Tasks that the state of a curriculum shows, those that are drawn most often."""
 MAX_SHOWN: Final = 1_000
-T = TypeVar("T", bound=BaseModel)
+RECORD_KEYS: Final = (
+    *("environment", "task", "attempts", "finished", "mean", "deviation"),
+    *("steps", "seconds", "seen_at", "policy", "recent"),
+)
 
 _Policy = Annotated[str, Field(max_length=POLICY_MAX_CHARS)]
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class _Sample(_Body):
-    count: int = Field(default=1, ge=1)
+class _Sample(Body):
+    count: int = Field(default=1, ge=1, le=MAX_SAMPLE)
     group_size: int | None = Field(default=None, ge=1, le=MAX_GROUP_SIZE)
     """Episodes that the trainer opens of each draw; None: the curriculum's."""
     environment: str | None = None
     policy: _Policy | None = None
 
 
-class _Told(_Body):
+class _Told(Body):
     """An outcome that a trainer tells."""
 
     environment: str
@@ -65,7 +65,7 @@ class _Told(_Body):
     """The same one twice counts once."""
 
 
-class _Feedback(_Body):
+class _Feedback(Body):
     policy: _Policy | None = None
     outcomes: list[_Told] = Field(default=[], max_length=MAX_OUTCOMES)
 
@@ -82,15 +82,15 @@ class CurriculumRoutes:
         """The routes, for an application below the door."""
         one = "/admin/v1/curriculum/{name}"
         return [
-            Route("/admin/v1/curriculum", answering(self._list), methods=["GET"]),
-            Route(one, answering(self._state), methods=["GET"]),
-            Route(one, answering(self._define), methods=["PUT"]),
-            Route(one, answering(self._undefine), methods=["DELETE"]),
-            Route(f"{one}/sample", answering(self._sample), methods=["POST"]),
-            Route(f"{one}/feedback", answering(self._feedback), methods=["POST"]),
-            Route(f"{one}/reset", answering(self._reset), methods=["POST"]),
-            Route("/admin/v1/records", answering(self._export), methods=["GET"]),
-            Route("/admin/v1/records", answering(self._clear), methods=["DELETE"]),
+            Route("/admin/v1/curriculum", self._list, methods=["GET"]),
+            Route(one, self._state, methods=["GET"]),
+            Route(one, self._define, methods=["PUT"]),
+            Route(one, self._undefine, methods=["DELETE"]),
+            Route(f"{one}/sample", self._sample, methods=["POST"]),
+            Route(f"{one}/feedback", self._feedback, methods=["POST"]),
+            Route(f"{one}/reset", self._reset, methods=["POST"]),
+            Route("/admin/v1/records", self._export, methods=["GET"]),
+            Route("/admin/v1/records", self._clear, methods=["DELETE"]),
         ]
 
     async def _list(self, request: Request) -> Response:
@@ -101,7 +101,7 @@ class CurriculumRoutes:
                 "name": known.name,
                 "split": PREFIX + known.name,
                 "sampler": known.sampler.kind.value,
-                "environments": list(dict.fromkeys(one.environment for one in known.components)),
+                "environments": list(known.environments),
                 "source": "file" if self._curricula.is_in_file(known.name) else "api",
             }
             for known in self._curricula.all()
@@ -110,19 +110,18 @@ class CurriculumRoutes:
 
     async def _state(self, request: Request) -> Response:
         query = queried(request, "environment", "tasks")
-        await self._curricula.refresh()
-        known = self._curricula.named(request.path_params["name"])
+        known = await self._named(request)
         scope = scope_of(known, _component(query["environment"], known)) if "environment" in query else known
-        prepared = await self._curricula.prepared(scope)
-        records = {name: await self._records.of(name) for name in {one.environment for one in known.components}}
-        standings = [_standing(standing, scope) for standing in await self._curricula.standings(scope)]
+        prepared = (await self._curricula.weights.of(scope)).prepared
+        records = {name: await self._records.of(name) for name in known.environments}
+        standings = [_standing(standing, scope) for standing in await self._curricula.weights.standings(scope)]
         standing = standings[0] if standings and not known.sampler.per_component else None
         return as_json(
             {
                 "name": known.name,
                 "source": "file" if self._curricula.is_in_file(known.name) else "api",
                 "definition": to_document(known),
-                "policy": await self._curricula.policy(known.name),
+                "policy": await self._curricula.weights.policy(known.name),
                 "stage": standing["stage"] if standing is not None else None,
                 "standing": standing,
                 "standings": standings,
@@ -131,48 +130,48 @@ class CurriculumRoutes:
                 "shares": dict(prepared.shares()),
                 "heaviest": [
                     {**_place(place), "share": share, "record": _record(records[place.environment].get(place.task))}
-                    for place, share in prepared.heaviest(_number(query, "tasks", SHOWN, MAX_SHOWN))
+                    for place, share in prepared.heaviest(numbered(query, "tasks", SHOWN, most=MAX_SHOWN))
                 ],
             }
         )
 
     async def _define(self, request: Request) -> Response:
         queried(request)
-        document = _object(await _read(request))
+        document = await object_of(request, MAX_BODY_BYTES)
         curriculum = await self._curricula.define(request.path_params["name"], document)
         logger.info("curriculum_defined name=%s by=%s", curriculum.name, operator_of(request))
         return as_json({"name": curriculum.name, "split": PREFIX + curriculum.name, "definition": document})
 
     async def _undefine(self, request: Request) -> Response:
         await self._curricula.refresh()
-        await self._curricula.undefine(request.path_params["name"])
-        logger.info("curriculum_removed name=%s by=%s", request.path_params["name"], operator_of(request))
+        await self._curricula.undefine(name := request.path_params["name"])
+        logger.info("curriculum_removed name=%s by=%s", name, operator_of(request))
         return Response(status_code=204)
 
     async def _sample(self, request: Request) -> Response:
-        wish = _validated(_Sample, await _read(request))
-        await self._curricula.refresh()
-        known = self._curricula.named(request.path_params["name"])
-        environment = _component(wish.environment, known) if wish.environment is not None else None
-        of = known.name if environment is None else scope_of(known, environment).name
-        draws = await self._curricula.sample(known.name, wish.count, environment=environment, policy=wish.policy)
+        wish = await validated(request, _Sample, MAX_BODY_BYTES)
+        known = await self._named(request)
+        scope = known if wish.environment is None else scope_of(known, _component(wish.environment, known))
+        if wish.policy is not None:
+            await self._curricula.tag(known.name, wish.policy)
+        draws = await self._curricula.sample(scope, wish.count)
         return as_json(
             {
                 "group_size": wish.group_size or known.group_size,
-                "policy": await self._curricula.policy(known.name),
-                "draws": [{"number": number, "group": f"{of}/{number}", **_place(place)} for number, place in draws],
+                "policy": await self._curricula.weights.policy(known.name),
+                "draws": [
+                    {"number": number, "group": f"{scope.name}/{number}", **_place(place)} for number, place in draws
+                ],
             }
         )
 
     async def _feedback(self, request: Request) -> Response:
-        wish = _validated(_Feedback, await _read(request))
-        await self._curricula.refresh()
-        name = request.path_params["name"]
-        known = self._curricula.named(name)
+        wish = await validated(request, _Feedback, MAX_BODY_BYTES)
+        known = await self._named(request)
         await self._tasks.refresh()
         keys = await self._keys(wish.outcomes, known)
         if wish.policy is not None:
-            await self._curricula.tag(name, wish.policy)
+            await self._curricula.tag(known.name, wish.policy)
         for key, told in zip(keys, wish.outcomes, strict=True):
             self._records.add(
                 Outcome(
@@ -183,11 +182,16 @@ class CurriculumRoutes:
                     steps=told.steps,
                     seconds=told.seconds,
                     policy=told.policy if told.policy is not None else wish.policy or "",
-                    lease=f"told:{name}:{told.key}" if told.key else "",
+                    lease=f"told:{known.name}:{told.key}" if told.key else "",
                 )
             )
         await self._records.write()
         return as_json({"noted": len(wish.outcomes)})
+
+    async def _named(self, request: Request) -> Curriculum:
+        """The curriculum that the path names, also one that another replica was told of just now."""
+        await self._curricula.refresh()
+        return self._curricula.named(request.path_params["name"])
 
     async def _keys(self, outcomes: Sequence[_Told], known: Curriculum) -> list[str]:
         """What each outcome is kept under. Raises ``InvalidRequest``: with every one of a task that there is not."""
@@ -206,9 +210,9 @@ class CurriculumRoutes:
         return keys
 
     async def _reset(self, request: Request) -> Response:
-        await self._curricula.refresh()
-        await self._curricula.reset(request.path_params["name"])
-        logger.info("curriculum_reset name=%s by=%s", request.path_params["name"], operator_of(request))
+        known = await self._named(request)
+        await self._curricula.reset(known.name)
+        logger.info("curriculum_reset name=%s by=%s", known.name, operator_of(request))
         return Response(status_code=204)
 
     async def _export(self, request: Request) -> Response:
@@ -234,46 +238,10 @@ class CurriculumRoutes:
         return EnvironmentName(name)
 
 
-async def _read(request: Request) -> bytes:
-    try:
-        return await read_body(request.scope, request.receive, MAX_BODY_BYTES)
-    except BodyTooLarge:
-        await drop_body(request.receive)
-        raise
-
-
-def _object(body: bytes) -> Mapping[str, Any]:
-    try:
-        value = json.loads(body or b"{}")
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"the body is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise InvalidRequest("the body: a JSON object is wanted")
-    return value
-
-
-def _validated(model: type[T], body: bytes) -> T:
-    try:
-        return model.model_validate(_object(body))
-    except ValidationError as error:
-        told = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'body'}: {one['msg']}" for one in error.errors()[:10])
-        raise InvalidRequest(told) from None
-
-
 def _component(name: str, known: Curriculum, *, where: str = "environment") -> EnvironmentName:
-    environments = {one.environment for one in known.components}
-    if name not in environments:
-        raise InvalidRequest(f"{where}: {name[:64]!r} is none of {', '.join(sorted(environments))}")
+    if name not in known.environments:
+        raise InvalidRequest(f"{where}: {name[:64]!r} is none of {', '.join(sorted(known.environments))}")
     return EnvironmentName(name)
-
-
-def _number(query: Mapping[str, str], name: str, usual: int, most: int) -> int:
-    text = query.get(name)
-    if text is None:
-        return usual
-    if not (text.isascii() and text.isdigit() and len(text) <= 6 and int(text) <= most):
-        raise InvalidRequest(f"{name}: a number from 0 to {most} is wanted")
-    return int(text)
 
 
 def _standing(standing: Standing, scope: Curriculum) -> dict[str, Any]:
@@ -291,16 +259,5 @@ def _place(place: TaskPlace) -> dict[str, Any]:
 def _record(record: TaskRecord | None) -> dict[str, Any] | None:
     if record is None:
         return None
-    return {
-        "environment": record.environment,
-        "task": record.task,
-        "attempts": record.attempts,
-        "finished": record.finished,
-        "mean": record.mean,
-        "deviation": record.deviation,
-        "steps": record.steps,
-        "seconds": record.seconds,
-        "seen_at": record.seen_at,
-        "policy": record.policy or None,
-        "recent": list(record.recent),
-    }
+    shown = {name: getattr(record, name) for name in RECORD_KEYS}
+    return {**shown, "policy": record.policy or None}

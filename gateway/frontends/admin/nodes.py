@@ -2,40 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import logging
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
+from gateway.backends.swarm.backend import SwarmBackend
 from gateway.backends.swarm.nodes import NodeView
 from gateway.core.errors import BackendError
 from gateway.core.placement import NodeId
-from gateway.frontends.asgi import BodyTooLarge, drop_body, read_body
+from gateway.frontends.admin.replies import Body, as_json, operator_of, validated
 
 logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 1024
 
 
-class Cluster(Protocol):
-    """The machines: `gateway.backends.swarm.backend.SwarmBackend`."""
-
-    def nodes(self) -> list[NodeView]:
-        """Return all machines, by name."""
-        ...
-
-    async def drain(self, id: NodeId, is_draining: bool) -> None:
-        """Let a machine take no more workers, or take them again. Raises ``BackendError``."""
-        ...
+class _Wanted(Body):
+    draining: bool
 
 
 class NodeRoutes:
     """Handlers of the routes; `routes` is what the operators' front mounts."""
 
-    def __init__(self, cluster: Cluster | None) -> None:
+    def __init__(self, cluster: SwarmBackend | None) -> None:
         """*cluster*: the backend of many machines; None: there is one machine, and no node to list."""
         self._cluster = cluster
 
@@ -50,29 +42,19 @@ class NodeRoutes:
         return [_row(view) for view in self._cluster.nodes()] if self._cluster is not None else []
 
     async def _list(self, _: Request) -> Response:
-        return JSONResponse({"nodes": self._rows()})
+        return as_json({"nodes": self._rows()})
 
     async def _change(self, request: Request) -> Response:
         id = request.path_params["id"]
-        try:
-            body = await read_body(request.scope, request.receive, MAX_BODY_BYTES)
-        except BodyTooLarge:
-            await drop_body(request.receive)
-            return _refused(413, "too_large", "the body is too large")
-        try:
-            wanted = json.loads(body)
-        except ValueError:
-            return _refused(400, "invalid_request", "the body is no JSON")
-        if not isinstance(wanted, dict) or wanted.keys() != {"draining"} or not isinstance(wanted["draining"], bool):
-            return _refused(400, "invalid_request", 'draining: {"draining": true} or {"draining": false} is wanted')
+        wanted = await validated(request, _Wanted, MAX_BODY_BYTES)
         if self._cluster is None or all(row["id"] != id for row in self._rows()):
             return _refused(404, "unknown_node", f"there is no node {id!r:.100}")
         try:
-            await self._cluster.drain(NodeId(id), wanted["draining"])
+            await self._cluster.drain(NodeId(id), wanted.draining)
         except BackendError as error:
             return _refused(503, error.code, error.detail)
-        logger.info("node_draining node=%s draining=%s by=%s", id, wanted["draining"], _operator(request))
-        return JSONResponse(next((row for row in self._rows() if row["id"] == id), {"id": id}))
+        logger.info("node_draining node=%s draining=%s by=%s", id, wanted.draining, operator_of(request))
+        return as_json(next((row for row in self._rows() if row["id"] == id), {"id": id}))
 
 
 def _row(view: NodeView) -> dict[str, Any]:
@@ -100,9 +82,4 @@ def _row(view: NodeView) -> dict[str, Any]:
 
 
 def _refused(status: int, code: str, detail: str) -> Response:
-    return JSONResponse({"detail": detail, "code": code}, status)
-
-
-def _operator(request: Request) -> str:
-    """The name of the operator's key; empty where there are no keys."""
-    return str(request.scope.get("gateway.owner", ""))
+    return as_json({"detail": detail, "code": code}, status)

@@ -1,42 +1,51 @@
-"""What operators' routes share: queries that are checked, JSON, and errors as JSON."""
+"""What operators' routes share: queries and bodies that are checked, JSON, and errors as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+import json
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
+from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ExceptionHandler
 
 from gateway.core.errors import GatewayError, InvalidRequest, TaskInvalid, UnknownTask
-from gateway.frontends.asgi import BodyTooLarge, HungUp, dump
-from gateway.frontends.errors import retry_after, status_of
+from gateway.core.json_text import dump
+from gateway.frontends.asgi import HungUp, read_body
+from gateway.frontends.errors import headers_of, status_of
 from gateway.tasks.signing import BadSignature, NotSigned
 
-Endpoint = Callable[[Request], Awaitable[Response]]
+
+class Body(BaseModel):
+    """A request's body; a key that is not named is refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-def answering(endpoint: Endpoint) -> Endpoint:
-    """What a route answers, its errors included: all problems of a task, each with its path."""
+B = TypeVar("B", bound=Body)
 
-    async def answer(request: Request) -> Response:
-        try:
-            return await endpoint(request)
-        except TaskInvalid as error:
-            problems = [{"path": path, "message": message} for path, message in error.problems]
-            return as_json({"detail": error.detail, "code": error.code, "problems": problems}, status_of(error))
-        except (NotSigned, BadSignature) as error:
-            code = "not_signed" if isinstance(error, NotSigned) else "bad_signature"
-            return as_json({"detail": error.detail, "code": code}, 403)
-        except BodyTooLarge:
-            return as_json({"detail": "the upload, or one of its tasks, is too large", "code": "too_large"}, 413)
-        except HungUp:
-            return Response(status_code=400)  # nobody reads it
-        except GatewayError as error:
-            status = 404 if isinstance(error, UnknownTask) else status_of(error)
-            headers = {name.decode(): value.decode() for name, value in retry_after(error)}
-            return as_json({"detail": error.detail, "code": error.code}, status, headers)
 
-    return answer
+async def object_of(request: Request, limit_bytes: int) -> dict[str, Any]:
+    """Read the request's body as a JSON object; an empty body is an empty one. Raises as `read_body`."""
+    body = await read_body(request.scope, request.receive, limit_bytes)
+    try:
+        value = json.loads(body or b"{}")
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"the body is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise InvalidRequest("the body: a JSON object is wanted")
+    return value
+
+
+async def validated(request: Request, model: type[B], limit_bytes: int) -> B:
+    """Read the request's body as *model* has it. Raises as `object_of`."""
+    try:
+        return model.model_validate(await object_of(request, limit_bytes))
+    except ValidationError as error:
+        told = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'body'}: {one['msg']}" for one in error.errors()[:10])
+        raise InvalidRequest(told) from None
 
 
 def queried(request: Request, *known: str) -> dict[str, str]:
@@ -47,9 +56,14 @@ def queried(request: Request, *known: str) -> dict[str, str]:
     return dict(request.query_params)
 
 
-def operator_of(request: Request) -> str:
-    """The name of the operator's key; empty where there are no keys."""
-    return str(request.scope.get("gateway.owner", ""))
+def numbered(query: Mapping[str, str], name: str, usual: int, *, least: int = 0, most: int) -> int:
+    """A parameter that is a number; *usual* where it is missing."""
+    text = query.get(name)
+    if text is None:
+        return usual
+    if not (text.isascii() and text.isdigit() and len(text) <= 6 and least <= int(text) <= most):
+        raise InvalidRequest(f"{name}: a number from {least} to {most} is wanted")
+    return int(text)
 
 
 def flagged(query: Mapping[str, str], name: str) -> bool:
@@ -60,6 +74,31 @@ def flagged(query: Mapping[str, str], name: str) -> bool:
     return value in ("true", "1")
 
 
+def operator_of(request: Request) -> str:
+    """The name of the operator's key; empty where there are no keys."""
+    return str(request.scope.get("gateway.owner", ""))
+
+
 def as_json(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Answer *value* as JSON."""
     return Response(dump(value), status, headers, media_type="application/json")
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    """Answer an error: of a task all problems, each with its path."""
+    match error:
+        case TaskInvalid():
+            problems = [{"path": path, "message": message} for path, message in error.problems]
+            return as_json({"detail": error.detail, "code": error.code, "problems": problems}, status_of(error))
+        case NotSigned() | BadSignature():
+            code = "not_signed" if isinstance(error, NotSigned) else "bad_signature"
+            return as_json({"detail": error.detail, "code": code}, 403)
+        case GatewayError():
+            status = 404 if isinstance(error, UnknownTask) else status_of(error)
+            headers = {name.decode(): value.decode() for name, value in headers_of(error)}
+            return as_json({"detail": error.detail, "code": error.code}, status, headers)
+    return Response(status_code=400)  # the operator hung up and does not read it
+
+
+ERRORS: Mapping[Any, ExceptionHandler] = dict.fromkeys((GatewayError, HungUp), _refused)
+"""Handlers of the errors that operators' routes raise, for the application that serves them."""

@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import logging
-import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import anyio
+from envserver.generic.task import is_name
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.catalog.catalog import Catalog
 from gateway.core.environment import Environment
-from gateway.core.errors import GatewayError, InvalidRequest
+from gateway.core.errors import BodyTooLarge, GatewayError, InvalidRequest
 from gateway.core.ids import EnvironmentName, Owner
-from gateway.core.ports.tasks import MAX_AT_ONCE, MAX_TASK_BYTES, Probe
+from gateway.core.json_text import dump
+from gateway.core.ports.tasks import MAX_AT_ONCE, MAX_TASK_BYTES
 from gateway.core.session import CloseReason, SessionSetup
-from gateway.frontends.admin.replies import answering, as_json, flagged, operator_of, queried
-from gateway.frontends.asgi import Attended, BodyTooLarge, HungUp, drop_body, dump, read_body
+from gateway.frontends.admin.replies import as_json, flagged, numbered, operator_of, queried
+from gateway.frontends.asgi import Attended, HungUp, read_body
 from gateway.sessions.opening import EpisodeRequest
 from gateway.sessions.service import Sessions
 from gateway.tasks.documents import listed, read_json, read_json_lines, read_yaml
 from gateway.tasks.registry import TaskEntry
 from gateway.tasks.runtime import Checked, RuntimeTasks
-from gateway.tasks.schema import NAME_PATTERN
 from gateway.tasks.signing import NotSigned, TrustedKeys, is_bundle
 
 MAX_LISTED = 1_000
@@ -67,12 +67,18 @@ class TaskProbe:
         self._sessions = sessions
         self._catalog = catalog
 
-    async def __call__(self, environment: Environment, task: dict[str, Any]) -> None:
-        """Open an episode of *task*, wait for its prompt, and end it.
+    async def outcome(self, one: Checked) -> dict[str, Any]:
+        """Open an episode of a task, wait for its prompt, and end it; return what came of it."""
+        try:
+            with anyio.fail_after(PROBE_S):
+                await self._play(one.environment, one.task)
+        except GatewayError as error:
+            return {"ok": False, "code": error.code, "detail": error.detail}
+        except TimeoutError:
+            return {"ok": False, "code": "not_tried", "detail": f"no first prompt within {PROBE_S:g} s"}
+        return {"ok": True}
 
-        Raises:
-            GatewayError: as `Sessions.open` and `ActiveSession.prompt`.
-        """
+    async def _play(self, environment: Environment, task: dict[str, Any]) -> None:
         environment = self._catalog.named(environment.name)  # as it is now
         name = f"probe-{secrets.token_hex(8)}"
         try:
@@ -100,9 +106,9 @@ class TaskRoutes:
         *,
         tasks: RuntimeTasks,
         max_body_bytes: int,
-        trusted: TrustedKeys | None = None,
-        signatures: Literal["optional", "required"] = "optional",
-        probe: Probe | None = None,
+        trusted: TrustedKeys,
+        signatures: Literal["optional", "required"],
+        probe: TaskProbe,
     ) -> None:
         """Wire the handlers.
 
@@ -111,11 +117,11 @@ class TaskRoutes:
             max_body_bytes: of an upload; beyond it 413.
             trusted: the keys whose signatures count.
             signatures: whether tasks are only taken in bundles that one of these keys signed.
-            probe: opens an episode of a task and ends it; without it nothing can be tried.
+            probe: opens an episode of a task and ends it.
         """
         self._tasks = tasks
         self._max_body_bytes = max_body_bytes
-        self._trusted = trusted or TrustedKeys({})
+        self._trusted = trusted
         self._signatures = signatures
         self._probe = probe
 
@@ -123,11 +129,11 @@ class TaskRoutes:
         """The routes, for an application below the door."""
         one = "/admin/v1/tasks/{environment}/{id:path}"
         return [
-            Route("/admin/v1/tasks", answering(self._list), methods=["GET"]),
-            Route("/admin/v1/tasks", answering(self._add), methods=["POST"]),
-            Route("/admin/v1/tasks/validate", answering(self._validate), methods=["POST"]),
-            Route(one, answering(self._get), methods=["GET"]),
-            Route(one, answering(self._remove), methods=["DELETE"]),
+            Route("/admin/v1/tasks", self._list, methods=["GET"]),
+            Route("/admin/v1/tasks", self._add, methods=["POST"]),
+            Route("/admin/v1/tasks/validate", self._validate, methods=["POST"]),
+            Route(one, self._get, methods=["GET"]),
+            Route(one, self._remove, methods=["DELETE"]),
         ]
 
     async def _list(self, request: Request) -> Response:
@@ -139,7 +145,7 @@ class TaskRoutes:
             tag=query.get("tag") or None,
             split=query.get("split") or None,
             after=query.get("after", ""),
-            limit=_limit(query.get("limit")),
+            limit=numbered(query, "limit", 100, least=1, most=MAX_LISTED),
         )
         return as_json({"tasks": [_row(entry) for entry in entries], "next": after or None})
 
@@ -151,7 +157,7 @@ class TaskRoutes:
     async def _add(self, request: Request) -> Response:
         query = queried(request, "environment", "split", "replace", "validate")
         split, replace = query.get("split", ""), flagged(query, "replace")
-        if split and not re.fullmatch(NAME_PATTERN, split):
+        if split and not is_name("split", split):
             raise InvalidRequest("split: letters, digits, dots, dashes and underscores are taken")
         upload = await self._upload(request, environment=query.get("environment", ""))
         if flagged(query, "validate"):
@@ -185,11 +191,7 @@ class TaskRoutes:
         return self._tasks.registry.environment_of(environment) or EnvironmentName(environment)
 
     async def _upload(self, request: Request, *, environment: str) -> _Upload:
-        try:
-            body = await read_body(request.scope, request.receive, self._max_body_bytes)
-        except BodyTooLarge:
-            await drop_body(request.receive)
-            raise
+        body = await read_body(request.scope, request.receive, self._max_body_bytes)
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         # Some 0.1 ms a task: thousands of them would keep this replica's trainers waiting.
         return await anyio.to_thread.run_sync(self._read, body, kind, environment)
@@ -211,7 +213,7 @@ class TaskRoutes:
         if len(documents) > MAX_AT_ONCE:
             raise InvalidRequest(f"{len(documents)} tasks at once; at most {MAX_AT_ONCE} are taken")
         if len(body) > MAX_TASK_BYTES and any(len(dump(task)) > MAX_TASK_BYTES for _, task in documents):
-            raise BodyTooLarge
+            raise BodyTooLarge(f"a task exceeds {MAX_TASK_BYTES} bytes")
         return _Upload(self._tasks.check(documents, environment=environment), signed_by)
 
     def _vouched(self, bundle: Mapping[str, Any]) -> tuple[list[Any], str]:
@@ -225,22 +227,20 @@ class TaskRoutes:
 
     async def _tried(self, request: Request, upload: _Upload) -> list[dict[str, Any]]:
         """Open an episode of each task and end it; what became of each, in their order."""
-        if self._probe is None:
-            raise InvalidRequest("this gateway cannot try tasks")
         if len(upload.tasks) > MAX_PROBED:
             raise InvalidRequest(f"{len(upload.tasks)} tasks to try at once; at most {MAX_PROBED} are")
         told: dict[int, dict[str, Any]] = {}
         room = anyio.CapacityLimiter(PROBES_AT_ONCE)
 
-        async def try_one(number: int, one: Checked, probe: Probe) -> None:
+        async def try_one(number: int, one: Checked) -> None:
             async with room:
-                told[number] = await _outcome(one, probe)
+                told[number] = await self._probe.outcome(one)
 
         async with Attended(request.scope, request.receive) as operator:
             with anyio.move_on_after(PROBES_S):
                 async with anyio.create_task_group() as group:
                     for number, one in enumerate(upload.tasks):
-                        group.start_soon(try_one, number, one, self._probe)
+                        group.start_soon(try_one, number, one)
         if operator.left:
             raise HungUp
         late = {"ok": False, "code": "not_tried", "detail": f"not tried within {PROBES_S:g} s"}
@@ -250,29 +250,10 @@ class TaskRoutes:
         ]
 
 
-async def _outcome(one: Checked, probe: Probe) -> dict[str, Any]:
-    try:
-        with anyio.fail_after(PROBE_S):
-            await probe(one.environment, one.task.to_dict())
-    except GatewayError as error:
-        return {"ok": False, "code": error.code, "detail": error.detail}
-    except TimeoutError:
-        return {"ok": False, "code": "not_tried", "detail": f"no first prompt within {PROBE_S:g} s"}
-    return {"ok": True}
-
-
 def _named_tasks(rows: Sequence[Mapping[str, Any]]) -> str:
     """Tasks for the log: the first few by name, the others by their number."""
     names = ",".join(f"{row['environment']}/{row['id']}" for row in rows[:LOGGED])
     return names if len(rows) <= LOGGED else f"{names}+{len(rows) - LOGGED}"
-
-
-def _limit(value: str | None) -> int:
-    if value is None:
-        return 100
-    if not re.fullmatch(r"[0-9]{1,6}", value) or not 1 <= int(value) <= MAX_LISTED:
-        raise InvalidRequest(f"limit: a number from 1 to {MAX_LISTED} is wanted")
-    return int(value)
 
 
 def _row(entry: TaskEntry) -> dict[str, Any]:

@@ -47,31 +47,28 @@ from gateway.frontends.areal.replies import Json, error_reply, is_conversation, 
 from gateway.frontends.areal.requests import (
     Object,
     Start,
-    find_sample,
     read_action,
     read_episode_id,
     read_object,
     read_start,
-    split_of,
+    sample_request,
 )
 from gateway.frontends.areal.step_lock import StepLocks
 from gateway.frontends.asgi import (
     Attended,
-    BodyTooLarge,
     HungUp,
-    drop_body,
     group_of,
     header,
     policy_tag,
     read_body,
     respond_json,
 )
-from gateway.frontends.errors import LOSSES, WorkerDied, retry_after, why_ended, why_not_opened
+from gateway.frontends.errors import LOSSES, WorkerDied, headers_of, why_ended, why_not_opened
 from gateway.metrics import Metrics
 from gateway.sessions.opening import EpisodeRequest
 from gateway.sessions.service import ActiveSession, Sessions
 from gateway.sessions.worker_queries import WorkerQueries
-from gateway.tasks.lookup import TaskLookup
+from gateway.tasks.resolver import TaskResolver
 from gateway.tasks.task_ref import TaskRef
 
 logger = logging.getLogger(__name__)
@@ -82,7 +79,7 @@ CLEANUP_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Request:
     """One request: who asks what of which environment."""
 
     scope: Scope
@@ -110,7 +107,7 @@ class ArealFrontend:
         *,
         sessions: Sessions,
         queries: WorkerQueries,
-        lookup: TaskLookup,
+        resolver: TaskResolver,
         store: WorkerStore,
         catalog: Catalog,
         metrics: Metrics,
@@ -119,7 +116,8 @@ class ArealFrontend:
     ) -> None:
         self._sessions = sessions
         self._queries = queries
-        self._lookup = lookup
+        self._resolver = resolver
+        self._lookup = resolver.lookup
         self._store = store
         self._catalog = catalog
         self._metrics = metrics
@@ -128,7 +126,7 @@ class ArealFrontend:
         self._turns = StepLocks()
         self._shown: dict[EnvironmentName, Areal] = {}
         """As it was told last."""
-        self._routes: dict[tuple[str, ...], tuple[str, Callable[[_Asked], Awaitable[Json]]]] = {
+        self._routes: dict[tuple[str, ...], tuple[str, Callable[[_Request], Awaitable[Json]]]] = {
             ("task", "info"): ("GET", self._info),
             ("health",): ("GET", self._health),
             ("episode", "start"): ("POST", self._start),
@@ -145,15 +143,11 @@ class ArealFrontend:
             pass
         except _Refusal as refusal:
             await respond_json(send, refusal.status, {"error": refusal.error, "detail": refusal.detail})
-        except BodyTooLarge:
-            await drop_body(receive)
-            detail = f"the body exceeds {self._max_body_bytes} bytes"
-            await respond_json(send, 413, {"error": "body too large", "detail": detail}, [(b"connection", b"close")])
         except GatewayError as error:
             status, body = error_reply(error, named)
             if status >= 500:
                 logger.warning("areal_failed path=%s status=%d error=%s", scope["path"], status, error.detail)
-            await respond_json(send, status, body, retry_after(error))
+            await respond_json(send, status, body, headers_of(error))
         except Exception:  # protects the client: it gets a JSON body, and every other episode goes on
             logger.exception("areal_broken path=%s", scope["path"])
             body = {"error": "internal error", **named, "detail": "a fault of the gateway", "status": "internal"}
@@ -172,7 +166,7 @@ class ArealFrontend:
             body = read_object(await read_body(scope, receive, self._max_body_bytes))
             if isinstance(episode := body.get("episode_id"), str):
                 named["episode_id"] = episode
-        return await handler(_Asked(scope, receive, scope["gateway.owner"], environment, body))
+        return await handler(_Request(scope, receive, scope["gateway.owner"], environment, body))
 
     def _place(self, path: str) -> tuple[Environment, tuple[str, ...]]:
         # Empty segments do not count: clients of this API follow no redirect, not even for a slash at the end.
@@ -189,9 +183,9 @@ class ArealFrontend:
 
     # -- the task and the server ----------------------------------------------------------------------------------
 
-    async def _info(self, asked: _Asked) -> Json:
-        environment = asked.environment
-        async with Attended(asked.scope, asked.receive):  # an image is asked what it is, and how many tasks it has
+    async def _info(self, request: _Request) -> Json:
+        environment = request.environment
+        async with Attended(request.scope, request.receive):  # an image is asked what it is, and how many tasks it has
             shown, count = await shown_of(self._queries, environment), await self._count(environment)
             return self._described(environment, shown, count)
         raise HungUp
@@ -209,18 +203,18 @@ class ArealFrontend:
 
     async def _count(self, environment: Environment) -> int:
         await self._lookup.refresh()
-        return await self._lookup.count(environment, await split_of(self._lookup, environment))
+        return await self._lookup.count(environment, await self._lookup.areal_split(environment))
 
-    async def _health(self, asked: _Asked) -> Json:
+    async def _health(self, request: _Request) -> Json:
         if self._lifecycle.is_draining:
             raise _Refusal(503, "draining", "this replica takes no new episodes: it is about to stop")
-        load = (await self._store.load()).get(asked.environment.name)
+        load = (await self._store.load()).get(request.environment.name)
         workers = load.workers if load is not None else ()
-        tally = self._metrics.tally(asked.environment.name)
+        tally = self._metrics.tally(request.environment.name)
         return {
             "status": "healthy",
             "active_episodes": sum(entry.used for entry in workers),
-            "task_name": asked.environment.areal.name or asked.environment.name,
+            "task_name": request.environment.areal.name or request.environment.name,
             "starting": sum(entry.worker.state is WorkerState.STARTING for entry in workers),
             "queued": load.waiting if load is not None else 0,
             "boxes": len(workers),
@@ -230,57 +224,46 @@ class ArealFrontend:
 
     # -- an episode -----------------------------------------------------------------------------------------------
 
-    async def _start(self, asked: _Asked) -> Json:
-        wish = read_start(asked.body)
+    async def _start(self, request: _Request) -> Json:
+        start = read_start(request.body)
         episode = str(uuid.uuid4())
-        async with Attended(asked.scope, asked.receive) as trainer:
+        async with Attended(request.scope, request.receive) as trainer:
             loop = asyncio.get_running_loop()
-            deadline = loop.time() + asked.environment.areal.start_s
-            environment = _patient(asked.environment)
-            offer = await self._lookup.drawn(environment, await self._sample(environment, wish.sample))
-            setup = _setup(wish, offer, asked.scope)
-            async with self._lookup.admitted(asked.environment, setup):
-                shown = await shown_of(self._queries, asked.environment)
-                blocks = await self._opened(asked, episode, offer, setup, deadline)
+            deadline = loop.time() + request.environment.areal.start_s
+            environment = _patient(request.environment)
+            task = await self._resolver.resolve(environment, sample_request(environment, start.sample))
+            setup = _setup(start, task, request.scope)
+            async with self._lookup.admitted(request.environment, setup):
+                shown = await shown_of(self._queries, request.environment)
+                blocks = await self._opened(request, episode, task, setup, deadline)
                 if trainer.left:
-                    await self._undo(asked.owner, episode, CloseReason.OPEN_FAILED)
+                    await self._undo(request.owner, episode, CloseReason.OPEN_FAILED)
                     raise HungUp
             # The ``task/info`` of an AReaL server has no word for it.
-            if asked.environment.wire is UpstreamKind.AREAL and is_conversation(blocks):
+            if request.environment.wire is UpstreamKind.AREAL and is_conversation(blocks):
                 shown = replace(shown, observation_type=ObservationType.MESSAGES)
-            return start_reply(shown, episode, blocks, sample=wish.as_sent, task=offer.spec)
+            return start_reply(shown, episode, blocks, sample=start.as_sent, task=task.spec)
         raise HungUp
 
-    async def _sample(self, environment: Environment, sample: str) -> TaskRef:
-        """The task of a sample; of ids that the gateway does not hold, the environment's workers are asked."""
-        try:
-            return await find_sample(self._lookup, environment, sample)
-        except UnknownTask:
-            if environment.wire is not UpstreamKind.OWN or sample.isdecimal():
-                raise
-            if sample not in (await self._queries.registered(environment)).tasks:
-                raise
-            return TaskRef(spec={"id": sample})
-
     async def _opened(
-        self, asked: _Asked, episode: str, offer: TaskRef, setup: SessionSetup, deadline: float
+        self, request: _Request, episode: str, task: TaskRef, setup: SessionSetup, deadline: float
     ) -> list[Block]:
         """Open the session and wait for its prompt; nothing is left of it when that fails, or the trainer leaves."""
         loop = asyncio.get_running_loop()
         try:
             session = await self._sessions.open(
                 EpisodeRequest(
-                    owner=asked.owner,
+                    owner=request.owner,
                     name=episode,
-                    environment=asked.environment,
+                    environment=request.environment,
                     setup=setup,
                     fingerprint=episode,
-                    task=offer.place,
+                    task=task.place,
                     within_s=max(0.0, deadline - loop.time()),
                 )
             )
         except InvalidRequest as error:
-            if offer.is_images and not offer.split:  # only the image knows which samples it has
+            if task.is_images and not task.split:  # only the image knows which samples it has
                 raise UnknownTask(error.detail) from error
             # Otherwise the task is ours, so the fault is too.
             raise UpstreamError(f"the environment refuses this sample: {error.detail}") from error
@@ -289,7 +272,7 @@ class ArealFrontend:
         try:
             return await session.prompt(within_s=max(0.0, deadline - loop.time()))
         except BaseException as error:  # a cancellation too: the trainer hung up
-            await self._undo(asked.owner, episode, why_not_opened(error))
+            await self._undo(request.owner, episode, why_not_opened(error))
             if isinstance(error, SessionError):
                 raise _lost_at_start(error) from error
             raise
@@ -299,16 +282,16 @@ class ArealFrontend:
         with anyio.move_on_after(CLEANUP_S, shield=True), contextlib.suppress(StoreUnavailable):
             await self._sessions.end(owner, episode, reason, wait_s=TEARDOWN_WAIT_S)
 
-    async def _step(self, asked: _Asked) -> Json:
-        episode, action = read_episode_id(asked.body), read_action(asked.body)
-        owner, shown = asked.owner, await self._shown_in_step(asked.environment)
-        key = header(asked.scope, b"idempotency-key") or ""
+    async def _step(self, request: _Request) -> Json:
+        episode, action = read_episode_id(request.body), read_action(request.body)
+        owner, shown = request.owner, await self._shown_in_step(request.environment)
+        key = header(request.scope, b"idempotency-key") or ""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + shown.step_s
         async with self._turns.one(owner, episode, within_s=shown.step_s):
-            session = await self._find(asked, episode)
+            session = await self._find(request, episode)
             played = None
-            async with Attended(asked.scope, asked.receive):
+            async with Attended(request.scope, request.receive):
                 try:
                     left_s = max(0.0, deadline - loop.time())
                     played = await session.play(action, within_s=left_s, key=key)
@@ -343,20 +326,20 @@ class ArealFrontend:
         with contextlib.suppress(StoreUnavailable):
             await self._sessions.end(owner, episode, reason, wait_s=0)
 
-    async def _cancel(self, asked: _Asked) -> Json:
-        episode = read_episode_id(asked.body)
-        await self._find(asked, episode)
-        if not await self._sessions.end(asked.owner, episode, CloseReason.CANCELLED, wait_s=TEARDOWN_WAIT_S):
+    async def _cancel(self, request: _Request) -> Json:
+        episode = read_episode_id(request.body)
+        await self._find(request, episode)
+        if not await self._sessions.end(request.owner, episode, CloseReason.CANCELLED, wait_s=TEARDOWN_WAIT_S):
             raise SessionNotFound(episode)
         return {"status": "cancelled", "episode_id": episode}
 
-    async def _find(self, asked: _Asked, episode: str) -> ActiveSession:
+    async def _find(self, request: _Request, episode: str) -> ActiveSession:
         """
         Raises:
             SessionNotFound, SessionClosed: there is no such episode of this environment.
         """
-        session = await self._sessions.find(asked.owner, episode)
-        if session.environment.name != asked.environment.name:
+        session = await self._sessions.find(request.owner, episode)
+        if session.environment.name != request.environment.name:
             raise SessionNotFound(episode)
         return session
 
@@ -380,11 +363,11 @@ def _lost_at_start(error: SessionError) -> WorkerDied:
     return WorkerDied(message, reason=reason if reason in LOSSES else CloseReason.WORKER_LOST.value)
 
 
-def _setup(wish: Start, offer: TaskRef, scope: Scope) -> SessionSetup:
-    seed: int | None = wish.seed
-    if offer.is_images and "seed" in offer.spec and "seed" not in wish.config:
+def _setup(start: Start, task: TaskRef, scope: Scope) -> SessionSetup:
+    seed: int | None = start.seed
+    if task.is_images and "seed" in task.spec and "seed" not in start.config:
         seed = None  # the task is told apart by its own
-    return offer.setup(seed=seed, config=dict(wish.config) or None, policy=policy_tag(scope), group=group_of(scope))
+    return task.setup(seed=seed, config=dict(start.config) or None, policy=policy_tag(scope), group=group_of(scope))
 
 
 def _patient(environment: Environment) -> Environment:

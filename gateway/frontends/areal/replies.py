@@ -23,6 +23,7 @@ from gateway.core.environment import ActionType, Areal, Environment, Observation
 from gateway.core.episode import Action, Block, ImageBlock, StepResult, TextBlock
 from gateway.core.errors import (
     AuthorFault,
+    BodyTooLarge,
     EnvironmentUnavailable,
     GatewayError,
     InvalidRequest,
@@ -258,6 +259,7 @@ _ENDS: Final = {
 _TITLES: Final[dict[type[GatewayError], str]] = {
     UnknownTask: "sample not found",
     InvalidRequest: "bad request",
+    BodyTooLarge: "body too large",
     SessionNotFound: "episode not found",
     SessionClosed: "episode not found",
     PoolExhausted: "no capacity",

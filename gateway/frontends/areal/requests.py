@@ -12,14 +12,14 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from gateway.core.environment import Environment
 from gateway.core.episode import Action
-from gateway.core.errors import InvalidRequest, UnknownSplit, UnknownTask
-from gateway.tasks.curricula.indices import is_index
-from gateway.tasks.lookup import TaskLookup
-from gateway.tasks.task_ref import TaskRef, seed_of
+from gateway.core.errors import InvalidRequest
+from gateway.core.json_text import refuse_constant
+from gateway.tasks.resolver import TaskRequest
+from gateway.tasks.task_ref import seed_of
 
 Object = Mapping[str, Any]
 
@@ -44,7 +44,7 @@ def read_object(body: bytes) -> Object:
     if not body.strip():
         raise InvalidRequest("the body is empty; a JSON object is wanted")
     try:
-        value = json.loads(body, parse_constant=_refuse_constant)
+        value = json.loads(body, parse_constant=refuse_constant)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"the body is not JSON: {error}") from error
     if not isinstance(value, dict):
@@ -123,41 +123,9 @@ def _kind(value: object) -> str:
             return "object"
 
 
-def _refuse_constant(word: str) -> NoReturn:
-    raise ValueError(f"{word} is not JSON")
-
-
-async def find_sample(lookup: TaskLookup, environment: Environment, sample: str) -> TaskRef:
-    """Find the task that *sample* means: an id or alias in any split, else an index in the environment's AReaL split.
-
-    Of a foreign image that has no such split it is its first one.
-
-    Raises:
-        UnknownTask: there is none.
-    """
-    try:
-        return await lookup.find(environment, sample, prefer=environment.areal.split)
-    except UnknownTask:
-        if not is_index(sample):
-            offer = await lookup.images_own(environment, sample)
-            if offer is None:
-                raise
-            return offer
-    split, index = await split_of(lookup, environment), int(sample)
-    try:
-        return await lookup.at(environment, split, index)
-    except UnknownTask as error:
-        if isinstance(error, UnknownSplit):
-            raise UnknownTask(f"{environment.name!r} has no split {split!r}, which integers would mean") from error
-        count = await lookup.count(environment, split)
-        raise UnknownTask(f"split {split!r} of {environment.name!r} has the indices 0 to {count - 1}") from error
-
-
-async def split_of(lookup: TaskLookup, environment: Environment) -> str:
-    """The split that integers mean, and that is counted."""
-    if not lookup.asks(environment):
-        return environment.areal.split
-    return lookup.usual([split.name for split in await lookup.splits(environment)], environment.areal.split)
+def sample_request(environment: Environment, sample: str) -> TaskRequest:
+    """Return the task that *sample* means: an id or alias in any split, else an index in the environment's split."""
+    return TaskRequest(ids=(sample,), usual_split=environment.areal.split, numbers_are_indices=True)
 
 
 END_TOKENS: Final = ("<|im_end|>", "<|endoftext|>", "</s>", "<|eot_id|>")

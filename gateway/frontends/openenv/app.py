@@ -26,20 +26,19 @@ from gateway.core.errors import GatewayError
 from gateway.core.ids import Owner
 from gateway.core.lifecycle import Lifecycle
 from gateway.core.ports.store import WorkerStore
-from gateway.frontends.asgi import BodyTooLarge, HungUp, denial, drop_body, respond_json
-from gateway.frontends.errors import marks, retry_after, status_of
+from gateway.frontends.asgi import HungUp, denial, respond_json
+from gateway.frontends.errors import headers_of, marks, status_of
 from gateway.frontends.openenv.episodes import Episodes
 from gateway.frontends.openenv.frames import FrameError
 from gateway.frontends.openenv.http import HttpRefusal, HttpRoutes
 from gateway.frontends.openenv.mcp import Mcp
 from gateway.frontends.openenv.passthrough import Passthrough
 from gateway.frontends.openenv.session_ids import Attachments, SessionIds
-from gateway.frontends.openenv.tasks import TaskChooser
 from gateway.frontends.openenv.websocket import ClientSocket, Left, SocketServer
-from gateway.frontends.ors.bodies import Unprocessable
 from gateway.sessions.service import Sessions
 from gateway.sessions.worker_queries import WorkerQueries
-from gateway.tasks.lookup import TaskLookup
+from gateway.tasks.resolver import TaskResolver
+from gateway.upstreams.ors_bodies import Unprocessable
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +51,7 @@ class OpenEnvFrontend:
         *,
         sessions: Sessions,
         queries: WorkerQueries,
-        lookup: TaskLookup,
+        resolver: TaskResolver,
         store: WorkerStore,
         catalog: Catalog,
         lifecycle: Lifecycle,
@@ -68,10 +67,7 @@ class OpenEnvFrontend:
         self._catalog = catalog
         self._max_body_bytes = max_body_bytes
         ids, attachments = SessionIds(secret), Attachments()
-        chooser = TaskChooser(lookup=lookup, queries=queries, catalog=catalog)
-        episodes = Episodes(
-            sessions=sessions, queries=queries, lookup=lookup, store=store, chooser=chooser, lifecycle=lifecycle
-        )
+        episodes = Episodes(sessions=sessions, queries=queries, resolver=resolver, store=store, lifecycle=lifecycle)
         relayed = Passthrough(sessions=sessions, queries=queries, episodes=episodes)
         mcp = Mcp(episodes=episodes, relayed=relayed, ids=ids, attachments=attachments)
         self._sockets = SocketServer(
@@ -83,7 +79,7 @@ class OpenEnvFrontend:
             catalog=catalog,
         )
         self._http = HttpRoutes(
-            episodes=episodes, relayed=relayed, mcp=mcp, ids=ids, lookup=lookup, max_body_bytes=max_body_bytes
+            episodes=episodes, relayed=relayed, mcp=mcp, ids=ids, lookup=resolver.lookup, max_body_bytes=max_body_bytes
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -131,12 +127,8 @@ class OpenEnvFrontend:
             again = refused.marks.get("retry_after_s")
             extra = [] if again is None else [(b"retry-after", str(again).encode())]
             await respond_json(send, refused.status, body, extra)
-        except BodyTooLarge:
-            await drop_body(receive)
-            detail = f"the body exceeds {self._max_body_bytes} bytes"
-            await respond_json(send, 413, {"detail": detail}, [(b"connection", b"close")])
         except GatewayError as error:
-            await respond_json(send, status_of(error), {"detail": error.detail, **marks(error)}, retry_after(error))
+            await respond_json(send, status_of(error), {"detail": error.detail, **marks(error)}, headers_of(error))
         except Exception:  # protects the client: it gets a JSON body, and every other episode goes on
             logger.exception("openenv_broken path=%s", scope["path"])
             await respond_json(send, 500, {"detail": "a fault of the gateway"})

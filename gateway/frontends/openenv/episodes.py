@@ -36,7 +36,7 @@ from gateway.core.lifecycle import Lifecycle
 from gateway.core.ports.store import WorkerStore
 from gateway.core.session import CloseReason, SessionSetup
 from gateway.frontends.errors import why_ended, why_not_opened
-from gateway.frontends.openenv.frames import Code, FrameError, Json, ListTools, ResetWish, ToolCall, validated
+from gateway.frontends.openenv.frames import Code, FrameError, Json, ListTools, ResetRequest, ToolCall, validated
 from gateway.frontends.openenv.replies import (
     NO_EPISODE,
     RESERVED,
@@ -49,11 +49,11 @@ from gateway.frontends.openenv.replies import (
     tool_reply,
     unknown_tool,
 )
-from gateway.frontends.openenv.tasks import TaskChooser
+from gateway.frontends.openenv.tasks import config_of, refuse_negative_index, refuse_unknown_keys, task_request
 from gateway.sessions.opening import EpisodeRequest
 from gateway.sessions.service import ActiveSession, Sessions
 from gateway.sessions.worker_queries import WorkerQueries
-from gateway.tasks.lookup import TaskLookup
+from gateway.tasks.resolver import TaskRequest, TaskResolver
 from gateway.tasks.task_ref import TaskRef, seeded
 
 logger = logging.getLogger(__name__)
@@ -73,31 +73,30 @@ class Episodes:
         *,
         sessions: Sessions,
         queries: WorkerQueries,
-        lookup: TaskLookup,
         store: WorkerStore,
-        chooser: TaskChooser,
+        resolver: TaskResolver,
         lifecycle: Lifecycle,
     ) -> None:
         self._sessions = sessions
         self._queries = queries
-        self._lookup = lookup
         self._store = store
-        self._chooser = chooser
+        self._resolver = resolver
+        self._lookup = resolver.lookup
         self._lifecycle = lifecycle
         self._tools: dict[EnvironmentName, tuple[bytes, list[Json]]] = {}
         """The last listing of each environment, and what it was read as."""
 
-    async def reset(self, owner: Owner, name: str, environment: Environment, wish: ResetWish) -> Json:
+    async def reset(self, owner: Owner, name: str, environment: Environment, reset: ResetRequest) -> Json:
         """Begin an episode in the place of the one that is open under *name*, if any; answers its first observation.
 
         Raises:
-            Refused: what is wrong with the wish leaves the open episode as it was; any other failure leaves none.
+            FrameError: What is wrong with *reset* leaves the open episode as it was; any other failure leaves none.
         """
 
         async def first(session: ActiveSession, within_s: float) -> list[Block]:
             return await session.prompt(within_s=within_s)
 
-        chosen, blocks = await self.begin(owner, name, environment, wish, first)
+        chosen, blocks = await self.begin(owner, name, environment, reset, first)
         return first_observation(blocks, _shown_task(chosen))
 
     async def begin(
@@ -105,7 +104,7 @@ class Episodes:
         owner: Owner,
         name: str,
         environment: Environment,
-        wish: ResetWish,
+        reset: ResetRequest,
         first: Callable[[ActiveSession, float], Awaitable[T]],
     ) -> tuple[TaskRef, T]:
         """Begin an episode; answers its task and what *first* found of it, which gets the session and its seconds.
@@ -117,15 +116,16 @@ class Episodes:
             raise FrameError(Code.SESSION_ERROR, message, status=503)
         deadline = asyncio.get_running_loop().time() + environment.openenv.reset_s
         async with self.refusing(environment, closes=False):
-            chosen = await self._chooser.choose(patient(environment), wish)
+            task = task_request(environment, reset)
+            chosen = await self._choose(patient(environment), reset, task)
         request = EpisodeRequest(
             owner=owner,
             name=name,
             environment=environment,
-            setup=self._setup(environment, wish, chosen),
+            setup=self._setup(environment, reset, task, chosen),
             fingerprint=uuid.uuid4().hex,
             task=chosen.label,
-            episode=wish.episode_id if wish.episode_id is not None else str(uuid.uuid4()),
+            episode=reset.episode_id if reset.episode_id is not None else str(uuid.uuid4()),
         )
         async with contextlib.AsyncExitStack() as stack:
             async with self.refusing(environment, closes=False):
@@ -143,19 +143,25 @@ class Episodes:
                 await self._lose(request.owner, request.name, why_not_opened(error))
                 raise
 
-    def _setup(self, environment: Environment, wish: ResetWish, chosen: TaskRef) -> SessionSetup:
-        config = self._chooser.config(environment, wish)
-        if self._chooser.passes_place(environment, wish):
-            place = {"split": wish.split, "index": wish.index}
+    async def _choose(self, environment: Environment, reset: ResetRequest, task: TaskRequest) -> TaskRef:
+        if not self._resolver.passes_place(environment, task):
+            refuse_negative_index(reset)
+        await refuse_unknown_keys(environment, reset, self._queries)
+        return await self._resolver.resolve(environment, task)
+
+    def _setup(self, environment: Environment, reset: ResetRequest, task: TaskRequest, chosen: TaskRef) -> SessionSetup:
+        config = config_of(environment, reset)
+        if self._resolver.passes_place(environment, task):
+            place = {"split": reset.split, "index": reset.index}
             config = {**config, **{key: value for key, value in place.items() if value is not None}}
-        setup = chosen.setup(seed=wish.seed, config=config or None, episode=wish.episode_id or "")
+        setup = chosen.setup(seed=reset.seed, config=config or None, episode=reset.episode_id or "")
         return seeded(environment, setup)
 
     async def step(self, owner: Owner, name: str, environment: Environment, data: Json) -> Json:
         """Act; answers what is observed.
 
         Raises:
-            Refused: the action is refused or failed, and the episode goes on; or the episode is over.
+            FrameError: the action is refused or failed, and the episode goes on; or the episode is over.
         """
         kind = data.get("type")
         if kind == "call_tool":

@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Any, Final, Literal, NoReturn, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError, field_validator
 from pydantic_core import PydanticCustomError
 
-from gateway.frontends.asgi import dump
+from gateway.core.json_text import dump, parse
 
 Json = dict[str, Any]
 
@@ -21,12 +21,6 @@ Json = dict[str, Any]
 _MARKS: Final = ("reason", "retry_after_s")
 
 
-def _refuse_constant(word: str) -> NoReturn:
-    raise ValueError(f"{word} is not JSON")
-
-
-# Made once: json.loads and json.dumps with arguments make one for each call.
-_DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant)
 _ENCODER: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
@@ -118,13 +112,13 @@ def read_frame(text: str | None) -> tuple[str, Json]:
         text: None stands for a binary frame.
 
     Raises:
-        Refused: what it is, in a stock server's words.
+        FrameError: what it is, in a stock server's words.
     """
     if text is None:
         raise FrameError(Code.SESSION_ERROR, "'text'", status=400, closes=True)
     try:
-        frame = _DECODER.decode(text)
-    except (ValueError, RecursionError) as error:
+        frame = parse(text)
+    except ValueError as error:
         raise FrameError(Code.INVALID_JSON, f"Invalid JSON: {error}", status=400) from None
     if not isinstance(frame, dict):
         kind = type(frame).__name__
@@ -140,7 +134,7 @@ def read_frame(text: str | None) -> tuple[str, Json]:
     return kind, getattr(read, "data", {})
 
 
-class ResetWish(BaseModel):
+class ResetRequest(BaseModel):
     """What a reset says to the gateway; all other keys are the environment's configuration."""
 
     model_config = ConfigDict(extra="allow")
@@ -202,7 +196,7 @@ def validated(model: type[Model], value: Any, *place: str, explains: bool = True
     wanted.
 
     Raises:
-        Refused: it is none, with each fault's place.
+        FrameError: it is none, with each fault's place.
     """
     try:
         return model.model_validate(value)

@@ -17,18 +17,18 @@ from typing import Annotated, Any, Final, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, StrictInt
 from starlette.types import Receive, Scope, Send
 
-from gateway.core.environment import Environment, Split
+from gateway.core.environment import Environment, Split, UpstreamKind
 from gateway.core.errors import StoreUnavailable, UnknownSplit, UnknownTask
 from gateway.core.ids import Owner
 from gateway.frontends.asgi import Attended, HungUp, header, read_body, respond, respond_json
 from gateway.frontends.openenv.episodes import Episodes, empty_state, patient
-from gateway.frontends.openenv.frames import Json, ResetWish
+from gateway.frontends.openenv.frames import Json, ResetRequest
 from gateway.frontends.openenv.mcp import Mcp
 from gateway.frontends.openenv.passthrough import Passthrough, observed
 from gateway.frontends.openenv.schema import metadata, openapi, schemas
 from gateway.frontends.openenv.session_ids import SessionIds
-from gateway.frontends.ors.bodies import OfRange, OfSplit, OfTask, validate
 from gateway.tasks.lookup import TaskLookup
+from gateway.upstreams.ors_bodies import OfRange, OfSplit, OfTask, validate
 
 MAX_ID_CHARS: Final = 255
 
@@ -46,7 +46,7 @@ class HttpRefusal(Exception):
         self.extra = extra
 
 
-class _HttpReset(ResetWish):
+class _HttpReset(ResetRequest):
     seed: Annotated[StrictInt, Field(ge=0)] | None = None
 
 
@@ -59,7 +59,7 @@ class _HttpStep(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Request:
     """One request: who asks what of which environment."""
 
     scope: Scope
@@ -93,7 +93,7 @@ class HttpRoutes:
         self._ids = ids
         self._lookup = lookup
         self._max_body_bytes = max_body_bytes
-        self._routes: dict[str, tuple[str, Callable[[_Asked], Awaitable[object]]]] = {
+        self._routes: dict[str, tuple[str, Callable[[_Request], Awaitable[object]]]] = {
             "health": ("GET", self._health),
             "metadata": ("GET", self._metadata),
             "schema": ("GET", self._schema),
@@ -104,7 +104,7 @@ class HttpRoutes:
             "state": ("GET", self._state),
             "mcp": ("POST", self._rpc),
         }
-        self._task_routes: dict[str, tuple[str, Callable[[_Asked], Awaitable[object]]]] = {
+        self._task_routes: dict[str, tuple[str, Callable[[_Request], Awaitable[object]]]] = {
             "splits": ("GET", self._splits),
             "tasks": ("POST", self._all_tasks),
             "num_tasks": ("POST", self._num_tasks),
@@ -118,7 +118,7 @@ class HttpRoutes:
         """Answer one request.
 
         Raises:
-            HttpRefusal, Refused, Unprocessable, BodyTooLarge, HungUp
+            HttpRefusal, FrameError, Unprocessable, BodyTooLarge, HungUp
         """
         match rest:
             case (name,) if name in self._routes:
@@ -132,7 +132,7 @@ class HttpRoutes:
         if scope["method"] != method:
             raise HttpRefusal(405, "Method Not Allowed", [(b"allow", method.encode())])
         try:
-            found = await handler(_Asked(scope, receive, send, environment))
+            found = await handler(_Request(scope, receive, send, environment))
         except UnknownSplit as error:
             raise HttpRefusal(400, error.detail) from None
         except UnknownTask:
@@ -144,72 +144,74 @@ class HttpRoutes:
 
     # -- the environment ------------------------------------------------------------------------------------------
 
-    async def _health(self, asked: _Asked) -> Json:
+    async def _health(self, request: _Request) -> Json:
         return {"status": "healthy"}
 
-    async def _metadata(self, asked: _Asked) -> Json:
-        return await self._told(asked, "metadata") or metadata(asked.environment)
+    async def _metadata(self, request: _Request) -> Json:
+        return await self._image_answer(request, "metadata") or metadata(request.environment)
 
-    async def _schema(self, asked: _Asked) -> Json:
-        told = await self._told(asked, "schema")
-        if told is not None:
-            return told
-        return await self._attended(asked, self._schemas(asked.environment))
+    async def _schema(self, request: _Request) -> Json:
+        answer = await self._image_answer(request, "schema")
+        if answer is not None:
+            return answer
+        return await self._attended(request, self._schemas(request.environment))
 
     async def _schemas(self, environment: Environment) -> Json:
         tools = await self._episodes.tools(environment)
         return schemas(tools, await self._episodes.default_tool(environment))
 
-    async def _told(self, asked: _Asked, what: str) -> Json | None:
+    async def _image_answer(self, request: _Request, what: str) -> Json | None:
         """What an image that speaks the protocol tells of itself."""
-        if not self._relayed.serves(asked.environment):
+        if request.environment.wire is not UpstreamKind.OPENENV:
             return None
-        return await self._attended(asked, self._relayed.about(asked.environment, what))
+        return await self._attended(request, self._relayed.about(request.environment, what))
 
-    async def _openapi(self, asked: _Asked) -> Json:
-        return openapi(asked.environment)
+    async def _openapi(self, request: _Request) -> Json:
+        return openapi(request.environment)
 
-    async def _environments(self, asked: _Asked) -> list[str]:
-        return [asked.environment.name]
+    async def _environments(self, request: _Request) -> list[str]:
+        return [request.environment.name]
 
     # -- tasks ----------------------------------------------------------------------------------------------------
 
-    async def _splits(self, asked: _Asked) -> list[Json]:
+    async def _splits(self, request: _Request) -> list[Json]:
         await self._refreshed()
-        splits = await self._required(asked, "list_splits")
+        splits = await self._required(request, "list_splits")
         return [{"name": one.name, "type": one.type.value} for one in splits]
 
-    async def _all_tasks(self, asked: _Asked) -> bytes:
-        wish = await self._of_tasks(asked, OfSplit, "list_tasks")
-        tasks = await self._some(asked, wish.split, None, None)
-        return b'{"tasks":[' + tasks + b'],"env_name":"' + asked.environment.name.encode() + b'"}'
+    async def _all_tasks(self, request: _Request) -> bytes:
+        body = await self._of_tasks(request, OfSplit, "list_tasks")
+        tasks = await self._some(request, body.split, None, None)
+        return b'{"tasks":[' + tasks + b'],"env_name":"' + request.environment.name.encode() + b'"}'
 
-    async def _num_tasks(self, asked: _Asked) -> Json:
-        wish = await self._of_tasks(asked, OfSplit, "num_tasks")
-        return {"num_tasks": await self._attended(asked, self._lookup.count(patient(asked.environment), wish.split))}
+    async def _num_tasks(self, request: _Request) -> Json:
+        body = await self._of_tasks(request, OfSplit, "num_tasks")
+        return {
+            "num_tasks": await self._attended(request, self._lookup.count(patient(request.environment), body.split))
+        }
 
-    async def _task(self, asked: _Asked) -> bytes:
-        wish = await self._of_tasks(asked, OfTask, "get_task")
-        task = await self._attended(asked, self._lookup.raw(patient(asked.environment), wish.split, wish.index))
+    async def _task(self, request: _Request) -> bytes:
+        body = await self._of_tasks(request, OfTask, "get_task")
+        task = await self._attended(request, self._lookup.raw(patient(request.environment), body.split, body.index))
         return b'{"task":' + task + b"}"
 
-    async def _task_range(self, asked: _Asked) -> bytes:
-        wish = await self._of_tasks(asked, OfRange, "get_task_range")
-        return b'{"tasks":[' + await self._some(asked, wish.split, wish.start, wish.stop) + b"]}"
+    async def _task_range(self, request: _Request) -> bytes:
+        body = await self._of_tasks(request, OfRange, "get_task_range")
+        return b'{"tasks":[' + await self._some(request, body.split, body.start, body.stop) + b"]}"
 
-    async def _of_tasks(self, asked: _Asked, model: type[Wish], method: str) -> Wish:
-        wish = await self._read(asked, model)
+    async def _of_tasks(self, request: _Request, model: type[Wish], method: str) -> Wish:
+        body = await self._read(request, model)
         await self._refreshed()
-        await self._required(asked, method)
-        return wish
+        await self._required(request, method)
+        return body
 
-    async def _some(self, asked: _Asked, split: str, start: int | None, stop: int | None) -> bytes:
-        some = await self._attended(asked, self._lookup.range(patient(asked.environment), split, start, stop))
+    async def _some(self, request: _Request, split: str, start: int | None, stop: int | None) -> bytes:
+        some = await self._attended(request, self._lookup.range(patient(request.environment), split, start, stop))
         return b",".join(some)
 
-    async def _required(self, asked: _Asked, method: str) -> list[Split]:
+    async def _required(self, request: _Request, method: str) -> list[Split]:
         """The environment's splits; there is no Task API where it has none."""
-        splits = await self._attended(asked, self._lookup.splits(patient(asked.environment)))
+        splits = await self._attended(request, self._lookup.splits(patient(request.environment)))
         if not splits:
             raise HttpRefusal(501, f"{method} is not supported for this environment")
         return splits
@@ -220,76 +222,78 @@ class HttpRoutes:
 
     # -- episodes -------------------------------------------------------------------------------------------------
 
-    async def _reset(self, asked: _Asked) -> Json:
-        wish = await self._read(asked, _HttpReset, empty=b"{}")
-        return await self._attended(asked, self._reset_in(asked, wish))
+    async def _reset(self, request: _Request) -> Json:
+        body = await self._read(request, _HttpReset, empty=b"{}")
+        return await self._attended(request, self._reset_in(request, body))
 
-    async def _reset_in(self, asked: _Asked, wish: ResetWish) -> Json:
-        name = self._name(asked)
+    async def _reset_in(self, request: _Request, body: ResetRequest) -> Json:
+        name = self._name(request)
         if name is not None:
-            return _whole(await self._begin(asked, name, wish))
-        return await self._thrown_away(asked, wish, None)
+            return _whole(await self._begin(request, name, body))
+        return await self._thrown_away(request, body, None)
 
-    async def _step(self, asked: _Asked) -> Json:
-        wish = await self._read(asked, _HttpStep)
-        return await self._attended(asked, self._step_in(asked, wish.action))
+    async def _step(self, request: _Request) -> Json:
+        body = await self._read(request, _HttpStep)
+        return await self._attended(request, self._step_in(request, body.action))
 
-    async def _step_in(self, asked: _Asked, action: Json) -> Json:
-        name = self._name(asked)
+    async def _step_in(self, request: _Request, action: Json) -> Json:
+        name = self._name(request)
         if name is not None:
-            return _whole(await self._act(asked, name, action))
-        return await self._thrown_away(asked, ResetWish(), action)
+            return _whole(await self._act(request, name, action))
+        return await self._thrown_away(request, ResetRequest(), action)
 
-    async def _thrown_away(self, asked: _Asked, wish: ResetWish, action: Json | None) -> Json:
-        name = self._ids.new(asked.owner, asked.environment.name)
+    async def _thrown_away(self, request: _Request, body: ResetRequest, action: Json | None) -> Json:
+        name = self._ids.new(request.owner, request.environment.name)
         try:
-            seen = await self._begin(asked, name, wish)
+            seen = await self._begin(request, name, body)
             if action is not None:
-                seen = await self._act(asked, name, action)
+                seen = await self._act(request, name, action)
             return _whole(seen)
         finally:
-            await self._episodes.end(asked.owner, name)
+            await self._episodes.end(request.owner, name)
 
-    async def _begin(self, asked: _Asked, name: str, wish: ResetWish) -> Json:
-        if self._relayed.serves(asked.environment):
-            return observed(await self._relayed.reset(asked.owner, name, asked.environment, wish))
-        return await self._episodes.reset(asked.owner, name, asked.environment, wish)
+    async def _begin(self, request: _Request, name: str, body: ResetRequest) -> Json:
+        if request.environment.wire is UpstreamKind.OPENENV:
+            return observed(await self._relayed.reset(request.owner, name, request.environment, body))
+        return await self._episodes.reset(request.owner, name, request.environment, body)
 
-    async def _act(self, asked: _Asked, name: str, action: Json) -> Json:
-        if self._relayed.serves(asked.environment):
-            return observed(await self._relayed.step(asked.owner, name, asked.environment, action))
-        return await self._episodes.step(asked.owner, name, asked.environment, action)
+    async def _act(self, request: _Request, name: str, action: Json) -> Json:
+        if request.environment.wire is UpstreamKind.OPENENV:
+            return observed(await self._relayed.step(request.owner, name, request.environment, action))
+        return await self._episodes.step(request.owner, name, request.environment, action)
 
-    async def _state(self, asked: _Asked) -> Json:
-        name = self._name(asked)
+    async def _state(self, request: _Request) -> Json:
+        name = self._name(request)
         if name is None:
             return empty_state()
-        if self._relayed.serves(asked.environment):
-            return observed(await self._attended(asked, self._relayed.state(asked.owner, name, asked.environment)))
-        return await self._episodes.state(asked.owner, name, asked.environment)
+        if request.environment.wire is UpstreamKind.OPENENV:
+            return observed(
+                await self._attended(request, self._relayed.state(request.owner, name, request.environment))
+            )
+        return await self._episodes.state(request.owner, name, request.environment)
 
-    async def _rpc(self, asked: _Asked) -> Json:
-        body = await read_body(asked.scope, asked.receive, self._max_body_bytes)
-        return await self._attended(asked, self._mcp.answer_bytes(asked.owner, asked.environment, body))
+    async def _rpc(self, request: _Request) -> Json:
+        body = await read_body(request.scope, request.receive, self._max_body_bytes)
+        return await self._attended(request, self._mcp.answer_bytes(request.owner, request.environment, body))
 
-    def _name(self, asked: _Asked) -> str | None:
+    def _name(self, request: _Request) -> str | None:
         """The name under which the client's episode is kept; None if it has said none."""
-        id = header(asked.scope, b"x-session-id")
+        id = header(request.scope, b"x-session-id")
         if not id:
             return None
         if len(id) > MAX_ID_CHARS:
             raise HttpRefusal(400, f"X-Session-ID is longer than {MAX_ID_CHARS} characters")
-        return self._ids.name(id, asked.owner, asked.environment.name)
+        return self._ids.name(id, request.owner, request.environment.name)
 
-    async def _read(self, asked: _Asked, model: type[Wish], *, empty: bytes = b"") -> Wish:
+    async def _read(self, request: _Request, model: type[Wish], *, empty: bytes = b"") -> Wish:
         """The body as *model*; *empty* stands for an empty one. Raises ``Unprocessable``."""
-        body = await read_body(asked.scope, asked.receive, self._max_body_bytes)
-        content_type = header(asked.scope, b"content-type") if body else "application/json"
+        body = await read_body(request.scope, request.receive, self._max_body_bytes)
+        content_type = header(request.scope, b"content-type") if body else "application/json"
         return validate(model, body or empty, content_type)
 
-    async def _attended(self, asked: _Asked, work: Awaitable[T]) -> T:
+    async def _attended(self, request: _Request, work: Awaitable[T]) -> T:
         """Wait for *work*, which ends when the client hangs up."""
-        async with Attended(asked.scope, asked.receive) as trainer:
+        async with Attended(request.scope, request.receive) as trainer:
             done = await work
             if not trainer.left:
                 return done

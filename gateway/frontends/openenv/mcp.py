@@ -16,11 +16,11 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gateway.core.environment import Environment
+from gateway.core.environment import Environment, UpstreamKind
 from gateway.core.ids import Owner
-from gateway.frontends.asgi import dump
+from gateway.core.json_text import dump
 from gateway.frontends.openenv.episodes import Episodes
-from gateway.frontends.openenv.frames import Code, FrameError, Json, ResetWish
+from gateway.frontends.openenv.frames import Code, FrameError, Json, ResetRequest
 from gateway.frontends.openenv.passthrough import Passthrough
 from gateway.frontends.openenv.replies import NO_EPISODE, mcp_tools, tool_result
 from gateway.frontends.openenv.session_ids import Attachment, Attachments, SessionIds
@@ -143,7 +143,7 @@ class Mcp:
 
     async def _called(self, owner: Owner, name: str, environment: Environment, tool: str, arguments: Json) -> Json:
         """Call a tool in an episode that is open; answers its result. Raises ``FrameError``, ``_RpcError``."""
-        if self._relayed.serves(environment):
+        if environment.wire is UpstreamKind.OPENENV:
             found = await self._asked_image(
                 owner, name, environment, "tools/call", {"name": tool, "arguments": arguments}
             )
@@ -158,7 +158,7 @@ class Mcp:
         """The tools: of the session's image where it speaks the protocol, else those of the environment."""
         if (
             name is not None
-            and self._relayed.serves(environment)
+            and environment.wire is UpstreamKind.OPENENV
             and await self._episodes.has(owner, name, environment)
         ):
             found = await self._asked_image(owner, name, environment, "tools/list", {})
@@ -188,7 +188,7 @@ class Mcp:
         try:
             if not own.has_begun:
                 own.has_begun = True  # before it is: what it leaves half-made ends with the socket
-                await self._episodes.reset(own.owner, own.id, environment, ResetWish())
+                await self._episodes.reset(own.owner, own.id, environment, ResetRequest())
             return await self._called(own.owner, own.id, environment, tool, arguments)
         except FrameError:
             own.has_begun = await self._episodes.has(own.owner, own.id, environment)
@@ -198,7 +198,7 @@ class Mcp:
         """Call a tool in an episode of its own, on a default task."""
         name = self._ids.new(owner, environment.name)
         try:
-            await self._episodes.reset(owner, name, environment, ResetWish())
+            await self._episodes.reset(owner, name, environment, ResetRequest())
             return await self._called(owner, name, environment, tool, arguments)
         finally:
             await self._episodes.end(owner, name)

@@ -10,12 +10,12 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gateway.core.environment import Environment, UpstreamKind
+from gateway.core.environment import Environment
 from gateway.core.errors import GatewayError, SessionNotFound
 from gateway.core.ids import Owner
-from gateway.frontends.asgi import dump
+from gateway.core.json_text import dump
 from gateway.frontends.openenv.episodes import Episodes, empty_state, patient
-from gateway.frontends.openenv.frames import Code, FrameError, Json, ResetWish, frame
+from gateway.frontends.openenv.frames import Code, FrameError, Json, ResetRequest, frame
 from gateway.sessions.service import ActiveSession, Sessions
 from gateway.sessions.worker_queries import WorkerQueries
 
@@ -32,25 +32,20 @@ class Passthrough:
         self._queries = queries
         self._episodes = episodes
 
-    @staticmethod
-    def serves(environment: Environment) -> bool:
-        """Whether the environment's workers speak OpenEnv themselves."""
-        return environment.wire is UpstreamKind.OPENENV
-
-    async def reset(self, owner: Owner, name: str, environment: Environment, wish: ResetWish) -> bytes:
+    async def reset(self, owner: Owner, name: str, environment: Environment, reset: ResetRequest) -> bytes:
         """Begin an episode as `Episodes.reset` does; answers the image's own first frame. Raises ``FrameError``."""
 
         async def first(session: ActiveSession, within_s: float) -> bytes:
             return await session.pass_frame(b"", within_s=within_s)
 
-        _, reply = await self._episodes.begin(owner, name, environment, wish, first)
+        _, reply = await self._episodes.begin(owner, name, environment, reset, first)
         return reply
 
     async def pass_on(self, owner: Owner, name: str, environment: Environment, message: bytes) -> bytes:
         """Pass one frame on; answers the image's reply, an error frame of its own included.
 
         Raises:
-            Refused: there is no episode, or it was lost over this frame; also if the reply is late.
+            FrameError: there is no episode, or it was lost over this frame; also if the reply is late.
         """
         try:
             session = await self._sessions.find(owner, name)
@@ -84,18 +79,18 @@ class Passthrough:
         """What the image tells of itself: its ``schema``, its ``metadata``; None where it tells nothing.
 
         Raises:
-            Refused: no worker could be asked.
+            FrameError: no worker could be asked.
         """
         async with self._episodes.refusing(environment, closes=False):
-            told = (await self._queries.about(patient(environment))).get(what)
-        return told if isinstance(told, dict) and told else None
+            answer = (await self._queries.about(patient(environment))).get(what)
+        return answer if isinstance(answer, dict) and answer else None
 
 
 def observed(reply: bytes) -> Json:
     """The data of a reply.
 
     Raises:
-        Refused: it is an error frame, or none at all.
+        FrameError: it is an error frame, or none at all.
     """
     data = read_reply(reply)
     if data is None:
@@ -107,7 +102,7 @@ def read_reply(reply: bytes) -> Json | None:
     """The data of a reply; None if the image does not know the type of the request.
 
     Raises:
-        Refused: it is another error frame, or no frame at all.
+        FrameError: it is another error frame, or no frame at all.
     """
     try:
         whole: Mapping[str, Any] = json.loads(reply)

@@ -61,7 +61,7 @@ def step_reply(result: StepResult, action: Mapping[str, Any]) -> Json:
     """The outcome of a plain *action*.
 
     Raises:
-        Refused: the environment refused it, or failed at it; the episode goes on as it was.
+        FrameError: the environment refused it, or failed at it; the episode goes on as it was.
     """
     if result.error is not None:
         raise _refusal(result, action)
@@ -73,7 +73,7 @@ def tool_reply(tool: str, result: StepResult) -> Json:
     """The outcome of a tool that was called by its name.
 
     Raises:
-        Refused: the episode is over.
+        FrameError: the episode is over.
     """
     if result.reason == EPISODE_FINISHED:
         raise _refusal(result, {})

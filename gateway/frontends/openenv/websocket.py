@@ -21,14 +21,14 @@ from typing import Final, TypeVar
 from starlette.types import Message, Receive, Send
 
 from gateway.catalog.catalog import Catalog
-from gateway.core.environment import Environment
+from gateway.core.environment import Environment, UpstreamKind
 from gateway.core.ids import Owner
 from gateway.frontends.openenv.episodes import Episodes, empty_state
 from gateway.frontends.openenv.frames import (
     Code,
     FrameError,
     Json,
-    ResetWish,
+    ResetRequest,
     error_frame,
     frame,
     read_frame,
@@ -142,14 +142,14 @@ class SocketServer:
     async def _answer(self, at: Attachment, text: str | None) -> str | None:
         """The reply to one frame; None to the one that closes."""
         kind, data = read_frame(text)
-        if self._relayed.serves(at.environment):
+        if at.environment.wire is UpstreamKind.OPENENV:
             return await self._answer_relayed(at, kind, data, (text or "").encode())
         if kind == "step":
             return frame("observation", await self._step(at, data))
         if kind == "reset":
-            wish = validated(ResetWish, data, "data")
+            reset = validated(ResetRequest, data, "data")
             at.has_begun = True  # before it is one: what it leaves half-made ends with the socket
-            return frame("observation", await self._episodes.reset(at.owner, at.id, at.environment, wish))
+            return frame("observation", await self._episodes.reset(at.owner, at.id, at.environment, reset))
         if kind == "state":
             state = await self._episodes.state(at.owner, at.id, at.environment) if at.has_begun else empty_state()
             return frame("state", state)
@@ -162,9 +162,9 @@ class SocketServer:
         if kind == "close":
             return None
         if kind == "reset":
-            wish = validated(ResetWish, data, "data")
+            reset = validated(ResetRequest, data, "data")
             at.has_begun = True  # before it is one: what it leaves half-made ends with the socket
-            return (await self._relayed.reset(at.owner, at.id, at.environment, wish)).decode()
+            return (await self._relayed.reset(at.owner, at.id, at.environment, reset)).decode()
         if kind == "mcp" and not await self._is_for_image(at, data):
             return frame("mcp", await self._mcp.answer_object(at.owner, at.environment, data, own=at))
         if kind == "state":

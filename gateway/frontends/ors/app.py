@@ -15,8 +15,6 @@ Differences from the reference servers, on purpose:
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import logging
 import uuid
 from typing import Final
@@ -39,38 +37,35 @@ from gateway.core.errors import (
     UpstreamTimeout,
 )
 from gateway.core.ids import Owner
+from gateway.core.json_text import dump
 from gateway.core.ports.transport import Exchange
 from gateway.core.routes import ORS_OPERATIONS, ORS_ROUTES
-from gateway.core.session import SessionSetup
 from gateway.frontends.asgi import (
     Attended,
-    BodyTooLarge,
     HungUp,
-    drop_body,
-    group_of,
     header,
     headers,
-    policy_tag,
     read_body,
     respond,
     respond_json,
 )
-from gateway.frontends.errors import ORS_STATUS, marks, retry_after, status_of, told
-from gateway.frontends.ors import replies
-from gateway.frontends.ors.bodies import (
+from gateway.frontends.errors import ORS_STATUS, headers_of, marks, status_of, told
+from gateway.frontends.ors.create import SessionCreator
+from gateway.frontends.ors.replies import ONCE, OrsError, as_order
+from gateway.sessions.service import ActiveSession, Sessions, TrackedResponse
+from gateway.sessions.worker_queries import WorkerQueries
+from gateway.tasks.resolver import TaskResolver
+from gateway.upstreams import sse
+from gateway.upstreams.ors_bodies import (
     CreateSession,
+    OfRange,
+    OfSplit,
+    OfTask,
     Unprocessable,
     is_json,
     parse_json,
-    read_secrets,
     validate,
 )
-from gateway.frontends.ors.replies import ONCE, OrsError, as_order
-from gateway.frontends.ors.tasks import OrsTasks, Pending, PendingCreates
-from gateway.sessions.opening import EpisodeRequest
-from gateway.sessions.service import ActiveSession, Sessions, TrackedResponse
-from gateway.sessions.worker_queries import WorkerQueries
-from gateway.tasks.lookup import TaskLookup
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +87,7 @@ class OrsFrontend:
         *,
         sessions: Sessions,
         queries: WorkerQueries,
-        lookup: TaskLookup,
+        resolver: TaskResolver,
         catalog: Catalog,
         max_body_bytes: int,
         lazy_binding: bool = True,
@@ -101,12 +96,17 @@ class OrsFrontend:
     ) -> None:
         self._sessions = sessions
         self._queries = queries
-        self._lookup = lookup
+        self._lookup = resolver.lookup
         self._catalog = catalog
-        self._tasks = OrsTasks(lookup, catalog=catalog, strip_platform_keys=strip_platform_keys)
         self._max_body_bytes = max_body_bytes
         self._strict_paths = strict_paths
-        self._pending = PendingCreates() if lazy_binding and len(catalog) > 1 else None
+        self._creator = SessionCreator(
+            sessions=sessions,
+            resolver=resolver,
+            catalog=catalog,
+            lazy_binding=lazy_binding,
+            strip_platform_keys=strip_platform_keys,
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; every error becomes the protocol's own body."""
@@ -118,10 +118,6 @@ class OrsFrontend:
             await respond_json(send, answer.status, answer.body, answer.extra)
         except Unprocessable as error:
             await respond_json(send, 422, {"detail": list(error.entries)})
-        except BodyTooLarge:
-            await drop_body(receive)
-            limit = self._max_body_bytes
-            await respond_json(send, 413, {"detail": f"the body exceeds {limit} bytes"}, [(b"connection", b"close")])
         except HungUp:
             pass
         except GatewayError as error:
@@ -129,7 +125,7 @@ class OrsFrontend:
                 logger.info("ors_not_found detail=%r", error.detail)
             # What is wrong with a request is told in the reference servers' exact form.
             body = {"detail": told(error), **({} if isinstance(error, InvalidRequest) else marks(error))}
-            await respond_json(send, status_of(error, ORS_STATUS), body, retry_after(error))
+            await respond_json(send, status_of(error, ORS_STATUS), body, headers_of(error))
 
     # -- routes ---------------------------------------------------------------------------------------------------
 
@@ -192,11 +188,29 @@ class OrsFrontend:
                 await self._lookup.refresh()
             async with Attended(scope, receive):
                 try:
-                    answer = await self._tasks.discover(name, environment, env_name, body, content_type)
+                    answer = await self._discover(name, environment, env_name, body, content_type)
                 except UnknownTask as error:
                     logger.info("ors_not_found detail=%r", error.detail)
                     raise OrsError(400, error.detail) from None
                 await respond(send, 200, answer)
+
+    async def _discover(
+        self, name: str, environment: Environment, env_name: str, body: bytes, content_type: str | None
+    ) -> bytes:
+        """Answer the operation *name*: ``tasks``, ``num_tasks``, ``task`` or ``task_range``. Raises ``UnknownTask``."""
+        tail = b',"env_name":' + dump(env_name) + b"}"
+        if name == "num_tasks":
+            count = await self._lookup.count(environment, validate(OfSplit, body, content_type).split)
+            return dump({"num_tasks": count})
+        if name == "task":
+            one = validate(OfTask, body, content_type)
+            return b'{"task":' + await self._lookup.raw(environment, one.split, one.index) + tail
+        if name == "tasks":
+            tasks = await self._lookup.range(environment, validate(OfSplit, body, content_type).split, None, None)
+        else:
+            some = validate(OfRange, body, content_type)
+            tasks = await self._lookup.range(environment, some.split, some.start, some.stop)
+        return b'{"tasks":[' + b",".join(tasks) + b"]" + tail
 
     def _meant(self, scope: Scope) -> Environment:
         """The environment that a request means which names none: by ``X-Deployment``, else the default one."""
@@ -207,8 +221,8 @@ class OrsFrontend:
 
     async def _create_session(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await read_body(scope, receive, self._max_body_bytes)
-        wish = parse_json(body) if body and is_json(header(scope, b"content-type")) else None
-        if isinstance(wish, dict) and wish.get("env"):
+        fields = parse_json(body) if body and is_json(header(scope, b"content-type")) else None
+        if isinstance(fields, dict) and fields.get("env"):
             # Variables of a container need a container for this session alone; to drop them silently would be worse.
             raise OrsError(400, "env_overrides are not supported here: pass secrets or task configuration instead")
         name = str(uuid.uuid4())
@@ -216,93 +230,43 @@ class OrsFrontend:
         if "application/json" in accept and "text/event-stream" not in accept:
             await respond_json(send, 200, {"sid": name})
             return
-        answer = replies.event("task_id", name) + replies.event("end", "")
-        await send({"type": "http.response.start", "status": 200, "headers": list(replies.HEADERS)})
+        answer = sse.event("task_id", name) + sse.event("end", "")
+        await send({"type": "http.response.start", "status": 200, "headers": list(sse.HEADERS)})
         await send({"type": "http.response.body", "body": answer})
 
     async def _create(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await read_body(scope, receive, self._max_body_bytes)
         sid = _sid_after_json(scope, body)
-        wish = validate(CreateSession, body, header(scope, b"content-type"))
+        fields = validate(CreateSession, body, header(scope, b"content-type"))
         owner: Owner = scope["gateway.owner"]
+        setup = None
         try:
-            pending = await self._lookup.sure(lambda: self._wished(wish, scope, owner, sid))
-            if pending.environment is None:
-                if self._pending is not None and not self._pending.add(owner, sid, pending):
-                    raise SessionExists(sid)
+            create = self._creator.read(fields, scope, self._meant(scope))
+            if create.environment is None:
+                await self._creator.keep(owner, sid, create)
                 await respond_json(send, 200, {"sid": sid})
                 return
-            if self._pending is not None and self._pending.get(owner, sid) is not None:
+            if self._creator.is_kept(owner, sid):
                 raise SessionExists(sid)
-            setup, task = await self._resolved(pending, pending.environment, scope, receive)
+            async with Attended(scope, receive):  # an image may be queried for the task
+                setup, task = await self._creator.resolve(create)
         except (UnknownEnvironment, UnknownTask, InvalidRequest, OrsError):
             if await self._is_active(owner, sid):
                 raise OrsError(400, "Session already exists") from None
             raise
         except SessionExists:
             raise OrsError(400, "Session already exists") from None
+        if setup is None:
+            raise HungUp
         async with Attended(scope, receive) as trainer:
-            async with self._lookup.admitted(pending.environment, setup):
-                try:
-                    await self._sessions.open(
-                        EpisodeRequest(
-                            owner=owner,
-                            name=sid,
-                            environment=pending.environment,
-                            setup=setup,
-                            fingerprint=pending.fingerprint,
-                            task=task,
-                        )
-                    )
-                except SessionExists:
-                    raise OrsError(400, "Session already exists") from None
-                if trainer.left:
-                    await self._sessions.close(owner, sid)
-                    raise HungUp
+            try:
+                await self._creator.open(owner, sid, create, setup, task, trainer)
+            except SessionExists:
+                raise OrsError(400, "Session already exists") from None
             await respond_json(send, 200, {"sid": sid})
 
-    def _wished(self, wish: CreateSession, scope: Scope, owner: Owner, sid: str) -> Pending:
-        """Work out what a create asks for; its environment is None if its first request is to tell.
-
-        Raises:
-            UnknownEnvironment, UnknownTask, InvalidRequest
-        """
-        environment: Environment | None
-        if wish.env_name is not None:
-            environment = self._catalog.wanted(wish.env_name)
-        else:
-            environment = self._meant(scope)
-            by_reference = wish.task_spec is None
-            if self._pending is not None and by_reference and header(scope, b"x-deployment") is None:
-                environment = None
-        secrets = read_secrets(header(scope, b"x-secrets"), wish.secrets)
-        pending = Pending(
-            environment=environment,
-            wish=wish,
-            secrets=secrets,
-            fingerprint=_fingerprint(wish, secrets),
-            policy=policy_tag(scope),
-            group=group_of(scope),
-        )
-        if environment is None:
-            self._tasks.refuse_nowhere(wish)
-        return pending
-
-    async def _resolved(
-        self, pending: Pending, environment: Environment, scope: Scope, receive: Receive
-    ) -> tuple[SessionSetup, str]:
-        """The task of a create; where its image is asked for it, no longer than the trainer waits."""
-        if not self._lookup.asks(environment):
-            return await self._tasks.setup(pending, environment)
-        found = None
-        async with Attended(scope, receive):
-            found = await self._tasks.setup(pending, environment)
-        if found is None:
-            raise HungUp
-        return found
-
     async def _is_active(self, owner: Owner, sid: str) -> bool:
-        if self._pending is not None and self._pending.get(owner, sid) is not None:
+        if self._creator.is_kept(owner, sid):
             return True
         try:
             await self._sessions.find(owner, sid)
@@ -312,7 +276,7 @@ class OrsFrontend:
 
     async def _ping(self, scope: Scope, send: Send) -> None:
         sid, owner = _sid(scope), scope["gateway.owner"]
-        if self._pending is None or self._pending.get(owner, sid) is None:
+        if not self._creator.is_kept(owner, sid):
             try:
                 await (await self._sessions.find(owner, sid)).touch()
             except (SessionNotFound, SessionClosed):
@@ -321,31 +285,9 @@ class OrsFrontend:
 
     async def _delete(self, scope: Scope, send: Send) -> None:
         sid, owner = _sid(scope), scope["gateway.owner"]
-        if self._pending is None or self._pending.pop(owner, sid) is None:
+        if not self._creator.drop(owner, sid):
             await self._sessions.close(owner, sid)
         await respond_json(send, 200, {"sid": sid})
-
-    async def _bind(self, owner: Owner, sid: str, environment: Environment) -> None:
-        """Open a session whose create named no environment, now that its first request does."""
-        pending = self._pending.get(owner, sid) if self._pending is not None else None
-        if pending is None or self._pending is None:
-            return
-        async with pending.lock:
-            if self._pending.get(owner, sid) is not pending:
-                return  # another request has bound it meanwhile
-            setup, task = await self._tasks.setup(pending, environment)
-            async with self._lookup.admitted(environment, setup):
-                await self._sessions.open(
-                    EpisodeRequest(
-                        owner=owner,
-                        name=sid,
-                        environment=environment,
-                        setup=setup,
-                        fingerprint=pending.fingerprint,
-                        task=task,
-                    )
-                )
-            self._pending.pop(owner, sid)
 
     # -- operations in a session ----------------------------------------------------------------------------------
 
@@ -355,8 +297,8 @@ class OrsFrontend:
         owner: Owner = scope["gateway.owner"]
         async with Attended(scope, receive):
             try:
-                if self._pending is not None:
-                    await self._bind(owner, sid, self._catalog.offered(segment) or self._meant(scope))
+                if self._creator.binds_late:
+                    await self._creator.bind(owner, sid, self._catalog.offered(segment) or self._meant(scope))
                 session = await self._sessions.find(owner, sid)
                 environment = session.environment
                 if segment and self._strict_paths and environment.name != segment.lower():
@@ -405,7 +347,7 @@ class OrsFrontend:
             logger.warning("call_broken operation=%s error=%s", name, text)
             # The blank line ends an event that broke off in its middle.
             await send(
-                {"type": "http.response.body", "body": b"\r\n\r\n" + replies.event("error", text), "more_body": True}
+                {"type": "http.response.body", "body": b"\r\n\r\n" + sse.event("error", text), "more_body": True}
             )
         await send({"type": "http.response.body", "body": b""})
 
@@ -457,11 +399,6 @@ def _sid_after_json(scope: Scope, body: bytes) -> str:
 def _refuse_malformed(scope: Scope, body: bytes) -> None:
     if body and is_json(header(scope, b"content-type")):
         parse_json(body)
-
-
-def _fingerprint(wish: CreateSession, secrets: dict[str, str]) -> str:
-    text = json.dumps([wish.model_dump(exclude={"secrets"}), sorted(secrets.items())], sort_keys=True)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _without_slash(scope: Scope) -> bytes:

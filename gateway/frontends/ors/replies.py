@@ -1,7 +1,4 @@
-"""Answers of the ORS front that end a request, and how a worker's failure is said so that no SDK runs a step again.
-
-Server-sent events as the ORS SDKs read them: CRLF, one ``data:`` line per line of text, never compressed.
-"""
+"""Answers of the ORS frontend that end a request, and worker failures in words after which no SDK runs a step again."""
 
 from __future__ import annotations
 
@@ -45,17 +42,3 @@ def as_order(error: UpstreamError, name: str) -> Exception:
     if isinstance(error, UpstreamGone) and not error.sent:
         return OrsError(503, told(error), [(b"retry-after", b"1")], beside=marks(error))
     return OrsError(410, f"{told(error)}; the call may have run", beside=marks(error))
-
-
-# No "connection: keep-alive", which HTTP/1.1 means anyway: a server that leaves says "close" there.
-HEADERS = (
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-)
-
-
-def event(name: str, data: str) -> bytes:
-    """One event; every line of *data* becomes a ``data:`` line of its own."""
-    lines = "".join(f"data: {line}\r\n" for line in data.splitlines() or [""])
-    return f"event: {name}\r\n{lines}\r\n".encode(errors="replace")

@@ -10,6 +10,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from heapq import merge
 from itertools import islice, takewhile
 
@@ -29,7 +30,6 @@ from gateway.core.ports.curricula import (
     RecordPage,
     Turn,
 )
-from gateway.stores.memory.curriculum_groups import Draws
 from gateway.stores.memory.expiry_heap import Deadlines
 
 PAGE_RECORDS = 2_000
@@ -96,8 +96,98 @@ class _Book:
         return int(found["known"]), int(found["base"])
 
 
+_Member = tuple[int, str]
+"""A handle, and the opening that has a place in one of its groups."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Due:
+    """A draw that is due, and the group that it is for as the last one to ask described it."""
+
+    number: int
+    group_size: int
+    group_s: float
+
+
+@dataclass(slots=True)
+class _DrawGroup:
+    """The newest group of a handle."""
+
+    drawn: Drawn
+    group_size: int
+    until: float
+    held: int = 0
+
+
+class _Draws:
+    """All draws of one curriculum; moments are seconds of the caller's clock."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        """The next draw's."""
+        self._due: dict[int, _Due] = {}
+        self._groups: dict[int, _DrawGroup] = {}
+        self._group_ends: Deadlines[int] = Deadlines()
+        self._members: dict[_Member, Drawn] = {}
+        self._member_ends: Deadlines[_Member] = Deadlines()
+
+    def numbers(self, count: int) -> int:
+        first, self.number = self.number, self.number + count
+        return first
+
+    def join(self, handle: int, member: str, *, group_size: int, group_s: float, now: float) -> Drawn | Turn:
+        self._expire(now)
+        if (had := self._members.get((handle, member))) is not None:
+            return had
+        group = self._groups.get(handle)
+        if group is not None and group.held < group_size:
+            return self._take(handle, member, group)
+        due = self._due.get(handle)
+        number = self.numbers(1) if due is None else due.number
+        self._due[handle] = _Due(number, group_size, group_s)
+        return Turn(number)
+
+    def propose(self, handle: int, number: int, place: bytes, member: str, *, now: float) -> Drawn | None:
+        self._expire(now)
+        if (had := self._members.get((handle, member))) is not None:
+            return had
+        due = self._due.get(handle)
+        if due is not None and due.number == number:
+            del self._due[handle]
+            group = _DrawGroup(Drawn(number, place), due.group_size, now + due.group_s)
+            self._groups[handle] = group
+            self._group_ends.set(handle, group.until)
+            return self._take(handle, member, group)
+        found = self._groups.get(handle)
+        if found is None or found.drawn.number != number or found.held >= found.group_size:
+            return None
+        return self._take(handle, member, found)
+
+    def leave(self, handle: int, member: str, *, now: float) -> None:
+        self._expire(now)
+        had = self._members.pop((handle, member), None)
+        if had is None:
+            return
+        self._member_ends.discard((handle, member))
+        group = self._groups.get(handle)
+        if group is not None and group.drawn.number == had.number:
+            group.held -= 1
+
+    def _take(self, handle: int, member: str, group: _DrawGroup) -> Drawn:
+        group.held += 1
+        self._members[handle, member] = group.drawn
+        self._member_ends.set((handle, member), group.until)
+        return group.drawn
+
+    def _expire(self, now: float) -> None:
+        while (group := self._group_ends.pop(now)) is not None:
+            del self._groups[group[0]]
+        while (member := self._member_ends.pop(now)) is not None:
+            del self._members[member[0]]
+
+
 class MemoryCurriculumStore:
-    """Curricula of one process; the seam is ``core.curriculum_ports.CurriculumStore``."""
+    """Curricula of one process; the seam is ``core.ports.curricula.CurriculumStore``."""
 
     def __init__(
         self,
@@ -121,7 +211,7 @@ class MemoryCurriculumStore:
         self._gone_kept = gone_kept
         self._books: dict[EnvironmentName, _Book] = {}
         self._told: Deadlines[str] = Deadlines()
-        self._draws: dict[str, Draws] = {}
+        self._draws: dict[str, _Draws] = {}
         self._states: dict[str, tuple[int, bytes]] = {}
         self._definitions: dict[str, bytes] = {}
         self._definitions_version = ""
@@ -173,12 +263,12 @@ class MemoryCurriculumStore:
     async def join(self, curriculum: str, handle: int, *, member: str, group_size: int, group_s: float) -> Drawn | Turn:
         check_handle(curriculum, handle, self._max_handles)
         group_s = check_group(group_size, group_s)
-        draws = self._draws.setdefault(curriculum, Draws())
+        draws = self._draws.setdefault(curriculum, _Draws())
         return draws.join(handle, member, group_size=group_size, group_s=group_s, now=self._clock())
 
     async def propose(self, curriculum: str, handle: int, turn: Turn, place: bytes, *, member: str) -> Drawn | None:
         check_handle(curriculum, handle, self._max_handles)
-        check_place(place)
+        check_bytes("a draw of", place, MAX_DRAWN_BYTES)
         draws = self._draws.get(curriculum)
         return None if draws is None else draws.propose(handle, turn.number, place, member, now=self._clock())
 
@@ -188,7 +278,7 @@ class MemoryCurriculumStore:
 
     async def numbers(self, curriculum: str, count: int) -> int:
         check_count(count)
-        return self._draws.setdefault(curriculum, Draws()).numbers(count)
+        return self._draws.setdefault(curriculum, _Draws()).numbers(count)
 
     # -- state ----------------------------------------------------------------------------------------------------
 
@@ -196,7 +286,7 @@ class MemoryCurriculumStore:
         return self._states.get(curriculum, (0, b""))
 
     async def set_state(self, curriculum: str, version: int, state: bytes) -> bool:
-        check_state(state)
+        check_bytes("a sampler's state of", state, MAX_STATE_BYTES)
         if self._states.get(curriculum, (0, b""))[0] != version:
             return False
         self._states[curriculum] = (version + 1, state)
@@ -208,7 +298,7 @@ class MemoryCurriculumStore:
     # -- definitions that came by the API -------------------------------------------------------------------------
 
     async def define(self, curriculum: str, body: bytes) -> None:
-        check_definition(curriculum, body)
+        check_bytes(f"the definition of {curriculum!r} has", body, MAX_DEFINITION_BYTES)
         if curriculum not in self._definitions and len(self._definitions) >= self._max_definitions:
             raise full_of_definitions(self._max_definitions)
         self._definitions[curriculum] = body
@@ -280,26 +370,14 @@ def check_group(group_size: int, group_s: float) -> float:
     return min(group_s, MAX_GROUP_S)
 
 
-def check_place(place: bytes) -> None:
-    if len(place) > MAX_DRAWN_BYTES:
-        raise InvalidRequest(f"a draw of {len(place)} bytes; at most {MAX_DRAWN_BYTES} are taken")
+def check_bytes(what: str, body: bytes, limit: int) -> None:
+    if len(body) > limit:
+        raise InvalidRequest(f"{what} {len(body)} bytes; at most {limit} are taken")
 
 
 def check_count(count: int) -> None:
     if count < 0:
         raise InvalidRequest(f"{count} draw numbers; it is 0 or more")
-
-
-def check_state(state: bytes) -> None:
-    if len(state) > MAX_STATE_BYTES:
-        raise InvalidRequest(f"a sampler's state of {len(state)} bytes; at most {MAX_STATE_BYTES} are taken")
-
-
-def check_definition(curriculum: str, body: bytes) -> None:
-    if len(body) > MAX_DEFINITION_BYTES:
-        raise InvalidRequest(
-            f"the definition of {curriculum!r} has {len(body)} bytes; at most {MAX_DEFINITION_BYTES} are taken"
-        )
 
 
 def full_of_definitions(limit: int) -> InvalidRequest:

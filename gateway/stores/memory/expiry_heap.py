@@ -21,10 +21,8 @@ class Deadlines(Generic[K]):
 
     def __init__(self) -> None:
         self._at: dict[K, float] = {}
-        #: The number of the one heap entry that counts for a key; it is never later than the key's deadline.
-        self._entry: dict[K, int] = {}
-        self._heap: list[tuple[float, int, K]] = []
-        self._numbers = 0
+        #: Each key has an entry that is no later than its deadline; `pop` skips stale entries.
+        self._heap: list[tuple[float, K]] = []
 
     def __len__(self) -> int:
         return len(self._at)
@@ -45,26 +43,22 @@ class Deadlines(Generic[K]):
 
     def discard(self, key: K) -> None:
         """Forget *key*, if it is known."""
-        if self._at.pop(key, None) is not None:
-            del self._entry[key]
+        self._at.pop(key, None)
 
     def pop(self, now: float) -> tuple[K, float] | None:
         """Take out the earliest key whose deadline is not after *now*, with the deadline; None if there is none."""
         while self._heap and self._heap[0][0] <= now:
-            listed, number, key = heapq.heappop(self._heap)
-            if self._entry.get(key) != number:
-                continue
-            if listed < self._at[key]:
-                self._push(key, self._at[key])
-                continue
-            self.discard(key)
-            return key, listed
+            listed, key = heapq.heappop(self._heap)
+            at = self._at.get(key)
+            if at is not None and listed < at:
+                self._push(key, at)
+            elif at is not None:
+                del self._at[key]
+                return key, at
         return None
 
     def _push(self, key: K, at: float) -> None:
         if len(self._heap) > 2 * len(self._at) + SLACK:
-            self._heap = [(due, self._entry[other], other) for other, due in self._at.items() if other != key]
+            self._heap = [(due, other) for other, due in self._at.items() if other != key]
             heapq.heapify(self._heap)
-        self._numbers += 1
-        self._entry[key] = self._numbers
-        heapq.heappush(self._heap, (at, self._numbers, key))
+        heapq.heappush(self._heap, (at, key))

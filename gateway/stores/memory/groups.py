@@ -7,7 +7,7 @@ yet are reserved. Nothing here waits or reads a clock: the store calls it with t
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gateway.core.ids import EnvironmentName, SessionId, WorkerId
@@ -46,8 +46,6 @@ class Groups:
         self._reserved: Counter[EnvironmentName] = Counter()
         self._reserved_until: Deadlines[str] = Deadlines()
         self._reserved_in: Counter[WorkerId] = Counter()
-        #: Those of which somebody waits.
-        self._waiting: dict[EnvironmentName, set[str]] = {}
 
     def reserved(self, environment: EnvironmentName) -> int:
         """Slots that are kept for groups."""
@@ -76,17 +74,14 @@ class Groups:
         group = self._groups.get(opening.group)
         return list(group.tickets.values()) if group else []
 
-    def to_come(self, environment: EnvironmentName) -> int:
-        """Openings of groups that slots are reserved for, or that those who wait are still joined by."""
+    def to_come(self, environment: EnvironmentName, waiting: Sequence[QueueTicket]) -> int:
+        """Count openings of groups that slots are reserved for, or that join the tickets that are *waiting*."""
         count = self._reserved[environment]
-        for id in self._waiting.get(environment, ()):
-            tickets = self._groups[id].tickets
-            count += max(0, self.wanted(next(iter(tickets.values())).opening) - len(tickets))
+        # Reversed: the first opening of each group says how many it is.
+        firsts = {ticket.opening.group: ticket.opening for ticket in reversed(waiting) if ticket.opening.group}
+        for opening in firsts.values():
+            count += max(0, self.wanted(opening) - len(self.waiting(opening)))
         return count
-
-    def environments(self) -> set[EnvironmentName]:
-        """Those in which slots are reserved."""
-        return {name for name, count in self._reserved.items() if count}
 
     def enter(self, ticket: QueueTicket) -> None:
         """*ticket*, if it is of a group, waits for as many slots as that needs, whatever was kept for it."""
@@ -95,7 +90,6 @@ class Groups:
             group = self._of(opening)
             group.tickets[opening.id] = ticket
             self._reserve(opening.group, group, 0)
-            self._waiting.setdefault(opening.environment, set()).add(opening.group)
 
     def leave(self, ticket: QueueTicket) -> None:
         """*ticket* does not wait any more."""
@@ -103,9 +97,7 @@ class Groups:
         group = self._groups.get(id)
         if group is not None and group.tickets.get(ticket.opening.id) is ticket:
             del group.tickets[ticket.opening.id]
-            if not group.tickets:
-                self._waiting[group.environment].discard(id)
-                self._end(id, group)
+            self._end(id, group)
 
     def takes_reserved(self, opening: SessionRequest) -> bool:
         """Whether a slot was reserved for *opening*; then it is no more."""

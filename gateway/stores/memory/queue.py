@@ -1,20 +1,18 @@
-"""Openings that wait in one process, and what the memory store knows besides to admit or refuse one.
+"""The queue of one environment in one process: openings that wait, the pace of its slots, its breaker and its counts.
 
-Nothing here waits or reads a clock: the store calls it with the time (seconds), in steps that nobody comes between.
+Nothing here waits or reads a clock: the store passes the time (seconds), and each of its steps is atomic.
 """
 
 from __future__ import annotations
 
 import asyncio
-import heapq
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gateway.core.errors import GatewayError
-from gateway.core.ids import EnvironmentName, Owner, SessionId
+from gateway.core.ids import Owner, SessionId
 from gateway.core.session import Session, SessionRequest
-from gateway.stores.memory.expiry_heap import SLACK, Deadlines
 from gateway.stores.retry_after import PACE_KEPT_S, mean, retry_after
 
 
@@ -24,8 +22,10 @@ class QueueTicket:
 
     opening: SessionRequest
     settled: asyncio.Future[Session | GatewayError]
-    number: int = 0
+    number: int
     """Tickets count up in the order of their arrival."""
+    until: float
+    """When its wait ends."""
 
 
 @dataclass(slots=True)
@@ -43,46 +43,48 @@ class _Line:
 
 
 class Queue:
-    """What waits for one environment: owners take turns, and within a round who came first is first.
+    """Openings that wait for one environment: owners take turns, in each round in the order of arrival.
 
     Start-time fair queueing where all owners weigh the same: one that has nothing in the queue joins the round after
     the one that is being served, so it gains nothing by leaving and coming back.
     """
 
-    def __init__(self, now: float) -> None:
-        self.served_at = now
-        """When the last slot went to one that waited here; at first, when the queue began."""
+    def __init__(self, queue_max: int) -> None:
+        """*queue_max*: openings that may wait, but for the first of an owner (see `is_full`)."""
+        self.served_at = 0.0
+        """When the last slot went to an opening that waited here; at first, when the queue began."""
+        self.arrivals = 0
+        self.hits = 0
+        self._queue_max = queue_max
         self._lines: dict[Owner, _Line] = {}
         self._round = 0
         self._waiting = 0
-        #: Round, number of the first ticket, and owner, as a heap; entries that are no more true are skipped.
-        self._turns: list[tuple[int, int, Owner]] = []
+        #: Seconds between two slots, and when the last one of them came.
+        self._pace: tuple[float, float] | None = None
+        self._breaker = ("", 0.0)
 
     def __len__(self) -> int:
         return self._waiting
 
-    def enter(self, ticket: QueueTicket) -> None:
+    def is_full(self, owner: Owner) -> bool:
+        """Return True if *owner* finds no place; in a full queue, an owner that has none still finds one."""
+        return self._waiting >= (self._queue_max if owner in self._lines else 2 * self._queue_max)
+
+    def enter(self, ticket: QueueTicket, now: float) -> None:
         """Put *ticket* behind those of its owner."""
-        owner = ticket.opening.owner
-        line = self._lines.get(owner)
-        if line is None:
-            line = self._lines[owner] = _Line(self._round + 1)
+        if not self._waiting:
+            self.served_at = now
+        line = self._lines.setdefault(ticket.opening.owner, _Line(self._round + 1))
         line.tickets[ticket.opening.id] = ticket
         self._waiting += 1
-        if len(line.tickets) == 1:
-            self._list(owner)
 
     def leave(self, ticket: QueueTicket) -> None:
         """Take *ticket* out; those behind it keep their owner's round."""
-        owner = ticket.opening.owner
-        line = self._lines[owner]
-        was_first = line.first is ticket
+        line = self._lines[ticket.opening.owner]
         del line.tickets[ticket.opening.id]
         self._waiting -= 1
         if not line.tickets:
-            del self._lines[owner]
-        elif was_first:
-            self._list(owner)
+            del self._lines[ticket.opening.owner]
 
     def serve(self, tickets: Sequence[QueueTicket], now: float) -> None:
         """Take *tickets* out, the `first` and others of its owner: each was a turn of that."""
@@ -94,24 +96,31 @@ class Queue:
             self.leave(ticket)
 
     def first(self) -> QueueTicket | None:
-        """Whose turn it is."""
-        while self._turns:
-            line = self._line_of(self._turns[0])
-            if line is not None:
-                return line.first
-            heapq.heappop(self._turns)
-        return None
+        """Return the ticket whose turn it is."""
+        # A walk over the owners instead of a heap that each turn reorders: an owner is an API key.
+        lines = self._lines.values()
+        line = min(lines, key=lambda line: (line.round, line.first.number), default=None)
+        return None if line is None else line.first
 
     def tickets(self) -> list[QueueTicket]:
-        """All that wait."""
+        """Return all that wait."""
         return [ticket for line in self._lines.values() for ticket in line.tickets.values()]
 
-    def has(self, owner: Owner) -> bool:
-        """Whether *owner* has openings in it."""
-        return owner in self._lines
+    # -- pace ---------------------------------------------------------------------------------------------------
 
-    def place(self, opening: SessionRequest) -> int:
-        """At which place *opening* is served at the latest, as owners take turns; or would be, if it is not in here."""
+    def note_pace(self, since: float, slots: int, now: float) -> None:
+        """Remember that *slots* slots came since the moment *since*."""
+        self._pace = mean(self._pace_s(now), (now - since) / slots, slots), now
+
+    def retry_after_s(self, opening: SessionRequest, now: float) -> float:
+        """Return the seconds in which *opening* may find a slot, where it is or would be; 0 if that is not known."""
+        return retry_after(self._place(opening), self._pace_s(now))
+
+    def _pace_s(self, now: float) -> float | None:
+        return self._pace[0] if self._pace is not None and now - self._pace[1] < PACE_KEPT_S else None
+
+    def _place(self, opening: SessionRequest) -> int:
+        """Return the place at which *opening* is served at the latest, as owners take turns; or would be."""
         line = self._lines.get(opening.owner)
         tickets = () if line is None else line.tickets
         if opening.id not in tickets:
@@ -121,150 +130,17 @@ class Queue:
         own = next(place for place, id in enumerate(tickets, start=1) if id == opening.id)
         return min(self._waiting, own * len(self._lines))
 
-    def _list(self, owner: Owner) -> None:
-        if len(self._turns) > 2 * len(self._lines) + SLACK:
-            self._turns = [turn for turn in self._turns if self._line_of(turn) is not None]
-            heapq.heapify(self._turns)
-        line = self._lines[owner]
-        heapq.heappush(self._turns, (line.round, line.first.number, owner))
+    # -- breaker ------------------------------------------------------------------------------------------------
 
-    def _line_of(self, turn: tuple[int, int, Owner]) -> _Line | None:
-        """The line that *turn* stands for, None if it is no more true."""
-        round, number, owner = turn
-        line = self._lines.get(owner)
-        return line if line is not None and (line.round, line.first.number) == (round, number) else None
+    def open_breaker(self, message: str, until: float) -> None:
+        """Keep why openings fail, up to the moment *until*."""
+        self._breaker = message, until
 
-
-class Admission:
-    """The queues of all environments, their pace, breakers and counts."""
-
-    def __init__(self, queue_max: int) -> None:
-        """*queue_max*: openings that may wait for one environment, but for the first of an owner (see `is_full`)."""
-        self._queue_max = queue_max
-        self._queues: dict[EnvironmentName, Queue] = {}
-        self._tickets: dict[SessionId, QueueTicket] = {}
-        self._deadlines: Deadlines[SessionId] = Deadlines()
-        #: Seconds between two slots, and when the last one of them came.
-        self._paces: dict[EnvironmentName, tuple[float, float]] = {}
-        self._breakers: dict[EnvironmentName, tuple[str, float]] = {}
-        self._numbers = 0
-        self.arrivals: Counter[EnvironmentName] = Counter()
-        self.hits: Counter[EnvironmentName] = Counter()
-
-    def environments(self) -> set[EnvironmentName]:
-        """All of which there is something to tell."""
-        return self._queues.keys() | self._breakers.keys() | self.arrivals.keys()
-
-    # -- queues -------------------------------------------------------------------------------------------------
-
-    def holds(self, id: SessionId) -> bool:
-        """Whether an opening of this id waits, for whatever environment."""
-        return id in self._tickets
-
-    def waiting(self, environment: EnvironmentName) -> int:
-        """How many wait for *environment*."""
-        return len(self._queues.get(environment, ()))
-
-    def is_full(self, opening: SessionRequest) -> bool:
-        """Whether *opening* finds no place; of an owner that has none in a full queue, the first one still does."""
-        queue = self._queues.get(opening.environment)
-        waiting = 0 if queue is None else len(queue)
-        is_first = queue is None or not queue.has(opening.owner)
-        return waiting >= (2 * self._queue_max if is_first else self._queue_max)
-
-    def enter(self, ticket: QueueTicket, until: float, now: float) -> None:
-        """Let *ticket* wait, at most *until*."""
-        opening = ticket.opening
-        self._numbers += 1
-        ticket.number = self._numbers
-        self._tickets[opening.id] = ticket
-        self._deadlines.set(opening.id, until)
-        if opening.environment not in self._queues:
-            self._queues[opening.environment] = Queue(now)
-        self._queues[opening.environment].enter(ticket)
-
-    def leave(self, ticket: QueueTicket) -> None:
-        """Take *ticket* out, if it still waits."""
-        opening = ticket.opening
-        if self._tickets.get(opening.id) is ticket:
-            self._queues[opening.environment].leave(ticket)
-            self._forget(opening)
-
-    def first(self, environment: EnvironmentName) -> QueueTicket | None:
-        """Whose turn it is in the queue of *environment*; None: nobody waits."""
-        queue = self._queues.get(environment)
-        return None if queue is None else queue.first()
-
-    def serve(self, tickets: Sequence[QueueTicket], now: float) -> None:
-        """Take *tickets* out, the `first` and others of its group, which get slots."""
-        self._queues[tickets[0].opening.environment].serve(tickets, now)
-        for ticket in tickets:
-            self._deadlines.discard(ticket.opening.id)
-            del self._tickets[ticket.opening.id]
-        self._end(tickets[0].opening.environment)
-
-    def until(self, ticket: QueueTicket) -> float:
-        """When the wait of *ticket* ends."""
-        return self._deadlines.at(ticket.opening.id)
-
-    def late(self, now: float) -> QueueTicket | None:
-        """One whose wait is over by *now*; the caller takes it out."""
-        passed = self._deadlines.pop(now)
-        return None if passed is None else self._tickets[passed[0]]
-
-    def of(self, environment: EnvironmentName) -> list[QueueTicket]:
-        """All that wait for *environment*."""
-        return self._queues[environment].tickets() if environment in self._queues else []
-
-    def all(self) -> list[QueueTicket]:
-        """All that wait."""
-        return list(self._tickets.values())
-
-    def _forget(self, opening: SessionRequest) -> None:
-        del self._tickets[opening.id]
-        self._deadlines.discard(opening.id)
-        self._end(opening.environment)
-
-    def _end(self, environment: EnvironmentName) -> None:
-        if not self._queues[environment]:
-            del self._queues[environment]
-
-    # -- pace ---------------------------------------------------------------------------------------------------
-
-    def served_at(self, environment: EnvironmentName) -> float | None:
-        """When the last slot went to one that waits for *environment*, or the queue began; None: nobody waits."""
-        queue = self._queues.get(environment)
-        return None if queue is None else queue.served_at
-
-    def note_pace(self, environment: EnvironmentName, since: float, slots: int, now: float) -> None:
-        """Remember that *slots* slots came since the moment *since*."""
-        self._paces[environment] = (mean(self._pace(environment, now), (now - since) / slots, slots), now)
-
-    def retry_after_s(self, opening: SessionRequest, now: float) -> float:
-        """In how many seconds *opening* may find a slot, where it stands or would stand; 0: not known."""
-        queue = self._queues.get(opening.environment)
-        return retry_after(1 if queue is None else queue.place(opening), self._pace(opening.environment, now))
-
-    def _pace(self, environment: EnvironmentName, now: float) -> float | None:
-        pace_s, noted_at = self._paces.get(environment, (0.0, 0.0))
-        if environment in self._paces and now - noted_at >= PACE_KEPT_S:
-            del self._paces[environment]
-        return pace_s if environment in self._paces else None
-
-    # -- breakers -----------------------------------------------------------------------------------------------
-
-    def open_breaker(self, environment: EnvironmentName, message: str, until: float) -> None:
-        """Keep why openings of *environment* fail, up to the moment *until*."""
-        self._breakers[environment] = (message, until)
-
-    def close_breaker(self, environment: EnvironmentName) -> None:
+    def close_breaker(self) -> None:
         """Forget it, if it is open."""
-        self._breakers.pop(environment, None)
+        self._breaker = "", 0.0
 
-    def broken(self, environment: EnvironmentName, now: float) -> tuple[str, float]:
-        """The message of the breaker and how much longer it is open (s); 0: it is not."""
-        message, until = self._breakers.get(environment, ("", now))
-        if until <= now:
-            self.close_breaker(environment)
-            return "", 0.0
-        return message, until - now
+    def broken(self, now: float) -> tuple[str, float]:
+        """Return the message of the breaker and the seconds for which it stays open; 0: it is not open."""
+        message, until = self._breaker
+        return message, max(0.0, until - now)

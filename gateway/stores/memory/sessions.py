@@ -7,17 +7,20 @@ others settle. Time is the clock handed in (seconds, monotonic), but for the wai
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
 from gateway.core.errors import (
+    NotLeading,
     SessionClosed,
     SessionExists,
     SessionNotFound,
     StoreUnavailable,
 )
 from gateway.core.ids import EnvironmentName, SessionId, WorkerId
+from gateway.core.leader_lease import Lead
 from gateway.core.session import (
     Activity,
     CapacityWanted,
@@ -28,14 +31,40 @@ from gateway.core.session import (
     SessionState,
 )
 from gateway.core.worker import EnvironmentLoad, Worker, WorkerState
-from gateway.stores.memory.records import MemoryTurns
-from gateway.stores.memory.recovery import MemoryRecovery
-from gateway.stores.notifications import Following
+from gateway.stores.memory.slots import Held, Slots
+from gateway.stores.notifications import Following, Notices
 from gateway.stores.retry_after import bounded
 
+NOTES_S = 10.0
+"""How long sessions live at least after a loss of data: replicas write their notes again in the meantime."""
 
-class MemoryStore(MemoryRecovery):
-    """Sessions, workers, leases and deadlines of one process; the seam is ``core.ports.Store``."""
+
+class MemoryStore:
+    """Sessions, workers, leases and deadlines of one process; the seam is ``core.ports.store.Store``.
+
+    A process that ends takes this store with it, so no leader outlives its fences, and there is no older state that
+    comes back. A store that is not whole exists for tests of the code that rebuilds a store.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        queue_max: int = 10_000,
+        closed_kept_s: float = 600.0,
+        closing_s: float = 60.0,
+        is_whole: bool = True,
+    ) -> None:
+        """Hold nothing yet; only tests of the code that rebuilds a store begin with one that is not whole."""
+        self._clock = clock
+        self._closing_s = closing_s
+        self._notices = Notices()
+        self._slots = Slots(self._notices, queue_max=queue_max, closed_kept_s=closed_kept_s, is_whole=is_whole)
+        self._owner = ""
+        self._leader = ""
+        self._leads_until = 0.0
+        self._fence = 0
+        self._is_closed = False
 
     async def start(self) -> None:
         """Do nothing; the Redis store connects here."""
@@ -43,262 +72,278 @@ class MemoryStore(MemoryRecovery):
     # -- the request path ---------------------------------------------------------------------------------------
 
     async def claim(self, opening: SessionRequest, *, wait_s: float) -> Session:
-        ticket = self._enter(opening, wait_s)
+        ticket = self._slots.enter(opening, wait_s, self._now())
         try:
             if not ticket.settled.done():
                 await asyncio.wait({ticket.settled}, timeout=wait_s)
         except BaseException:  # the trainer hung up
-            self._give_back(ticket)
+            self._slots.give_back(ticket, self._clock())
             raise
-        return self._taken(ticket)
+        return self._slots.taken(ticket, self._clock())
 
     async def opened(self, id: SessionId, lease: str, *, handle: str = "") -> Session:
-        now = self._tidied()
-        session = self._sessions.get(id)
-        if session is None or session.lease != lease:
-            closed = self._closed.get(id)
-            if session is None and closed is not None and closed.lease == lease:
-                raise SessionClosed(closed.reason)
-            self._leadership.check_whole()
-            raise SessionNotFound(f"no session {id} of this lease")
-        if session.state is SessionState.CLOSING:
-            raise SessionClosed(session.reason or CloseReason.OPEN_FAILED)
+        now = self._now()
+        session = self._of_lease(id, lease)
         if session.state is SessionState.OPENING or not session.handle:
-            session = self._sessions[id] = replace(session, state=SessionState.OPEN, handle=handle)
-        self._deadlines.set(id, now + session.idle_s)
+            session = self._slots.sessions[id] = replace(session, state=SessionState.OPEN, handle=handle)
+        self._slots.deadlines.set(id, now + session.idle_s)
         return session
 
     async def rebind(self, id: SessionId, lease: str, *, was: str, handle: str) -> bool:
-        self._tidied()
-        session = self._sessions.get(id)
+        self._now()
+        session = self._slots.sessions.get(id)
         if session is None or session.lease != lease:
-            self._leadership.check_whole()
+            self._check_whole()
             return False
-        if session.state is not SessionState.OPEN:
+        if session.state is not SessionState.OPEN or session.handle != was:
             return False
-        if session.handle != was:
-            return False
-        self._sessions[id] = replace(session, handle=handle)
+        self._slots.sessions[id] = replace(session, handle=handle)
         return True
 
     async def find(self, id: SessionId) -> Session:
-        self._tidied()
-        if (session := self._sessions.get(id)) is not None:
+        self._now()
+        if (session := self._slots.sessions.get(id)) is not None:
             return session
-        self._leadership.check_whole()
-        if (closed := self._closed.get(id)) is not None:
+        self._check_whole()
+        if (closed := self._slots.closed.get(id)) is not None:
             raise SessionClosed(closed.reason)
         raise SessionNotFound(f"no session {id}")
 
     async def touch(self, notes: Sequence[Activity]) -> list[SessionId]:
-        now = self._tidied()
+        now = self._now()
         gone = []
         for note in notes:
-            session = self._sessions.get(note.id)
+            session = self._slots.sessions.get(note.id)
             if session is None or session.state is not SessionState.OPEN:
                 gone.append(note.id)
                 continue
             deadline = now - max(0.0, note.quiet_s) + session.idle_s
-            if deadline > self._deadlines.at(note.id):
-                self._deadlines.set(note.id, deadline)
+            if deadline > self._slots.deadlines.at(note.id):
+                self._slots.deadlines.set(note.id, deadline)
         if gone:
-            self._leadership.check_whole()
+            self._check_whole()
         return gone
 
     async def count_turn(self, id: SessionId, lease: str, *, key: str = "") -> int:
-        self._tidied()
-        session = self._sessions.get(id) or self._closed.get(id)
-        if session is None or session.lease != lease:
-            self._leadership.check_whole()
-        if session is None or session.lease != lease:
-            raise SessionNotFound(f"no open session {id} of this lease")
-        if session.reason is not None and session.reason.is_trainers:
+        self._now()
+        session = self._slots.sessions.get(id)
+        if session is not None and session.lease == lease and session.reason and session.reason.is_trainers:
             raise SessionNotFound(f"session {id} was ended by its trainer")
-        if session.reason is not None:
-            raise SessionClosed(session.reason)
-        if isinstance(session, Session) and session.state is not SessionState.OPEN:
+        if self._of_lease(id, lease).state is not SessionState.OPEN:
             raise SessionNotFound(f"session {id} is not open yet")
-        turns = self._turns.setdefault(id, MemoryTurns())
-        if not key or key != turns.key:
-            turns.count += 1
-            turns.key = key
-        return turns.count
+        count, last = self._slots.turns.get(id, (0, ""))
+        if not key or key != last:
+            count += 1
+            self._slots.turns[id] = count, key
+        return count
 
     async def begin_close(self, id: SessionId, reason: CloseReason, *, lease: str = "") -> Session | None:
-        now = self._tidied()
-        session = self._sessions.get(id)
+        now = self._now()
+        session = self._slots.sessions.get(id)
         if session is None or lease not in ("", session.lease):
-            self._leadership.check_whole()
+            self._check_whole()
             return None
         return None if session.state is SessionState.CLOSING else self._closing(session, reason, now)
 
     async def release(self, id: SessionId, lease: str) -> bool:
-        now = self._tidied()
-        session = self._sessions.get(id)
+        now = self._now()
+        session = self._slots.sessions.get(id)
         if session is None or session.lease != lease or session.state is not SessionState.CLOSING:
             return False
-        self._forget(session, session.reason, now)
-        self._free(session, now)
+        self._slots.forget(session, session.reason, now)
+        self._slots.free(session, now)
         return True
 
     async def hand_over(self, id: SessionId, lease: str, opening: SessionRequest) -> Session | None:
-        now = self._tidied()
-        session = self._sessions.get(id)
+        now = self._now()
+        slots = self._slots
+        session = slots.sessions.get(id)
         if session is None or session.lease != lease or session.state is not SessionState.CLOSING:
             return None
-        held = self._workers[session.worker]
+        held = slots.workers[session.worker]
         if held.worker.state is not WorkerState.READY or held.worker.environment != opening.environment:
             return None
         if len(held.sessions) > held.worker.slots:  # it was limited: the slot goes with its session
             return None
-        if opening.id != id and (opening.id in self._sessions or self._admission.holds(opening.id)):
+        if opening.id != id and (opening.id in slots.sessions or opening.id in slots.tickets):
             raise SessionExists(f"session {opening.id} exists")
-        self._forget(session, session.reason, now)
+        slots.forget(session, session.reason, now)
         held.sessions.remove(id)
-        granted = self._grant(opening, held, now)
+        granted = slots.grant(opening, held, now)
         if opening.group:
-            self._serve(opening.environment, now)  # what was reserved for it is free
+            slots.serve(opening.environment, now)  # what was reserved for it is free
         return granted
 
     # -- the control loop ---------------------------------------------------------------------------------------
 
     async def late(self, limit: int) -> list[Session]:
-        now = self._tidied()
-        if not self._leadership.is_whole:
-            return []
-        passed: list[tuple[SessionId, float]] = []
-        late: list[Session] = []
-        while len(late) < limit and (entry := self._deadlines.pop(now)) is not None:
-            passed.append(entry)
-            session = self._sessions[entry[0]]
-            if session.state is SessionState.OPEN:
-                late.append(session)
-        for id, deadline in passed:
-            self._deadlines.set(id, deadline)
-        return late
+        return self._late(limit, self._now(), is_open=True)
 
     async def expire(self, ids: Sequence[SessionId]) -> list[Session]:
-        now = self._tidied()
-        if not self._leadership.is_whole:
+        now = self._now()
+        if not self._slots.is_whole:
             return []
-        found = [self._sessions[id] for id in ids if id in self._sessions]
-        late = [s for s in found if s.state is SessionState.OPEN and self._deadlines.at(s.id) <= now]
+        found = [self._slots.sessions[id] for id in ids if id in self._slots.sessions]
+        late = [s for s in found if s.state is SessionState.OPEN and self._slots.deadlines.at(s.id) <= now]
         return [self._closing(session, CloseReason.EXPIRED, now) for session in late]
 
     async def due(self, limit: int) -> list[Session]:
-        now = self._tidied()
-        if not self._leadership.is_whole:
-            return []
-        spared: list[tuple[SessionId, float]] = []
-        late: list[Session] = []
-        while len(late) < limit and (entry := self._deadlines.pop(now)) is not None:
-            session = self._sessions[entry[0]]
-            if session.state is SessionState.OPEN:
-                spared.append(entry)
-            else:
-                late.append(session)
-        for id, deadline in spared:
-            self._deadlines.set(id, deadline)
+        now = self._now()
+        late = self._late(limit, now, is_open=False)
         return [self._closing(session, session.reason or CloseReason.OPEN_FAILED, now) for session in late]
 
     async def add_worker(self, worker: Worker, *, fence: int = 0) -> None:
-        now = self._tidied()
-        self._leadership.check(fence)
-        if worker.id not in self._workers:
-            self._enlist(worker, now)
-            self._serve(worker.environment, now)
+        now = self._now(fence)
+        if worker.id not in self._slots.workers:
+            self._slots.enlist(worker, now)
+            self._slots.serve(worker.environment, now)
 
     async def worker_ready(self, id: WorkerId, address: str, *, slots: int = 0) -> bool:
-        now = self._tidied()
-        held = self._workers.get(id)
+        now = self._now()
+        held = self._slots.workers.get(id)
         if held is None or held.worker.state is not WorkerState.STARTING:
             return False
         slots = slots if slots > 0 else held.worker.slots
-        held.worker = replace(held.worker, state=WorkerState.READY, address=address, slots=slots)
-        held.idle_since = now
-        self._admission.close_breaker(held.worker.environment)
-        self._serve(held.worker.environment, now)
+        worker = replace(held.worker, state=WorkerState.READY, address=address, slots=slots)
+        self._slots.make_ready(held, worker, now)
         return True
 
+    async def wake_worker(self, id: WorkerId) -> bool:
+        now = self._now()
+        held = self._slots.workers.get(id)
+        if held is None or held.worker.state not in (WorkerState.PAUSED, WorkerState.SUSPECT):
+            return False
+        self._slots.make_ready(held, replace(held.worker, state=WorkerState.READY), now)
+        return True
+
+    async def pause_worker(self, id: WorkerId, *, fence: int = 0) -> bool:
+        self._now(fence)
+        held = self._slots.workers.get(id)
+        if held is None:
+            return False
+        if held.worker.state is WorkerState.READY and not held.sessions and self._slots.is_whole:
+            held.become(WorkerState.PAUSED)
+        return held.worker.state is WorkerState.PAUSED
+
+    async def suspect_worker(self, id: WorkerId) -> bool:
+        self._now()
+        held = self._slots.workers.get(id)
+        if held is None:
+            return False
+        if held.worker.state is WorkerState.READY:
+            held.become(WorkerState.SUSPECT)
+            self._notices.publish(CapacityWanted(held.worker.environment))
+        return held.worker.state is WorkerState.SUSPECT
+
     async def limit_worker(self, id: WorkerId, slots: int) -> None:
-        self._tidied()
-        held = self._workers.get(id)
+        self._now()
+        held = self._slots.workers.get(id)
         slots = max(1, slots)
         if held is None or slots >= held.worker.slots:
             return
         held.worker = replace(held.worker, slots=slots)
-        if self._admission.waiting(held.worker.environment):
-            self._notices.publish(CapacityWanted(held.worker.environment))
+        self._want_for_waiting(held.worker.environment)
 
     async def drain_worker(self, id: WorkerId, *, only_if_idle: bool = False, fence: int = 0) -> bool:
-        self._tidied()
-        self._leadership.check(fence)
-        held = self._workers.get(id)
+        self._now(fence)
+        held = self._slots.workers.get(id)
         if held is None:
             return False
         if held.worker.state is not WorkerState.DRAINING:
-            if only_if_idle and (held.sessions or not self._leadership.is_whole):
+            if only_if_idle and (held.sessions or not self._slots.is_whole):
                 return False
-            self._drain(held)
+            self._slots.drain(held)
         return True
 
     async def remove_worker(self, id: WorkerId, reason: CloseReason, *, fence: int = 0) -> list[Session] | None:
-        now = self._tidied()
-        self._leadership.check(fence)
-        held = self._workers.pop(id, None)
+        now = self._now(fence)
+        held = self._slots.workers.get(id)
         if held is None:
             return None
-        environment = held.worker.environment
-        del self._by_environment[environment][id]
-        if not self._by_environment[environment]:
-            del self._by_environment[environment]
+        self._slots.delist(held)
         ended = []
-        for session in [self._sessions[id] for id in held.sessions]:
+        for session in [self._slots.sessions[id] for id in held.sessions]:
             # What was closing for another reason keeps it: a session that its trainer deleted is not found.
             closed = replace(session, state=SessionState.CLOSED, reason=session.reason or reason)
-            self._forget(session, closed.reason, now)
+            self._slots.forget(session, closed.reason, now)
             self._notices.publish(SessionEnded(session.id, session.lease))
             ended.append(closed)
-        if self._admission.waiting(environment):
-            self._notices.publish(CapacityWanted(environment))
+        self._want_for_waiting(held.worker.environment)
         return ended
 
     async def worker(self, id: WorkerId) -> Worker | None:
-        self._tidied()
-        held = self._workers.get(id)
+        self._now()
+        held = self._slots.workers.get(id)
         return None if held is None else held.worker
 
     async def load(self) -> Mapping[EnvironmentName, EnvironmentLoad]:
-        now = self._tidied()
-        for name in self._groups.environments() | self._admission.environments():
-            self._serve(name, now)  # a group may have waited for long enough
-        return {
-            name: EnvironmentLoad(
-                workers=tuple(self._worker_load(held, now) for held in self._by_environment.get(name, {}).values()),
-                waiting=self._admission.waiting(name),
-                to_come=self._groups.to_come(name),
-                arrivals=self._admission.arrivals[name],
-                hits=self._admission.hits[name],
-                broken_s=self._admission.broken(name, now)[1],
-            )
-            for name in self._by_environment.keys() | self._admission.environments()
-        }
+        return self._slots.load(self._now())
 
     async def sessions(self, *, limit: int = 1000) -> list[Session]:
-        self._tidied()
-        return list(islice(self._sessions.values(), limit))
+        self._now()
+        return list(islice(self._slots.sessions.values(), limit))
 
-    async def fail_waiting(self, environment: EnvironmentName, message: str, *, fence: int = 0) -> int:
-        self._tidied()
-        self._leadership.check(fence)
-        return self._fail_all(environment, bounded(message))
-
-    async def open_breaker(self, environment: EnvironmentName, message: str, *, for_s: float, fence: int = 0) -> None:
-        now = self._tidied()
-        self._leadership.check(fence)
+    async def fail_waiting(
+        self, environment: EnvironmentName, message: str, *, for_s: float = 0.0, fence: int = 0
+    ) -> int:
+        now = self._now(fence)
         message = bounded(message)
-        self._admission.open_breaker(environment, message, now + for_s)
-        self._fail_all(environment, message, retry_after_s=for_s)
+        if for_s > 0:
+            self._slots.queues[environment].open_breaker(message, now + for_s)
+        return self._slots.fail_waiting(environment, message, retry_after_s=for_s)
+
+    # -- leading and recovery -----------------------------------------------------------------------------------
+
+    async def own(self, owner: str, *, takes_over: bool = False) -> str:
+        now = self._now()
+        if not self._owner or (takes_over and now >= self._leads_until):
+            self._owner = owner
+        return self._owner
+
+    async def lead(self, replica: str, *, ttl_s: float) -> Lead:
+        now = self._now()
+        leads = now < self._leads_until
+        if leads and self._leader != replica:
+            return Lead(fence=0, is_whole=self._slots.is_whole)
+        if not leads:
+            self._fence += 1
+        self._leader, self._leads_until = replica, now + ttl_s
+        return Lead(fence=self._fence, is_whole=self._slots.is_whole)
+
+    async def resign(self, replica: str) -> None:
+        if self._leader == replica:
+            self._leads_until = 0.0
+
+    async def adopt(self, worker: Worker, sessions: Sequence[Session], *, fence: int) -> list[SessionId]:
+        now = self._now(fence)
+        held = self._slots.workers.get(worker.id) or self._slots.enlist(worker, now)
+        for session in sessions:
+            self._take_in(session, held, now)
+        self._settle_in(held, now)
+        return list(held.sessions)
+
+    async def restore(self, sessions: Sequence[Session]) -> list[SessionId]:
+        now = self._now()
+        workers = {session.worker: self._slots.workers.get(session.worker) for session in sessions}
+        for session in sessions:
+            if (held := workers[session.worker]) is not None:
+                self._take_in(session, held, now)
+        for held in workers.values():
+            if held is not None:
+                self._settle_in(held, now)
+        return [session.id for session in sessions if self._holds(session)]
+
+    async def rebuilt(self, *, fence: int) -> None:
+        now = self._now(fence)
+        slots = self._slots
+        slots.is_whole = True
+        # Deadlines ran on while nobody could renew them.
+        for session in slots.sessions.values():
+            if session.state is SessionState.OPEN and slots.deadlines.at(session.id) < now + NOTES_S:
+                slots.deadlines.set(session.id, now + NOTES_S)
+        for environment in {ticket.opening.environment for ticket in slots.tickets.values()}:
+            slots.serve(environment, now)
+            self._want_for_waiting(environment)
 
     # -- all ----------------------------------------------------------------------------------------------------
 
@@ -306,10 +351,96 @@ class MemoryStore(MemoryRecovery):
         return self._notices.follow()
 
     async def ping(self) -> None:
-        self._tidied()
+        self._now()
 
     async def aclose(self) -> None:
         self._is_closed = True
-        for ticket in self._admission.all():
-            self._settle(ticket, StoreUnavailable("the store is closed"))
+        for ticket in list(self._slots.tickets.values()):
+            self._slots.settle(ticket, StoreUnavailable("the store is closed"))
         self._notices.close()
+
+    def _now(self, fence: int = 0) -> float:
+        """Return the time, once what has run out by then is gone.
+
+        Raises:
+            NotLeading: *fence* is that of a lead that was followed by another; 0 never is.
+        """
+        if self._is_closed:
+            raise StoreUnavailable("the store is closed")
+        now = self._clock()
+        self._slots.tidy(now)
+        if 0 < fence < self._fence:
+            raise NotLeading("another replica leads the control loop by now")
+        return now
+
+    def _check_whole(self) -> None:
+        """Raise ``StoreUnavailable`` where "it is not there" can't be said."""
+        if not self._slots.is_whole:
+            raise StoreUnavailable("the store is being rebuilt")
+
+    def _of_lease(self, id: SessionId, lease: str) -> Session:
+        """Return the session of *lease*, which is opening or open. Raises ``SessionNotFound`` or ``SessionClosed``."""
+        session = self._slots.sessions.get(id) or self._slots.closed.get(id)
+        if session is None or session.lease != lease:
+            self._check_whole()
+            raise SessionNotFound(f"no session {id} of this lease")
+        if session.reason is not None:
+            raise SessionClosed(session.reason)
+        assert isinstance(session, Session), "a closed one has a reason"
+        return session
+
+    def _closing(self, session: Session, reason: CloseReason, now: float) -> Session:
+        session = self._slots.sessions[session.id] = replace(session, state=SessionState.CLOSING, reason=reason)
+        self._slots.deadlines.set(session.id, now + self._closing_s)
+        self._notices.publish(SessionEnded(session.id, session.lease))
+        return session
+
+    def _late(self, limit: int, now: float, *, is_open: bool) -> list[Session]:
+        """List up to *limit* sessions whose deadline has passed, earliest first: those that are open, or the others."""
+        slots = self._slots
+        passed: list[tuple[SessionId, float]] = []
+        late: list[Session] = []
+        while slots.is_whole and len(late) < limit and (entry := slots.deadlines.pop(now)) is not None:
+            passed.append(entry)
+            session = slots.sessions[entry[0]]
+            if (session.state is SessionState.OPEN) == is_open:
+                late.append(session)
+        for id, deadline in passed:
+            slots.deadlines.set(id, deadline)
+        return late
+
+    def _want_for_waiting(self, environment: EnvironmentName) -> None:
+        if self._slots.queues[environment]:
+            self._notices.publish(CapacityWanted(environment))
+
+    def _holds(self, session: Session) -> bool:
+        known = self._slots.sessions.get(session.id)
+        return known is not None and (known.lease, known.worker) == (session.lease, session.worker)
+
+    def _take_in(self, session: Session, held: Held, now: float) -> None:
+        """Make a session that a replica or worker serves an open one, unless its id is known or it was closed."""
+        slots = self._slots
+        closed = slots.closed.get(session.id)
+        if session.id in slots.sessions or (closed is not None and closed.lease == session.lease):
+            return
+        if (ticket := slots.tickets.get(session.id)) is not None:
+            slots.settle(ticket, SessionExists(f"session {session.id} exists"))
+        worker = held.worker
+        taken = replace(
+            session,
+            environment=worker.environment,
+            worker=worker.id,
+            address=worker.address or session.address,
+            state=SessionState.OPEN,
+            reason=None,
+        )
+        slots.hold(taken, held, now + session.idle_s)
+        held.uses += 1
+
+    def _settle_in(self, held: Held, now: float) -> None:
+        """Let a worker be what its sessions make of it, once some were taken in."""
+        if held.worker.state is WorkerState.PAUSED and held.sessions:
+            held.become(WorkerState.READY)
+        if held.worker.state is WorkerState.READY and held.is_spent:
+            self._slots.drain(held)
+        self._slots.serve(held.worker.environment, now)

@@ -34,7 +34,7 @@ MAX_LIMITED = 100_000
 
 
 class MemoryTaskStore:
-    """Tasks that came at run time, of one process; the seam is ``core.task_ports.TaskStore``."""
+    """Tasks that came at run time, of one process; the seam is ``core.ports.tasks.TaskStore``."""
 
     def __init__(
         self,

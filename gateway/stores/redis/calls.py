@@ -3,24 +3,10 @@
 That a replica lives is one key of a short life, which `begin` and `write` renew: the price is the same whatever number
 of calls it runs, where a lease of each call would have to be renewed call by call.
 
-Keys (all begin with ``{prefix}:``)
+A replica that waits for a call of another one looks at it every 0.25 s: to be woken instead takes a subscription, and
+a list of waiting replicas in each call, for a wait that occurs only where a trainer repeats a call that still runs.
 
-=====================  ======  ============================================================  ==========================
-key                    type    holds                                                         lives until
-=====================  ======  ============================================================  ==========================
-calls:<session:lease>  hash    its calls: state, digest, key's hash, replica; outcomes;      the session is closed; or
-                               who waits for one; task ids by key's hash                     its last call is over (TTL)
-call_ends:<same>       zset    its task ids by the moment from which they are not known      the same
-call_places            zset    ``<session:lease>`` by the last of these moments              swept by `begin`, `write`
-call_sizes             hash    ``<session:lease>`` → bytes of its outcomes                   the same
-call_bytes             string  bytes of all outcomes                                         there are none
-call_replica:<name>    string  that this replica lives                                       5 s
-call_tallies:<same>    hash    by replica: what it saw of the session                        the session is closed; or
-                                                                                             a day after the last word
-=====================  ======  ============================================================  ==========================
-
-Channel ``calls_ended:<replica>``: the task id of a call that somebody waits for there. A hint, as all of them: who
-waits also looks once a second.
+The keys are in ``docs/design/store.md``.
 """
 
 from __future__ import annotations
@@ -31,12 +17,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gateway.core.errors import StoreUnavailable
+from gateway.core.errors import CallConflict, StoreUnavailable
 from gateway.core.faults import FaultKind
 from gateway.core.ids import SessionId
 from gateway.core.ports.calls import (
-    KEYED_S,
-    MARGIN_S,
     SESSION_BYTES,
     SESSION_MAX,
     TOTAL_BYTES,
@@ -46,33 +30,19 @@ from gateway.core.ports.calls import (
     Change,
     Tally,
 )
-from gateway.stores.memory.calls import other_digest
-from gateway.stores.redis.client import Listener, RedisClient, happened
-from gateway.stores.redis.records import packed, text
+from gateway.stores.redis.client import RedisClient
+from gateway.stores.redis.records import text
 
 SIGN_S = 5.0
 """How long a replica counts as alive that says nothing."""
 LOST_S = 2.0
 """How long it has to be without a sign before its calls count as lost: while Redis was away, all signs ran out."""
-LOOK_S = 1.0
-"""Between two looks at a call that is waited for, if nothing wakes the waiting."""
-
-
-class _CallLink(RedisClient):
-    """A link whose operations are those on calls, and which takes bytes, too."""
-
-    def __init__(self, url: str, *, root: str) -> None:
-        super().__init__(url, root=root, family="calls")
-
-    async def run(self, name: str, *arguments: str | float | bytes, urgent: bool = False) -> Any:
-        given = [value if isinstance(value, bytes) else packed(value) for value in arguments]
-        return await asyncio.shield(self.detach(self._evaluate(self._scripts[name], given, urgent=urgent)))
+LOOK_S = 0.25
+"""Seconds between two looks at a call that is waited for: at most 4 scripts of 20 us per second and waiting trainer."""
 
 
 class RedisCallStore:
-    """Calls of all replicas; the seam is ``core.call_ports.CallStore``."""
-
-    is_shared = True
+    """Calls of all replicas; implements ``core.ports.calls.CallStore``."""
 
     def __init__(
         self,
@@ -80,7 +50,6 @@ class RedisCallStore:
         url: str,
         replica: str,
         prefix: str = "gateway",
-        keyed_s: float = KEYED_S,
         sign_s: float = SIGN_S,
         lost_s: float = LOST_S,
         session_max: int = SESSION_MAX,
@@ -93,78 +62,53 @@ class RedisCallStore:
             url: as `stores.redis.RedisStore`; never logged.
             replica: the name of this process, which no other one ever has.
             prefix: of every key; the same as the other store's, which keeps the clock right.
-            keyed_s: how long a key is known at least, whatever becomes of its call.
             sign_s, lost_s: those above; tests have smaller ones.
             session_max, session_bytes, total_bytes: the limits of the seam, also.
         """
-        root = f"{{{prefix}}}"
         self.replica = replica
-        self._keyed_s = keyed_s
         self._sign_s = sign_s
         self._lost_s = lost_s
-        self._session_max = session_max
-        self._session_bytes = session_bytes
+        self._limits = session_max, session_bytes
         self._total_bytes = total_bytes
-        self._link = _CallLink(url, root=root)
-        # Begun with the first wait: most replicas never need it.
-        self._listener: Listener | None = None
-        self._channel = f"{root}:calls_ended:{replica}"
-        self._waiting: dict[str, set[asyncio.Event]] = {}
+        self._link = RedisClient(url, root=f"{{{prefix}}}", family="calls")
 
-    async def begin(
-        self, session: SessionId, lease: str, *, key: str, digest: str, task_id: str, within_s: float
-    ) -> CallRecord | None:
-        known_s = max(self._keyed_s, within_s + MARGIN_S)
-        limits = self._session_max, self._session_bytes
-        answer = await self._link.run(
-            "begin", session, lease, hashed(key), digest, task_id, self.replica, self._sign_s, known_s, *limits
-        )
+    async def begin(self, call: CallChange) -> CallRecord | None:
+        known = call.session, call.lease, hashed(call.key), call.digest, call.task_id
+        answer = await self._link.run("begin", *known, self.replica, self._sign_s, call.keep_s, *self._limits)
         if not answer:
             return None
-        if text(answer[0]) != digest:
-            raise other_digest()
+        if text(answer[0]) != call.digest:
+            raise CallConflict("Idempotency-Key was used with another body")
         return _record(answer[1])
 
     async def write(self, changes: Sequence[CallChange]) -> str:
         values = [value for change in changes for value in _values(change)]
-        limits = self._session_max, self._session_bytes, self._total_bytes
+        limits = *self._limits, self._total_bytes
         return text(await self._link.run("write", self.replica, self._sign_s, *limits, *values))
 
     async def look(self, session: SessionId, lease: str, task_id: str) -> CallRecord | None:
-        answer = await self._link.run("look", session, lease, task_id, "")
+        answer = await self._link.run("look", session, lease, task_id)
         return _record(answer) if answer else None
 
     async def settled(self, session: SessionId, lease: str, task_id: str, *, within_s: float) -> CallRecord | None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + within_s
         lost_at: float | None = None
-        news = asyncio.Event()
-        self._waiting.setdefault(task_id, set()).add(news)
-        try:
-            self._listen()
-            while True:
-                news.clear()
-                try:
-                    answer = await self._link.run("look", session, lease, task_id, self.replica)
-                except StoreUnavailable:
-                    if loop.time() >= deadline:
-                        raise
-                    lost_at = None  # signs run out while it is away
-                else:
-                    record = _record(answer) if answer else None
-                    if record is None or record.state not in (CallState.RUNNING, CallState.LOST):
-                        return record
-                    now = loop.time()
-                    lost_at = (lost_at or now) if record.state is CallState.LOST else None
-                    if now >= deadline or (lost_at is not None and now - lost_at >= self._lost_s):
-                        return record
-                pause_s = min(LOOK_S, self._lost_s) if lost_at is not None else LOOK_S
-                await happened(news, timeout_s=min(pause_s, max(0.01, deadline - loop.time())))
-        finally:
-            waiting = self._waiting[task_id]
-            waiting.discard(news)
-            if not waiting:
-                del self._waiting[task_id]
+        while True:
+            try:
+                record = await self.look(session, lease, task_id)
+            except StoreUnavailable:
+                if loop.time() >= deadline:
+                    raise
+                lost_at = None  # signs run out while it is away
+            else:
+                if record is None or record.state not in (CallState.RUNNING, CallState.LOST):
+                    return record
+                now = loop.time()
+                lost_at = (lost_at or now) if record.state is CallState.LOST else None
+                if now >= deadline or (lost_at is not None and now - lost_at >= self._lost_s):
+                    return record
+            await asyncio.sleep(min(LOOK_S, self._lost_s, max(0.01, deadline - loop.time())))
 
     async def tallies(self, session: SessionId, lease: str) -> Mapping[str, Tally]:
         rows = await self._link.run("tallies", session, lease)
@@ -173,25 +117,7 @@ class RedisCallStore:
         }
 
     async def aclose(self) -> None:
-        if self._listener is not None:
-            await self._listener.aclose()
         await self._link.aclose()
-
-    def _listen(self) -> None:
-        if self._listener is None:
-            self._listener = Listener(
-                self._link.client, [self._channel], heard=self._heard, subscribed=self._look_again
-            )
-            self._listener.start()
-
-    def _heard(self, channel: str, task_id: str) -> None:
-        for news in self._waiting.get(task_id, ()):
-            news.set()
-
-    def _look_again(self) -> None:
-        for waiting in self._waiting.values():
-            for news in waiting:
-                news.set()
 
 
 def hashed(key: str) -> str:

@@ -20,13 +20,14 @@ from importlib import resources
 from typing import Any, TypeVar
 
 from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from gateway.core.errors import NotLeading, StoreUnavailable
 from gateway.stores.redis.records import packed, text
-from gateway.stores.redis.sentinel import Master, is_sentinel
+from gateway.stores.redis.sentinel import Master, is_sentinel, read_url
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +50,8 @@ FOLLOW_S = 1.0
 """How often Sentinels, where there are any, are asked which server is the master."""
 RECONNECT_S = 0.5
 """Pause before a lost subscription is opened again."""
+AT_ONCE = 500
+"""Notes, sessions or waiting claims in one script: some milliseconds of Redis' time."""
 
 SHARED = ("base", "waiting", "admission", "slots", "groups", "serving", "sessions")
 """Files in ``lua/shared``, each of which uses what those before it define."""
@@ -83,11 +86,39 @@ def scripts(family: str = "") -> dict[str, Script]:
     return {name: Script(text, hashlib.sha1(text, usedforsecurity=False).hexdigest()) for name, text in whole.items()}
 
 
+def place_of(url: str) -> str:
+    """Return the place that *url* names, for people: its server or Sentinels, and the database, without a password.
+
+    Two names of one host are two places: no name is looked up.
+
+    Raises:
+        ValueError: *url* has no known form; the message holds none of its passwords.
+    """
+    if is_sentinel(url):
+        read = read_url(url)
+        sentinels = ",".join(sorted(_address(host, port) for host, port in read.sentinels))
+        return f"sentinels {sentinels} master {read.service} database {read.master['db']}"
+    if not url.startswith(("redis://", "rediss://", "unix://")):
+        schemes = "redis://, rediss://, unix://, redis+sentinel://, rediss+sentinel://"
+        raise ValueError(f"'memory', or a URL of Redis ({schemes})")
+    try:
+        parts = parse_url(url)
+    except ValueError:
+        # redis-py's message may quote a part of the password.
+        raise ValueError("redis://[[USER]:PASSWORD@]HOST[:PORT][/DB] is wanted") from None
+    server = parts.get("path") or _address(parts.get("host", "localhost"), parts.get("port", 6379))
+    return f"{server} database {parts.get('db', 0)}"
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 class RedisClient:
     """Commands to one Redis; all raise ``StoreUnavailable``, fenced operations ``NotLeading``, and nothing else."""
 
     def __init__(self, url: str, *, root: str, family: str = "") -> None:
-        """*root* is the hash tag that heads every key; *url* one of Redis, or as in `redis_sentinel`.
+        """*root* is the hash tag that heads every key; *url* one of Redis, or as in `sentinel`.
 
         *family*: of the operations that it runs, as in `scripts`.
         """
@@ -124,7 +155,7 @@ class RedisClient:
         for script in self._scripts.values():
             await self.ask("SCRIPT LOAD", script.text)
 
-    def begin(self, name: str, *arguments: str | float, urgent: bool = False) -> asyncio.Task[Any]:
+    def begin(self, name: str, *arguments: str | float | bytes, urgent: bool = False) -> asyncio.Task[Any]:
         """Run an operation to its end, in a task that nobody should cancel; wait for it shielded.
 
         An *urgent* one does not wait for those that came before it.
@@ -132,9 +163,19 @@ class RedisClient:
         packs = [packed(value) for value in arguments]
         return self.detach(self._evaluate(self._scripts[name], packs, urgent=urgent))
 
-    async def run(self, name: str, *arguments: str | float, urgent: bool = False) -> Any:
+    async def run(self, name: str, *arguments: str | float | bytes, urgent: bool = False) -> Any:
         """Run an operation and return its answer: bytes, integers, None and lists of these."""
         return await asyncio.shield(self.begin(name, *arguments, urgent=urgent))
+
+    async def run_in_batches(
+        self, name: str, *arguments: str | float, items: Sequence[Sequence[str | float]]
+    ) -> list[Any]:
+        """Run an operation on `AT_ONCE` of *items* after the other, and return its answers as one list."""
+        answers: list[Any] = []
+        for start in range(0, len(items), AT_ONCE):
+            values = [value for item in items[start : start + AT_ONCE] for value in item]
+            answers += await self.run(name, *arguments, *values)
+        return answers
 
     async def ask(self, command: str, *arguments: bytes) -> Any:
         """Send one command of Redis' own."""

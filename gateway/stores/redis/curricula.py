@@ -2,33 +2,7 @@
 
 Nothing is published: a replica asks for what changed since the version that it knows.
 
-Keys (all begin with ``{prefix}:``; an era is a random name that a curriculum's draws get with the first of them)
-
-=========================================  ======  =====================================  ============================
-key                                        type    holds                                  lives until
-=========================================  ======  =====================================  ============================
-curriculum_records:<environment>           hash    task → attempts, finished, mean,       all are forgotten; beyond
-                                                   spread, steps, seconds, when it was    the most of them the ones
-                                                   seen; the newest rewards; policy       that were unseen for longest
-curriculum_changed:<environment>           zset    tasks with a record, by the number of  its last record goes
-                                                   their last change
-curriculum_gone:<environment>              zset    tasks whose record went, by the        pruned to the last 10,000
-                                                   number of that change
-curriculum_changes:<environment>           hash    epoch and number of the last change,   all are forgotten
-                                                   number of the last pruned one
-curriculum_told:<digest>                   string  an outcome of this lease was counted   600 s
-curriculum:<name>                          hash    era and next number of its draws;      it is reset or undefined
-                                                   a sampler's state and its version
-curriculum_turns:<name>                    hash    handle → number of the draw that is    each is drawn; the
-                                                   due, size and time of its group        curriculum is reset
-curriculum_group:<era>:<handle>            hash    the newest group of a handle: number   `group_s` after its draw
-                                                   and place of its draw, size, places
-                                                   that are held
-curriculum_member:<era>:<handle>:<digest>  string  an opening's place in a group: number  its group's time is over
-                                                   and place of the draw
-curriculum_definitions                     hash    name → definition                      its last one goes
-curriculum_version                         string  the version of the definitions         for ever
-=========================================  ======  =====================================  ============================
+The keys are in ``docs/design/store.md``. An era is a random name that a curriculum's draws get with the first of them.
 """
 
 from __future__ import annotations
@@ -44,9 +18,12 @@ from gateway.core.curriculum import RECENT, Outcome, TaskRecord
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ids import EnvironmentName
 from gateway.core.ports.curricula import (
+    MAX_DEFINITION_BYTES,
     MAX_DEFINITIONS,
+    MAX_DRAWN_BYTES,
     MAX_HANDLES,
     MAX_RECORDS,
+    MAX_STATE_BYTES,
     TOLD_S,
     Drawn,
     RecordPage,
@@ -55,13 +32,11 @@ from gateway.core.ports.curricula import (
 from gateway.stores.memory.curricula import (
     GONE_KEPT,
     PAGE_RECORDS,
+    check_bytes,
     check_count,
-    check_definition,
     check_group,
     check_handle,
     check_outcomes,
-    check_place,
-    check_state,
     full_of_definitions,
 )
 from gateway.stores.redis.client import RedisClient
@@ -71,22 +46,8 @@ PAGE_BYTES = 2**20
 """The most in one page, but for its last record: some milliseconds of Redis' time."""
 
 
-class _CurriculumLink(RedisClient):
-    """A link whose operations are those on curricula, and which takes bytes, too."""
-
-    def __init__(self, url: str, *, root: str) -> None:
-        super().__init__(url, root=root, family="curricula")
-
-    def begin(self, name: str, *arguments: str | float | bytes, urgent: bool = False) -> asyncio.Task[Any]:
-        given = [value if isinstance(value, bytes) else packed(value) for value in arguments]
-        return self.detach(self._evaluate(self._scripts[name], given, urgent=urgent))
-
-    async def run(self, name: str, *arguments: str | float | bytes, urgent: bool = False) -> Any:
-        return await asyncio.shield(self.begin(name, *arguments, urgent=urgent))
-
-
 class RedisCurriculumStore:
-    """Curricula of all replicas; the seam is ``core.curriculum_ports.CurriculumStore``."""
+    """Curricula of all replicas; the seam is ``core.ports.curricula.CurriculumStore``."""
 
     def __init__(
         self,
@@ -115,7 +76,7 @@ class RedisCurriculumStore:
         self._max_definitions = max_definitions
         self._page = page_records, page_bytes
         self._gone_kept = gone_kept
-        self._link = _CurriculumLink(url, root=self._root)
+        self._link = RedisClient(url, root=self._root, family="curricula")
 
     # -- records --------------------------------------------------------------------------------------------------
 
@@ -153,7 +114,7 @@ class RedisCurriculumStore:
 
     async def propose(self, curriculum: str, handle: int, turn: Turn, place: bytes, *, member: str) -> Drawn | None:
         check_handle(curriculum, handle, self._max_handles)
-        check_place(place)
+        check_bytes("a draw of", place, MAX_DRAWN_BYTES)
         who, call = _hashed(member), _random()
         work = self._link.begin("propose", curriculum, handle, turn.number, place, who, call)
         answer = await self._taken(work, curriculum, handle, who, call)
@@ -193,7 +154,7 @@ class RedisCurriculumStore:
         return int(version or 0), state or b""
 
     async def set_state(self, curriculum: str, version: int, state: bytes) -> bool:
-        check_state(state)
+        check_bytes("a sampler's state of", state, MAX_STATE_BYTES)
         return bool(await self._link.run("set_state", curriculum, version, state))
 
     async def reset(self, curriculum: str) -> None:
@@ -203,7 +164,7 @@ class RedisCurriculumStore:
     # -- definitions that came by the API -------------------------------------------------------------------------
 
     async def define(self, curriculum: str, body: bytes) -> None:
-        check_definition(curriculum, body)
+        check_bytes(f"the definition of {curriculum!r} has", body, MAX_DEFINITION_BYTES)
         if not await self._link.run("define", curriculum, body, self._max_definitions, _random()):
             raise full_of_definitions(self._max_definitions)
 

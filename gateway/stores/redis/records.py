@@ -6,16 +6,19 @@ Opaque strings of trainers pass unread; nothing goes through Lua's or JSON's num
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
-from gateway.core.session import CloseReason, Session, SessionState
+from gateway.core.session import CloseReason, Session, SessionRequest, SessionState
 from gateway.core.worker import EnvironmentLoad, Worker, WorkerLoad, WorkerState
 
 
-def packed(value: str | float) -> bytes:
+def packed(value: str | float | bytes) -> bytes:
     """Write an argument as bytes; a trainer's name for something may hold lone surrogates."""
+    if isinstance(value, bytes):
+        return value
     return (value if isinstance(value, str) else repr(value)).encode("utf-8", "surrogatepass")
 
 
@@ -37,35 +40,33 @@ def as_sessions(answer: Sequence[Sequence[bytes]]) -> list[Session]:
     return [as_session(pairs(flat)) for flat in answer]
 
 
-def session_values(session: Session) -> tuple[str | float, ...]:
-    """The values of ``SESSION`` in ``lua/shared/sessions.lua``."""
-    return (
-        session.id,
-        session.name,
-        session.owner,
-        session.lease,
-        session.fingerprint,
-        session.idle_s,
-        session.task,
-        session.episode,
-        session.policy,
-        session.handle,
-        session.worker,
-        session.address,
+_REQUEST = attrgetter("id", "name", "owner", "environment", "lease", "fingerprint", "idle_s", "setup_s", "task")
+_GROUP = attrgetter("episode", "policy", "group", "group_size", "together_s")
+_WORKER = ("id", "environment", "digest", "slots", "max_uses", "address", "state")
+session_values: Callable[[Session], tuple[str | float, ...]] = attrgetter(
+    *(
+        "id",
+        "name",
+        "owner",
+        "lease",
+        "fingerprint",
+        "idle_s",
+        "task",
+        "episode",
+        "policy",
+        "handle",
+        "worker",
+        "address",
     )
+)
+"""The values of ``SESSION`` in ``lua/shared/sessions.lua``."""
+worker_values: Callable[[Worker], tuple[str | float, ...]] = attrgetter(*_WORKER)
+"""The values of ``WORKER`` in ``lua/shared/sessions.lua``."""
 
 
-def worker_values(worker: Worker) -> tuple[str | float, ...]:
-    """The values of ``WORKER`` in ``lua/shared/sessions.lua``."""
-    return (
-        worker.id,
-        worker.environment,
-        worker.digest,
-        worker.slots,
-        worker.max_uses,
-        worker.address,
-        worker.state,
-    )
+def request_values(request: SessionRequest, replica: str) -> tuple[str | float, ...]:
+    """Return the values of ``OPENING`` in ``lua/shared/waiting.lua``."""
+    return (*_REQUEST(request), replica, *_GROUP(request), int(request.is_use))
 
 
 def as_session(found: Mapping[str, str]) -> Session:
@@ -100,18 +101,10 @@ def as_worker(found: Mapping[str, str]) -> Worker:
     )
 
 
-def as_worker_load(entry: bytes) -> WorkerLoad:
+def _worker_load(entry: bytes) -> WorkerLoad:
     """Read one worker of what load.lua answered: the fields ``WORKER``, and what it holds, with zeros between them."""
-    id, environment, digest, slots, max_uses, address, state, used, idle_ms, age_ms = entry.decode().split("\0")
-    worker = Worker(
-        id=WorkerId(id),
-        environment=EnvironmentName(environment),
-        digest=digest,
-        slots=int(slots),
-        max_uses=int(max_uses),
-        address=address,
-        state=WorkerState(state),
-    )
+    *values, used, idle_ms, age_ms = entry.decode().split("\0")
+    worker = as_worker(dict(zip(_WORKER, values, strict=True)))
     return WorkerLoad(worker=worker, used=int(used), idle_s=int(idle_ms) / 1000, age_s=int(age_ms) / 1000)
 
 
@@ -120,7 +113,7 @@ def as_loads(answer: Sequence[Any]) -> dict[EnvironmentName, EnvironmentLoad]:
     listed, waiting, counts, breakers, groups = answer
     workers: dict[str, list[WorkerLoad]] = {}
     for entry in listed:
-        load = as_worker_load(entry)
+        load = _worker_load(entry)
         workers.setdefault(load.worker.environment, []).append(load)
     waits, counted, broken_ms = _numbers(waiting), _numbers(counts), _numbers(breakers)
     to_come: Counter[str] = Counter()

@@ -2,18 +2,7 @@
 
 Nothing is published: a replica reads the version each second, one GET, and asks for what changed when it is another.
 
-Keys (all begin with ``{prefix}:``)
-
-======================  ======  ==========================================================  ===========================
-key                     type    holds                                                       lives until
-======================  ======  ==========================================================  ===========================
-tasks                   hash    ``<environment> <id>`` → split, place, signer, line, body   its last task goes
-task_changes            zset    the same names by the number of their last change           for ever; names of tasks
-                                                                                            that went are pruned
-task_version            string  ``<epoch>:<number of the last change>``                     for ever
-task_sums               hash    counts: tasks, splits and places of environments, bytes     for ever
-task_starts:<digest>    list    moments (ms) at which a limited task was begun              its window is over (TTL)
-======================  ======  ==========================================================  ===========================
+The keys are in ``docs/design/store.md``.
 """
 
 from __future__ import annotations
@@ -42,15 +31,8 @@ CHANGES_BYTES = 4 * 2**20
 """The most in one answer, by number and by size: some milliseconds of Redis' time."""
 
 
-class _TaskLink(RedisClient):
-    """A link whose operations are those on tasks."""
-
-    def __init__(self, url: str, *, root: str) -> None:
-        super().__init__(url, root=root, family="tasks")
-
-
 class RedisTaskStore:
-    """Tasks that came at run time, of all replicas; the seam is ``core.task_ports.TaskStore``."""
+    """Tasks that came at run time, of all replicas; the seam is ``core.ports.tasks.TaskStore``."""
 
     def __init__(
         self,
@@ -76,7 +58,7 @@ class RedisTaskStore:
         self._max_total_bytes = max_total_bytes
         self._max_splits = max_splits
         self._gone_kept = gone_kept
-        self._link = _TaskLink(url, root=root)
+        self._link = RedisClient(url, root=root, family="tasks")
 
     async def put(self, tasks: Sequence[StoredTask], *, replace: bool) -> Sequence[StoredTask]:
         check_batch(tasks)

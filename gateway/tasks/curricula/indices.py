@@ -11,9 +11,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from gateway.core.curriculum import PREFIX, Curriculum
 from gateway.core.environment import Environment, TaskSpec
-from gateway.core.errors import InvalidRequest, StoreUnavailable, UnknownTask, unknown_index, unknown_split
+from gateway.core.errors import InvalidRequest, StoreUnavailable, UnknownTask, unknown_index
 from gateway.core.session import GroupMembership
 from gateway.tasks.curricula.service import Curricula
 from gateway.tasks.task_ref import CurriculumIndex, TaskRef
@@ -27,51 +26,43 @@ MAX_DIGITS: Final = 18
 class CurriculumIndices:
     """The splits of curricula."""
 
-    def __init__(self, curricula: Curricula | None) -> None:
-        """None: there are no curricula."""
+    def __init__(self, curricula: Curricula) -> None:
         self._curricula = curricula
 
     async def refresh(self) -> None:
         """Take over curricula that other replicas were told of, if the store answers."""
-        if self._curricula is not None:
-            with contextlib.suppress(StoreUnavailable):
-                await self._curricula.refresh()
+        with contextlib.suppress(StoreUnavailable):
+            await self._curricula.refresh()
 
     def splits(self, environment: Environment) -> list[str]:
         """Those that are in *environment*."""
-        return self._curricula.splits(environment.name) if self._curricula is not None else []
+        return self._curricula.splits(environment.name)
 
-    async def has(self, environment: Environment, split: str) -> bool:
-        """Whether *split* is a curriculum's."""
-        return await self._scope(environment, split) is not None
+    async def count(self, environment: Environment, split: str) -> int | None:
+        """Count the handles of *split*; None: it is no curriculum's. Raises as `Curricula.count`."""
+        scope = await self._curricula.scope(environment.name, split)
+        return None if scope is None else await self._curricula.count(scope)
 
-    async def count(self, environment: Environment, split: str) -> int:
-        """How many handles *split* has, one of a curriculum. Raises ``InvalidRequest``: a component has no task."""
-        scope = await self._scope(environment, split)
-        if scope is None or self._curricula is None:
-            raise unknown_split(split, self.splits(environment))  # it went meanwhile
-        return await self._curricula.count(scope)
-
-    async def at(self, environment: Environment, split: str, index: int) -> TaskRef:
-        """One handle; -1 is the last one. Raises ``UnknownTask``."""
-        scope = await self._scope(environment, split)
-        count = await self.count(environment, split)
-        if scope is None or not -count <= index < count:
+    async def at(self, environment: Environment, split: str, index: int) -> TaskRef | None:
+        """One handle; -1 is the last one. None: *split* is no curriculum's. Raises ``UnknownTask``."""
+        scope = await self._curricula.scope(environment.name, split)
+        if scope is None:
+            return None
+        count = await self._curricula.count(scope)
+        if not -count <= index < count:
             raise unknown_index(split, index, count)
         index %= count
         return TaskRef(spec=spec_of(split, index), split=split, index=index, handle=CurriculumIndex(scope, index))
 
     async def next_of(self, environment: Environment, split: str) -> TaskRef | None:
-        """What is drawn next, if *split* is a curriculum's, for an opening that names no index."""
-        scope = await self._scope(environment, split)
+        """Return what the curriculum of *split* draws next, for an opening that names no index; None if it has none."""
+        scope = await self._curricula.scope(environment.name, split)
         return None if scope is None else TaskRef(spec={"id": split}, split=split, handle=CurriculumIndex(scope, None))
 
     async def named(self, environment: Environment, id: str) -> TaskRef | None:
         """The handle that *id* names, ``train:<name>/<index>``; None if it names none."""
         split, slash, number = id.rpartition("/")
-        if not slash or not is_index(number) or await self._scope(environment, split) is None:
-            return None
-        return await self.at(environment, split, int(number))
+        return await self.at(environment, split, int(number)) if slash and is_index(number) else None
 
     async def drawn(self, offer: TaskRef, find: Callable[[str, int], Awaitable[TaskRef]]) -> TaskRef:
         """The task that *offer* stands for, with its ticket: *offer* itself, unless it is a handle.
@@ -83,10 +74,10 @@ class CurriculumIndices:
             UnknownTask: what was drawn is not there any more.
             StoreUnavailable: nobody can tell what was drawn.
         """
-        if offer.handle is None or self._curricula is None:
+        if offer.handle is None:
             return offer
         scope, index = offer.handle.scope, offer.handle.index
-        handed = await (self._curricula.hand_one(scope) if index is None else self._curricula.hand(scope, index))
+        handed = await self._curricula.hand(scope, index)
         with self.held(handed.ticket):
             try:
                 task = await find(handed.place.split, handed.place.index)
@@ -102,14 +93,8 @@ class CurriculumIndices:
         try:
             yield
         except BaseException:  # a cancellation too: the trainer hung up
-            if self._curricula is not None:
-                self._curricula.unused(ticket)
+            self._curricula.unused(ticket)
             raise
-
-    async def _scope(self, environment: Environment, split: str) -> Curriculum | None:
-        if self._curricula is None or not split.startswith(PREFIX):
-            return None
-        return await self._curricula.meant(environment.name, split)
 
 
 def is_index(text: str) -> bool:

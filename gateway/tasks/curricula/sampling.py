@@ -19,14 +19,15 @@ from __future__ import annotations
 import hashlib
 import heapq
 import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from gateway.core.curriculum import Component, Curriculum, Sampler, SamplerKind, TaskRecord
+from gateway.core.curriculum import TaskRecord
 from gateway.core.ids import EnvironmentName
-from gateway.tasks.curricula.stages import check_stages, is_in, positions_of, rows_of
+from gateway.tasks.curricula.model import LEAST_WIDTH, Component, Curriculum, Sampler, SamplerKind
+from gateway.tasks.curricula.stages import is_in, tracks_of
 from gateway.tasks.curricula.tables import Part, Records, Tables, TaskRow, count_rows, parts_of
 
 CHANCES = 64
@@ -121,18 +122,6 @@ class Prepared:
             shares[environment] = shares.get(environment, 0.0) + share
         return shares
 
-    def weight_of(self, environment: EnvironmentName, split: str, index: int) -> float:
-        """The share of draws that a task has; 0 of one that is not drawn now, or not in the curriculum."""
-        found = 0.0
-        for urn in self._urns:
-            for position, heap in enumerate(urn.heaps):
-                if (heap.component.environment, heap.component.split) != (environment, split):
-                    continue
-                row = bisect_left(heap.rows, index, key=lambda one: one.index)
-                if row < len(heap.rows) and heap.rows[row].index == index:
-                    found += urn.part(position) * heap.share(row)
-        return found
-
     def heaviest(self, count: int) -> list[tuple[TaskPlace, float]]:
         """The *count* tasks that are drawn most often, with their shares of draws; of equal ones the first. O(n)."""
         weights: dict[TaskPlace, float] = {}
@@ -162,10 +151,12 @@ def prepare(curriculum: Curriculum, tables: Tables, records: Records, state: byt
     if sampler.kind is not SamplerKind.STAGED:
         urn = _urn(1.0, [(part, part.rows, _sums(curriculum, part, records)) for part in parts])
         return Prepared(curriculum, "", count, (urn,))
-    check_stages(curriculum, parts)
-    positions = positions_of(curriculum, parts, state)
+    positions = [track.position for track in tracks_of(curriculum, parts, state) for _ in track.parts]
     names = [sampler.stages[position].name for position in positions]
-    now = [rows_of(sampler.stages[position], part.rows) for position, part in zip(positions, parts, strict=True)]
+    now = [
+        tuple(row for row in part.rows if is_in(sampler.stages[position], row))
+        for position, part in zip(positions, parts, strict=True)
+    ]
     # Each task once, however many of the passed stages it was in.
     passed = [
         tuple(row for row in part.rows if any(is_in(one, row) for one in sampler.stages[:position]))
@@ -205,8 +196,6 @@ def chances(curriculum: Curriculum, number: int) -> tuple[int, int]:
 
 
 def _sums(curriculum: Curriculum, part: Part, records: Records) -> Sequence[int] | None:
-    if curriculum.sampler.kind not in (SamplerKind.TARGET_SUCCESS, SamplerKind.LEARNING_PROGRESS):
-        return None
     known = records.get(part.component.environment, {})
     return sums_of(part.rows, [known.get(row.task) for row in part.rows], curriculum.sampler, curriculum.success_at)
 
@@ -218,8 +207,6 @@ def _urn(share: float, heaps: Sequence[tuple[Part, Sequence[TaskRow], Sequence[i
     return _Urn(share, tuple(filled), tuple(above * (whole // below) for above, below in ratios))
 
 
-LEAST_WIDTH = 0.001
-"""Of ``target_success``; narrower ones are taken for this one."""
 DUST = 1e-9
 """Of the largest reward: a smaller change is one of rounding, and would be the largest where nothing changes."""
 GRAINS = 2**52

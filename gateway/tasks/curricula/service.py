@@ -24,18 +24,17 @@ from typing import Any, Final
 
 from gateway.catalog.catalog import Catalog
 from gateway.core.capacity import Expected
-from gateway.core.curriculum import PREFIX, Curriculum
+from gateway.core.curriculum import PREFIX
 from gateway.core.errors import GatewayError, InvalidRequest, StoreUnavailable, UnknownEnvironment, UnknownTask
 from gateway.core.ids import EnvironmentName
 from gateway.core.ports.curricula import CurriculumStore, Drawn, Turn
 from gateway.core.scaling import WINDOW_S
 from gateway.core.session import GroupMembership
 from gateway.tasks.curricula.definitions import from_document, splits_named
-from gateway.tasks.curricula.sampling import Prepared, TaskPlace
-from gateway.tasks.curricula.stages import Standing
+from gateway.tasks.curricula.model import Curriculum, scope_of, scopes
+from gateway.tasks.curricula.sampling import TaskPlace
 from gateway.tasks.curricula.stats import TaskStats
-from gateway.tasks.curricula.tables import TaskTable, count_tasks
-from gateway.tasks.curricula.task_tables import TaskTables
+from gateway.tasks.curricula.tables import Rows, TaskTables, count_rows, parts_of
 from gateway.tasks.curricula.weights import TaskWeights
 
 logger = logging.getLogger(__name__)
@@ -97,7 +96,7 @@ class Curricula:
         self._store = store
         self._records = records
         self._tables = tables
-        self._weighings = TaskWeights(store=store, records=records, tables=tables)
+        self.weights = TaskWeights(store=store, records=records, tables=tables)
         self._files = dict(files)
         self._catalog = catalog
         # The state: what the API has defined, and what goes on behind requests.
@@ -130,23 +129,20 @@ class Curricula:
 
     def splits(self, environment: EnvironmentName) -> list[str]:
         """The splits that curricula are in *environment*."""
-        return [PREFIX + known.name for known in self.all() if _is_of(known, environment)]
+        return [PREFIX + known.name for known in self.all() if environment in known.environments]
 
-    def of_split(self, environment: EnvironmentName, split: str) -> Curriculum | None:
-        """What of a curriculum is drawn in *environment*, if *split* is one's: its name is that of the scope."""
+    async def scope(self, environment: EnvironmentName, split: str) -> Curriculum | None:
+        """Return what of a curriculum is drawn in *environment*, if *split* is one's: its name is that of the scope.
+
+        Another replica may have been told of it just now.
+        """
         if not split.startswith(PREFIX):
             return None
         name = split.removeprefix(PREFIX)
-        known = self._files.get(name) or self._defined.get(name)
-        return scope_of(known, environment) if known is not None and _is_of(known, environment) else None
-
-    async def meant(self, environment: EnvironmentName, split: str) -> Curriculum | None:
-        """As `of_split`, also of one that another replica has just been told."""
-        found = self.of_split(environment, split)
-        if found is None and split.startswith(PREFIX):
+        if (found := self._within(environment, name)) is None:
             with contextlib.suppress(StoreUnavailable):
                 await self.refresh()
-            found = self.of_split(environment, split)
+            found = self._within(environment, name)
         return found
 
     async def record_key(self, environment: EnvironmentName, task: str) -> str | None:
@@ -162,7 +158,7 @@ class Curricula:
             return key
         split, _, index = task.rpartition("/")
         if split and index.isascii() and index.isdigit():  # a place in an image
-            rows = (await self._tables.of(environment, split)).rows
+            rows = await self._tables.of(environment, split)
             if int(index) < len(rows) and rows[int(index)].task == task:
                 return task
         await self._records.write()  # an episode that has just ended may wait there
@@ -170,17 +166,21 @@ class Curricula:
 
     async def count(self, scope: Curriculum) -> int:
         """How many handles there are. Raises ``InvalidRequest``: a component has no task."""
-        return scope.handles or count_tasks(scope, await self._weighings.tables_of(scope))
+        return scope.handles or count_rows(parts_of(scope, await self.weights.tables_of(scope)))
 
     # -- draws ----------------------------------------------------------------------------------------------------
 
-    async def hand(self, scope: Curriculum, handle: int) -> Handed:
-        """Join the group that *handle* stands for, drawing for it if nobody has yet.
+    async def hand(self, scope: Curriculum, handle: int | None) -> Handed:
+        """Join the group that *handle* stands for, with a draw if it has none; None: draw for one opening alone.
 
         Raises:
             InvalidRequest: a component or a stage has no task.
             StoreUnavailable: the store does not answer.
         """
+        if handle is None:
+            weighed = await self.weights.of(scope)
+            number = await self._store.numbers(scope.name, 1)
+            return Handed(weighed.prepared.draw(number), None, weighed.policy)
         ticket = GroupMembership(scope.name, handle, uuid.uuid4().hex)
         try:
             for _ in range(JOINS):
@@ -188,14 +188,14 @@ class Curricula:
                     scope.name, handle, member=ticket.member, group_size=scope.group_size, group_s=scope.group_s
                 )
                 if isinstance(found, Turn):
-                    weighed = await self._weighings.of(scope)
+                    weighed = await self.weights.of(scope)
                     place = _written(weighed.prepared.draw(found.number))
                     found = await self._store.propose(scope.name, handle, found, place, member=ticket.member)
                 if found is not None:
                     drawn = _read(found.place)
-                    if drawn.environment in _environments(scope):
+                    if drawn.environment in scope.environments:
                         ticket = replace(ticket, number=found.number, group_size=scope.group_size)
-                        return Handed(drawn, ticket, await self._weighings.policy(scope))
+                        return Handed(drawn, ticket, await self.weights.recent_policy(scope))
                     # Of another definition of that name, in a file that was changed.
                     await self._store.reset(scope.name)
         except BaseException:  # a cancellation too: a command that was on its way may have joined
@@ -203,12 +203,6 @@ class Curricula:
             raise
         self.unused(ticket)
         raise StoreUnavailable(f"handle {handle} of curriculum {scope.name!r} changes faster than it can be joined")
-
-    async def hand_one(self, scope: Curriculum) -> Handed:
-        """Draw for one opening that names no handle. Raises as `hand`."""
-        weighed = await self._weighings.of(scope)
-        number = await self._store.numbers(scope.name, 1)
-        return Handed(weighed.prepared.draw(number), None, weighed.policy)
 
     def unused(self, ticket: GroupMembership | None) -> None:
         """Give an opening's place in its group back, behind whoever says so: nothing was opened with it."""
@@ -221,51 +215,23 @@ class Curricula:
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
-    async def sample(
-        self, name: str, count: int, *, environment: EnvironmentName | None = None, policy: str | None = None
-    ) -> list[tuple[int, TaskPlace]]:
-        """Draw *count* times, for the one who asks alone; *policy* is noted as `tag` does.
-
-        From all components, or from those of *environment*, one of the curriculum's.
-
-        Raises:
-            UnknownTask: there is no such curriculum.
-            InvalidRequest: *count* is too large or not positive; a component or a stage has no task.
-        """
-        curriculum = self.named(name)
-        if not 0 < count <= MAX_SAMPLE:
-            raise InvalidRequest(f"count: 1 to {MAX_SAMPLE} draws can be asked for at once, not {count}")
-        if policy is not None:
-            await self.tag(name, policy)
-        scope = curriculum if environment is None else scope_of(curriculum, environment)
-        weighed = await self._weighings.of(scope)
+    async def sample(self, scope: Curriculum, count: int) -> list[tuple[int, TaskPlace]]:
+        """Draw *count* times, at most `MAX_SAMPLE`, for the one who asks alone. Raises as `hand`."""
+        weighed = await self.weights.of(scope)
         first = await self._store.numbers(scope.name, count)
         return [(number, weighed.prepared.draw(number)) for number in range(first, first + count)]
-
-    async def prepared(self, scope: Curriculum) -> Prepared:
-        """All tasks of *scope*, weighed. Raises as `hand`."""
-        return (await self._weighings.of(scope)).prepared
-
-    async def standings(self, scope: Curriculum) -> list[Standing]:
-        """How far *scope* is in its stages, or each of its components; empty where it has none. Raises as `hand`."""
-        return await self._weighings.standings(scope)
 
     async def tag(self, name: str, policy: str) -> None:
         """Say which policy plays from now on: sessions that are opened by a handle are of it."""
         for scope in scopes(self.named(name)):
-            await self._weighings.change(scope.name, lambda state: {**state, "policy": policy})
-            self._weighings.forget(scope.name)
-
-    async def policy(self, name: str) -> str:
-        """The tag that was last said."""
-        _, state = await self._weighings.state(self.named(name).name)
-        return str(state.get("policy", ""))
+            await self.weights.note(scope.name, policy=policy)
+            self.weights.forget(scope.name)
 
     async def reset(self, name: str) -> None:
         """Begin anew: draws, groups and stages are forgotten, records are not."""
         for scope in scopes(self.named(name)):
             await self._store.reset(scope.name)
-            self._weighings.forget(scope.name)
+            self.weights.forget(scope.name)
 
     # -- capacity ---------------------------------------------------------------------------------------------------
 
@@ -286,7 +252,7 @@ class Curricula:
                 if pace.rate < LEAST_RATE:
                     continue
                 with contextlib.suppress(GatewayError):  # its tasks are gone, or its workers can't be asked for them
-                    for (environment, split), share in (await self.prepared(scope)).split_shares().items():
+                    for (environment, split), share in (await self.weights.of(scope)).prepared.split_shares().items():
                         if share > 0:
                             rate = pace.rate * share * scope.group_size
                             name = self._runs_in(environment, split)
@@ -311,13 +277,13 @@ class Curricula:
             if self.is_offered(environment)
         }
 
-        def look(environment: EnvironmentName, split: str) -> TaskTable:
+        def look(environment: EnvironmentName, split: str) -> Rows:
             if (table := tables.get((environment, split))) is None:
                 raise UnknownEnvironment(f"no environment {environment[:64]!r} is on offer")
             return table
 
         curriculum = from_document(name, document, look)
-        if (known := self._defined.get(name)) is not None and _environments(known) != _environments(curriculum):
+        if (known := self._defined.get(name)) is not None and set(known.environments) != set(curriculum.environments):
             for scope in scopes(known):  # groups that are half open are of an environment that this one may not have
                 await self._store.reset(scope.name)
         await self._store.define(name, json.dumps(document, separators=(",", ":")).encode())
@@ -346,7 +312,7 @@ class Curricula:
             except (InvalidRequest, ValueError) as error:  # of another version of the gateway
                 logger.warning("curriculum_left_out name=%s error=%s", name, error)
         self._defined, self._version = defined, version
-        self._weighings.forget_all()
+        self.weights.forget()
 
     async def run(self) -> None:
         """Follow definitions, and foresee what will be opened, until cancelled."""
@@ -367,6 +333,10 @@ class Curricula:
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
+    def _within(self, environment: EnvironmentName, name: str) -> Curriculum | None:
+        known = self._files.get(name) or self._defined.get(name)
+        return scope_of(known, environment) if known is not None and environment in known.environments else None
+
     def _runs_in(self, environment: EnvironmentName, split: str) -> EnvironmentName:
         found = self._catalog.offered(environment)
         return found.for_split(split).name if found is not None else environment
@@ -374,28 +344,6 @@ class Curricula:
     async def _left(self, ticket: GroupMembership) -> None:
         with contextlib.suppress(StoreUnavailable):  # then its group's time ends it
             await self._store.leave(ticket.curriculum, ticket.handle, member=ticket.member)
-
-
-def scopes(curriculum: Curriculum) -> list[Curriculum]:
-    """The whole, and what of it is drawn within each of its environments where it has several."""
-    names = dict.fromkeys(one.environment for one in curriculum.components)
-    return [curriculum] if len(names) == 1 else [curriculum, *(scope_of(curriculum, name) for name in names)]
-
-
-def scope_of(curriculum: Curriculum, environment: EnvironmentName) -> Curriculum:
-    """What of *curriculum* is drawn within *environment*, one of its own."""
-    own = tuple(one for one in curriculum.components if one.environment == environment)
-    if len(own) == len(curriculum.components):
-        return curriculum
-    return replace(curriculum, name=f"{curriculum.name}@{environment}", components=own)
-
-
-def _environments(curriculum: Curriculum) -> set[EnvironmentName]:
-    return {one.environment for one in curriculum.components}
-
-
-def _is_of(curriculum: Curriculum, environment: EnvironmentName) -> bool:
-    return any(one.environment == environment for one in curriculum.components)
 
 
 def _written(place: TaskPlace) -> bytes:

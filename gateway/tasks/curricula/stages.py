@@ -25,18 +25,16 @@ from itertools import islice
 from typing import Any
 from zlib import crc32
 
-from gateway.core.curriculum import Curriculum, SamplerKind, Stage, TaskRecord
+from gateway.core.curriculum import TaskRecord
 from gateway.core.errors import InvalidRequest
 from gateway.core.ids import EnvironmentName
+from gateway.tasks.curricula.model import Curriculum, SamplerKind, Stage
 from gateway.tasks.curricula.tables import Part, Records, Tables, TaskRow, has_any, parts_of
 
 MARKED = 2_000
 """In all tracks together, so that a state stays well below what a store takes of one, with some 20 bytes for each."""
 TRACK_MARKS = 6
 """Marks that are as long as what is kept of a track beside them."""
-
-Document = Mapping[str, Any]
-"""An entry as the state has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,14 +77,87 @@ class _Entry:
         return record.attempts - before
 
 
-@dataclass(frozen=True, slots=True)
-class _Track:
-    """Components that move through the stages together."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Track:
+    """Components that move through the stages together, and what the state says of them."""
 
+    curriculum: Curriculum
     key: str
     """What its entry is kept under."""
     parts: tuple[Part, ...]
     component: int | None
+    document: Any
+    """Its entry as the state has it; None: there is none."""
+    entry: _Entry | None
+    """None: no stage was entered yet, or one that the definition does not have any more."""
+
+    @property
+    def position(self) -> int:
+        """The stage that was entered, or else the first one; if it lost its tasks, the one that is next to it."""
+        stages = self.curriculum.sampler.stages
+        said = [stage.name for stage in stages].index(self.entry.stage) if self.entry else 0
+        found = self._first_filled([*range(said, len(stages)), *range(said - 1, -1, -1)])
+        return said if found is None else found
+
+    def standing(self, records: Records) -> Standing:
+        """Return how it stands by *records*."""
+        sampler, position, entry = self.curriculum.sampler, self.position, self.entry
+        stage = sampler.stages[position]
+        since = []
+        if entry is not None and entry.stage == stage.name:  # before its entry is written, nothing counts
+            tried = self._tried(stage, records)
+            since = [(name, record, new) for name, record in tried if (new := entry.since(name, record))]
+        newest = list(islice(_newest(since), sampler.window))
+        won = sum(reward >= self.curriculum.success_at for reward in newest)
+        return Standing(
+            component=self.component,
+            stage=stage.name,
+            position=position,
+            outcomes=sum(new for _, _, new in since),
+            counted=len(newest),
+            rate=won / len(newest) if newest else None,
+        )
+
+    def next_stage(self, records: Records) -> Stage | None:
+        """Return the stage that it is to enter; None: it stays where it is."""
+        sampler, position = self.curriculum.sampler, self.position
+        if self.entry is None or self.entry.stage != sampler.stages[position].name:
+            return sampler.stages[position]
+        now = self.standing(records)
+        if now.rate is None or now.outcomes < sampler.min_attempts:
+            return None
+        to: int | None = None
+        if now.rate >= sampler.promote_at:
+            to = self._first_filled(range(position + 1, len(sampler.stages)))
+        elif now.rate < sampler.demote_at:
+            to = self._first_filled(range(position - 1, -1, -1))
+        return None if to is None else sampler.stages[to]
+
+    def entered(self, stage: Stage, records: Records, *, most: int) -> Mapping[str, Any]:
+        """Return the entry of *stage*, as the state has it, with the marks of *most* tasks."""
+        tried = sorted(self._tried(stage, records), key=_last_first)
+        return {
+            "at": max((record.seen_at for _, record in tried), default=0.0),
+            "is_whole": len(tried) <= most,
+            "marks": {_print(environment, record.task): record.attempts for environment, record in tried[:most]},
+            "stage": _kept(self.curriculum, stage),
+        }
+
+    def _first_filled(self, positions: Iterable[int]) -> int | None:
+        """The first of *positions* whose stage has a task."""
+        stages = self.curriculum.sampler.stages
+        return next((one for one in positions if _has_task(stages[one], self.parts)), None)
+
+    def _tried(self, stage: Stage, records: Records) -> list[tuple[EnvironmentName, TaskRecord]]:
+        """Records of the stage's tasks."""
+        found: dict[tuple[EnvironmentName, str], TaskRecord] = {}  # two splits may have the same task
+        for part in self.parts:
+            environment = part.component.environment
+            known = records.get(environment)
+            for row in part.rows if known else ():
+                if known and (record := known.get(row.task)) and record.attempts and is_in(stage, row):
+                    found[environment, row.task] = record
+        return [(environment, record) for (environment, _), record in found.items()]
 
 
 def is_in(stage: Stage, row: TaskRow) -> bool:
@@ -99,35 +170,38 @@ def is_in(stage: Stage, row: TaskRow) -> bool:
     return difficulty is not None and (least is None or least <= difficulty) and (most is None or difficulty <= most)
 
 
-def rows_of(stage: Stage, rows: Sequence[TaskRow]) -> tuple[TaskRow, ...]:
-    """Of *rows*, those that are in *stage*."""
-    return tuple(row for row in rows if is_in(stage, row))
-
-
-def check_stages(curriculum: Curriculum, parts: Sequence[Part]) -> None:
-    """See that every component is in a stage.
+def tracks_of(curriculum: Curriculum, parts: Sequence[Part], state: bytes) -> list[Track]:
+    """Return the tracks of *curriculum*, a staged one, in *state*.
 
     Raises:
-        InvalidRequest: the message names the one that is in none.
+        InvalidRequest: a component is in no stage; the message names it.
     """
     if not curriculum.sampler.stages:
         raise InvalidRequest(f"curriculum {curriculum.name}: sampler.stages: a staged sampler needs at least one")
+    keys = []
     for position, part in enumerate(parts):
+        one = part.component
         if not any(_has_task(stage, [part]) for stage in curriculum.sampler.stages):
             raise InvalidRequest(
                 f"curriculum {curriculum.name}: components[{position}]: no task of "
-                f"{part.component.environment}/{part.component.split} is in any stage"
+                f"{one.environment}/{one.split} is in any stage"
             )
-
-
-def positions_of(curriculum: Curriculum, parts: Sequence[Part], state: bytes) -> list[int]:
-    """The stage that each of *parts* is drawn from in *state*, from 0 on."""
+        keys.append(_print(one.environment, "\n".join((one.split, *sorted(one.tags)))))
     documents = _documents(curriculum, state)
-    found: list[int] = []
-    for track in _tracks(curriculum, parts):
-        entry = _entry(curriculum, documents.get(track.key))
-        found += [_position(curriculum, track.parts, entry)] * len(track.parts)
-    return found
+    moving: list[tuple[str, tuple[Part, ...], int | None]] = [("", tuple(parts), None)]
+    if curriculum.sampler.per_component:
+        moving = [(key, (part,), position) for position, (key, part) in enumerate(zip(keys, parts, strict=True))]
+    return [
+        Track(
+            curriculum=curriculum,
+            key=key,
+            parts=some,
+            component=component,
+            document=documents.get(key),
+            entry=_entry(curriculum, documents.get(key)),
+        )
+        for key, some, component in moving
+    ]
 
 
 def standings(curriculum: Curriculum, tables: Tables, records: Records, state: bytes) -> list[Standing]:
@@ -136,13 +210,7 @@ def standings(curriculum: Curriculum, tables: Tables, records: Records, state: b
     Raises:
         InvalidRequest: a component has no task, or none that is in a stage.
     """
-    parts = parts_of(curriculum, tables)
-    check_stages(curriculum, parts)
-    documents = _documents(curriculum, state)
-    return [
-        _standing(curriculum, track, records, _entry(curriculum, documents.get(track.key)))
-        for track in _tracks(curriculum, parts)
-    ]
+    return [track.standing(records) for track in tracks_of(curriculum, parts_of(curriculum, tables), state)]
 
 
 def advance(curriculum: Curriculum, tables: Tables, records: Records, state: bytes) -> bytes:
@@ -159,96 +227,22 @@ def advance(curriculum: Curriculum, tables: Tables, records: Records, state: byt
     """
     if curriculum.sampler.kind is not SamplerKind.STAGED:
         return state
-    parts = parts_of(curriculum, tables)
-    check_stages(curriculum, parts)
-    documents = _documents(curriculum, state)
-    tracks = _tracks(curriculum, parts)
+    tracks = tracks_of(curriculum, parts_of(curriculum, tables), state)
     most = max(0, MARKED // len(tracks) - TRACK_MARKS * (len(tracks) > 1))
-    changed = {}
-    for track in tracks:
-        stage = _next_stage(curriculum, track, records, _entry(curriculum, documents.get(track.key)))
-        if stage is not None:
-            changed[track.key] = _entered(curriculum, stage, track.parts, records, most=most)
+    changed = {
+        track.key: track.entered(stage, records, most=most)
+        for track in tracks
+        if (stage := track.next_stage(records)) is not None
+    }
     if not changed:
         return state
-    after = {track.key: changed.get(track.key) or documents[track.key] for track in tracks}
+    after = {track.key: changed.get(track.key) or track.document for track in tracks}
     document = {"components": after} if curriculum.sampler.per_component else after[tracks[0].key]
     return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
 
 
-def _tracks(curriculum: Curriculum, parts: Sequence[Part]) -> list[_Track]:
-    if not curriculum.sampler.per_component:
-        return [_Track("", tuple(parts), None)]
-    tracks = []
-    for position, part in enumerate(parts):
-        one = part.component
-        tracks.append(_Track(_print(one.environment, "\n".join((one.split, *sorted(one.tags)))), (part,), position))
-    return tracks
-
-
-def _next_stage(curriculum: Curriculum, track: _Track, records: Records, entry: _Entry | None) -> Stage | None:
-    """The stage that *track* is to enter; None: it stays where it is."""
-    sampler = curriculum.sampler
-    position = _position(curriculum, track.parts, entry)
-    if entry is None or entry.stage != sampler.stages[position].name:
-        return sampler.stages[position]
-    now = _standing(curriculum, track, records, entry)
-    if now.rate is None or now.outcomes < sampler.min_attempts:
-        return None
-    to: int | None = None
-    if now.rate >= sampler.promote_at:
-        to = _next_filled(curriculum, track.parts, range(position + 1, len(sampler.stages)))
-    elif now.rate < sampler.demote_at:
-        to = _next_filled(curriculum, track.parts, range(position - 1, -1, -1))
-    return None if to is None else sampler.stages[to]
-
-
 def _has_task(stage: Stage, parts: Sequence[Part]) -> bool:
     return any(is_in(stage, row) for part in parts for row in part.rows)
-
-
-def _next_filled(curriculum: Curriculum, parts: Sequence[Part], positions: Iterable[int]) -> int | None:
-    """The first of *positions* whose stage has a task."""
-    return next((one for one in positions if _has_task(curriculum.sampler.stages[one], parts)), None)
-
-
-def _position(curriculum: Curriculum, parts: Sequence[Part], entry: _Entry | None) -> int:
-    """The stage that was entered, or else the first one; if it lost its tasks, the one that is next to it."""
-    count = len(curriculum.sampler.stages)
-    said = [stage.name for stage in curriculum.sampler.stages].index(entry.stage) if entry else 0
-    found = _next_filled(curriculum, parts, [*range(said, count), *range(said - 1, -1, -1)])
-    return said if found is None else found
-
-
-def _standing(curriculum: Curriculum, track: _Track, records: Records, entry: _Entry | None) -> Standing:
-    sampler = curriculum.sampler
-    position = _position(curriculum, track.parts, entry)
-    stage = sampler.stages[position]
-    tried = _tried(stage, track.parts, records)
-    since = []
-    if entry is not None and entry.stage == stage.name:  # before its entry is written, nothing counts
-        since = [(name, record, new) for name, record in tried if (new := entry.since(name, record))]
-    newest = list(islice(_newest(since), sampler.window))
-    return Standing(
-        component=track.component,
-        stage=stage.name,
-        position=position,
-        outcomes=sum(new for _, _, new in since),
-        counted=len(newest),
-        rate=sum(reward >= curriculum.success_at for reward in newest) / len(newest) if newest else None,
-    )
-
-
-def _tried(stage: Stage, parts: Sequence[Part], records: Records) -> list[tuple[EnvironmentName, TaskRecord]]:
-    """Records of the stage's tasks."""
-    found: dict[tuple[EnvironmentName, str], TaskRecord] = {}  # two splits may have the same task
-    for part in parts:
-        environment = part.component.environment
-        known = records.get(environment)
-        for row in part.rows if known else ():
-            if known and (record := known.get(row.task)) and record.attempts and is_in(stage, row):
-                found[environment, row.task] = record
-    return [(environment, record) for (environment, _), record in found.items()]
 
 
 def _last_first(tried: tuple[EnvironmentName, TaskRecord]) -> tuple[float, EnvironmentName, str]:
@@ -263,16 +257,6 @@ def _newest(since: Sequence[tuple[EnvironmentName, TaskRecord, int]]) -> Iterato
     while left := [one for one in left if one[2] >= depth and len(one[1].recent) >= depth]:
         yield from (record.recent[-depth] for _, record, _ in left)
         depth += 1
-
-
-def _entered(curriculum: Curriculum, stage: Stage, parts: Sequence[Part], records: Records, *, most: int) -> Document:
-    tried = sorted(_tried(stage, parts, records), key=_last_first)
-    return {
-        "at": max((record.seen_at for _, record in tried), default=0.0),
-        "is_whole": len(tried) <= most,
-        "marks": {_print(environment, record.task): record.attempts for environment, record in tried[:most]},
-        "stage": _kept(curriculum, stage),
-    }
 
 
 def _kept(curriculum: Curriculum, stage: Stage) -> str:
@@ -299,7 +283,6 @@ def _documents(curriculum: Curriculum, state: bytes) -> Mapping[str, Any]:
 
 
 def _entry(curriculum: Curriculum, document: Any) -> _Entry | None:
-    """None: no stage was entered yet, or one that the definition does not have any more."""
     try:
         marks = {str(name): int(attempts) for name, attempts in document["marks"].items()}
         kept, at, is_whole = str(document["stage"]), float(document["at"]), bool(document["is_whole"])

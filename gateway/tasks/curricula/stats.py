@@ -79,8 +79,7 @@ class TaskStats:
 
     def key(self, environment: EnvironmentName, task: str) -> str:
         """What a task is kept under: its id, also where it was asked for by its place or an alias."""
-        found = self.find(environment, task)
-        return task if found is None else found
+        return self.find(environment, task) or task
 
     def find(self, environment: EnvironmentName, task: str) -> str | None:
         """As `key`, of a task that the registry has; None: it has none of this id, alias or place."""

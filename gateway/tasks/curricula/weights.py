@@ -10,18 +10,16 @@ import json
 import logging
 import operator
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from gateway.core.curriculum import Curriculum, SamplerKind
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ports.curricula import CurriculumStore
+from gateway.tasks.curricula.model import Curriculum, SamplerKind
 from gateway.tasks.curricula.sampling import Prepared, prepare
 from gateway.tasks.curricula.stages import Standing, advance, standings
 from gateway.tasks.curricula.stats import TaskStats
-from gateway.tasks.curricula.tables import Tables
-from gateway.tasks.curricula.task_tables import TaskTables
+from gateway.tasks.curricula.tables import Records, Tables, TaskTables
 
 logger = logging.getLogger(__name__)
 
@@ -32,26 +30,15 @@ WRITES: Final = 16
 _LOOKS_AT_RECORDS = frozenset((SamplerKind.TARGET_SUCCESS, SamplerKind.LEARNING_PROGRESS, SamplerKind.STAGED))
 
 
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """What a weighing is made from. Tables and records are never changed: another state of them is another object."""
-
-    scope: Curriculum
-    sampler: bytes
-    parts: tuple[object, ...]
-
-    def is_as(self, other: _Source) -> bool:
-        """Whether another weighing would come to the same."""
-        same = len(self.parts) == len(other.parts) and all(map(operator.is_, self.parts, other.parts))
-        return same and (self.scope, self.sampler) == (other.scope, other.sampler)
-
-
 @dataclass(slots=True)
 class WeightedTasks:
     """A weighing of all tasks."""
 
     prepared: Prepared
-    source: _Source
+    sampler: bytes
+    """The state of the sampler that it was made by."""
+    source: tuple[object, ...]
+    """The tables and records that it was made from. They never change: another state of them is another object."""
     at: float
     policy: str
 
@@ -67,37 +54,33 @@ class TaskWeights:
         self._weighed: dict[str, WeightedTasks] = {}
         self._weighing: dict[str, asyncio.Lock] = {}
 
-    def forget(self, name: str) -> None:
-        """Weigh the tasks of a scope anew, when it is drawn from next."""
-        self._weighed.pop(name, None)
-
-    def forget_all(self) -> None:
-        """Weigh those of all anew."""
-        self._weighed.clear()
+    def forget(self, name: str = "") -> None:
+        """Weigh the tasks of a scope, or of all, anew, when it is drawn from next."""
+        self._weighed = {known: one for known, one in self._weighed.items() if name and known != name}
 
     async def standings(self, scope: Curriculum) -> list[Standing]:
         """How far *scope* is in its stages by the newest records; empty where it has none. Raises as `of`."""
         if scope.sampler.kind is not SamplerKind.STAGED:
             return []
         await self.of(scope)  # moves it, if that is due
-        names = {one.environment for one in scope.components}
-        records = {name: await self._records.of(name) for name in names}
-        _, state = await self.state(scope.name)
-        tables = await self.tables_of(scope)
-        return await asyncio.to_thread(standings, scope, tables, records, str(state.get("sampler", "")).encode())
+        tables, records = await self._read(scope)
+        return await asyncio.to_thread(standings, scope, tables, records, await self._sampler(scope.name))
 
     async def tables_of(self, curriculum: Curriculum) -> Tables:
         """The tasks of each of its components."""
         keys = [(one.environment, one.split) for one in curriculum.components]
         return {key: await self._tables.of(*key) for key in keys}
 
-    async def policy(self, scope: Curriculum) -> str:
-        """The tag of the policy that was last said, as of a second ago at most."""
+    async def policy(self, name: str) -> str:
+        """Return the tag of the policy that was last said for a scope."""
+        return (await self._state(name))[1].get("policy", "")
+
+    async def recent_policy(self, scope: Curriculum) -> str:
+        """As `policy`, as of a second ago at most."""
         weighed = self._weighed.get(scope.name)
         if weighed is not None and time.monotonic() - weighed.at < FRESH_S:
             return weighed.policy
-        _, state = await self.state(scope.name)
-        return str(state.get("policy", ""))
+        return await self.policy(scope.name)
 
     async def of(self, scope: Curriculum) -> WeightedTasks:
         """Weigh all tasks by the newest records, once a second at most.
@@ -109,45 +92,55 @@ class TaskWeights:
         async with self._weighing.setdefault(scope.name, asyncio.Lock()):
             weighed = self._weighed.get(scope.name)
             now = time.monotonic()
-            if weighed is not None and now - weighed.at < FRESH_S and weighed.source.scope == scope:
+            if weighed is not None and now - weighed.at < FRESH_S and weighed.prepared.curriculum == scope:
                 return weighed
-            tables = await self.tables_of(scope)
-            records = {}
-            if scope.sampler.kind in _LOOKS_AT_RECORDS:
-                names = {one.environment for one in scope.components}
-                records = {name: await self._records.of(name) for name in names}
-            version, state = await self.state(scope.name)
-            sampler = str(state.get("sampler", "")).encode()
-            moved = await asyncio.to_thread(advance, scope, tables, records, sampler)
-            if moved != sampler:
-                # Who comes second takes what the first one wrote: both moved from the same records.
-                await self.change(scope.name, lambda known: {**known, "sampler": moved.decode()}, version=version)
-                version, state = await self.state(scope.name)
-                sampler = str(state.get("sampler", "")).encode()
-            source = _Source(scope, sampler, (*tables.values(), *records.values()))
-            if weighed is None or not weighed.source.is_as(source):
+            tables, records = await self._read(scope)
+            sampler, policy = await self._advanced(scope, tables, records)
+            source = (*tables.values(), *records.values())
+            if (
+                weighed is None
+                or (weighed.prepared.curriculum, weighed.sampler) != (scope, sampler)
+                or len(weighed.source) != len(source)
+                or not all(map(operator.is_, weighed.source, source))
+            ):
                 prepared = await asyncio.to_thread(prepare, scope, tables, records, sampler)
                 if weighed is not None and weighed.prepared.stage != prepared.stage:
                     logger.info("curriculum_moved name=%s stage=%s", scope.name, prepared.stage)
-                weighed = WeightedTasks(prepared, source, now, "")
-            weighed.at, weighed.policy = now, str(state.get("policy", ""))
+                weighed = WeightedTasks(prepared, sampler, source, now, policy)
+            weighed.at, weighed.policy = now, policy
             self._weighed[scope.name] = weighed
             return weighed
 
-    async def state(self, name: str) -> tuple[int, dict[str, Any]]:
+    async def note(self, name: str, **changes: str) -> None:
+        """Note *changes* in the state of a scope, whatever it is."""
+        for _ in range(WRITES):
+            version, state = await self._state(name)
+            if await self._store.set_state(name, version, json.dumps({**state, **changes}).encode()):
+                return
+        raise StoreUnavailable(f"the state of curriculum {name!r} changes faster than it can be written")
+
+    async def _read(self, scope: Curriculum) -> tuple[Tables, Records]:
+        """Read the tasks of *scope*, and their records where its sampler looks at them."""
+        looks = scope.sampler.kind in _LOOKS_AT_RECORDS
+        tables = await self.tables_of(scope)
+        return tables, {name: await self._records.of(name) for name in (scope.environments if looks else ())}
+
+    async def _advanced(self, scope: Curriculum, tables: Tables, records: Records) -> tuple[bytes, str]:
+        """Move *scope* to another stage if that is due; return the sampler's state, and the policy that plays."""
+        version, state = await self._state(scope.name)
+        sampler = state.get("sampler", "").encode()
+        moved = await asyncio.to_thread(advance, scope, tables, records, sampler)
+        if moved != sampler:
+            # Who comes second takes what the first one wrote: both moved from the same records.
+            await self._store.set_state(scope.name, version, json.dumps({**state, "sampler": moved.decode()}).encode())
+            _, state = await self._state(scope.name)
+        return state.get("sampler", "").encode(), state.get("policy", "")
+
+    async def _sampler(self, name: str) -> bytes:
+        return (await self._state(name))[1].get("sampler", "").encode()
+
+    async def _state(self, name: str) -> tuple[int, dict[str, str]]:
         """What the store keeps of a scope, with its version: ``sampler`` and ``policy``, where they are known."""
         version, body = await self._store.state(name)
         state = json.loads(body) if body else {}
-        return version, state if isinstance(state, dict) else {}
-
-    async def change(
-        self, name: str, change: Callable[[dict[str, Any]], dict[str, Any]], *, version: int | None = None
-    ) -> None:
-        """Change the state, from *version* only if it is given: then nothing is done where there is another one."""
-        for _ in range(WRITES):
-            found, state = await self.state(name)
-            if version is not None and found != version:
-                return
-            if await self._store.set_state(name, found, json.dumps(change(state)).encode()):
-                return
-        raise StoreUnavailable(f"the state of curriculum {name!r} changes faster than it can be written")
+        return version, {key: str(value) for key, value in state.items()} if isinstance(state, dict) else {}

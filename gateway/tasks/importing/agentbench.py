@@ -106,11 +106,11 @@ def _item_paths(folder: Path, pattern: str) -> list[Path]:
     return sorted(path for path in folder.glob(pattern) if path.suffix in (".json", ".jsonl") and path.is_file())
 
 
-def _entry(row: Row, file: ItemFile, position: int) -> Entry:
+def _entry(row: Row | RowRefused, file: ItemFile, position: int) -> Entry:
     name = f"{file.prefix}{file.path.stem}-{position:05d}"
     where = f"{row.where} ({name})"
-    if row.fault:
-        return RowRefused(where, row.fault)
+    if isinstance(row, RowRefused):
+        return RowRefused(where, row.reason)
     try:
         task = task_of(row.value, scripts=file.scripts, name=name)
     except InvalidEntry as error:

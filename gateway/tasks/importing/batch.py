@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from gateway.core.errors import ConfigError
-from gateway.tasks.documents import MAX_LINE_BYTES, names_of
 from gateway.tasks.importing.rows import Entry, Imported, InvalidEntry, RowRefused
+from gateway.tasks.split_view import MAX_LINE_BYTES, names_of
 
 MOST_SHOWN = 20
 """Entries that are told one by one; the others are counted."""

@@ -11,19 +11,46 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 from gateway.core.errors import ConfigError
+from gateway.core.json_text import parse
 
 MAX_FILE_BYTES = 256 * 2**20
 """Of one file, unpacked. The benchmarks' own files have a few MiB; a packed file could grow without end."""
 _GZIP = b"\x1f\x8b"
 _EXTRA_DATA = "Extra data"
 """What ``json`` says of a second value behind the first: the file holds lines."""
+
+
+class InvalidEntry(ValueError):
+    """An entry cannot be turned into a task; the message says what is wrong, and whoever reads the file says where."""
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """An entry that became a task."""
+
+    where: str
+    """File and line, or file and number of the entry, both counted from 1."""
+    task: dict[str, Any]
+    notes: tuple[str, ...] = ()
+    """What of the entry was left out, where its author may have meant more."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowRefused:
+    """An entry that became none."""
+
+    where: str
+    reason: str
+
+
+Entry: TypeAlias = Imported | RowRefused
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +60,10 @@ class Row:
     where: str
     """``file:line``, or ``file: entry n``; both are counted from 1."""
     value: object
-    fault: str = ""
-    """Why the line is no JSON; then there is no value."""
 
 
-def read_rows(path: Path) -> list[Row]:
-    """Read all rows of *path*; a line that is no JSON is a row with a fault, so that all of them can be told at once.
+def read_rows(path: Path) -> Sequence[Row | RowRefused]:
+    """Read all rows of *path*; a line that is no JSON is refused alone, so that all of them can be told at once.
 
     Raises:
         ConfigError: with the file, and the line where it has one: it cannot be read or unpacked, is larger than
@@ -49,7 +74,7 @@ def read_rows(path: Path) -> list[Row]:
     if not is_document:
         return _lines(text, path)
     try:
-        value = _parse(text)
+        value = parse(text)
     except json.JSONDecodeError as error:
         if error.msg == _EXTRA_DATA:
             return _lines(text, path)
@@ -60,11 +85,13 @@ def read_rows(path: Path) -> list[Row]:
     return [Row(f"{path}: entry {number}", value) for number, value in enumerate(values, 1)]
 
 
-def convert(rows: Iterable[Row], task_of: Callable[[Mapping[str, Any]], dict[str, Any] | None]) -> Iterator[Entry]:
+def convert(
+    rows: Iterable[Row | RowRefused], task_of: Callable[[Mapping[str, Any]], dict[str, Any] | None]
+) -> Iterator[Entry]:
     """Turn *rows* into tasks; a row for which *task_of* gives None is not asked for, and is left out."""
     for row in rows:
-        if row.fault:
-            yield RowRefused(row.where, row.fault)
+        if isinstance(row, RowRefused):
+            yield row
             continue
         try:
             if not isinstance(row.value, dict):
@@ -94,27 +121,19 @@ def texts_of(row: Mapping[str, Any], key: str) -> list[str]:
     return value
 
 
-def _lines(text: str, path: Path) -> list[Row]:
+def _lines(text: str, path: Path) -> list[Row | RowRefused]:
     # Not `splitlines`, which also parts at U+2028 and others that may stand in a JSON text.
     numbered = ((f"{path}:{number}", line) for number, line in enumerate(text.split("\n"), 1))
     return [_line(line, where) for where, line in numbered if line.strip()]
 
 
-def _line(line: str, where: str) -> Row:
+def _line(line: str, where: str) -> Row | RowRefused:
     try:
-        return Row(where, _parse(line))
+        return Row(where, parse(line))
     except json.JSONDecodeError as error:
-        return Row(where, None, f"not JSON: {error.msg} at column {error.colno}")
+        return RowRefused(where, f"not JSON: {error.msg} at column {error.colno}")
     except (ValueError, RecursionError) as error:
-        return Row(where, None, f"not JSON: {error}")
-
-
-def _parse(text: str) -> object:
-    return json.loads(text, parse_constant=_refuse_constant)
-
-
-def _refuse_constant(word: str) -> NoReturn:
-    raise ValueError(f"{word} is not JSON")
+        return RowRefused(where, f"not JSON: {error}")
 
 
 def _text(path: Path) -> str:
@@ -138,29 +157,3 @@ def _unpacked(file: BufferedReader) -> bytes:
         return file.read(MAX_FILE_BYTES + 1)
     with gzip.GzipFile(fileobj=file) as packed:
         return packed.read(MAX_FILE_BYTES + 1)
-
-
-class InvalidEntry(ValueError):
-    """An entry cannot be turned into a task; the message says what is wrong, and whoever reads the file says where."""
-
-
-@dataclass(frozen=True, slots=True)
-class Imported:
-    """An entry that became a task."""
-
-    where: str
-    """File and line, or file and number of the entry, both counted from 1."""
-    task: dict[str, Any]
-    notes: tuple[str, ...] = ()
-    """What of the entry was left out, where its author may have meant more."""
-
-
-@dataclass(frozen=True, slots=True)
-class RowRefused:
-    """An entry that became none."""
-
-    where: str
-    reason: str
-
-
-Entry: TypeAlias = Imported | RowRefused

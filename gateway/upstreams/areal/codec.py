@@ -11,14 +11,16 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from gateway.core.environment import Environment
-from gateway.core.episode import Action, StepResult
-from gateway.core.errors import InvalidRequest, UpstreamError
+from gateway.core.episode import EPISODE_FINISHED, Action, StepResult
+from gateway.core.errors import InvalidRequest, UpstreamError, author_fault
+from gateway.core.json_text import NotFinite, encode, parse
 from gateway.core.session import SessionSetup
 from gateway.upstreams.areal.observations import read_observation
-from gateway.upstreams.faults import author_fault
+from gateway.upstreams.ors.client import explained
+from gateway.upstreams.ors_bodies import PLATFORM_SECRETS
 
 Json = dict[str, Any]
 
@@ -26,7 +28,6 @@ ACT: Final = "act"
 """The one tool that a task server has in ORS' words."""
 CONTENT: Final = "content"
 """Its input, where actions are text."""
-EPISODE_FINISHED: Final = "episode_finished"
 MAX_SHOWN_CHARS: Final = 2000
 """Of a reason that is passed on."""
 
@@ -46,20 +47,6 @@ _LABELS: Final = frozenset(
     )
 )
 """Keys of a task that are for people, trainers or the gateway: a server misses nothing without them."""
-_PLATFORM_KEYS: Final = frozenset(("api_key", "OPENREWARD_API_KEY"))
-"""The trainer's own, which SDKs add to every session's secrets."""
-
-
-class _NotFinite(ValueError):
-    """A number that is none, where JSON has no word for it: an environment's code made it."""
-
-
-def _refuse(word: str) -> NoReturn:
-    raise _NotFinite(f"{word} is no number")
-
-
-# Made once: json.loads with arguments makes one for each call.
-_DECODER: Final = json.JSONDecoder(parse_constant=_refuse)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +80,7 @@ class Begun:
 
     def handle(self) -> str:
         """The same as text."""
-        return compact({"episode": self.episode, "observation": self.observation, "info": self.info})
+        return encode({"episode": self.episode, "observation": self.observation, "info": self.info})
 
     @classmethod
     def of(cls, handle: str) -> Begun:
@@ -102,18 +89,13 @@ class Begun:
         return cls(value["episode"], value["observation"], value["info"])
 
 
-def compact(value: Any) -> str:
-    """Write JSON. Escaped: a trainer's text may hold what UTF-8 can't (a lone surrogate), and JSON can."""
-    return json.dumps(value, separators=(",", ":"))
-
-
 def read(body: bytes, what: str) -> Mapping[str, Any]:
     """Read an answer that has to be a JSON object. Raises ``UpstreamError``; ``AuthorFault`` for NaN."""
     try:
-        value = _DECODER.decode(body.decode())
-    except _NotFinite as error:
+        value = parse(body)
+    except NotFinite as error:
         raise author_fault(f"the server's answer to {what} can't be used: {error}", "reward") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UpstreamError(f"the server's answer to {what} is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise UpstreamError(f"the server's answer to {what} is no JSON object")
@@ -126,26 +108,15 @@ def read(body: bytes, what: str) -> Mapping[str, Any]:
 def refusal(status: int, body: bytes) -> tuple[str, str]:
     """Why a request was refused, for people, and the API's word for it (``capacity``, …), empty if there is none."""
     try:
-        value = _DECODER.decode(body.decode())
-    except (ValueError, RecursionError):
+        value = parse(body)
+    except ValueError:
         value = None
     if not isinstance(value, dict):
         return f"the server answered {status} and gave no reason", ""
-    told = [text for text in (value.get("error"), _detail(value.get("detail"))) if isinstance(text, str) and text]
+    told = [text for text in (value.get("error"), explained(value.get("detail"))) if isinstance(text, str) and text]
     word = value.get("status")
     reason = ": ".join(told) or f"the server answered {status} and gave no reason"
     return reason[:MAX_SHOWN_CHARS], word if isinstance(word, str) else ""
-
-
-def _detail(detail: object) -> str:
-    if isinstance(detail, list):  # what is wrong with a body, where the framework says it: entries of pydantic's form
-        return "; ".join(_entry(entry) for entry in detail if isinstance(entry, Mapping))
-    return detail if isinstance(detail, str) else ""
-
-
-def _entry(entry: Mapping[str, Any]) -> str:
-    place = entry.get("loc")
-    return f"{'.'.join(map(str, place)) if isinstance(place, list) else 'body'}: {entry.get('msg')}"
 
 
 # -- start ----------------------------------------------------------------------------------------------------------
@@ -201,7 +172,7 @@ def read_start(body: bytes) -> Begun:
 
 
 def _check_secrets(secrets: Mapping[str, str]) -> None:
-    lost = sorted(secrets.keys() - _PLATFORM_KEYS)
+    lost = sorted(secrets.keys() - PLATFORM_SECRETS)
     if lost:
         raise InvalidRequest(f"secrets {', '.join(lost)}: AReaL's API has no way to hand secrets to an environment")
 
@@ -304,8 +275,8 @@ def _object(action: Action, environment: Environment) -> Json:
         return _structured({environment.actions.text_field: text})
     if text.lstrip().startswith("{"):
         try:
-            value = _DECODER.decode(text.strip())
-        except (ValueError, RecursionError):
+            value = parse(text.strip())
+        except ValueError:
             return _text(text)
         return _structured(value)
     return _text(text)

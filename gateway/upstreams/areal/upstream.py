@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -31,18 +31,20 @@ from gateway.core.errors import (
     UpstreamGone,
     UpstreamTimeout,
     WorkerFull,
+    author_fault,
     unknown_split,
 )
 from gateway.core.ids import SessionId, WorkerId
+from gateway.core.json_text import compact, dump
 from gateway.core.ports.transport import Request, Transport
 from gateway.core.session import Session, SessionSetup
-from gateway.core.worker import Worker, WorkerSession, WorkerTasks
+from gateway.core.worker import Worker
 from gateway.upstreams import ors_bodies as answers
 from gateway.upstreams.areal import codec as wire
 from gateway.upstreams.areal import observations
 from gateway.upstreams.areal.codec import Begun, ServerInfo
-from gateway.upstreams.faults import author_fault
 from gateway.upstreams.idempotency.recorder import Recorder
+from gateway.upstreams.ors.client import read
 from gateway.upstreams.ors_facade import OrsFacade
 
 logger = logging.getLogger(__name__)
@@ -56,8 +58,6 @@ LATE_START_S: Final = 30.0
 """How long an answer to a start is waited for that nobody waits for any more; its episode is cancelled."""
 SETTLE_S: Final = 5.0
 """How long the end of a session waits for what was begun in it and is still under way."""
-MAX_ANSWER_BYTES: Final = 128 * 2**20
-"""As of other upstreams: OpenEnv's clients take observations of 100 MiB."""
 MAX_HANDLE_BYTES: Final = 2**20
 """It is kept in the store, with the first observation."""
 SERVERS_MAX: Final = 10_000
@@ -120,11 +120,7 @@ class ArealUpstream(OrsFacade):
     async def tools(self, worker: Worker, environment: Environment) -> bytes:
         """One tool, ``act``: its input is what the agent says, or the action's object."""
         told = await self._told(worker.id, worker.address)
-        return wire.compact(wire.tool_list(environment, told)).encode()
-
-    async def registered(self, worker: Worker, environment: Environment) -> WorkerTasks:
-        """None: the API has no word for them."""
-        return WorkerTasks()
+        return compact(wire.tool_list(environment, told))
 
     async def splits(self, worker: Worker, environment: Environment) -> list[Split]:
         """One, of the name that ``areal.split`` says: its tasks are the server's samples, by number."""
@@ -200,7 +196,7 @@ class ArealUpstream(OrsFacade):
 
     async def open(self, session: Session, environment: Environment, setup: SessionSetup) -> str:
         """Begin an episode; its id and its first observation are the handle."""
-        body = wire.compact(wire.start_body(setup)).encode()
+        body = wire.start_body(setup)
         told = await self._told(session.worker, session.address)
         starting = asyncio.ensure_future(self._start(session, environment, told, body))
         try:
@@ -216,7 +212,7 @@ class ArealUpstream(OrsFacade):
         self.tallies.begin(session)
         return begun.handle()
 
-    async def _start(self, session: Session, environment: Environment, told: ServerInfo, body: bytes) -> Begun:
+    async def _start(self, session: Session, environment: Environment, told: ServerInfo, body: wire.Json) -> Begun:
         status, answer = await self._post(
             session, told, "episode/start", body, silence_s=environment.timeouts.setup_s + LATE_START_S
         )
@@ -285,17 +281,10 @@ class ArealUpstream(OrsFacade):
 
     async def _cancel(self, session: Session, told: ServerInfo, episode: str) -> bool:
         """End an episode; whether the server knew it. Raises ``UpstreamError`` if it does not take it."""
-        body = wire.compact({"episode_id": episode}).encode()
-        status, answer = await self._post(session, told, "episode/cancel", body, silence_s=CANCEL_S)
+        status, answer = await self._post(session, told, "episode/cancel", {"episode_id": episode}, silence_s=CANCEL_S)
         if status not in (200, 404):
             raise UpstreamError(f"the server did not cancel the episode: {wire.refusal(status, answer)[0]}")
         return status == 200
-
-    async def sessions(
-        self, worker: Worker, environment: Environment, ids: Collection[SessionId] | None = None
-    ) -> list[WorkerSession] | None:
-        """None: the API has no such list."""
-        return None
 
     async def prompt(self, session: Session, environment: Environment) -> list[Block]:
         """The first observation."""
@@ -304,9 +293,9 @@ class ArealUpstream(OrsFacade):
     async def messages(self, session: Session, environment: Environment) -> bytes:
         """The first observation as ORS messages: a conversation where it is one."""
         said = observations.read_messages(_begun(session).observation)
-        return answers.dump([{"role": role, "blocks": answers.blocks(blocks), "detail": None} for role, blocks in said])
+        return dump([{"role": role, "blocks": answers.blocks(blocks), "detail": None} for role, blocks in said])
 
-    async def step(self, session: Session, environment: Environment, action: Action) -> StepResult:
+    async def step(self, session: Session, environment: Environment, action: Action, *, key: str | None) -> StepResult:
         """Play one turn; turns of one session follow each other."""
         episode = self._episode(session)
         async with episode.turn:
@@ -318,7 +307,7 @@ class ArealUpstream(OrsFacade):
             wanted = wire.written(action, environment, told)
             if isinstance(wanted, StepResult):
                 return wanted
-            body = wire.compact({"episode_id": episode.id, "action": wanted}).encode()
+            body = {"episode_id": episode.id, "action": wanted}
             status, answer = await self._post(
                 session, told, "episode/step", body, silence_s=environment.timeouts.call_s
             )
@@ -367,17 +356,14 @@ class ArealUpstream(OrsFacade):
         return await self._ask(worker, address, request, ANSWER_S)
 
     async def _post(
-        self, session: Session, told: ServerInfo, operation: str, body: bytes, *, silence_s: float
+        self, session: Session, told: ServerInfo, operation: str, body: wire.Json, *, silence_s: float
     ) -> tuple[int, bytes]:
-        request = Request(b"POST", b"%s/%s" % (told.base, operation.encode()), _HEADERS, body)
+        request = Request(b"POST", b"%s/%s" % (told.base, operation.encode()), _HEADERS, compact(body))
         return await self._ask(session.worker, session.address, request, silence_s)
 
     async def _ask(self, worker: WorkerId, address: str, request: Request, silence_s: float) -> tuple[int, bytes]:
-        exchange = await self._transport.send(worker, address, request, silence_s=silence_s)
-        try:
-            return exchange.status, await exchange.read(MAX_ANSWER_BYTES)
-        finally:
-            await exchange.aclose()
+        answer = await read(await self._transport.send(worker, address, request, silence_s=silence_s))
+        return answer.status, answer.body
 
 
 def _failure(status: int, word: str, reason: str, place: str) -> UpstreamError:

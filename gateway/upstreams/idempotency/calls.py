@@ -27,16 +27,13 @@ from gateway.core.errors import (
     UpstreamTimeout,
 )
 from gateway.core.ids import SessionId, WorkerId
+from gateway.core.ports.calls import KEYED_S, UNKEYED_S
 from gateway.core.session import Session
 from gateway.upstreams.idempotency.call import Call, never_ran
 from gateway.upstreams.idempotency.records import Records
 
 T = TypeVar("T")
 
-KEPT_S: Final = 75.0
-"""At least the 60 s for which the reference servers keep a result."""
-KEYED_S: Final = 600.0
-"""Longer: a key is chosen by trainers that come again after a restart."""
 SESSION_MAX: Final = 256
 """Calls under way in one session; and outcomes that are kept of one."""
 SESSION_BYTES: Final = 128 * 2**20
@@ -147,25 +144,21 @@ class OnceOnlyCalls(Generic[T]):
         """
         self._sweep()
         episode = self._episode(session)
-        digest = digest_of(what) if key is not None or is_resumable else ""
-        if key is not None:
-            known = _known(episode, key, digest)
-            # What waits for the replica that asks, or is about to, is not what it asks for: both would wait for ever.
-            waits = known is not None and is_asked and (known.is_elsewhere or known.is_undecided)
-            if known is not None and not known.was_in_vain and not waits:
-                return known
-        elif is_resumable and (same := self._same(episode, digest)) is not None:
-            return same
-        if len(episode.running) >= self._session_max:
-            raise PoolExhausted("too many calls wait in this session")
         is_kept = is_resumable or key is not None
+        digest = digest_of(what) if is_kept else ""
+        if key is not None:
+            known = _known(episode, key, digest, is_asked=is_asked)
+        else:
+            known = self._same(episode, digest) if is_resumable else None
+        if known is not None:
+            return known
         call: Call[T] = Call(digest=digest, key=key, is_kept=is_kept, is_recorded=is_kept and not is_asked)
+        self._start(episode, call, partial(self._worked, episode, call, run, within_s), within_s)
         if key is not None:
             episode.keys[key] = digest, call
             _forget_old_keys(episode)
-        self._start(episode, call, partial(self._worked, episode, call, run, within_s), within_s)
         if key is None and call.is_recorded and self._records is not None:
-            self._records.runs(session, call.task_id, within_s=within_s)
+            self._records.runs(session, call, within_s=within_s)
         return call
 
     async def seek(self, session: Session, task_id: str, *, within_s: float) -> Call[T] | None:
@@ -178,8 +171,6 @@ class OnceOnlyCalls(Generic[T]):
         call = episode.calls.get(task_id)
         if record is None or (call is not None and not call.was_in_vain):
             return call
-        if len(episode.running) >= self._session_max:
-            raise PoolExhausted("too many calls wait in this session")
         call = Call(digest="", key=None, is_kept=True, task_id=task_id)
         call.is_elsewhere = True
         self._start(episode, call, partial(self._records.found, session, record, within_s=within_s), within_s)
@@ -276,6 +267,8 @@ class OnceOnlyCalls(Generic[T]):
         return None
 
     def _start(self, episode: _Episode[T], call: Call[T], work: Callable[[], Awaitable[T]], within_s: float) -> None:
+        if len(episode.running) >= self._session_max:
+            raise PoolExhausted("too many calls wait in this session")
         episode.calls[call.task_id] = call
         # A timer and not a scope: whoever waits learns in time, also where what runs is slow to take its cancellation.
         late = UpstreamTimeout(f"the call took longer than {within_s:g} s")
@@ -302,7 +295,7 @@ class OnceOnlyCalls(Generic[T]):
         if self._records is None or call.key is None or not call.is_recorded:
             call.admit()
             return await run()
-        return await self._records.once(episode.session, call, call.key, run, within_s=within_s)
+        return await self._records.once(episode.session, call, run, within_s=within_s)
 
     def _expire(self, episode: _Episode[T], call: Call[T], error: UpstreamTimeout) -> None:
         call.fail(error)
@@ -316,7 +309,7 @@ class OnceOnlyCalls(Generic[T]):
                 del episode.calls[call.task_id]
             return
         if call.is_recorded and call.key is None and self._records is not None:
-            self._records.noted(episode.session, call.task_id, call.result)
+            self._records.noted(episode.session, call)
         call.ended_at = episode.used_at = self._clock()
         call.weight = call.outcome_weight()
         self._ended[call.key is not None][call.task_id] = episode
@@ -340,7 +333,7 @@ class OnceOnlyCalls(Generic[T]):
 
     def _sweep(self) -> None:
         now = self._clock()
-        for ended, kept_s in ((self._ended[False], KEPT_S), (self._ended[True], KEYED_S)):
+        for ended, kept_s in ((self._ended[False], UNKEYED_S), (self._ended[True], KEYED_S)):
             while ended and _age(oldest := self._oldest(ended)) + kept_s < now:
                 self._drop(*oldest)
         while self._bytes > self._total_bytes or sum(map(len, self._ended.values())) > self._total_max:
@@ -361,15 +354,17 @@ def _age(ended: tuple[Any, Call[Any]]) -> float:
     return float(ended[1].ended_at or 0.0)
 
 
-def _known(episode: _Episode[T], key: str, digest: str) -> Call[T] | None:
-    known = episode.keys.get(key)
-    if known is None:
+def _known(episode: _Episode[T], key: str, digest: str, *, is_asked: bool) -> Call[T] | None:
+    if key not in episode.keys:
         return None
-    if known[0] != digest:
+    known_digest, call = episode.keys[key]
+    if known_digest != digest:
         raise CallConflict("Idempotency-Key was used with another body")
-    if known[1] is None:
+    if call is None:
         raise CallConflict("the outcome of this Idempotency-Key is no longer kept")
-    return known[1]
+    # A call that waits for the replica that asks, or is about to, is not what it asks for: both would wait for ever.
+    waits = is_asked and (call.is_elsewhere or call.is_undecided)
+    return None if waits or call.was_in_vain else call
 
 
 def _unlearn(episode: _Episode[T], key: str, call: Call[T]) -> None:

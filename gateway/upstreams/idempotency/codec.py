@@ -20,11 +20,11 @@ from gateway.core.errors import (
     UpstreamGone,
     UpstreamTimeout,
 )
+from gateway.core.json_text import compact
 from gateway.upstreams import sse
 
 T = TypeVar("T")
 
-_ENCODER: Final = json.JSONEncoder(separators=(",", ":"))
 _KINDS: Final[Mapping[str, type[GatewayError]]] = {
     kind.code: kind for kind in (UpstreamError, UpstreamTimeout, AuthorFault, SessionFailed, InvalidRequest)
 }
@@ -43,8 +43,8 @@ class Codec(Generic[T]):
     def write(self, outcome: T | Exception) -> bytes:
         """Write a value or an error. Of a mistake of ours nothing is told but that it was one."""
         if isinstance(outcome, Exception):
-            return _ENCODER.encode({"error": _told(outcome)}).encode()
-        return _ENCODER.encode({self.name: self.to_json(outcome)}).encode()
+            return compact({"error": _told(outcome)})
+        return compact({self.name: self.to_json(outcome)})
 
     def read(self, written: bytes) -> T | GatewayError:
         """Read what `write` wrote. Raises ``UpstreamError`` if it can't be read."""

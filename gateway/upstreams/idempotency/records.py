@@ -1,7 +1,7 @@
-"""One upstream's calls towards the store: what is recorded of them, and what others' records mean.
+"""One upstream's calls towards the store: what is recorded of them, and what the records of other replicas mean.
 
-A call that another replica recorded is never run here. If that replica is gone, nobody can tell whether the call ran,
-and whoever asks for it is told so.
+A replica never runs a call that another one recorded. If that replica is gone, the store can't say whether the call
+ran, and each trainer that asks for it gets this answer.
 """
 
 from __future__ import annotations
@@ -43,22 +43,16 @@ class Records(Generic[T]):
         self._recorder = recorder
         self._codec = codec
 
-    # -- calls with a key -----------------------------------------------------------------------------------------
-
-    async def once(
-        self, session: Session, call: Call[T], key: str, run: Callable[[], Awaitable[T]], *, within_s: float
-    ) -> T:
-        """Run *call* if no replica has, else wait for its outcome.
+    async def once(self, session: Session, call: Call[T], run: Callable[[], Awaitable[T]], *, within_s: float) -> T:
+        """Run *call*, which has a key, if no replica has; else wait for its outcome.
 
         Raises:
-            CallConflict: *key* stands for something else, or its outcome is not kept.
+            CallConflict: the key stands for another call, or its outcome is not kept.
             StoreUnavailable: nothing ran.
-            GatewayError: what the call ended with.
+            GatewayError: the error that the call ended with.
         """
-        digest = call.digest
-        known_s = max(KEYED_S, within_s + MARGIN_S)
-        begun = self._change(Change.RUNNING, session, call.task_id, key=key, digest=digest, keep_s=known_s)
-        while (record := await self._recorder.begin(begun, within_s=within_s)) is not None:
+        begun = _change(session, call, Change.RUNNING, keep_s=max(KEYED_S, within_s + MARGIN_S))
+        while (record := await self._recorder.begin(begun)) is not None:
             call.is_elsewhere = True
             call.admit()
             outcome = await self._outcome(session, record, within_s)
@@ -71,56 +65,41 @@ class Records(Generic[T]):
         except asyncio.CancelledError:
             call.fail(UpstreamGone("the call was broken off", sent=True))
             if not call.is_forgotten:
-                await self._ended(session, call, key, call.result)
+                await self._recorder.ended(self._end(session, call, call.result, OUTCOME_BYTES))
             raise
         except Exception as error:
             if never_ran(error):
                 self._recorder.never_ran(begun)
             else:
                 call.stop_timer()
-                await self._ended(session, call, key, error)
+                await self._recorder.ended(self._end(session, call, error, OUTCOME_BYTES))
             raise
         call.stop_timer()  # it has run in time: what is left is to say so
-        await self._ended(session, call, key, value)
+        await self._recorder.ended(self._end(session, call, value, OUTCOME_BYTES))
         return value
 
-    async def _ended(self, session: Session, call: Call[T], key: str, outcome: T | Exception) -> None:
-        written = self._written(outcome, OUTCOME_BYTES)
-        kind = Change.DROPPED if written is None else Change.DONE
-        await self._recorder.ended(
-            self._change(kind, session, call.task_id, key=key, digest=call.digest, outcome=written or b"")
-        )
+    def runs(self, session: Session, call: Call[T], *, within_s: float) -> None:
+        """Note that a call without a key runs here."""
+        self._recorder.runs(_change(session, call, Change.RUNNING, keep_s=within_s + MARGIN_S))
 
-    # -- calls without a key --------------------------------------------------------------------------------------
-
-    def runs(self, session: Session, task_id: str, *, within_s: float) -> None:
-        """Note that a call runs here."""
-        self._recorder.runs(self._change(Change.RUNNING, session, task_id, keep_s=within_s + MARGIN_S))
-
-    def noted(self, session: Session, task_id: str, outcome: T | Exception) -> None:
-        """Note what came of it."""
-        if not self._recorder.store.is_shared:
-            return
-        written = self._written(outcome, NOTED_BYTES)
-        kind = Change.DROPPED if written is None else Change.DONE
-        self._recorder.noted(self._change(kind, session, task_id, keep_s=UNKEYED_S, outcome=written or b""))
-
-    # -- calls of others ------------------------------------------------------------------------------------------
+    def noted(self, session: Session, call: Call[T]) -> None:
+        """Note the end of a call without a key."""
+        self._recorder.noted(self._end(session, call, call.result, NOTED_BYTES))
 
     async def look(self, session: Session, task_id: str) -> CallRecord | None:
-        """What another replica recorded of a call. Raises ``StoreUnavailable``."""
-        if not self._recorder.store.is_shared or _TASK_ID.fullmatch(task_id) is None:
+        """Return what another replica recorded of a call. Raises ``StoreUnavailable``."""
+        if _TASK_ID.fullmatch(task_id) is None:
             return None
         return await self._recorder.store.look(session.id, session.lease, task_id)
 
     async def found(self, session: Session, record: CallRecord, *, within_s: float) -> T:
-        """What came of a call of another replica, which is waited for.
+        """Wait for the outcome of a call of another replica.
 
         Raises:
             UpstreamGone: its replica was lost; it may have run.
             CallConflict: its outcome is not kept.
             UpstreamTimeout: it still runs.
-            GatewayError: what it ended with.
+            GatewayError: the error that it ended with.
         """
         outcome = await self._outcome(session, record, within_s)
         if outcome is None:
@@ -129,12 +108,10 @@ class Records(Generic[T]):
 
     def forget(self, session: Session) -> None:
         """Forget all calls of a session that has ended."""
-        self._recorder.forget(self._change(Change.FORGOTTEN, session, ""))
-
-    # -- inside ---------------------------------------------------------------------------------------------------
+        self._recorder.forget(session)
 
     async def _outcome(self, session: Session, record: CallRecord, within_s: float) -> T | None:
-        """As `found`; None: it is sure not to have run."""
+        """Wait as `found` does; return None if the call is sure not to have run."""
         found: CallRecord | None = record
         if record.state in (CallState.RUNNING, CallState.LOST):
             found = await self._recorder.store.settled(session.id, session.lease, record.task_id, within_s=within_s)
@@ -151,33 +128,28 @@ class Records(Generic[T]):
             raise outcome
         return outcome
 
-    def _written(self, outcome: T | Exception, limit: int) -> bytes | None:
-        if not isinstance(outcome, Exception) and weight(outcome) > WEIGHT_FACTOR * limit:
-            return None
-        try:
-            written = self._codec.write(outcome)
-        except (ValueError, TypeError, RecursionError):  # a value that is no JSON
-            return None
-        return written if len(written) <= limit else None
+    def _end(self, session: Session, call: Call[T], outcome: T | Exception, limit: int) -> CallChange:
+        """Return the end of *call*, without its outcome if that takes more than *limit* bytes or is no JSON."""
+        keep_s = UNKEYED_S if call.key is None else KEYED_S
+        if isinstance(outcome, Exception) or weight(outcome) <= WEIGHT_FACTOR * limit:
+            try:
+                written = self._codec.write(outcome)
+            except (ValueError, TypeError, RecursionError):
+                pass
+            else:
+                if len(written) <= limit:
+                    return _change(session, call, Change.DONE, keep_s=keep_s, outcome=written)
+        return _change(session, call, Change.DROPPED, keep_s=keep_s)
 
-    @staticmethod
-    def _change(
-        kind: Change,
-        session: Session,
-        task_id: str,
-        *,
-        key: str = "",
-        digest: str = "",
-        keep_s: float = KEYED_S,
-        outcome: bytes = b"",
-    ) -> CallChange:
-        return CallChange(
-            kind=kind,
-            session=session.id,
-            lease=session.lease,
-            task_id=task_id,
-            key=key,
-            digest=digest,
-            keep_s=keep_s,
-            outcome=outcome,
-        )
+
+def _change(session: Session, call: Call[T], kind: Change, *, keep_s: float, outcome: bytes = b"") -> CallChange:
+    return CallChange(
+        kind=kind,
+        session=session.id,
+        lease=session.lease,
+        task_id=call.task_id,
+        key=call.key or "",
+        digest=call.digest if call.key else "",
+        keep_s=keep_s,
+        outcome=outcome,
+    )

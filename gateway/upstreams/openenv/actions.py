@@ -14,9 +14,10 @@ from typing import Any, Final
 from gateway.core.environment import Environment
 from gateway.core.episode import Action, StepResult
 from gateway.core.errors import UpstreamError
+from gateway.core.json_text import compact
 from gateway.upstreams.action_mapping import Tool, text_argument, tool_call
-from gateway.upstreams.openenv.frames import INTERNAL, compact, request
-from gateway.upstreams.openenv.http import Http, Place, RpcError
+from gateway.upstreams.openenv.frames import INTERNAL, request
+from gateway.upstreams.openenv.http import Http, Place, RpcError, remember
 
 STEP: Final = "step"
 _DESCRIPTION: Final = "Take one action in the environment."
@@ -28,21 +29,12 @@ KNOWN_MAX: Final = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToolEntry:
-    """A tool as it is offered."""
-
-    name: str
-    description: str
-    input_schema: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
     """The actions of one make of image."""
 
     has_tools: bool
     """Whether they are calls of tools; else there is one tool, ``step``, whose input is the action."""
-    tools: tuple[ToolEntry, ...]
+    tools: tuple[Tool, ...]
 
     @property
     def listing(self) -> bytes:
@@ -66,12 +58,7 @@ class Forms:
 
     async def of(self, at: Place, digest: str) -> Form:
         """The form of the image of *digest*, of which there is a worker at *at*."""
-        known = self._known.get(digest)
-        if known is None:
-            known = self._known[digest] = await self._asked(at)
-            if len(self._known) > KNOWN_MAX:
-                self._known.popitem(last=False)
-        return known
+        return self._known.get(digest) or remember(self._known, digest, await self._asked(at), KNOWN_MAX)
 
     async def _asked(self, at: Place) -> Form:
         status, schemas = await self._http.get(at, "/schema")
@@ -85,7 +72,7 @@ class Forms:
             except RpcError as error:
                 if error.rpc_code != INTERNAL or "does not support MCP" not in error.detail:
                     raise
-        step = ToolEntry(name=STEP, description=_DESCRIPTION, input_schema=without_metadata(schema))
+        step = Tool(name=STEP, description=_DESCRIPTION, input_schema=without_metadata(schema))
         return Form(has_tools=False, tools=(step,))
 
 
@@ -94,11 +81,11 @@ def _is_tool_call(schema: Mapping[str, Any]) -> bool:
     return schema.get("title") in _TOOL_ACTIONS or (isinstance(properties, Mapping) and "tool_name" in properties)
 
 
-def _read_tools(listed: Any) -> tuple[ToolEntry, ...]:
+def _read_tools(listed: Any) -> tuple[Tool, ...]:
     if not isinstance(listed, list):
         raise UpstreamError("the worker's list of tools can't be read")
     return tuple(
-        ToolEntry(
+        Tool(
             name=tool["name"],
             description=str(tool.get("description") or ""),
             input_schema=_schema(tool.get("inputSchema") or tool.get("input_schema")),
@@ -150,8 +137,7 @@ def _tool_data(action: Action, environment: Environment, form: Form) -> Mapping[
         return fields  # it is a step's data already
     if action.name in _RUNS_EPISODES:
         return _unknown(str(action.name))  # others may be tools that came after the list: the server knows best
-    tools = [Tool(tool.name, tool.input_schema) for tool in form.tools]
-    name, arguments = tool_call(action, environment, tools)
+    name, arguments = tool_call(action, environment, form.tools)
     return {"type": "call_tool", "tool_name": name, "arguments": arguments}
 
 

@@ -24,24 +24,13 @@ from gateway.core.errors import (
     UpstreamError,
     UpstreamGone,
     WorkerFull,
+    author_fault,
 )
+from gateway.core.json_text import parse
 from gateway.core.session import Session
-from gateway.upstreams.faults import author_fault
-from gateway.upstreams.openenv.frames import (
-    FACTORY,
-    FAILED,
-    FULL,
-    INVALID,
-    SESSION,
-    STATE,
-    fault_of,
-    kind_of,
-    parse,
-    request,
-)
+from gateway.upstreams.openenv.capabilities import CapabilityProbe
+from gateway.upstreams.openenv.frames import FACTORY, FAILED, FULL, INVALID, SESSION, STATE, fault_of, kind_of, request
 from gateway.upstreams.openenv.http import INITIALISING, REFUSED, UNKNOWN_SESSION, Http, Place, RpcError
-from gateway.upstreams.openenv.replica_codec import Handle
-from gateway.upstreams.openenv.session_lifetime import Lasting
 from gateway.upstreams.openenv.websocket import FrameConnection, LiveSession, NotListening, WebSocketPool
 
 logger = logging.getLogger(__name__)
@@ -60,60 +49,50 @@ PAUSE_S: Final = 0.05
 class OpenEnvSessions:
     """Begins and ends sessions in servers."""
 
-    def __init__(self, http: Http, sockets: WebSocketPool) -> None:
+    def __init__(self, http: Http, sockets: WebSocketPool, probe: CapabilityProbe) -> None:
         self._http = http
         self._sockets = sockets
-        self._lasting = Lasting(http, sockets)
+        self._probe = probe
         self._undoing: dict[str, asyncio.Task[None]] = {}
         """By lease: what an opening that failed has left, until its session is closed."""
 
-    async def begin(self, session: Session, environment: Environment, data: Mapping[str, Any]) -> LiveSession:
-        """Open a session and reset it. See ``Upstream.open``."""
+    async def begin(
+        self, session: Session, environment: Environment, data: Mapping[str, Any], kept: LiveSession | None = None
+    ) -> LiveSession:
+        """Reset a new session of the server, or the one that an ended episode left (*kept*). See ``Upstream.open``."""
         deadline = time.monotonic() + FULL_S
         while True:
             try:
-                return await self._begin(session, environment, data)
+                return await self._begin(session, environment, data, kept)
             except WorkerFull:
-                if time.monotonic() >= deadline:
+                if kept is not None or time.monotonic() >= deadline:
                     raise
             await asyncio.sleep(PAUSE_S)
 
-    async def _begin(self, session: Session, environment: Environment, data: Mapping[str, Any]) -> LiveSession:
+    async def _begin(
+        self, session: Session, environment: Environment, data: Mapping[str, Any], kept: LiveSession | None
+    ) -> LiveSession:
         at = Place(session.worker, session.address)
         creating: asyncio.Task[str] | None = None
-        line: FrameConnection | None = None
+        sid, line = (kept.sid, kept.line) if kept is not None else ("", None)
         try:
-            sid = ""
-            if await self._lasting.has(at):
-                # A task: an opening that is given up must learn the id of what it has begun, to end it.
-                creating = asyncio.ensure_future(self._created(at, environment.timeouts.setup_s))
-                sid = await asyncio.shield(creating)
-            line = await self._sockets.open(at.address, _target(sid), answer_s=environment.timeouts.call_s)
+            if line is None:
+                if await self._probe.outlives_sockets(at):
+                    # A task: a cancelled opening must learn the id of the session that it has begun, to end it.
+                    creating = asyncio.ensure_future(self._created(at, environment.timeouts.setup_s))
+                    sid = await asyncio.shield(creating)
+                line = await self._sockets.open(at.address, _target(sid), answer_s=environment.timeouts.call_s)
             first = await _first_reply(line, sid, request("reset", data))
-        except WorkerFull:
-            if line is not None:
-                line.abort()  # the server has closed it
-            raise
         except BaseException as error:
-            undo = self._begin_to_undo(session.lease, at, creating, line)
-            if isinstance(error, Exception):  # else it was given up: it is undone behind it
+            if isinstance(error, WorkerFull) and kept is None:
+                if line is not None:
+                    line.abort()  # the server has closed it
+                raise
+            undo = self._begin_to_undo(session.lease, at, sid, creating, line)
+            if isinstance(error, Exception):  # else it was cancelled: it is undone in the background
                 await asyncio.wait({undo}, timeout=UNDO_S)
             raise
         return LiveSession(session, environment, sid, line, first)
-
-    async def begin_again(
-        self, kept: LiveSession, session: Session, environment: Environment, data: Mapping[str, Any]
-    ) -> LiveSession:
-        """Reset the server's session of an episode that has ended, for the next one. Raises as `begin`."""
-        try:
-            first = await _first_reply(kept.line, kept.sid, request("reset", data))
-        except BaseException as error:
-            creating = asyncio.ensure_future(_known(kept.sid)) if kept.sid else None
-            undo = self._begin_to_undo(session.lease, kept.at, creating, kept.line)
-            if isinstance(error, Exception):  # else it was given up: it is undone behind it
-                await asyncio.wait({undo}, timeout=UNDO_S)
-            raise
-        return LiveSession(session, environment, kept.sid, kept.line, first)
 
     async def _created(self, at: Place, silence_s: float) -> str:
         try:
@@ -130,9 +109,9 @@ class OpenEnvSessions:
         return sid
 
     def _begin_to_undo(
-        self, lease: str, at: Place, creating: asyncio.Task[str] | None, line: FrameConnection | None
+        self, lease: str, at: Place, sid: str, creating: asyncio.Task[str] | None, line: FrameConnection | None
     ) -> asyncio.Task[None]:
-        undo = asyncio.ensure_future(self._undo(at, creating, line))
+        undo = asyncio.ensure_future(self._undo(at, sid, creating, line))
         undo.add_done_callback(_heard)
         self._undoing[lease] = undo
         if len(self._undoing) > UNDOING_MAX:
@@ -141,8 +120,10 @@ class OpenEnvSessions:
                 del self._undoing[oldest]
         return undo
 
-    async def _undo(self, at: Place, creating: asyncio.Task[str] | None, line: FrameConnection | None) -> None:
-        """Give back what an opening that failed had got.
+    async def _undo(
+        self, at: Place, sid: str, creating: asyncio.Task[str] | None, line: FrameConnection | None
+    ) -> None:
+        """Release the session and the socket of a failed opening.
 
         Raises:
             UpstreamError: it can't be told whether the place is free.
@@ -156,14 +137,13 @@ class OpenEnvSessions:
             try:
                 sid = await creating
             except (RpcError, WorkerFull):
-                sid = ""  # none was made
+                pass  # the server made none
             except UpstreamGone as error:
                 if error.sent:
                     raise
-                sid = ""
-            if sid:
-                await self.end(at, sid, UNDO_S)  # a reset that still runs in it holds it up
-                return
+        if sid:
+            await self.end(at, sid, UNDO_S)  # a reset that still runs in it holds it up
+            return
         if line is not None and line.overran:
             raise UpstreamError("a reset still runs in the worker")
 
@@ -182,14 +162,14 @@ class OpenEnvSessions:
         undo.result()
         return True
 
-    async def attach(self, session: Session, environment: Environment, handle: Handle) -> LiveSession:
-        """Attach to a session that was begun by another replica, or before this one was started.
+    async def attach(self, session: Session, environment: Environment, sid: str, first: bytes) -> LiveSession:
+        """Attach to a session that another replica began, or this one before a restart; *first*: the reset's reply.
 
         Raises:
             SessionNotFound: the server does not know it.
         """
-        line, steps = await self._attached(session, environment, handle.sid)
-        held = LiveSession(session, environment, handle.sid, line, handle.first)
+        line, steps = await self._attached(session, environment, sid)
+        held = LiveSession(session, environment, sid, line, first)
         held.steps = steps
         held.is_whole = False
         return held
@@ -315,10 +295,6 @@ class OpenEnvSessions:
                 raise UpstreamError("the worker did not end the session: a socket is still attached to it")
             await asyncio.sleep(PAUSE_S)
 
-    async def outlives_sockets(self, at: Place) -> bool:
-        """Whether sessions of the server at *at* outlive their sockets."""
-        return await self._lasting.has(at)
-
     async def aclose(self) -> None:
         """Wait for what is being undone."""
         undoing = set(self._undoing.values())
@@ -361,10 +337,6 @@ async def _first_reply(line: FrameConnection, sid: str, frame: bytes) -> bytes:
 
 def _not_made(message: str) -> AuthorFault:
     return author_fault(f"the server can't make an environment: {message}", "constructor")
-
-
-async def _known(sid: str) -> str:
-    return sid
 
 
 def _target(sid: str) -> str:

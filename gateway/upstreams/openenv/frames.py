@@ -6,16 +6,15 @@ frame that is only passed on is looked at by its first and its last bytes.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from gateway.core.episode import TOOL_FAILED
-from gateway.core.errors import UpstreamError
-from gateway.upstreams.faults import author_fault
+from gateway.core.errors import UpstreamError, author_fault
+from gateway.core.json_text import NotFinite, compact, parse
 
 CLOSE: Final = b'{"type":"close"}'
 STATE: Final = b'{"type":"state"}'
@@ -51,19 +50,6 @@ _LISTS: Final = b'"list_tools"'
 _LISTS_MAX_BYTES: Final = 256
 
 
-class NotFinite(ValueError):
-    """A number that is none, where JSON has no word for it: an environment's code made it."""
-
-
-def _refuse(word: str) -> NoReturn:
-    raise NotFinite(f"{word} is no number")
-
-
-# Made once: json.loads and json.dumps with arguments make one for each call.
-_ENCODER: Final = json.JSONEncoder(separators=(",", ":"))
-_DECODER: Final = json.JSONDecoder(parse_constant=_refuse)
-
-
 @dataclass(frozen=True, slots=True)
 class Fault:
     """An error frame."""
@@ -72,19 +58,6 @@ class Fault:
     message: str
     capacity: int = 0
     """Sessions that the server holds at most, where it refused one more; 0: unsaid."""
-
-
-def compact(value: Any) -> bytes:
-    """Write *value* as compact JSON; escaped, as a trainer's text may hold what UTF-8 can't."""
-    return _ENCODER.encode(value).encode()
-
-
-def parse(text: bytes) -> Any:
-    """Read JSON. Raises ``ValueError``."""
-    try:
-        return _DECODER.decode(text.decode())
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
 
 
 def request(kind: str, data: Mapping[str, Any]) -> bytes:

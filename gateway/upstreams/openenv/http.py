@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from gateway.core.errors import UpstreamError, UpstreamGone
 from gateway.core.ids import WorkerId
+from gateway.core.json_text import compact, parse
 from gateway.core.ports.transport import Request, Transport
-from gateway.upstreams.openenv.frames import compact, parse
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 ANSWER_S: Final = 20.0
 """For requests that a server answers from memory; an environment that blocks its loop holds them up."""
@@ -72,11 +75,7 @@ class Http:
             paths = {}
         has_mcp = "/mcp" in paths
         has_task_api = "/list_environments" in paths and any(str(path).endswith("/splits") for path in paths)
-        known = Abilities(has_mcp=has_mcp, has_task_api=has_task_api)
-        self._abilities[at] = known
-        if len(self._abilities) > KNOWN_MAX:
-            self._abilities.popitem(last=False)
-        return known
+        return remember(self._abilities, at, Abilities(has_mcp=has_mcp, has_task_api=has_task_api), KNOWN_MAX)
 
     async def status(self, at: Place, target: str, *, silence_s: float = ANSWER_S) -> int:
         """The status that a GET is answered with."""
@@ -154,3 +153,12 @@ def _read(target: str, status: int, text: bytes) -> tuple[int, Any]:
         if status != 200:
             return status, None
         raise UpstreamError(f"the worker's answer to {target} is not JSON") from error
+
+
+def remember(known: OrderedDict[K, V], key: K, value: V, at_most: int) -> V:
+    """Keep *value* in *known*, which then holds the newest *at_most* values; return *value*."""
+    known[key] = value
+    known.move_to_end(key)
+    if len(known) > at_most:
+        known.popitem(last=False)
+    return value

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Final, TypeVar
 
 from gateway.core.environment import Environment, Split, TaskSpec
@@ -26,22 +24,22 @@ from gateway.core.errors import (
     UpstreamGone,
     UpstreamTimeout,
 )
-from gateway.core.ids import SessionId
-from gateway.core.ports.transport import DialSocket, Exchange, Headers, Transport
-from gateway.core.ports.upstream import Replicas
+from gateway.core.faults import author_faults
+from gateway.core.json_text import compact, parse
+from gateway.core.ports.transport import DialSocket, Transport
 from gateway.core.session import CloseReason, Session, SessionSetup
-from gateway.core.worker import Worker, WorkerSession, WorkerTasks
-from gateway.upstreams.faults import faults
+from gateway.core.worker import Worker
 from gateway.upstreams.idempotency.recorder import Recorder
 from gateway.upstreams.openenv.actions import Forms, step_frame
 from gateway.upstreams.openenv.capabilities import CapabilityProbe
 from gateway.upstreams.openenv.episodes import OpenEnvSessions
-from gateway.upstreams.openenv.frames import acts, check_reward, compact, failure_of, kind_of, parse
-from gateway.upstreams.openenv.http import Http, Place
+from gateway.upstreams.openenv.frames import acts, check_reward, failure_of, kind_of
+from gateway.upstreams.openenv.http import Http, Place, remember
 from gateway.upstreams.openenv.observations import first_blocks, step_result
-from gateway.upstreams.openenv.ownership import SessionOwnership, StoredSessions, remember
-from gateway.upstreams.openenv.replica_codec import (
+from gateway.upstreams.openenv.ownership import (
     Handle,
+    SessionOwnership,
+    StoredSessions,
     read_action,
     read_handle,
     read_result,
@@ -50,11 +48,10 @@ from gateway.upstreams.openenv.replica_codec import (
     write_result,
     write_summary,
 )
-from gateway.upstreams.openenv.resets import reset_data
-from gateway.upstreams.openenv.session_reuse import SessionReuse
-from gateway.upstreams.openenv.tasks import Tasks
+from gateway.upstreams.openenv.tasks import Tasks, reset_data
 from gateway.upstreams.openenv.websocket import LiveSession, WebSocketPool
 from gateway.upstreams.ors_facade import OrsFacade, spelled
+from gateway.upstreams.replica_client import ReplicaClient
 
 T = TypeVar("T")
 
@@ -62,8 +59,6 @@ OPENED_MAX: Final = 10_000
 THREAD_BYTES: Final = 4 * 2**20
 """Larger observations are read in a thread, so that other sessions go on."""
 _RELAYED: Final = frozenset(("step", "state", "mcp"))
-_KEY: ContextVar[str | None] = ContextVar("openenv_key", default=None)
-"""The idempotency key of the call that runs: the replica that holds the session must know it, too."""
 
 
 class OpenEnvUpstream(OrsFacade):
@@ -74,7 +69,7 @@ class OpenEnvUpstream(OrsFacade):
     def __init__(
         self,
         transport: Transport,
-        peers: Replicas | None = None,
+        peers: ReplicaClient | None = None,
         *,
         store: StoredSessions | None = None,
         recorder: Recorder | None = None,
@@ -92,11 +87,10 @@ class OpenEnvUpstream(OrsFacade):
         super().__init__(recorder=recorder)
         self._http = Http(transport)
         self._sockets = WebSocketPool(dial_socket)
-        self._trials = CapabilityProbe(self._http, self._sockets)
+        self._probe = CapabilityProbe(self._http, self._sockets)
         self._forms = Forms(self._http)
         self._tasks = Tasks(self._http)
-        self._episodes = OpenEnvSessions(self._http, self._sockets)
-        self._kept = SessionReuse(self._episodes)
+        self._episodes = OpenEnvSessions(self._http, self._sockets, self._probe)
         self._holding = SessionOwnership(self._episodes, peers=peers, store=store)
         self._opened: OrderedDict[str, None] = OrderedDict()
         """Leases whose opening was tried here: what they left behind is known."""
@@ -105,7 +99,7 @@ class OpenEnvUpstream(OrsFacade):
 
     async def ready(self, worker: Worker, environment: Environment) -> int:
         """Return when a socket gets a reply; with ``pool.learns_slots`` the sessions that the server holds at once."""
-        return await self._trials.ready(worker, environment)
+        return await self._probe.ready(worker, environment)
 
     async def alive(self, worker: Worker, environment: Environment, *, busy_counts: bool = True) -> None:
         """Return if the server answers; no socket is opened, which would take a place.
@@ -114,15 +108,11 @@ class OpenEnvUpstream(OrsFacade):
         """
         if busy_counts and self._holding.is_busy(worker.id):
             return
-        await self._trials.alive(worker, environment)
+        await self._probe.alive(worker, environment)
 
     async def tools(self, worker: Worker, environment: Environment) -> bytes:
         """The image's own tools; for a Gym image the tool ``step``, whose input is its action."""
         return (await self._forms.of(Place(worker.id, worker.address), environment.digest())).listing
-
-    async def registered(self, worker: Worker, environment: Environment) -> WorkerTasks:
-        """None: OpenEnv has no ids of tasks."""
-        return WorkerTasks()
 
     async def splits(self, worker: Worker, environment: Environment) -> list[Split]:
         """The splits of the image's Task API, else one of seeds."""
@@ -148,23 +138,14 @@ class OpenEnvUpstream(OrsFacade):
                 found[what] = answer
         return found
 
-    async def sessions(
-        self, worker: Worker, environment: Environment, ids: Collection[SessionId] | None = None
-    ) -> list[WorkerSession] | None:
-        """None: servers do not list their sessions."""
-        return None
-
     # -- open and close -------------------------------------------------------------------------------------------
 
     async def open(self, session: Session, environment: Environment, setup: SessionSetup) -> str:
         """Begin an episode; see ``Upstream.open``. From then on this replica holds its socket."""
         data = reset_data(environment, setup)
         remember(self._opened, session.lease, None, OPENED_MAX)
-        kept = await self._kept.take(session, environment)
-        if kept is not None:
-            held = await self._episodes.begin_again(kept, session, environment, data)
-        else:
-            held = await self._episodes.begin(session, environment, data)
+        kept = await self._holding.take_kept(session, environment)
+        held = await self._episodes.begin(session, environment, data, kept)
         self._holding.add(held)
         return Handle(sid=held.sid, holder=self._holding.me, first=held.first).written()
 
@@ -174,12 +155,12 @@ class OpenEnvUpstream(OrsFacade):
         A server's session is reset for the next episode, as its own clients would do: to make one may take long.
         """
         within_s = environment.timeouts.close_s
-        await self._kept.drop(session, within_s)
+        await self._holding.drop_kept(session, within_s)
         held, handle = self._holding.pop(session)
         was_opened_here = self._opened.pop(session.lease, False) is None
         try:
             if held is not None:
-                if keeps and await self._kept.put(held):
+                if keeps and await self._holding.keep(held):
                     return held.summary
                 return await self._episodes.close(held, within_s)
             if await self._episodes.undone(session.lease, within_s):
@@ -212,36 +193,15 @@ class OpenEnvUpstream(OrsFacade):
         Raises:
             UpstreamError: that may be so.
         """
-        if await self._episodes.outlives_sockets(Place(session.worker, session.address)):
+        if await self._probe.outlives_sockets(Place(session.worker, session.address)):
             raise UpstreamError("another replica did not finish its opening: it may have left a session in the worker")
 
     # -- act ------------------------------------------------------------------------------------------------------
 
-    async def act(
-        self, session: Session, environment: Environment, action: Action, *, key: str | None = None
-    ) -> StepResult:
-        """Run *action* as a step; see ``Upstream.act``."""
-        with _keyed(key):
-            return await super().act(session, environment, action, key=key)
-
-    async def forward(
-        self, session: Session, environment: Environment, operation: str, *, body: bytes, headers: Headers
-    ) -> Exchange:
-        """Answer an ORS operation; see ``Upstream.forward``."""
-        key = next((value.decode("latin-1") for name, value in headers if name == b"idempotency-key"), None)
-        with _keyed(key or None):
-            return await super().forward(session, environment, operation, body=body, headers=headers)
-
-    async def step(self, session: Session, environment: Environment, action: Action) -> StepResult:
+    async def step(self, session: Session, environment: Environment, action: Action, *, key: str | None) -> StepResult:
         """Run *action* in the replica that holds the session. Raises as ``Upstream.act``."""
-
-        async def here(held: LiveSession) -> StepResult:
-            return await self._stepped(held, action)
-
-        def message() -> bytes:
-            return write_action(action, _KEY.get())
-
-        return await self._holding.wherever(session, environment, "act", message, here, read_result)
+        found = await self._holding.find(session, environment, "act", lambda: write_action(action, key))
+        return read_result(found) if isinstance(found, bytes) else await self._stepped(found, action)
 
     async def _stepped(self, held: LiveSession, action: Action) -> StepResult:
         try:
@@ -259,14 +219,11 @@ class OpenEnvUpstream(OrsFacade):
             raise InvalidRequest("only step, state and mcp are passed on: the gateway itself begins and ends episodes")
         if not message and self._holding.get(session) is None and (first := read_handle(session.handle).first):
             return first
-
-        async def here(held: LiveSession) -> bytes:
-            return await self._relayed(held, message)
-
         try:
-            reply = await self._holding.wherever(session, environment, "relay", lambda: message, here, bytes)
+            found = await self._holding.find(session, environment, "relay", lambda: message)
+            reply = found if isinstance(found, bytes) else await self._relayed(found, message)
         except AuthorFault as error:
-            error.faults = error.faults or faults(error.detail, "step")  # another replica tells of none
+            error.faults = error.faults or author_faults(error.detail, "step")  # another replica tells of none
             raise
         return _with_faults(message, reply)
 
@@ -283,34 +240,24 @@ class OpenEnvUpstream(OrsFacade):
         """The first observation."""
         return await _read(first_blocks, await self.pass_frame(session, environment, b""))
 
-    async def client_state(self, session: Session, environment: Environment) -> Mapping[str, Any]:
-        """Nothing: who asks such a server for its state is passed on to it."""
-        return {}
-
     async def steps(self, session: Session, environment: Environment) -> int | None:
-        """The steps that the session's holder has seen; None if nobody knows the session."""
-
-        async def here(held: LiveSession) -> int:
-            return held.steps
-
+        """Return the steps that the session's holder has seen; None if no replica knows the session."""
         try:
-            return await self._holding.wherever(
-                session, environment, "steps", bytes, here, lambda answer: int(parse(answer))
-            )
+            found = await self._holding.find(session, environment, "steps")
         except SessionNotFound:
             return None
+        return int(parse(found)) if isinstance(found, bytes) else found.steps
 
     async def _asked(self, held: LiveSession, action: Action, key: str | None) -> StepResult:
         """As `act`, for the replica that has recorded the call, and waits for it."""
         run = self._stepping(held.session, held.environment, action, key)
         within_s = held.environment.timeouts.call_s
-        with _keyed(key):
-            return await self.calls.run(held.session, spelled(action), run, within_s=within_s, key=key, is_asked=True)
+        return await self.calls.run(held.session, spelled(action), run, within_s=within_s, key=key, is_asked=True)
 
     # -- replicas -------------------------------------------------------------------------------------------------
 
     async def serve(self, operation: str, session_id: str, lease: str, message: bytes, within_s: float) -> bytes:
-        """Do for another replica what it asks of a session that is held here; the other side of ``Replicas.ask``.
+        """Do for another replica what it asks of a session that is held here; the other side of ``ReplicaClient.ask``.
 
         Who calls this ends it after *within_s*, by a cancellation: what was sent to the server is played to its end.
 
@@ -333,7 +280,6 @@ class OpenEnvUpstream(OrsFacade):
         """Let go of all sockets; sessions that outlive them go on, for other replicas."""
         await self.calls.aclose()
         await self._holding.aclose()
-        await self._kept.aclose()
         await self._episodes.aclose()
 
 
@@ -342,18 +288,9 @@ def _with_faults(message: bytes, reply: bytes) -> bytes:
     if not message or not acts(message) or not (failed := failure_of(reply)):
         return reply
     told = FaultReply(reply)
-    told.faults = faults(failed, "step" if kind_of(reply) != "mcp" else "tools/call")
+    told.faults = author_faults(failed, "step" if kind_of(reply) != "mcp" else "tools/call")
     return told
 
 
 async def _read(read: Callable[[bytes], T], reply: bytes) -> T:
     return await asyncio.to_thread(read, reply) if len(reply) > THREAD_BYTES else read(reply)
-
-
-@contextmanager
-def _keyed(key: str | None) -> Iterator[None]:
-    token = _KEY.set(key)
-    try:
-        yield
-    finally:
-        _KEY.reset(token)

@@ -7,16 +7,15 @@ The words of the two ORS packages, where they differ or have to be read with car
 from __future__ import annotations
 
 import base64
-import json
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import quote
 
 from gateway.core.environment import Environment, Split, SplitType, TaskSpec
 from gateway.core.errors import InvalidRequest, UpstreamError
 from gateway.core.ids import WorkerId
+from gateway.core.json_text import compact
 from gateway.core.ports.transport import Headers
 from gateway.core.session import SessionSetup
 from gateway.upstreams.ors.client import OrsClient
@@ -96,11 +95,6 @@ class Flavours:
         return Dialect(tuple(names), in_body, not in_body, _operations(document))
 
 
-def path(name: str, operation: str) -> bytes:
-    """Where an operation of the environment *name* is."""
-    return f"/{quote(name, safe='')}/{operation}".encode()
-
-
 def _fields_of_create(document: Any) -> Mapping[str, Any] | None:
     found = document
     for key in ("components", "schemas", "CreateSession", "properties"):
@@ -140,9 +134,13 @@ def wish_of(setup: SessionSetup, name: str, flavour: Dialect) -> tuple[dict[str,
     if setup.secrets and flavour.secrets_in_body:
         wish["secrets"] = dict(setup.secrets)
     if setup.secrets and flavour.secrets_in_header:
-        wrapped = {name: {"value": value} for name, value in setup.secrets.items()}
-        headers = ((b"x-secrets", base64.b64encode(json.dumps(wrapped, separators=(",", ":")).encode())),)
+        headers = (secrets_header(setup.secrets),)
     return wish, headers
+
+
+def secrets_header(secrets: Mapping[str, str]) -> tuple[bytes, bytes]:
+    """Return the header that carries *secrets*."""
+    return b"x-secrets", base64.b64encode(compact({name: {"value": value} for name, value in secrets.items()}))
 
 
 def split_of(entry: Any) -> Split:

@@ -41,7 +41,6 @@ class Pulse:
         ping: Callable[[Session], Awaitable[bool]],
         is_busy: Callable[[Session], bool],
         every_s: float,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Keep sessions alive.
 
@@ -52,13 +51,12 @@ class Pulse:
         self._ping = ping
         self._is_busy = is_busy
         self._every_s = every_s
-        self._clock = clock
         self._beats: OrderedDict[tuple[SessionId, str], _Beat] = OrderedDict()
         self._task: asyncio.Task[None] | None = None
 
     def note(self, session: Session, *, keep_s: float) -> None:
         """A request names *session* now; it is kept alive for *keep_s* more, and while a call runs in it."""
-        now = self._clock()
+        now = time.monotonic()
         self._beats[session.id, session.lease] = _Beat(session, keep_s, now, now)
         if self._task is None or self._task.done():
             self._task = asyncio.ensure_future(self._run())
@@ -82,7 +80,7 @@ class Pulse:
                 await asyncio.gather(*map(self._beat, due[at : at + AT_ONCE]))
 
     def _due(self) -> list[_Beat]:
-        now = self._clock()
+        now = time.monotonic()
         due = []
         for place, beat in list(self._beats.items()):
             if self._is_busy(beat.session):
@@ -94,7 +92,7 @@ class Pulse:
         return due
 
     async def _beat(self, beat: _Beat) -> None:
-        beat.told_at = self._clock()
+        beat.told_at = time.monotonic()
         try:
             is_known = await self._ping(beat.session)
         except GatewayError as error:

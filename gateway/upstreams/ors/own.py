@@ -2,12 +2,15 @@
 
 Differences from a plain ORS client: the session's id is the gateway's own (trainers of different keys may choose the
 same name), every request carries the worker's token, and a request is sent once.
+
+A worker keeps its sessions' records for us: a store that lost its data is rebuilt from them. A record is signed with
+the worker's token, so that a worker can give back what it was told and nothing else: it could otherwise name another
+tenant's session as its own. No task, no secret and no key is in it; the owner is the name of a key.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import hashlib
 import hmac
 import json
@@ -15,7 +18,7 @@ import math
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from gateway.core.environment import Environment, Split, TaskSpec
 from gateway.core.episode import Action, Block, StepResult, Summary
@@ -25,21 +28,19 @@ from gateway.core.errors import (
     InvalidRequest,
     SessionFailed,
     SessionNotFound,
-    UnknownSplit,
     UpstreamError,
     UpstreamGone,
     UpstreamTimeout,
     WorkerFull,
 )
 from gateway.core.faults import FAULT_HEADER, FAULTS_HEADER, Fault, FaultKind, faults_of, read_faults
-from gateway.core.ids import SessionId, WorkerId
+from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
+from gateway.core.json_text import compact
 from gateway.core.ports.transport import Exchange, Headers, Request, Transport
-from gateway.core.session import Session, SessionSetup
+from gateway.core.session import Session, SessionSetup, SessionState
 from gateway.core.worker import Worker, WorkerSession, WorkerTasks
-from gateway.upstreams.ors import session_record as notes
-from gateway.upstreams.ors.client import Answer, OrsClient, of, read
-from gateway.upstreams.ors.codec import read_blocks, read_result, written
-from gateway.upstreams.ors.dialects import split_list, task_count, task_list
+from gateway.upstreams.ors.client import Answer, OrsClient, of, read, read_blocks, read_result, written
+from gateway.upstreams.ors.dialects import secrets_header, split_list, task_count, task_list
 from gateway.upstreams.ors_facade import Whole
 
 SILENCE_S: Final = 30.0
@@ -53,12 +54,18 @@ READY_PAUSE_S: Final = (0.002, 0.02)
 TOKENS_MAX: Final = 10_000
 _ACCEPT_JSON: Final = ((b"accept", b"application/json"),)
 _REWARDED: Final = b"x-session-rewarded"
+RECORD_MAX_BYTES: Final = 8192
+"""What a worker keeps; a session with a longer record (a task's id may be long) is noted without its task."""
+_TASK_MAX: Final = 512
+_MAC_DIGITS: Final = 32
 _PASSED_ON: Final = frozenset((b"content-type", b"accept", b"idempotency-key", b"x-request-id", b"user-agent"))
 """Headers of a trainer's request that a worker may see; never keys, cookies or addresses."""
 
 
 class WorkerClient(OrsClient):
     """Sends requests to workers of our own images, each with the worker's token."""
+
+    answer_s: ClassVar[float] = ANSWER_S
 
     def __init__(self, transport: Transport, *, secret: bytes) -> None:
         """*secret*: what the tokens are derived from."""
@@ -103,7 +110,7 @@ class OrsUpstream:
         began_at = time.monotonic()
         while True:
             try:
-                answer = await self._ask(worker, b"/list_environments")
+                answer = await self._client.ask(worker.id, worker.address, b"/list_environments")
             except (UpstreamGone, UpstreamTimeout):
                 least_s, most_s = READY_PAUSE_S  # a twentieth of the wait so far: an opening waits for this, too
                 await asyncio.sleep(min(most_s, max(least_s, (time.monotonic() - began_at) / 20)))
@@ -126,14 +133,14 @@ class OrsUpstream:
 
     async def tools(self, worker: Worker, environment: Environment) -> bytes:
         """The environment's tool list, as the worker writes it."""
-        answer = await self._ask(worker, _path(environment, "tools"))
+        answer = await self._client.ask(worker.id, worker.address, _path(environment, "tools"))
         if answer.status != 200:
             raise UpstreamError(f"the worker answered {answer.status} to /tools")
         return answer.body
 
     async def registered(self, worker: Worker, environment: Environment) -> WorkerTasks:
         """The tasks that the worker knows by itself; none if it is a standard server."""
-        answer = await self._ask(worker, _path(environment, "registered"))
+        answer = await self._client.ask(worker.id, worker.address, _path(environment, "registered"))
         if answer.status == 404:
             return WorkerTasks()
         found = answer.parsed("/registered")
@@ -167,17 +174,12 @@ class OrsUpstream:
         self, worker: Worker, environment: Environment, operation: str, wish: Mapping[str, Any] | None = None
     ) -> Any:
         """Ask for tasks that the class has by itself; its author's code answers, which may take as long as a setup."""
-        target, silence_s = _path(environment, operation), environment.timeouts.setup_s
-        answer = await self._ask(worker, target, body=wish, headers=_ACCEPT_JSON, silence_s=silence_s)
-        if answer.status == 400:
-            raise UnknownSplit(answer.detail)
-        if answer.status != 200:
-            raise UpstreamError(f"the worker answered {answer.status} to /{operation}: {answer.detail}")
-        return answer.parsed(f"/{operation}")
+        name, silence_s = environment.worker_name, environment.timeouts.setup_s
+        return await self._client.listed(worker, name, operation, wish, headers=_ACCEPT_JSON, silence_s=silence_s)
 
     async def about(self, worker: Worker, environment: Environment) -> Mapping[str, Any]:
         """The name of its default tool, as ``default_tool``; nothing of an older image."""
-        answer = await self._ask(worker, _path(environment, "registered"))
+        answer = await self._client.ask(worker.id, worker.address, _path(environment, "registered"))
         return _object(answer, "/registered") if answer.status == 200 else {}
 
     async def open(self, session: Session, environment: Environment, setup: SessionSetup) -> str:
@@ -193,8 +195,8 @@ class OrsUpstream:
             wish["config"] = setup.config
         headers = _leased(session)
         if setup.secrets:
-            headers.append((b"x-secrets", _encode_secrets(setup.secrets)))
-        if note := notes.written(session, self._client.token(session.worker)):
+            headers.append(secrets_header(setup.secrets))
+        if note := write_record(session, self._client.token(session.worker)):
             headers.append((b"x-session-note", note))
         headers.append((FAULTS_HEADER, b"1"))
         place = (session.worker, session.address, b"/create")
@@ -226,9 +228,11 @@ class OrsUpstream:
         self, worker: Worker, environment: Environment, ids: Collection[SessionId] | None = None
     ) -> list[WorkerSession] | None:
         """The worker's own list of sessions, or what it says of *ids*; None if it is a standard server, without one."""
-        answer = await self._ask(worker, b"/sessions", body=None if ids is None else {"ids": list(ids)})
+        answer = await self._client.ask(
+            worker.id, worker.address, b"/sessions", body=None if ids is None else {"ids": list(ids)}
+        )
         if ids is not None and answer.status in (404, 405):  # its image is an older one, which knows only the other
-            answer = await self._ask(worker, b"/sessions")
+            answer = await self._client.ask(worker.id, worker.address, b"/sessions")
         if answer.status == 404:
             return None
         listed, token = answer.parsed("/sessions"), self._client.token(worker.id)
@@ -240,7 +244,7 @@ class OrsUpstream:
                 busy=bool(entry["busy"]),
                 steps=int(entry["steps"]),
                 idle_s=float(entry["idle_s"]),
-                session=None if ids is not None else notes.read(entry.get("note"), worker, token),
+                session=None if ids is not None else read_record(entry.get("note"), worker, token),
             )
             for entry in listed.get("sessions", ())
         ]
@@ -254,7 +258,7 @@ class OrsUpstream:
     async def client_state(self, session: Session, environment: Environment) -> Mapping[str, Any]:
         """What the environment shows of the session's state; nothing where its image is an older one."""
         place = (session.worker, session.address, _path(environment, "state"))
-        answer = await self._client.ask(*place, headers=of(session), silence_s=ANSWER_S)
+        answer = await self._client.ask(*place, headers=of(session))
         return _object(answer, "/state") if answer.status == 200 else {}
 
     async def prompt(self, session: Session, environment: Environment) -> list[Block]:
@@ -305,19 +309,6 @@ class OrsUpstream:
             return Whole(404, answer.body, exchange.headers)
         return exchange
 
-    async def _ask(
-        self,
-        worker: Worker,
-        target: bytes,
-        *,
-        body: Mapping[str, Any] | None = None,
-        headers: Headers = (),
-        silence_s: float = ANSWER_S,
-    ) -> Answer:
-        return await self._client.ask(
-            worker.id, worker.address, target, body=body, headers=headers, silence_s=silence_s
-        )
-
 
 def _object(answer: Answer, what: str) -> Mapping[str, Any]:
     """The object that *answer* holds; an empty one if it holds anything else. Raises ``UpstreamError``: no JSON."""
@@ -352,11 +343,6 @@ def _leased(session: Session) -> list[tuple[bytes, bytes]]:
     return [*of(session), (b"x-session-lease", session.lease.encode())]
 
 
-def _encode_secrets(secrets: Mapping[str, str]) -> bytes:
-    wrapped = {name: {"value": value} for name, value in secrets.items()}
-    return base64.b64encode(json.dumps(wrapped, separators=(",", ":")).encode())
-
-
 def _summary(value: object) -> Summary | None:
     if not isinstance(value, Mapping):
         return None
@@ -371,3 +357,54 @@ def _summary(value: object) -> Summary | None:
         fault=FaultKind(fault) if (fault := value.get("fault")) in set(FaultKind) else None,
         faults=faults_of(faults) if (faults := value.get("faults")) else (),
     )
+
+
+# -- a session's record, as its worker keeps it -----------------------------------------------------------------------
+
+
+def write_record(session: Session, token: bytes) -> bytes:
+    """Write the record of *session* as a header's value: one line of ASCII. Empty if it is too long."""
+    record = {
+        "id": session.id,
+        "name": session.name,
+        "owner": session.owner,
+        "environment": session.environment,
+        "lease": session.lease,
+        "fingerprint": session.fingerprint,
+        "idle_s": session.idle_s,
+        "task": session.task[:_TASK_MAX],
+        "episode": session.episode,
+        "policy": session.policy,
+    }
+    text = compact(record)
+    note = _mac(text, token) + text
+    return note if len(note) <= RECORD_MAX_BYTES else b""
+
+
+def read_record(note: object, worker: Worker, token: bytes) -> Session | None:
+    """Read a record that *worker* gave back; None if it is none of ours."""
+    if not isinstance(note, str) or not note.isascii():
+        return None
+    mac, text = note[:_MAC_DIGITS].encode(), note[_MAC_DIGITS:].encode()
+    if not hmac.compare_digest(mac, _mac(text, token)):
+        return None
+    record: Mapping[str, Any] = json.loads(text)  # signed by us, so it is what was written
+    return Session(
+        id=SessionId(record["id"]),
+        name=record["name"],
+        owner=Owner(record["owner"]),
+        environment=EnvironmentName(record["environment"]),
+        lease=record["lease"],
+        fingerprint=record["fingerprint"],
+        idle_s=record["idle_s"],
+        worker=worker.id,
+        address=worker.address,
+        state=SessionState.OPEN,
+        task=record["task"],
+        episode=record["episode"],
+        policy=record.get("policy", ""),  # one of a gateway before this key was
+    )
+
+
+def _mac(text: bytes, token: bytes) -> bytes:
+    return hmac.new(token, b"session-note:" + text, hashlib.sha256).hexdigest()[:_MAC_DIGITS].encode()

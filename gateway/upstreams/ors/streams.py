@@ -7,12 +7,12 @@ keeps for a minute: a second run is not possible.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
 
 from gateway.core.environment import Environment
 from gateway.core.errors import SessionNotFound, UpstreamError, UpstreamGone, UpstreamTimeout
+from gateway.core.json_text import compact
 from gateway.core.ports.transport import Exchange
 from gateway.core.session import Session
 from gateway.upstreams import sse
@@ -31,7 +31,7 @@ UNKNOWN_TASK_ID: Final = "unknown task_id"
 class _Broken(Exception):
     """A stream ended before its end; *cause* says how."""
 
-    def __init__(self, cause: UpstreamError | None = None) -> None:
+    def __init__(self, cause: UpstreamError) -> None:
         super().__init__(cause)
         self.cause = cause
 
@@ -75,26 +75,22 @@ async def outcome(
         UpstreamGone: it was lost; with ``sent`` True it may have run.
     """
     attempt = _Attempt(link, session, target, body, environment.timeouts.call_s)
-    while True:
-        try:
-            event = await attempt.once()
-        except _Broken as broken:
-            if not attempt.task_id:
-                raise UpstreamGone("the stream broke before the call had an id", sent=True) from broken.cause
-            break
-        if event is not None:
-            return event
-        await asyncio.sleep(STARTING_PAUSE_S)  # its setup runs
+    try:
+        while True:
+            if (event := await attempt.once()) is not None:
+                return event
+            await asyncio.sleep(STARTING_PAUSE_S)  # its setup runs
+    except _Broken as broken:
+        if not attempt.task_id:
+            raise UpstreamGone("the stream broke before the call had an id", sent=True) from broken.cause
     patience = _Patience()
     error: UpstreamError | None = None
     while True:
         await patience.pause(error)
         try:
-            event = await attempt.again(patience)
+            return await attempt.again(patience)
         except _Broken as broken:
             error = broken.cause
-        else:
-            return event
 
 
 class _Attempt:
@@ -153,11 +149,10 @@ class _Attempt:
         return event
 
     async def _send(self, body: Mapping[str, Any], silence_s: float) -> Exchange:
-        content = json.dumps(body, separators=(",", ":")).encode()
         headers = (*of(self._session), *JSON, (b"accept", b"text/event-stream"))
         session = self._session
         return await self._link.send(
-            session.worker, session.address, b"POST", self._target, headers, content, silence_s=silence_s
+            session.worker, session.address, b"POST", self._target, headers, compact(body), silence_s=silence_s
         )
 
     async def _last(self, exchange: Exchange) -> sse.Event:

@@ -16,6 +16,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, Final
 
 from gateway.core.environment import Environment, Split, TaskSpec
@@ -23,29 +24,37 @@ from gateway.core.episode import TOOL_FAILED, Action, Block, StepResult, Summary
 from gateway.core.errors import (
     AuthorFault,
     GatewayError,
-    UnknownSplit,
     UpstreamError,
     UpstreamGone,
     UpstreamTimeout,
     WorkerFull,
+    author_fault,
 )
 from gateway.core.ids import SessionId
+from gateway.core.json_text import dump
 from gateway.core.outcomes import is_without_reward
-from gateway.core.ports.transport import Exchange, Headers, Transport
+from gateway.core.ports.transport import Exchange, Headers, Transport, header
 from gateway.core.session import Session, SessionSetup
-from gateway.core.worker import Worker, WorkerSession, WorkerTasks
+from gateway.core.worker import Worker, WorkerSession
 from gateway.upstreams import ors_bodies as answers
 from gateway.upstreams import sse
 from gateway.upstreams.action_mapping import Tool, tool_call
-from gateway.upstreams.faults import author_fault
 from gateway.upstreams.idempotency.calls import OnceOnlyCalls
 from gateway.upstreams.idempotency.codec import EVENTS
 from gateway.upstreams.idempotency.recorder import Recorder
-from gateway.upstreams.ors.client import STARTING_PAUSE_S, Answer, OrsClient, Refused, of, refusal
-from gateway.upstreams.ors.codec import read_blocks, read_result
+from gateway.upstreams.idempotency.records import Records
+from gateway.upstreams.ors.client import (
+    Answer,
+    OrsClient,
+    Refused,
+    of,
+    path,
+    read_blocks,
+    read_result,
+    refusal,
+)
 from gateway.upstreams.ors.dialects import (
     Flavours,
-    path,
     reason_of,
     refuse_config,
     split_list,
@@ -61,9 +70,7 @@ from gateway.upstreams.ors_facade import (
     Frames,
     OrsFacade,
     Whole,
-    header,
     not_offered,
-    recorded,
     told,
     worker_of,
 )
@@ -92,7 +99,7 @@ class ThirdPartyOrsUpstream(OrsFacade):
         super().__init__(recorder=recorder)
         self._link = OrsClient(transport)
         self._flavours = Flavours(self._link)
-        self._scores: OnceOnlyCalls[sse.Event] = OnceOnlyCalls(recorded(recorder, EVENTS))
+        self._scores: OnceOnlyCalls[sse.Event] = OnceOnlyCalls(None if recorder is None else Records(recorder, EVENTS))
         self._tools: OrderedDict[tuple[SessionId, str], Mapping[str, Any]] = OrderedDict()
         self._pulse = Pulse(ping=self._ping, is_busy=self._is_busy, every_s=ping_s)
 
@@ -140,31 +147,22 @@ class ThirdPartyOrsUpstream(OrsFacade):
 
     async def tools(self, worker: Worker, environment: Environment) -> bytes:
         """The environment's tool list, with every key that the standard has."""
-        answer = await self._ask(worker, environment, "tools")
-        return answers.dump(tool_list(answer.parsed("/tools")))
-
-    async def registered(self, worker: Worker, environment: Environment) -> WorkerTasks:
-        """None: tasks stand in splits."""
-        return WorkerTasks()
+        return dump(tool_list(await self._listed(worker, environment, "tools")))
 
     async def splits(self, worker: Worker, environment: Environment) -> list[Split]:
         """The splits that the server lists."""
-        return split_list((await self._ask(worker, environment, "splits")).parsed("/splits"))
+        return split_list(await self._listed(worker, environment, "splits"))
 
     async def count(self, worker: Worker, environment: Environment, split: str) -> int:
         """How many tasks a split has."""
-        return task_count((await self._ask(worker, environment, "num_tasks", {"split": split})).parsed("/num_tasks"))
+        return task_count(await self._listed(worker, environment, "num_tasks", {"split": split}))
 
     async def tasks(
         self, worker: Worker, environment: Environment, split: str, start: int, stop: int
     ) -> list[TaskSpec]:
         """Tasks of a split by their places: a server may have too many of them to list them all."""
         wish = {"split": split, "start": start, "stop": stop}
-        return task_list((await self._ask(worker, environment, "task_range", wish)).parsed("/task_range"))
-
-    async def about(self, worker: Worker, environment: Environment) -> Mapping[str, Any]:
-        """Nothing beyond its tools."""
-        return {}
+        return task_list(await self._listed(worker, environment, "task_range", wish))
 
     async def sessions(
         self, worker: Worker, environment: Environment, ids: Collection[SessionId] | None = None
@@ -175,16 +173,11 @@ class ThirdPartyOrsUpstream(OrsFacade):
             for one in self.calls.busy(worker.id)
         ]
 
-    async def _ask(
+    async def _listed(
         self, worker: Worker, environment: Environment, operation: str, wish: Mapping[str, Any] | None = None
-    ) -> Answer:
+    ) -> Any:
         name = (await self._flavours.of(worker.id, worker.address)).named(environment)
-        answer = await self._link.ask(worker.id, worker.address, path(name, operation), body=wish)
-        if answer.status == 400 and wish is not None and "split" in wish:
-            raise UnknownSplit(answer.detail)
-        if answer.status != 200:
-            raise UpstreamError(f"/{operation}: {answer.detail}")
-        return answer
+        return await self._link.listed(worker, name, operation, wish)
 
     # -- sessions -------------------------------------------------------------------------------------------------
 
@@ -194,11 +187,13 @@ class ThirdPartyOrsUpstream(OrsFacade):
         flavour = await self._flavours.of(session.worker, session.address)
         name = flavour.named(environment)
         wish, headers = wish_of(setup, name, flavour)
-        answer = await self._create(session, environment, wish, headers)
+        silence_s = environment.timeouts.setup_s
+        create = partial(self._link.settled, session, b"/create", body=wish, headers=headers, silence_s=silence_s)
+        answer = await create()
         if answer.status == 400 and answer.detail == "Session already exists":
             # It is of an earlier episode of this name, which nobody holds any more; the server began nothing.
             await self._delete(session, environment)
-            answer = await self._create(session, environment, wish, headers)
+            answer = await create()
         if answer.status == 200:
             self.tallies.begin(session)
             self._note(session, environment)
@@ -208,22 +203,6 @@ class ThirdPartyOrsUpstream(OrsFacade):
         if answer.status == 429:
             raise WorkerFull(answer.detail)
         raise refusal(answer)
-
-    async def _create(
-        self, session: Session, environment: Environment, wish: Mapping[str, Any], headers: Headers
-    ) -> Answer:
-        while True:
-            answer = await self._link.ask(
-                session.worker,
-                session.address,
-                b"/create",
-                body=wish,
-                headers=(*of(session), *headers),
-                silence_s=environment.timeouts.setup_s,
-            )
-            if not answer.is_starting:
-                return answer
-            await asyncio.sleep(STARTING_PAUSE_S)
 
     async def close(self, session: Session, environment: Environment, *, keeps: bool = False) -> Summary | None:
         """Close the session in its server, waiting for its teardown; what all replicas saw of it.
@@ -271,7 +250,7 @@ class ThirdPartyOrsUpstream(OrsFacade):
 
     async def task_tools(self, session: Session, environment: Environment) -> bytes:
         """The session's tools, its task's own included."""
-        return answers.dump(await self._session_tools(session, environment))
+        return dump(await self._session_tools(session, environment))
 
     async def messages(self, session: Session, environment: Environment) -> bytes:
         """The conversation that the agent is told first; a server that has none has a prompt."""
@@ -280,7 +259,7 @@ class ThirdPartyOrsUpstream(OrsFacade):
             return await super().messages(session, environment)
         return (await self._told(session, environment, "messages")).body
 
-    async def step(self, session: Session, environment: Environment, action: Action) -> StepResult:
+    async def step(self, session: Session, environment: Environment, action: Action, *, key: str | None) -> StepResult:
         """Run *action*; of a stream that breaks only the outcome is asked for again."""
         name, arguments = await self._meant(session, environment, action)
         wish = {"name": name, "input": arguments}
@@ -321,13 +300,11 @@ class ThirdPartyOrsUpstream(OrsFacade):
     async def _stream(
         self, session: Session, environment: Environment, operation: str, wish: Mapping[str, Any]
     ) -> sse.Event:
-        self._note(session, environment)
-        target = path(await self._name(session, environment), operation)
+        target = await self._target(session, environment, operation)
         return await outcome(self._link, session, environment, target, wish)
 
     async def _told(self, session: Session, environment: Environment, operation: str) -> Answer:
-        self._note(session, environment)
-        target = path(await self._name(session, environment), operation)
+        target = await self._target(session, environment, operation)
         answer = await self._link.settled(session, target, silence_s=environment.timeouts.call_s)
         if answer.status == 500:
             self.tallies.failed(session)
@@ -359,8 +336,11 @@ class ThirdPartyOrsUpstream(OrsFacade):
                 self._tools.popitem(last=False)
         return known
 
-    async def _name(self, session: Session, environment: Environment) -> str:
-        return session.handle or (await self._flavours.of(session.worker, session.address)).named(environment)
+    async def _target(self, session: Session, environment: Environment, operation: str) -> bytes:
+        """Return where *operation* is, for a request that names the session now."""
+        self._note(session, environment)
+        name = session.handle or (await self._flavours.of(session.worker, session.address)).named(environment)
+        return path(name, operation)
 
     def _note(self, session: Session, environment: Environment) -> None:
         self._pulse.note(session, keep_s=environment.timeouts.idle_s)
@@ -376,10 +356,10 @@ class ThirdPartyOrsUpstream(OrsFacade):
 
 def _scored(event: sse.Event) -> Frames:
     if event.name == "error":
-        typed = sse.Event("error", f"{AuthorFault.code}: {event.data}")
-        return sse.written(typed), answers.refusal(event.data, AuthorFault.code)
+        typed = f"{AuthorFault.code}: {event.data}"
+        return sse.event("error", typed), answers.refusal(event.data, AuthorFault.code)
     try:
-        payload = answers.dump(json.loads(event.data))
+        payload = dump(json.loads(event.data))
     except (ValueError, RecursionError) as error:
         raise UpstreamError("the worker's scores are not JSON") from error
     return sse.result(payload), payload

@@ -1,4 +1,4 @@
-"""Servers that somebody else runs, and the backend beside which they are; the suite of all backends tries both too."""
+"""Third-party servers, and the backend that starts all other workers; the contract suite runs on both too."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway.backends.docker.backend import DockerBackend
-from gateway.backends.external import ExternalBackend, RoutedBackend, is_static
+from gateway.backends.external import RoutedBackend, is_static
 from gateway.backends.process import ProcessBackend
 from gateway.core.environment import Environment, Server
 from gateway.core.errors import BackendError, StartFailed
@@ -75,8 +75,8 @@ async def no_engine(folder: Path) -> AsyncIterator[DockerBackend]:
     await made.aclose()
 
 
-async def test_its_url_is_its_address() -> None:
-    backend = ExternalBackend()
+async def test_its_url_is_its_address(no_engine: DockerBackend) -> None:
+    backend = RoutedBackend(no_engine, [STATIC])
 
     assert await backend.start(worker(STATIC), STATIC) == "http://far.example:8000/envs"
     (found,) = await backend.found()
@@ -84,8 +84,8 @@ async def test_its_url_is_its_address() -> None:
     assert (found.address, found.running) == ("http://far.example:8000/envs", True)
 
 
-async def test_a_url_that_leads_nowhere_is_a_failed_start_that_names_it() -> None:
-    backend = ExternalBackend()
+async def test_a_url_that_leads_nowhere_is_a_failed_start_that_names_it(no_engine: DockerBackend) -> None:
+    backend = RoutedBackend(no_engine, [STATIC])
     environment = replace(STATIC, server=Server(url="http://user:secret@far.example"))
 
     with pytest.raises(StartFailed, match=r"environment far: .* a user in it"):
@@ -94,21 +94,23 @@ async def test_a_url_that_leads_nowhere_is_a_failed_start_that_names_it() -> Non
     assert await backend.found() == []
 
 
-async def test_a_gateway_that_is_started_again_finds_what_the_store_knows() -> None:
+async def test_a_gateway_that_is_started_again_finds_what_the_store_knows(no_engine: DockerBackend) -> None:
     ready = worker(STATIC, "kept", address=STATIC.server.url, state=WorkerState.READY)
     starting = worker(STATIC, "begun")
     container = worker(LOCAL, "container", address="unix:/run/container/worker.sock", state=WorkerState.READY)
     records = Records(ready, starting, container)
 
-    found = await ExternalBackend(records).found()
+    found = await RoutedBackend(no_engine, [STATIC], store=records).found()
 
     assert [(entry.id, entry.address, entry.running) for entry in found] == [("kept", STATIC.server.url, True)]
     findings = compare(records.workers, found, records.workers)
     assert (findings.lost, findings.adopted, findings.orphans) == (("container",), ("kept",), ())
 
 
-async def test_what_is_noted_here_and_forgotten_by_the_store_is_an_orphan_until_it_is_stopped() -> None:
-    backend = ExternalBackend(Records())
+async def test_what_is_noted_here_and_forgotten_by_the_store_is_an_orphan_until_it_is_stopped(
+    no_engine: DockerBackend,
+) -> None:
+    backend = RoutedBackend(no_engine, [STATIC], store=Records())
     await backend.start(worker(STATIC), STATIC)
     assert compare({}, await backend.found(), {}).orphans == ("w1",)
 
@@ -117,8 +119,8 @@ async def test_what_is_noted_here_and_forgotten_by_the_store_is_an_orphan_until_
     assert await backend.found() == []
 
 
-async def test_what_both_know_is_found_once() -> None:
-    backend = ExternalBackend(Records(worker(STATIC, address=STATIC.server.url)))
+async def test_what_both_know_is_found_once(no_engine: DockerBackend) -> None:
+    backend = RoutedBackend(no_engine, [STATIC], store=Records(worker(STATIC, address=STATIC.server.url)))
     await backend.start(worker(STATIC), STATIC)
 
     assert [entry.id for entry in await backend.found()] == ["w1"]
@@ -139,7 +141,7 @@ def test_a_url_tells_a_static_server_from_the_others(address: str, static: bool)
 
 
 async def test_each_environment_and_each_worker_has_its_backend(processes: ProcessBackend) -> None:
-    backend = RoutedBackend(processes, ExternalBackend(), [STATIC, LOCAL])
+    backend = RoutedBackend(processes, [STATIC, LOCAL])
 
     far = await backend.start(worker(STATIC, "far"), STATIC)
     near = await backend.start(worker(LOCAL, "near"), LOCAL)
@@ -155,7 +157,7 @@ async def test_each_environment_and_each_worker_has_its_backend(processes: Proce
 
 
 async def test_with_static_servers_only_an_engine_need_not_be_there(no_engine: DockerBackend) -> None:
-    backend = RoutedBackend(no_engine, ExternalBackend(), [STATIC])
+    backend = RoutedBackend(no_engine, [STATIC])
 
     await backend.check()
     await backend.start(worker(STATIC), STATIC)
@@ -169,7 +171,7 @@ async def test_with_static_servers_only_an_engine_need_not_be_there(no_engine: D
 async def test_where_an_environment_needs_it_its_absence_is_an_error_and_never_an_empty_list(
     no_engine: DockerBackend,
 ) -> None:
-    backend = RoutedBackend(no_engine, ExternalBackend(), [STATIC, LOCAL])
+    backend = RoutedBackend(no_engine, [STATIC, LOCAL])
 
     with pytest.raises(BackendError):
         await backend.check()
@@ -180,7 +182,7 @@ async def test_where_an_environment_needs_it_its_absence_is_an_error_and_never_a
 
 async def test_what_a_gateway_with_other_environments_left_behind_is_found_still(processes: ProcessBackend) -> None:
     await processes.start(worker(LOCAL, "left"), LOCAL)
-    backend = RoutedBackend(processes, ExternalBackend(), [STATIC])
+    backend = RoutedBackend(processes, [STATIC])
 
     assert [entry.id for entry in await backend.found()] == ["left"]
     await backend.stop(WorkerId("left"))
@@ -189,7 +191,7 @@ async def test_what_a_gateway_with_other_environments_left_behind_is_found_still
 
 
 async def test_deaths_are_those_of_the_backend_that_can_tell(processes: ProcessBackend) -> None:
-    backend = RoutedBackend(processes, ExternalBackend(), [STATIC, LOCAL])
+    backend = RoutedBackend(processes, [STATIC, LOCAL])
     deaths = backend.deaths()
     environment = replace(LOCAL, command=("python3", "-c", "pass"))
 

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from gateway.backends.broadcast import DeathBroadcast
-from gateway.backends.folders import Folders
 from gateway.backends.swarm.backend import SwarmBackend
 from gateway.backends.swarm.nodes import NodeState
 from gateway.core.addresses import node_address
@@ -43,9 +42,9 @@ N1, N2 = NodeId("n1"), NodeId("n2")
 class Engine:
     """What one node's engine has; it reports as its node."""
 
-    def __init__(self, node: FakeNode, folders: Folders) -> None:
+    def __init__(self, node: FakeNode, id: NodeId) -> None:
         self.node = node
-        self.folders = folders
+        self.id = id
         self.workers: dict[WorkerId, Worker] = {}
         self.deaths_told = DeathBroadcast()
         self.is_down = False
@@ -57,7 +56,7 @@ class Engine:
         self._answer()
         self.asked += 1
         await self.may_start.wait()
-        address = self.folders.address(worker.id)
+        address = node_address(self.id, worker.id, "worker.sock")
         self.workers[worker.id] = replace(worker, address=address)
         self.node.report["workers"] = {id: one.environment for id, one in self.workers.items()}
         return address
@@ -177,16 +176,14 @@ async def running(
         store, lease = Stored(), LeaderLease(Lead(1))
         made: Cluster
 
-        def engine(url: str, folders: Folders) -> Engine:
-            name = folders.address(WorkerId("w")).removeprefix("node:").partition("/")[0]
-            made.engines[name] = Engine(nodes[name], folders)
-            return made.engines[name]
+        def engine(url: str, node: NodeId) -> Engine:
+            made.engines[node] = Engine(nodes[node], node)
+            return made.engines[node]
 
         backend = SwarmBackend(
             nodes=directory,
             engine=engine,
             gates_dir=folder / "gates",
-            workers_dir=Path("/run/workers"),
             environments=[ENVIRONMENT],
             store=store,
             lease=lease,

@@ -74,16 +74,26 @@ def test_no_hosts_at_all_are_refused() -> None:
         parse_hosts([])
 
 
+REPORT = (
+    b'{"id":"%s","name":"a","cpus":%s,"memory_bytes":1,"available_bytes":1,"max_containers":1,"containers":0,"new":1}'
+)
+
+
+def test_a_field_that_a_later_version_reports_is_no_error() -> None:
+    assert read_report(REPORT % (b"a", b"2.5")).cpus == 2.5
+
+
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        (b"[]", "no object"),
-        (b"{", "Expecting property name"),
+        (b"[]", "object"),
+        (b"{", "Invalid JSON"),
         (b'{"id": 1}', "id"),
-        (b'{"id": "a/b"}', "no id"),
+        (REPORT % (b"a/b", b"1"), "no id"),
         (b'{"id": "a", "name": "a", "cpus": "8"}', "cpus"),
         (b'{"id": "a", "name": "a", "cpus": true}', "cpus"),
-        (b'{"id": "a", "name": "a", "cpus": -1}', "cpus"),
+        (REPORT % (b"a", b"-1"), "cpus"),
+        (REPORT % (b"a", b"NaN"), "cpus"),
         (
             b'{"id":"a","name":"a","cpus":1,"memory_bytes":1,"available_bytes":1,"max_containers":1,"containers":0,'
             b'"workers":[]}',

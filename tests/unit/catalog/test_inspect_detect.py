@@ -12,7 +12,7 @@ import pytest
 from gateway.catalog.inspect.detect import NotRecognised, detect
 from gateway.catalog.inspect.findings import Capacity, Finding, FoundSplit, fields, text_field
 from gateway.catalog.inspect.image import Image, Use, listening_port, use_of
-from gateway.catalog.inspect.probe import ProbeAnswer, Socket, Unanswered, one_line, until_up
+from gateway.catalog.inspect.probe import Probe, ProbeAnswer, ProbeSocket, Unanswered, one_line, until_up
 from gateway.catalog.inspect.trial import ladder, last_line
 from gateway.core.environment import ActionType, ObservationType, Relaxations, ServerProtocol, SplitType
 from gateway.core.errors import ConfigError
@@ -24,7 +24,7 @@ NOWHERE = ProbeAnswer(404, b'{"detail":"Not Found"}')
 
 
 @dataclass
-class Scripted:
+class Scripted(Probe):
     """A server that says what it is told to, and 404 to all else."""
 
     gets: Mapping[str, Any] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class Scripted:
         self.asked.append(f"POST {path}")
         return _answer(self.posts.get(path))
 
-    async def socket(self, path: str) -> Socket:
+    async def socket(self, path: str) -> ProbeSocket:
         if not self.capacity:
             raise Unanswered("no WebSocket")
         self.open += 1
@@ -56,7 +56,7 @@ class Scripted:
 
 
 @dataclass
-class _Place:
+class _Place(ProbeSocket):
     server: Scripted
     is_refused: bool
 

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.catalog.inspect.external import environment_of
-from gateway.catalog.inspect.findings import Capacity, Finding, Findings, FoundSplit
-from gateway.catalog.inspect.toml_writer import Ran, check_name, check_place, file_text, memory_mib, put
+from gateway.catalog.inspect.findings import Capacity, Finding, Findings, FoundSplit, Ran
+from gateway.catalog.inspect.toml_writer import check_name, check_place, environment_of, file_text, memory_mib
 from gateway.catalog.toml import STATIC_IMAGE, read_environment
-from gateway.cli.env import default_name
+from gateway.cli.env import default_name, put
 from gateway.core.environment import (
     ActionMapping,
     ActionType,
@@ -231,7 +230,7 @@ def test_a_file_is_overwritten_only_if_that_is_forced(tmp_path: Path) -> None:
     text = file_text("thing", ORS, url=URL)
     put(path, text, force=False)
 
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="exists"):
         put(path, file_text("thing", AREAL, url=URL), force=False)
     with pytest.raises(ConfigError, match="is there already"):
         check_place(tmp_path / "catalog", "thing", force=False)

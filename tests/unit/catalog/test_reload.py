@@ -6,13 +6,14 @@ import asyncio
 import logging
 import os
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from gateway.catalog import reload as reloading
 from gateway.catalog import scan as environment_looks
 from gateway.catalog.catalog import Catalog, load_catalog
 from gateway.catalog.reload import RETRY_MAX_S, CatalogReload, retry_s
@@ -20,6 +21,7 @@ from gateway.catalog.scan import scan_catalog
 from gateway.core.environment import CustomTasks, Environment, Server
 from gateway.core.errors import BackendError, ConfigError, StartFailed
 from gateway.core.ids import EnvironmentName
+from gateway.core.ports.backend import Backend
 from tests.fakes.eventually import until
 
 MATH = 'name = "math"\nimage = "env-math"\n'
@@ -38,7 +40,7 @@ class Engine:
     most_at_once: int = 0
     cancelled: int = 0
 
-    async def image_of(self, environment: Environment) -> str:
+    async def prepare(self, environment: Environment) -> str:
         self.asked.append(environment.image)
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
@@ -56,6 +58,16 @@ class Engine:
         return found
 
 
+@dataclass
+class Completing:
+    """Adds to environments what a function of the test's does."""
+
+    completed: Callable[[Environment], Awaitable[Environment]]
+
+    async def complete(self, environment: Environment) -> Environment:
+        return await self.completed(environment)
+
+
 class World:
     """A folder of environments, game (the default one) and math, and who watches it."""
 
@@ -67,11 +79,16 @@ class World:
         self.write("game", GAME)
         self.begin()
 
-    def begin(self, catalog: Catalog | None = None, *, asks: bool = True, **options: Any) -> None:
+    def begin(self, catalog: Catalog | None = None, *, asks: bool = True, complete: Any = None, **options: Any) -> None:
         """Read the catalog and watch it anew, as a gateway does that is started."""
         self.catalog = catalog or load_catalog(self.directory, names=options.get("names", ()))
-        image_of = self.engine.image_of if asks else None
-        self.reload = CatalogReload(self.catalog, image_of=image_of, directory=self.directory, **options)
+        self.reload = CatalogReload(
+            self.catalog,
+            backend=cast(Backend, self.engine) if asks else None,
+            directory=self.directory,
+            completion=None if complete is None else Completing(complete),
+            **options,
+        )
         self.reload.changed(self._count)
 
     def _count(self) -> None:
@@ -252,13 +269,13 @@ async def test_a_file_at_rest_is_read_when_it_changes_though_its_date_is_kept(wo
 
 def test_a_file_that_was_just_written_is_read_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     # Within one tick of a file system's clock a second edit has the date of the first.
-    just_written = scan_catalog(world.directory, frozenset(), {})
+    _, just_written = scan_catalog(world.directory, frozenset(), {})
     monkeypatch.setattr(environment_looks, "_SETTLED_S", -60.0)
-    at_rest = scan_catalog(world.directory, frozenset(), {})
+    _, at_rest = scan_catalog(world.directory, frozenset(), {})
 
-    assert [stamp for stamp, _ in just_written.read.values()] == [None, None]
-    assert None not in [stamp for stamp, _ in at_rest.read.values()]
-    assert scan_catalog(world.directory, frozenset(), {path: one for path, (one, _) in at_rest.read.items()}).read == {}
+    assert [stamp for stamp, _ in just_written.values()] == [None, None]
+    assert None not in [stamp for stamp, _ in at_rest.values()]
+    assert scan_catalog(world.directory, frozenset(), {path: one for path, (one, _) in at_rest.items()})[1] == {}
 
 
 async def test_a_file_that_says_the_same_is_not_completed_again(world: World) -> None:
@@ -763,8 +780,16 @@ def test_pauses_between_failed_questions_grow() -> None:
 # -- the loop -------------------------------------------------------------------------------------------------------
 
 
-async def test_the_loop_takes_up_files_and_images_and_ends_its_questions(world: World) -> None:
-    world.begin(poll_s=0.01, images_every_s=0.01)
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reloading, "POLL_S", 0.01)
+
+
+@pytest.mark.usefixtures("hurried")
+async def test_the_loop_takes_up_files_and_images_and_ends_its_questions(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reloading, "IMAGES_EVERY_S", 0.01)
     running = asyncio.create_task(world.reload.run())
     try:
         await until(lambda: world.reload.is_settled("math") and world.reload.is_settled("game"))
@@ -782,9 +807,9 @@ async def test_the_loop_takes_up_files_and_images_and_ends_its_questions(world: 
     assert (world.engine.at_once, world.engine.cancelled) == (0, 1)
 
 
+@pytest.mark.usefixtures("hurried")
 async def test_the_loop_asks_for_the_image_of_what_is_offered_anew(world: World) -> None:
     world.engine.ids["env-chat"] = "sha256:c1"
-    world.begin(poll_s=0.01)
     running = asyncio.create_task(world.reload.run())
     try:
         await until(lambda: world.reload.is_settled("math"))
@@ -795,8 +820,8 @@ async def test_the_loop_asks_for_the_image_of_what_is_offered_anew(world: World)
         await asyncio.wait({running})
 
 
+@pytest.mark.usefixtures("hurried")
 async def test_the_loop_asks_for_the_image_again_after_each_change(world: World) -> None:
-    world.begin(poll_s=0.01)
     running = asyncio.create_task(world.reload.run())
     try:
         await until(lambda: world.reload.is_settled("math"))

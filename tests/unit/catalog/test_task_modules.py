@@ -8,7 +8,7 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ import pytest
 from gateway.backends.folders import remove_tree
 from gateway.catalog import task_modules as custom_tasks
 from gateway.catalog.catalog import Catalog
-from gateway.catalog.task_modules import CustomTaskFolders, FolderRefused, offering, read_folder
+from gateway.catalog.task_modules import CustomTaskFolders, FolderRefused, read_folder
 from gateway.core.environment import CustomTasks, Environment
 from gateway.core.ids import EnvironmentName
 from tests.fakes.eventually import until
@@ -55,18 +55,32 @@ def folder(root: Path) -> Path:
     return made
 
 
-@pytest.fixture
-def heard() -> list[tuple[str, str]]:
-    return []
+class Listening(Catalog):
+    """A catalog that notes which content it is told of."""
+
+    def __init__(self, environments: Sequence[Environment]) -> None:
+        super().__init__(environments)
+        self.heard: list[tuple[str, str]] = []
+
+    def replace(self, environment: Environment) -> None:
+        super().replace(environment)
+        if environment.custom_tasks is not None:
+            self.heard.append((environment.name, environment.custom_tasks.content))
 
 
 @pytest.fixture
-def folders(root: Path, heard: list[tuple[str, str]]) -> CustomTaskFolders:
-    made = CustomTaskFolders(
-        root, [environment(BROWSER, "mine"), environment(GAME, "games"), environment(EnvironmentName("math"))]
-    )
-    made.changed(lambda name, digest: heard.append((name, digest)))
-    return made
+def catalog() -> Listening:
+    return Listening([environment(BROWSER, "mine"), environment(GAME, "games"), environment(EnvironmentName("math"))])
+
+
+@pytest.fixture
+def heard(catalog: Listening) -> list[tuple[str, str]]:
+    return catalog.heard
+
+
+@pytest.fixture
+def folders(root: Path, catalog: Listening) -> CustomTaskFolders:
+    return CustomTaskFolders(root, catalog)
 
 
 def test_the_same_content_elsewhere_has_the_same_digest(folder: Path, tmp_path: Path) -> None:
@@ -381,14 +395,14 @@ async def test_without_the_folder_of_all_folders_there_is_nothing_and_no_complai
     assert (heard, caplog.records) == ([], [])
 
 
-async def test_without_the_setting_nothing_is_looked_at(heard: list[tuple[str, str]]) -> None:
-    folders = CustomTaskFolders(None, [environment(BROWSER, ".")])
-    folders.changed(lambda name, digest: heard.append((name, digest)))
+async def test_without_the_setting_nothing_is_looked_at() -> None:
+    catalog = Listening([environment(BROWSER, ".")])
+    folders = CustomTaskFolders(None, catalog)
 
     await folders.look()
     await folders.run()
 
-    assert heard == []
+    assert catalog.heard == []
 
 
 @SPOILED
@@ -442,10 +456,8 @@ async def test_a_look_at_something_else_in_place_of_a_folder_of_folders_is_a_ref
 async def test_the_catalog_offers_environments_with_their_new_content(root: Path, folder: Path) -> None:
     catalog = Catalog([environment(BROWSER, "mine"), environment(GAME, "games")])
     before = {entry.name: entry.digest() for entry in catalog}
-    folders = CustomTaskFolders(root, catalog)
-    folders.changed(offering(catalog))
 
-    await folders.look()
+    await CustomTaskFolders(root, catalog).look()
 
     assert catalog.named(BROWSER).digest() != before[BROWSER]
     assert catalog.named(GAME).digest() == before[GAME]
@@ -454,19 +466,21 @@ async def test_the_catalog_offers_environments_with_their_new_content(root: Path
     )
 
 
-async def test_the_watch_goes_on_after_a_callback_that_failed_and_calls_it_again(
-    root: Path, folder: Path, caplog: pytest.LogCaptureFixture
+async def test_the_watch_goes_on_after_a_look_that_failed_and_tells_it_again(
+    root: Path, folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folders = CustomTaskFolders(root, [environment(BROWSER, "mine")], poll_s=0.01)
+    monkeypatch.setattr(custom_tasks, "POLL_S", 0.01)
     calls: list[str] = []
 
-    def fail_once(name: EnvironmentName, digest: str) -> None:
-        calls.append(digest)
-        if len(calls) == 1:
-            raise ValueError("not ready yet")
+    class Failing(Listening):
+        def replace(self, environment: Environment) -> None:
+            assert environment.custom_tasks is not None
+            calls.append(environment.custom_tasks.content)
+            if len(calls) == 1:
+                raise ValueError("not ready yet")
+            super().replace(environment)
 
-    folders.changed(fail_once)
-    watching = asyncio.create_task(folders.run())
+    watching = asyncio.create_task(CustomTaskFolders(root, Failing([environment(BROWSER, "mine")])).run())
     try:
         await until(lambda: len(calls) == 2)
         edit(folder)
@@ -480,77 +494,52 @@ async def test_the_watch_goes_on_after_a_callback_that_failed_and_calls_it_again
     assert "not ready yet" in caplog.text
 
 
-async def test_environments_that_come_later_are_followed_and_those_that_go_are_not(
-    root: Path, folder: Path, folders: CustomTaskFolders, heard: list[tuple[str, str]]
-) -> None:
-    (root / "games").mkdir()
-    (root / "games" / "mine.py").touch()
-
-    folders.follow([environment(GAME, "games")])
-    await folders.look()
-
-    assert [name for name, _ in heard] == [GAME]
-
-
 async def test_an_environment_with_another_folder_is_told_of_that_ones_content(
-    root: Path, folder: Path, folders: CustomTaskFolders, heard: list[tuple[str, str]]
+    root: Path, folder: Path, folders: CustomTaskFolders, catalog: Listening
 ) -> None:
     await folders.look()
     shutil.copytree(folder, root / "other")
     edit(root / "other")
 
-    folders.follow([environment(BROWSER, "other")])
+    catalog.replace(environment(BROWSER, "other"))
+    catalog.heard.clear()
     await folders.look()
 
-    assert heard == [(BROWSER, read_folder(folder).digest), (BROWSER, read_folder(root / "other").digest)]
+    assert catalog.heard == [(BROWSER, read_folder(root / "other").digest)]
 
 
-async def test_following_the_same_folders_tells_nothing_anew(
-    folder: Path, folders: CustomTaskFolders, heard: list[tuple[str, str]]
+async def test_a_folder_that_was_filled_in_before_it_is_offered_is_no_change(
+    folder: Path, folders: CustomTaskFolders, catalog: Listening
 ) -> None:
-    await folders.look()
+    late = EnvironmentName("late")
 
-    folders.follow([environment(BROWSER, "mine")])
-    await folders.look()
-
-    assert len(heard) == 1
-
-
-async def test_a_folder_that_was_filled_in_before_it_is_followed_is_no_change(
-    root: Path, folder: Path, heard: list[tuple[str, str]]
-) -> None:
-    folders = CustomTaskFolders(root, [])
-    folders.changed(lambda name, digest: heard.append((name, digest)))
-
-    filled = await folders.fill(environment(BROWSER, "mine"))
-    folders.follow([filled])
+    filled = await folders.fill(environment(late, "mine"))
+    catalog.offer(filled)
     await folders.look()
 
     assert filled.custom_tasks == CustomTasks(
         module="custom_tasks.mine", folder="mine", content=read_folder(folder).digest
     )
-    assert heard == []
+    assert [name for name, _ in catalog.heard] == [BROWSER]
     assert await folders.fill(environment(GAME)) == environment(GAME)
 
 
-async def test_without_the_setting_nothing_is_filled_in() -> None:
-    folders = CustomTaskFolders(None, [])
+async def test_without_the_setting_nothing_is_filled_in(catalog: Listening) -> None:
+    folders = CustomTaskFolders(None, catalog)
 
     assert await folders.fill(environment(BROWSER, ".")) == environment(BROWSER, ".")
 
 
-async def test_a_folder_of_what_is_no_longer_on_offer_keeps_no_other_from_being_told(root: Path, folder: Path) -> None:
-    catalog = Catalog([environment(GAME, "games"), environment(BROWSER, "mine")])
+async def test_environments_that_come_later_are_looked_at_and_those_that_go_are_not(root: Path, folder: Path) -> None:
+    catalog = Listening([environment(EnvironmentName("math")), environment(BROWSER, "mine")])
     (root / "games").mkdir()
     (root / "games" / "mine.py").touch()
-    folders = CustomTaskFolders(root, [catalog.named(BROWSER), catalog.named(GAME)])
-    folders.changed(offering(catalog))
+    folders = CustomTaskFolders(root, catalog)
     catalog.withdraw(BROWSER)
+    catalog.offer(environment(GAME, "games"))
     before = catalog.named(BROWSER)
 
     await folders.look()
 
     assert catalog.named(BROWSER) is before
-    assert catalog.named(GAME).custom_tasks == CustomTasks(
-        module="custom_tasks.mine", folder="games", content=read_folder(root / "games").digest
-    )
+    assert catalog.heard == [(GAME, read_folder(root / "games").digest)]

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
 from starlette.applications import Starlette
 
 from gateway.adapters import make_nodes
+from gateway.backends.swarm.backend import SwarmBackend
 from gateway.backends.swarm.nodes import NodeState, NodeView
 from gateway.backends.swarm.reports import Endpoint
 from gateway.core.errors import BackendError, ConfigError
 from gateway.core.placement import NodeId, NodeReport
 from gateway.frontends.admin.nodes import NodeRoutes
+from gateway.frontends.admin.replies import ERRORS
 from gateway.node.tls import make_certificates
 from gateway.settings import Settings
 
@@ -56,8 +58,8 @@ def machines() -> Machines:
 
 @pytest.fixture
 async def client(machines: Machines) -> AsyncIterator[httpx.AsyncClient]:
-    routes = NodeRoutes(machines).routes()
-    transport = httpx.ASGITransport(Starlette(routes=routes))
+    routes = NodeRoutes(cast(SwarmBackend, machines)).routes()
+    transport = httpx.ASGITransport(Starlette(routes=routes, exception_handlers=ERRORS))
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as made:
         yield made
 
@@ -74,7 +76,7 @@ async def test_machines_are_listed(client: httpx.AsyncClient, machines: Machines
 
 async def test_a_gateway_of_one_machine_lists_none() -> None:
     routes = NodeRoutes(None).routes()
-    transport = httpx.ASGITransport(Starlette(routes=routes))
+    transport = httpx.ASGITransport(Starlette(routes=routes, exception_handlers=ERRORS))
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
         assert (await client.get("/admin/v1/nodes")).json() == {"nodes": []}
 

@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from gateway.catalog.catalog import Catalog
 from gateway.core.environment import Areal, Environment, Split, TaskSpec
 from gateway.core.errors import UnknownTask
 from gateway.core.ids import EnvironmentName
 from gateway.core.worker import WorkerTasks
-from gateway.frontends.areal.requests import find_sample
-from gateway.tasks.lookup import TaskLookup
+from gateway.frontends.areal.requests import sample_request
 from gateway.tasks.registry import TaskRegistry
-from gateway.tasks.task_ref import seed_of
-from tests.service.stack import run_time
+from gateway.tasks.resolver import TaskResolver
+from gateway.tasks.task_ref import TaskRef, seed_of
+from tests.service.stack import lookup_of
 
 SPLITS = {
     "train": [{"id": "t-0"}, {"id": "1"}, {"n": 2}],
@@ -26,11 +27,11 @@ TASKS = TaskRegistry(
 )
 
 
-class Nobody:
-    """Our own environments' workers are not asked for tasks."""
+class Workers:
+    """Workers of the gateway's own: they know no task but those in the files."""
 
     async def registered(self, environment: Environment) -> WorkerTasks:
-        raise AssertionError
+        return WorkerTasks()
 
     async def splits(self, environment: Environment) -> list[Split]:
         raise AssertionError
@@ -42,7 +43,12 @@ class Nobody:
         raise AssertionError
 
 
-OFFERS = TaskLookup(run_time(TASKS), queries=Nobody())
+async def find_sample(where: Environment, sample: str) -> TaskRef:
+    """Find the task of a sample, as the AReaL frontend does."""
+    workers = Workers()
+    lookup = lookup_of(TASKS, workers)
+    resolver = TaskResolver(lookup=lookup, queries=workers, catalog=Catalog([where]))
+    return await resolver.resolve(where, sample_request(where, sample))
 
 
 def environment(split: str) -> Environment:
@@ -73,7 +79,7 @@ def environment(split: str) -> Environment:
 async def test_a_sample_is_an_id_or_an_alias_or_else_an_index(split: str, sample: str, place: str) -> None:
     name, index = place.split("/")
 
-    found = await find_sample(OFFERS, environment(split), sample)
+    found = await find_sample(environment(split), sample)
 
     assert (found.place, found.spec) == (place, SPLITS[name][int(index)])
 
@@ -81,17 +87,17 @@ async def test_a_sample_is_an_id_or_an_alias_or_else_an_index(split: str, sample
 @pytest.mark.parametrize("sample", ["3", "-1", "", " 1", "1.0", "²", "nosuch", "9" * 18, "9" * 5000])
 async def test_what_is_none_of_these_is_unknown(sample: str) -> None:
     with pytest.raises(UnknownTask):
-        await find_sample(OFFERS, environment("train"), sample)
+        await find_sample(environment("train"), sample)
 
 
 async def test_an_index_without_its_split_is_unknown_and_says_why() -> None:
     with pytest.raises(UnknownTask, match="no split 'test'"):
-        await find_sample(OFFERS, environment("test"), "0")
+        await find_sample(environment("test"), "0")
 
 
 async def test_an_index_that_is_too_high_says_which_there_are() -> None:
     with pytest.raises(UnknownTask, match="0 to 2"):
-        await find_sample(OFFERS, environment("train"), "3")
+        await find_sample(environment("train"), "3")
 
 
 @pytest.mark.parametrize(("sample", "seed"), [("0", 0x5FECEB66 >> 1), ("train-002-logs-00017", 0xE9D40966 >> 1)])

@@ -14,7 +14,7 @@ from gateway.frontends.openenv.frames import (
     Code,
     FrameError,
     Json,
-    ResetWish,
+    ResetRequest,
     ToolCall,
     error_frame,
     frame,
@@ -74,7 +74,7 @@ def test_the_refusal_of_a_frame_can_be_written_as_one(text: str) -> None:
 
 
 def test_keys_that_mean_nothing_to_the_gateway_are_the_environments() -> None:
-    wish = validated(ResetWish, {"seed": 1, "level": 2, "task": None}, "data")
+    wish = validated(ResetRequest, {"seed": 1, "level": 2, "task": None}, "data")
 
     assert (wish.seed, wish.config) == (1, {"level": 2})
 

@@ -10,18 +10,24 @@ import pytest
 
 from gateway.catalog.catalog import Catalog
 from gateway.core.environment import Environment, OpenEnv, Split, TaskSpec
-from gateway.core.errors import EnvironmentUnavailable, GatewayError, PoolExhausted, UnknownTask, WrongEnvironment
+from gateway.core.errors import (
+    EnvironmentUnavailable,
+    GatewayError,
+    PoolExhausted,
+    UnknownTask,
+    WrongEnvironment,
+)
+from gateway.core.ports.tasks import BeingReplaced
 from gateway.core.worker import WorkerTasks
-from gateway.frontends.openenv import tasks as openenv_tasks
-from gateway.frontends.openenv.frames import Code, FrameError, ResetWish
-from gateway.frontends.openenv.tasks import TaskChooser
-from gateway.sessions.worker_queries import BeingReplaced
+from gateway.frontends.openenv.frames import Code, FrameError, ResetRequest
+from gateway.frontends.openenv.tasks import config_of, refuse_unknown_keys, task_request
 from gateway.stores.memory.tasks import MemoryTaskStore
-from gateway.tasks.lookup import TaskLookup
+from gateway.tasks import resolver
 from gateway.tasks.registry import TaskRegistry
+from gateway.tasks.resolver import TaskResolver
 from gateway.tasks.runtime import RuntimeTasks
 from gateway.tasks.task_ref import TaskRef
-from tests.service.stack import environment, run_time, tasks
+from tests.service.stack import environment, lookup_of, tasks
 
 MATH = environment()
 
@@ -50,13 +56,23 @@ class Workers:
         return answer
 
 
-def chooser(workers: Workers, **splits: Any) -> TaskChooser:
-    return chooser_of(workers, TaskRegistry({MATH.name: splits}))
+class Resets:
+    """Finds the tasks of resets, as the OpenEnv frontend does."""
+
+    def __init__(self, workers: Workers, registry: TaskRegistry) -> None:
+        self._workers = workers
+        lookup = lookup_of(registry, workers)
+        catalog = Catalog([MATH, environment("chess")])
+        self._resolver = TaskResolver(lookup=lookup, queries=workers, catalog=catalog)
+
+    async def task(self, environment: Environment, wish: ResetRequest) -> TaskRef:
+        request = task_request(environment, wish)
+        await refuse_unknown_keys(environment, wish, self._workers)
+        return await self._resolver.resolve(environment, request)
 
 
-def chooser_of(workers: Workers, registry: TaskRegistry) -> TaskChooser:
-    lookup = TaskLookup(run_time(registry), queries=workers)
-    return TaskChooser(lookup=lookup, queries=workers, catalog=Catalog([MATH, environment("chess")]))
+def resets(workers: Workers, **splits: Any) -> Resets:
+    return Resets(workers, TaskRegistry({MATH.name: splits}))
 
 
 def known(*ids: str, failed: Mapping[str, str] | None = None) -> WorkerTasks:
@@ -66,52 +82,52 @@ def known(*ids: str, failed: Mapping[str, str] | None = None) -> WorkerTasks:
 async def test_an_id_that_only_workers_know_goes_to_them_as_it_is() -> None:
     workers = Workers(known("custom/login"))
 
-    chosen = await chooser(workers).choose(MATH, ResetWish(task="custom/login"))
+    chosen = await resets(workers).task(MATH, ResetRequest(task="custom/login"))
 
     assert chosen == TaskRef(spec={"id": "custom/login"})
     assert chosen.label == "custom/login"
 
 
 async def test_the_environments_name_may_stand_before_it() -> None:
-    chosen = await chooser(Workers(known("login"))).choose(MATH, ResetWish(task="math/login"))
+    chosen = await resets(Workers(known("login"))).task(MATH, ResetRequest(task="math/login"))
 
     assert chosen.spec == {"id": "login"}
 
 
 async def test_workers_are_not_asked_for_what_the_gateway_holds_or_what_names_another_environment() -> None:
     workers = Workers(known("a"))
-    held = chooser(workers, train=[b'{"id":"a"}'])
+    held = resets(workers, train=[b'{"id":"a"}'])
 
-    chosen = await held.choose(MATH, ResetWish(task="a"))
+    chosen = await held.task(MATH, ResetRequest(task="a"))
     assert (chosen.label, chosen.split, chosen.index) == ("a", "train", 0)
     with pytest.raises(WrongEnvironment, match="'chess', not of 'math'"):
-        await held.choose(MATH, ResetWish(task="chess/a"))
+        await held.task(MATH, ResetRequest(task="chess/a"))
     assert not workers.asked
 
 
 async def test_an_id_that_another_environment_has_names_that_one() -> None:
     registry = TaskRegistry({MATH.name: {}, environment("chess").name: tasks(train=[{"id": "opening"}])})
-    wrong = chooser_of(Workers(known()), registry)
+    wrong = Resets(Workers(known()), registry)
 
     with pytest.raises(WrongEnvironment, match="'chess', not of 'math'"):
-        await wrong.choose(MATH, ResetWish(task="opening"))
+        await wrong.task(MATH, ResetRequest(task="opening"))
 
 
 async def test_an_unknown_id_names_the_modules_that_did_not_load() -> None:
     workers = Workers(known("a", failed={"custom_tasks.mine": "SyntaxError: line 3"}))
 
     with pytest.raises(UnknownTask) as refused:
-        await chooser(workers).choose(MATH, ResetWish(task="b"))
+        await resets(workers).task(MATH, ResetRequest(task="b"))
 
     assert refused.value.detail == "Unknown task: b (modules that did not load: custom_tasks.mine: SyntaxError: line 3)"
 
 
 async def test_workers_that_are_just_being_replaced_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(openenv_tasks, "ASK_PAUSE_S", 0.0)
+    monkeypatch.setattr(resolver, "QUERY_PAUSE_S", 0.0)
     replaced = BeingReplaced("the workers of math are just being replaced")
     workers = Workers(replaced, replaced, known("a"))
 
-    assert (await chooser(workers).choose(MATH, ResetWish(task="a"))).id == "a"
+    assert (await resets(workers).task(MATH, ResetRequest(task="a"))).id == "a"
     assert len(workers.asked) == 3
 
 
@@ -128,7 +144,7 @@ async def test_an_id_that_no_worker_could_be_asked_for_may_be_asked_for_again(
     workers = Workers(error)
 
     with pytest.raises((PoolExhausted, EnvironmentUnavailable)) as refused:
-        await chooser(workers).choose(MATH, ResetWish(task="a"))
+        await resets(workers).task(MATH, ResetRequest(task="a"))
 
     assert type(refused.value) is type(error)
     assert refused.value.detail == f"task 'a' is in no file, and no worker could be asked for it: {error.detail}"
@@ -163,35 +179,35 @@ PAGES = {
 )
 async def test_keys_of_a_reset_select_a_task_by_its_values(wish: dict[str, Any], places: set[str]) -> None:
     workers = Workers(known())
-    asked = chooser(workers, **tasks(**PAGES))
+    asked = resets(workers, **tasks(**PAGES))
 
-    chosen = [await asked.choose(BROWSER, ResetWish(**wish)) for _ in range(10)]
+    chosen = [await asked.task(BROWSER, ResetRequest(**wish)) for _ in range(10)]
 
     assert {f"{one.split}/{one.index}" for one in chosen} <= places
     assert not workers.asked
-    assert asked.config(BROWSER, ResetWish(**wish)) == {}
+    assert config_of(BROWSER, ResetRequest(**wish)) == {}
 
 
 async def test_a_task_that_only_workers_know_is_selected_by_its_values_too() -> None:
     listed = WorkerTasks(tasks={"miniwob/book": page("miniwob", "book"), "custom/book": page("custom", "book")})
-    asked = chooser(Workers(listed), **tasks(**PAGES))
+    asked = resets(Workers(listed), **tasks(**PAGES))
 
-    chosen = await asked.choose(BROWSER, ResetWish.model_validate({"benchmark": "miniwob", "task_name": "book"}))
+    chosen = await asked.task(BROWSER, ResetRequest.model_validate({"benchmark": "miniwob", "task_name": "book"}))
 
     assert chosen == TaskRef(spec={"id": "miniwob/book"})
 
 
 async def test_tasks_that_come_later_are_selected_too() -> None:
     registry = TaskRegistry({MATH.name: {}})
-    asked = chooser_of(Workers(known()), registry)
-    wish = ResetWish.model_validate({"task_name": "click-test"})
+    asked = Resets(Workers(known()), registry)
+    wish = ResetRequest.model_validate({"task_name": "click-test"})
     with pytest.raises(UnknownTask, match="no task of 'math' has task_name 'click-test'"):
-        await asked.choose(BROWSER, wish)
+        await asked.task(BROWSER, wish)
 
     run_time = RuntimeTasks(registry=registry, store=MemoryTaskStore(), catalog=Catalog([MATH]))
     await run_time.register(run_time.check([("task", page("miniwob", "click-test"))], environment="math"))
 
-    assert (await asked.choose(BROWSER, wish)).id == "miniwob/click-test"
+    assert (await asked.task(BROWSER, wish)).id == "miniwob/click-test"
 
 
 @pytest.mark.parametrize(
@@ -207,10 +223,10 @@ async def test_tasks_that_come_later_are_selected_too() -> None:
     ],
 )
 async def test_a_key_that_nobody_looks_at_or_a_second_choice_is_refused(wish: dict[str, Any], told: str) -> None:
-    asked = chooser(Workers(WorkerTasks(config_keys=("level",))), **tasks(**PAGES))
+    asked = resets(Workers(WorkerTasks(config_keys=("level",))), **tasks(**PAGES))
 
     with pytest.raises(FrameError, match=told) as refused:
-        await asked.choose(BROWSER, ResetWish(**wish))
+        await asked.task(BROWSER, ResetRequest(**wish))
 
     assert refused.value.code is Code.VALIDATION_ERROR
     assert refused.value.entries[0]["loc"][0] == "data"
@@ -220,16 +236,16 @@ async def test_a_key_that_nobody_looks_at_or_a_second_choice_is_refused(wish: di
 async def test_keys_that_the_environment_takes_and_those_of_a_worker_that_does_not_say_are_passed_on(
     keys: tuple[str, ...] | None,
 ) -> None:
-    asked = chooser(Workers(WorkerTasks(config_keys=keys)), **tasks(**PAGES))
-    wish = ResetWish.model_validate({"index": 0, "level": 2})
+    asked = resets(Workers(WorkerTasks(config_keys=keys)), **tasks(**PAGES))
+    wish = ResetRequest.model_validate({"index": 0, "level": 2})
 
-    assert (await asked.choose(BROWSER, wish)).id == "custom/login"
-    assert asked.config(BROWSER, wish) == {"level": 2}
+    assert (await asked.task(BROWSER, wish)).id == "custom/login"
+    assert config_of(BROWSER, wish) == {"level": 2}
 
 
 async def test_an_environment_whose_usual_split_is_not_there_has_its_first_one() -> None:
-    chosen = await chooser(Workers(known()), **tasks(test=[{"id": "only"}])).choose(MATH, ResetWish(seed=9))
+    chosen = await resets(Workers(known()), **tasks(test=[{"id": "only"}])).task(MATH, ResetRequest(seed=9))
 
     assert (chosen.split, chosen.index, chosen.id) == ("test", 0, "only")
     with pytest.raises(UnknownTask):
-        await chooser(Workers(known()), test=[]).choose(MATH, ResetWish())
+        await resets(Workers(known()), test=[]).task(MATH, ResetRequest())

@@ -26,10 +26,10 @@ from gateway.core.placement import NodeReport
 from gateway.node import image_transfers as transfers
 from gateway.node.cluster import Cluster
 from gateway.node.gate import Gate
+from gateway.node.policy import Rules
 from gateway.node.report import available_bytes, built_at
-from gateway.node.rules import Rules
 from gateway.node.serve import listen_address, run_node, serving_cluster
-from gateway.node.tls import client_context, server_context
+from gateway.node.tls import NODE_NAME, client_context, server_context
 from gateway.node.tunnel import Tunnel
 from gateway.settings import Settings
 from tests.deadlines import scaled
@@ -150,10 +150,18 @@ def port_and_next() -> int:
             return port
 
 
+class NodeClient(httpx.AsyncClient):
+    """Expects a node's certificate, at whatever address it connects to."""
+
+    async def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
+        request.extensions = {**request.extensions, "sni_hostname": NODE_NAME}
+        return await super().send(request, **options)
+
+
 def client_of(files: tuple[Files, Files], port: int) -> httpx.AsyncClient:
     gateway, _ = files
     tls = client_context(gateway.ca, gateway.cert, gateway.key)
-    return httpx.AsyncClient(verify=tls, base_url=f"https://127.0.0.1:{port}", trust_env=False, timeout=WITHIN_S)
+    return NodeClient(verify=tls, base_url=f"https://127.0.0.1:{port}", trust_env=False, timeout=WITHIN_S)
 
 
 @asynccontextmanager
@@ -163,7 +171,7 @@ async def node(
     _, own = files
     rules = Rules.of(CATALOG, instance="ours", socket_root=str(folder / "sockets"), max_containers=7)
     gate = Gate(engine=engine.url, rules=rules)
-    app = Cluster(gate, engine=engine.url, rules=rules, state=folder / "state", image_max_bytes=IMAGE_MAX_BYTES)
+    app = Cluster(gate, engine=engine.url, state=folder / "state", image_max_bytes=IMAGE_MAX_BYTES)
     app.check()
     port, tls = port_and_next(), server_context(own.ca, own.cert, own.key)
     relay = Tunnel(sockets=folder / "sockets", tls=tls)
@@ -641,7 +649,7 @@ async def test_a_state_folder_that_cannot_be_written_is_told_of_at_the_start(fol
     (folder / "file").touch()
     rules = Rules.of([], instance="ours", socket_root=str(folder))
     gate, state = Gate(engine=engine.url, rules=rules), folder / "file" / "below"
-    app = Cluster(gate, engine=engine.url, rules=rules, state=state, image_max_bytes=1)
+    app = Cluster(gate, engine=engine.url, state=state, image_max_bytes=1)
 
     with pytest.raises(BackendError, match="set state_dir"):
         app.check()
@@ -683,7 +691,7 @@ async def test_the_command_serves_both_ports_and_goes_on_after_sigterm_for_its_n
                 said += await process.stdout.readline()
             async with client_of(files, port) as client:
                 assert (await reported(client))["images"] == {OURS: engine.image_id(OURS)}
-            reader, writer = await asyncio.open_connection("127.0.0.1", port + 1, ssl=tls)
+            reader, writer = await asyncio.open_connection("127.0.0.1", port + 1, ssl=tls, server_hostname=NODE_NAME)
             writer.write(b"EG1 w1/worker.sock\nask")
             assert await reader.readexactly(2) == b"+\n"
             process.send_signal(signal.SIGTERM)  # a second one ends the notice
@@ -726,7 +734,7 @@ async def test_while_it_ends_a_node_reports_over_kept_connections_and_takes_no_n
     tls = client_context(files[0].ca, files[0].cert, files[0].key)
     async with client_of(files, port) as kept:
         await reported(kept)
-        reader, writer = await asyncio.open_connection("127.0.0.1", port + 1, ssl=tls)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port + 1, ssl=tls, server_hostname=NODE_NAME)
         writer.write(b"EG1 w1/worker.sock\nask")
         assert await reader.readexactly(2) == b"+\n"
         leave.set()

@@ -9,14 +9,12 @@ from typing import Any
 
 import pytest
 
-from gateway.backends.docker.container import container_body
-from gateway.backends.docker.third_party import forwarder_body, server_body
+from gateway.backends.docker.container import container_body, forwarder_body, server_body
 from gateway.core.environment import ALL_GPUS, Environment, Limits, Server
 from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.worker import Worker
-from gateway.node.policy import refusal, rewritten
+from gateway.node.policy import Rules, refusal, rewritten
 from gateway.node.routes import shown_info
-from gateway.node.rules import Rules
 
 ROOT = "/var/lib/docker/volumes/sockets/_data"
 PLAIN = Environment(

@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 
-from gateway.backends.docker.container import container_body
-from gateway.backends.docker.third_party import forwarder_body, server_body
+from gateway.backends.docker.container import container_body, forwarder_body, server_body
 from gateway.core.environment import Environment, Limits, Relaxations, Server, Volume
 from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.worker import Worker
-from gateway.node.policy import refusal, rewritten, shared_with
-from gateway.node.rules import Rules
+from gateway.node.policy import Rules, refusal, rewritten, shared_with
 
 ROOT = "/var/lib/docker/volumes/sockets/_data"
 BESIDE = "0123456789abcdef" * 4

@@ -6,7 +6,9 @@ import ast
 import json
 import re
 import shlex
+import sys
 from collections.abc import Iterator
+from subprocess import PIPE, run
 from typing import Any
 
 import pytest
@@ -16,7 +18,6 @@ from gateway.cli.main import app
 from gateway.core.errors import GatewayError
 from gateway.core.routes import ORS_OPERATIONS, ORS_ROUTES, RESERVED
 from gateway.metrics import Metrics
-from gateway.settings import PREFIX, Settings
 from tests.pages import PAGES, PROJECT, Block, blocks
 from tests.runner.__main__ import number_of_tasks
 
@@ -45,9 +46,22 @@ def log_events() -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("name", sorted(Settings.model_fields))
-def test_a_setting_is_in_the_reference(name: str) -> None:
-    assert f"`{PREFIX}{name.upper()}`" in REFERENCE
+def test_the_table_of_settings_is_the_one_that_their_docstrings_make() -> None:
+    done = run([sys.executable, PROJECT / "scripts" / "settings-table", "--check"], stderr=PIPE, text=True, check=False)
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_every_module_that_a_page_of_the_design_names_exists() -> None:
+    packages = {path.name for path in (PROJECT / "gateway").iterdir() if path.is_dir()}
+    gone = [
+        f"{page.name}: {named}"
+        for page in (PROJECT / "ARCHITECTURE.md", *(PROJECT / "docs" / "design").glob("*.md"))
+        for named in re.findall(r"`([a-z_]+(?:/[a-z_0-9]+)+)/?(?:\.[A-Za-z_.]+)?(?:\(.*\))?`", page.read_text())
+        if named.partition("/")[0] in packages and not list((PROJECT / "gateway").glob(f"{named}*"))
+    ]
+
+    assert gone == []
 
 
 @pytest.mark.parametrize("code", sorted({kind.code for kind in descendants(GatewayError)}))

@@ -36,9 +36,9 @@ def test_an_operation_of_a_family_has_its_prelude_before_it(family: str) -> None
 
 def test_every_operation_is_used_and_every_one_used_is_there() -> None:
     folder = Path(store.__file__).parent
-    source = "".join((folder / name).read_text() for name in ("sessions.py", "recovery.py"))
+    source = "".join((folder / name).read_text() for name in ("sessions.py", "claims.py"))
 
-    used = re.findall(r'(?:_run|_link\.run|_link\.begin)\(\s*"([a-z_]+)"', source)
+    used = re.findall(r'(?:_run|_link\.run|_link\.run_in_batches|_link\.begin)\(\s*"([a-z_]+)"', source)
 
     assert sorted(set(used)) == OPERATIONS
 

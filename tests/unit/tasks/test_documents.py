@@ -76,7 +76,7 @@ def test_json_that_is_none_is_refused(text: bytes, reason: str) -> None:
 
 def test_json_lines_are_read_with_their_places() -> None:
     assert read_json_lines(b'{"a":1}\n\n{"a":2}\r\n', where="f") == [("f:1", {"a": 1}), ("f:3", {"a": 2})]
-    with pytest.raises(TaskInvalid, match=r"^f:2: line 1: not JSON"):
+    with pytest.raises(TaskInvalid, match=r"^f:2: not JSON"):
         read_json_lines(b"{}\n{\n", where="f")
 
 

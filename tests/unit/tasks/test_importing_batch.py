@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from gateway.core.errors import ConfigError
-from gateway.tasks.documents import read_split
 from gateway.tasks.importing import batch as batches
 from gateway.tasks.importing.batch import gather, write_lines
 from gateway.tasks.importing.rows import Entry, Imported, RowRefused
+from gateway.tasks.split_view import read_split
 
 
 def task(name: str, **more: object) -> Imported:
@@ -30,7 +30,7 @@ def test_what_is_gathered_and_written_is_a_split(tmp_path: Path) -> None:
 
     write_lines(path, found.lines)
 
-    assert tuple(read_split(path)) == found.lines
+    assert tuple(read_split(path).tasks) == found.lines
     assert found.lines[0] == '{"id":"a","aliases":["b"],"instruction":"é\u2028\\n"}'.encode()
     assert found.refused == (RowRefused("f:2", "no"),)
 

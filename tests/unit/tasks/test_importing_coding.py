@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.core.environment import SplitType
-from gateway.tasks.importing.humaneval import humaneval_task
-from gateway.tasks.importing.mbpp import PARTS, mbpp_task, read_mbpp
+from gateway.tasks.importing.coding import PARTS, humaneval_task, mbpp_task, read_mbpp
 from gateway.tasks.importing.rows import Imported, InvalidEntry
 
 HUMANEVAL = {"task_id": "HumanEval/3", "prompt": "def f(): ...", "entry_point": "f", "test": "def check(f): f()"}

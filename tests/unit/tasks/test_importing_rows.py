@@ -40,13 +40,13 @@ def test_the_contents_tell_the_form(
 ) -> None:
     path = written(tmp_path, gzip.compress(data) if is_packed else data, name + ".gz" * is_packed)
 
-    assert [(row.where, row.value, row.fault) for row in read_rows(path)] == [
-        (f"{path}{where}", value, "") for where, value in found
-    ]
+    assert read_rows(path) == [Row(f"{path}{where}", value) for where, value in found]
 
 
 def test_a_packed_file_may_have_any_name(tmp_path: Path) -> None:
-    assert [row.value for row in read_rows(written(tmp_path, gzip.compress(b"1\n2\n"), "rows"))] == [1, 2]
+    path = written(tmp_path, gzip.compress(b"1\n2\n"), "rows")
+
+    assert read_rows(path) == [Row(f"{path}:1", 1), Row(f"{path}:2", 2)]
 
 
 @pytest.mark.parametrize(
@@ -64,9 +64,10 @@ def test_a_line_that_is_no_json_leaves_the_others(tmp_path: Path, line: bytes, s
 
     first, broken, last = read_rows(path)
 
-    assert (first.value, last.value) == (1, 3)
+    assert (first, last) == (Row(f"{path}:1", 1), Row(f"{path}:3", 3))
+    assert isinstance(broken, RowRefused)
     assert broken.where == f"{path}:2"
-    assert says in broken.fault
+    assert says in broken.reason
 
 
 @pytest.mark.parametrize(
@@ -113,7 +114,7 @@ def test_each_row_becomes_a_task_or_a_reason_or_is_not_asked_for() -> None:
         raise InvalidEntry("no id")
 
     values: list[object] = [{"id": "a"}, {"other": 1}, {}, [1]]
-    found = list(convert([*(Row(f"f:{n}", v) for n, v in enumerate(values)), Row("f:9", None, "broken")], task_of))
+    found = list(convert([*(Row(f"f:{n}", v) for n, v in enumerate(values)), RowRefused("f:9", "broken")], task_of))
 
     assert found == [
         Imported("f:0", {"id": "a"}),

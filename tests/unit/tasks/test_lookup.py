@@ -34,7 +34,7 @@ from gateway.tasks.registry import TaskRegistry
 from gateway.tasks.task_ref import TaskRef
 from tests.fakes.clock import Clock
 from tests.fakes.upstreams import CounterImage
-from tests.service.stack import environment, run_time, tasks
+from tests.service.stack import environment, lookup_of, tasks
 
 OURS = environment()
 ONCE = {"rate_limit": {"starts": 1, "per_s": 60}}
@@ -70,7 +70,7 @@ class Image:
 
 def lookup(image: Image, **registered: Any) -> TaskLookup:
     registry = TaskRegistry({OURS.name: tasks(train=[{"id": "a"}]), environment("image").name: tasks(**registered)})
-    return TaskLookup(run_time(registry), queries=image)
+    return lookup_of(registry, image)
 
 
 # -- offers ---------------------------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ async def admit(found: TaskLookup, where: Environment, setup: SessionSetup) -> N
 
 async def test_workers_are_asked_for_tasks_of_an_environment_of_ours_without_task_files() -> None:
     ours = replace(OURS, tasks=None)
-    found = TaskLookup(run_time(TaskRegistry({})), queries=Image(SPLITS))
+    found = lookup_of(TaskRegistry({}), Image(SPLITS))
 
     assert [split.name for split in await found.splits(ours)] == ["train", "dev"]
     own = await found.at(ours, "train", -1)

@@ -11,11 +11,10 @@ import typer.main
 
 from gateway.cli.main import app
 from gateway.core.ports.tasks import MAX_AT_ONCE, MAX_TASK_BYTES, MAX_TASKS, MAX_TOTAL_BYTES
-from gateway.frontends.admin.tasks import MAX_LISTED, MAX_PROBED, TaskRoutes
-from gateway.tasks.registry import TaskRegistry
-from gateway.tasks.schema import GenericTask, parse
-from gateway.tasks.signing import FORMAT
-from tests.service.stack import run_time
+from gateway.frontends.admin.tasks import MAX_LISTED, MAX_PROBED, TaskProbe, TaskRoutes
+from gateway.tasks.schema import json_schema, parse
+from gateway.tasks.signing import FORMAT, TrustedKeys
+from tests.service.stack import environment, stack
 
 PAGE = (Path(__file__).parents[3] / "docs" / "tasks.md").read_text("utf-8")
 
@@ -34,11 +33,18 @@ def test_every_command_is_shown() -> None:
 
 
 def test_every_key_of_a_task_is_on_the_page() -> None:
-    assert {key for key in GenericTask.model_fields if f"`{key}`" not in PAGE} == set()
+    assert {key for key in json.loads(json_schema())["properties"] if f"`{key}`" not in PAGE} == set()
 
 
-def test_every_route_is_on_the_page() -> None:
-    routes = TaskRoutes(tasks=run_time(TaskRegistry({})), max_body_bytes=1).routes()
+async def test_every_route_is_on_the_page() -> None:
+    async with stack(environment()) as built:
+        routes = TaskRoutes(
+            tasks=built.first.runtime_tasks,
+            max_body_bytes=1,
+            trusted=TrustedKeys({}),
+            signatures="optional",
+            probe=TaskProbe(built.first.sessions, built.first.catalog),
+        ).routes()
 
     assert {route.path for route in routes if f"`{route.path.replace(':path', '')}`" not in PAGE} == set()
 
@@ -55,6 +61,6 @@ def test_the_example_is_a_task() -> None:
 
     task = parse(json.loads(line), is_registered=True)
 
-    assert task.instruction
-    assert task.evaluation.reward_function
-    assert set(task.config) == {"html"}
+    assert task["instruction"]
+    assert task["evaluation"]["reward_function"]
+    assert set(task["config"]) == {"html"}

@@ -105,6 +105,10 @@ async def add(tasks: RuntimeTasks, *documents: dict[str, Any], **how: Any) -> li
     return await tasks.register(checked, **how)
 
 
+async def get(tasks: RuntimeTasks, id: str) -> tuple[dict[str, Any], str, int]:
+    return await tasks.sure(lambda: tasks.registry.get(MATH, id))
+
+
 def ids(tasks: RuntimeTasks, **narrowed: Any) -> list[str]:
     entries, _ = tasks.registry.listing(**narrowed)
     return [str(entry.task.get("id")) for entry in entries]
@@ -272,7 +276,7 @@ def test_all_that_is_wrong_with_a_batch_is_told_at_once(tasks: RuntimeTasks) -> 
     assert list(refusal.value.problems) == [
         ("tasks[1].env_type", "no environment 'nosuch' is on offer"),
         ("tasks[2].env_type", "a task that is registered needs one"),
-        ("tasks[3]", "a task is an object, not int"),
+        ("tasks[3]", "a task is an object, not the number 3"),
         ("tasks[4].id", "'a' stands at tasks[0] already"),
         ("tasks[5].evaluation.script", "scripts are only for environments that run code in sandboxes"),
     ]
@@ -281,7 +285,7 @@ def test_all_that_is_wrong_with_a_batch_is_told_at_once(tasks: RuntimeTasks) -> 
 def test_the_environment_may_be_said_beside_the_tasks(tasks: RuntimeTasks) -> None:
     (one,) = tasks.check([("", {"id": "a"})], environment="math")
 
-    assert one.task.to_dict() == {"id": "a", "env_type": "math"}
+    assert one.task == {"id": "a", "env_type": "math"}
     with pytest.raises(TaskInvalid, match="one of 'coding', not of 'math'"):
         tasks.check([("", task("a", "coding"))], environment="math")
 
@@ -340,7 +344,7 @@ async def test_a_task_that_another_replica_was_given_is_found_when_it_is_asked_f
 
     await add(one, task("custom/a"))
 
-    assert (await other.get(MATH, "custom/a"))[1:] == ("custom", 0)
+    assert (await get(other, "custom/a"))[1:] == ("custom", 0)
     assert await other.sure(lambda: other.registry.count(MATH, "custom")) == 1
 
 
@@ -361,13 +365,13 @@ async def test_an_unchanged_version_is_all_that_is_asked(store: Store, tasks: Ru
     pages = store.pages
 
     for _ in range(5):
-        assert not await tasks.registry.refresh(store)
+        await tasks.registry.refresh(store)
 
     assert store.pages == pages
 
 
 async def test_many_that_miss_at_once_share_their_questions(store: Store, tasks: RuntimeTasks) -> None:
-    ends = await asyncio.gather(*(tasks.get(MATH, f"no{n}") for n in range(50)), return_exceptions=True)
+    ends = await asyncio.gather(*(get(tasks, f"no{n}") for n in range(50)), return_exceptions=True)
 
     assert all(isinstance(end, UnknownTask) for end in ends)
     assert store.versions <= 2
@@ -379,14 +383,14 @@ async def test_a_replica_without_its_store_serves_what_it_knows_and_calls_nothin
     await add(tasks, task("a"))
     store.is_away = True
 
-    assert (await tasks.get(MATH, "a"))[1:] == ("custom", 0)
-    assert (await tasks.get(MATH, "t0"))[1:] == ("train", 0)
+    assert (await get(tasks, "a"))[1:] == ("custom", 0)
+    assert (await get(tasks, "t0"))[1:] == ("train", 0)
     await tasks.refresh()
     with pytest.raises(StoreUnavailable):
-        await tasks.get(MATH, "b")
+        await get(tasks, "b")
     store.is_away = False
     with pytest.raises(UnknownTask, match=r"^Unknown task: b$"):
-        await tasks.get(MATH, "b")
+        await get(tasks, "b")
 
 
 async def test_a_store_that_begins_anew_is_followed(tasks: RuntimeTasks) -> None:
@@ -411,7 +415,7 @@ async def test_a_refresh_that_is_cancelled_leaves_the_next_one_to_do_it(store: S
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
 
-    assert (await other.get(MATH, "a"))[1:] == ("custom", 0)
+    assert (await get(other, "a"))[1:] == ("custom", 0)
 
 
 # -- rate limits --------------------------------------------------------------------------------------------------

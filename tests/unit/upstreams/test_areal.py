@@ -43,7 +43,7 @@ from tests.fakes.areal_server import (
     stepped,
 )
 from tests.fakes.eventually import until
-from tests.unit.upstreams.call_replicas import Shared, View
+from tests.fakes.replicas import Shared, View
 
 # -- the server -----------------------------------------------------------------------------------------------------
 

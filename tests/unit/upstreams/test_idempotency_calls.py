@@ -19,9 +19,10 @@ from gateway.core.errors import (
     UpstreamTimeout,
 )
 from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
+from gateway.core.ports.calls import KEYED_S, UNKEYED_S
 from gateway.core.session import Session, SessionState
 from gateway.upstreams.idempotency.call import Call
-from gateway.upstreams.idempotency.calls import KEPT_S, KEYED_S, QUIET_S, OnceOnlyCalls
+from gateway.upstreams.idempotency.calls import QUIET_S, OnceOnlyCalls
 from tests.fakes.eventually import until
 
 SESSION = Session(
@@ -168,7 +169,7 @@ async def test_outcomes_are_kept_for_a_minute_and_keyed_ones_for_ten() -> None:
     told = await ended(calls, calls.begin(SESSION, {}, at_once("told"), within_s=60))
     keyed = await ended(calls, calls.begin(SESSION, {}, at_once("keyed"), within_s=60, key="k"))
 
-    clock.now += KEPT_S - 1
+    clock.now += UNKEYED_S - 1
     assert calls.find(SESSION, told.task_id) is told
     clock.now += 2
     assert calls.find(SESSION, told.task_id) is None

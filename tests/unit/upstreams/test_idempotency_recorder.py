@@ -29,7 +29,7 @@ from gateway.upstreams.idempotency.recorder import Recorder
 from gateway.upstreams.idempotency.records import NOTED_BYTES, Records
 from tests.deadlines import scaled
 from tests.fakes.eventually import eventually, until
-from tests.unit.upstreams.call_replicas import SESSION, Shared, View
+from tests.fakes.replicas import SESSION, Shared, View
 
 WORDS: Codec[str] = Codec("word", str, str)
 NEVER_S = 3600.0
@@ -410,7 +410,7 @@ async def test_a_store_that_lost_its_data_is_told_of_all_keys_again(a: Replica, 
     shared.lose()
 
     async def told_again() -> None:
-        found = [await shared.store.look(SESSION.id, SESSION.lease, task_id) for task_id in shared.runner]
+        found = [shared.look(SESSION.id, SESSION.lease, task_id) for task_id in shared.runner]
         assert [one.state for one in found if one is not None] == [CallState.DONE, CallState.RUNNING]
 
     await eventually(told_again)
@@ -419,6 +419,40 @@ async def test_a_store_that_lost_its_data_is_told_of_all_keys_again(a: Replica, 
 
     assert [await at_a, *[await waits for waits in at_b]] == ["done"] * 3
     assert (ran.runs, runs.runs, other.runs) == (1, 1, 0)
+
+
+async def test_a_call_that_ends_before_a_store_is_told_again_that_it_runs_is_told_as_ended(
+    shared: Shared, b: Replica
+) -> None:
+    a = Replica(shared, "a", tick_s=NEVER_S)
+    work, other = Work(at_once=False), Work()
+    await a.keyed(Work(), key="before")
+    at_a = a.keyed(work, key="runs")
+    await until(lambda: work.runs)
+    shared.lose()
+    await a.keyed(Work(), key="after")  # its answer tells of the loss
+
+    a.view.is_away = True
+    work.gate.set()
+    assert await at_a == "done"
+    a.view.is_away = False
+    await a.aclose()
+
+    assert [await b.keyed(other, key=key) for key in ("before", "runs", "after")] == ["done"] * 3
+    assert other.runs == 0
+
+
+async def test_a_call_that_was_told_again_before_its_beginning_arrives_runs(a: Replica, shared: Shared) -> None:
+    work = Work()
+    a.view.gate.clear()
+    at_a = a.keyed(work)
+    await until(lambda: a.view.begun)
+
+    shared.write("a", a.view.begun[0])
+    a.view.gate.set()
+
+    assert await at_a == "done"
+    assert work.runs == 1
 
 
 async def test_what_can_be_told_again_is_bounded_and_keys_stay_known(shared: Shared, b: Replica) -> None:
@@ -430,7 +464,7 @@ async def test_what_can_be_told_again_is_bounded_and_keys_stay_known(shared: Sha
 
     async def told_again() -> None:
         for task_id in shared.runner:
-            assert await shared.store.look(SESSION.id, SESSION.lease, task_id) is not None
+            assert shared.look(SESSION.id, SESSION.lease, task_id) is not None
 
     await eventually(told_again)
     with pytest.raises(CallConflict, match="not kept"):

@@ -9,10 +9,10 @@ import pytest
 
 from gateway.core.episode import Action, ImageBlock, StepResult, Summary, TextBlock
 from gateway.core.errors import SessionNotFound, UpstreamError
-from gateway.upstreams.openenv import replica_codec as codec
+from gateway.upstreams.openenv import ownership as codec
 from gateway.upstreams.openenv.frames import PARSED_MAX_BYTES, Fault, acts, failure_of, fault_of, kind_of, outcome_of
 from gateway.upstreams.openenv.observations import first_blocks, step_result
-from gateway.upstreams.openenv.replica_codec import Handle, read_handle
+from gateway.upstreams.openenv.ownership import Handle, read_handle
 
 
 def observed(observation: Any, **more: Any) -> bytes:

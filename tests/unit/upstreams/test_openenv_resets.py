@@ -13,7 +13,7 @@ from gateway.core.environment import Environment, ResetMapping, Server, ServerPr
 from gateway.core.errors import InvalidRequest
 from gateway.core.ids import EnvironmentName
 from gateway.core.session import SessionSetup
-from gateway.upstreams.openenv.resets import reset_data
+from gateway.upstreams.openenv.tasks import reset_data
 
 PLAIN = Environment(
     name=EnvironmentName("maze"),

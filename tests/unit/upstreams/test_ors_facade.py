@@ -65,7 +65,7 @@ class Puzzle(OrsFacade):
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def step(self, session: Session, environment: Environment, action: Action) -> StepResult:
+    async def step(self, session: Session, environment: Environment, action: Action, *, key: str | None) -> StepResult:
         self.actions.append(action)
         result = self.results.pop(0)
         await self.gate.wait()

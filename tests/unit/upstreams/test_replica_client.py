@@ -152,12 +152,8 @@ async def test_a_bug_at_the_other_replica_is_in_its_log_and_not_in_its_answer(
         b'{"detail": "x"}',
         b'{"code": "unheard_of", "detail": "x"}',
         b'{"code": ["upstream"], "detail": "x"}',
-        b'{"code": "upstream", "detail": 7}',
         b'{"code": "upstream_gone", "detail": "x"}',
-        b'{"code": "upstream_gone", "detail": "x", "sent": "no"}',
-        b'{"code": "worker_full", "detail": "x", "capacity": 1.5}',
-        b'{"code": "rate_limited", "detail": "x", "retry_after_s": null}',
-        b'{"code": "task_invalid", "detail": "x", "problems": [["a"]]}',
+        b'{"code": "task_invalid", "detail": "x", "problems": [7]}',
         b"[" * 100_000,
     ],
 )

@@ -20,7 +20,7 @@ from gateway.upstreams import session_stats as module
 from gateway.upstreams.idempotency.recorder import Recorder
 from gateway.upstreams.ors_facade import OrsFacade
 from tests.fakes.eventually import until
-from tests.unit.upstreams.call_replicas import SESSION, Shared, View
+from tests.fakes.replicas import SESSION, Shared, View
 
 ENVIRONMENT = Environment(name=EnvironmentName("puzzle"), image="i", directory=Path("/"), command=())
 PLAIN = StepResult()
@@ -37,7 +37,7 @@ class Puzzle(OrsFacade):
         super().__init__(recorder=recorder)
         self.results = list(results)
 
-    async def step(self, session: Session, environment: Environment, action: Action) -> StepResult:
+    async def step(self, session: Session, environment: Environment, action: Action, *, key: str | None) -> StepResult:
         result = self.results.pop(0)
         if isinstance(result, Exception):
             raise result
@@ -236,7 +236,7 @@ async def test_a_session_that_ended_leaves_no_count(a: Gateway, b: Gateway, shar
     await a.recorder.aclose()
     await b.recorder.aclose()
 
-    assert await shared.store.tallies(SESSION.id, SESSION.lease) == {}
+    assert shared.tallies(SESSION.id, SESSION.lease) == {}
 
 
 async def test_a_gateway_without_others_takes_no_trip_for_its_counts() -> None:

@@ -401,11 +401,8 @@ async def test_an_idle_connection_that_the_server_closed_is_not_used(relay: Http
         assert len(server.connections) == 2
 
 
-async def test_a_tcp_connection_that_was_idle_for_long_is_not_used(
-    relay: HttpTransport, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "KEEP_FOREIGN_S", 0.0)
-    async with RawServer(answering(OK)) as server:
+async def test_a_tcp_connection_that_was_idle_for_long_is_not_used() -> None:
+    async with RawServer(answering(OK)) as server, contextlib.aclosing(HttpTransport(kept_s=0.0)) as relay:
         await ask(relay, server)
         await ask(relay, server)
 

@@ -256,11 +256,9 @@ async def test_a_name_that_nobody_knows_can_t_be_reached(relay: HttpTransport) -
     assert relay._workers == {}
 
 
-async def test_of_connections_that_rest_only_those_to_a_server_of_ours_are_used_again_for_ever(
-    relay: HttpTransport, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "KEEP_FOREIGN_S", 0.0)
+async def test_of_connections_that_rest_only_those_to_a_server_of_ours_are_used_again_for_ever(folder: Path) -> None:
     async with (
+        contextlib.aclosing(HttpTransport(kept_s=0.0)) as relay,
         RawServer(answers, path=folder / "worker.sock") as own,
         RawServer(answers, path=folder / "server.sock") as foreign,
     ):

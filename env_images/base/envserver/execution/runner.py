@@ -2,13 +2,95 @@
 
 import asyncio
 import inspect
+import logging
+import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, Protocol
+from queue import Empty, SimpleQueue
+from typing import Any
 
-from envserver.errors import AuthorCancelled, describe
+from envserver.errors import AuthorCancelled, NoThread, describe
 from envserver.execution.loop_threads import Lane, Lanes
-from envserver.execution.threads import Threads
+
+logger = logging.getLogger("envserver")
+IDLE_S = 10.0
+"""A thread without work for this long ends; starting one takes some 0.1 ms."""
+
+
+class Threads:
+    """Up to *most* daemon threads for plain ``def`` code, which may block. Used from the server's thread only.
+
+    Not ``concurrent.futures``: its threads never end, hold up the interpreter's exit, and a job whose thread could not
+    be started raises although it stays queued. Here a thread ends when it was idle for a while, and a job waits for
+    one of the others where the container allows no more threads.
+    """
+
+    def __init__(self, most: int, *, idle_s: float = IDLE_S) -> None:
+        self._most = most
+        self._idle_s = idle_s
+        self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._alive = 0
+        self._pending = 0
+
+    def __repr__(self) -> str:
+        return f"<Threads {self._alive} alive, {self._pending} jobs>"
+
+    @property
+    def alive(self) -> int:
+        """Threads that exist now."""
+        return self._alive
+
+    @property
+    def busy(self) -> bool:
+        """Whether a job is queued or running."""
+        return self._pending > 0
+
+    def submit(self, job: Callable[[], Any]) -> None:
+        """Run *job*, which raises nothing, as soon as a thread is free.
+
+        The queue is as long as there are calls; those are bounded per session.
+
+        Raises:
+            NoThread: not one thread could be started.
+        """
+        with self._lock:
+            self._pending += 1
+            wanted = self._pending > self._alive and self._alive < self._most
+            if wanted:
+                self._alive += 1
+        if wanted:
+            self._start()
+        self._jobs.put(job)
+
+    def _start(self) -> None:
+        try:
+            threading.Thread(target=self._work, name="envserver-thread", daemon=True).start()
+        except RuntimeError as error:
+            with self._lock:
+                self._alive -= 1
+                if not self._alive:
+                    self._pending -= 1
+                    raise NoThread(str(error)) from error
+            logger.warning("thread_refused alive=%d", self._alive)
+
+    def _work(self) -> None:
+        while True:
+            try:
+                job = self._jobs.get(timeout=self._idle_s)
+            except Empty:
+                with self._lock:
+                    # A job that was submitted since the time-out counted this thread as free to take it.
+                    if self._pending < self._alive:
+                        self._alive -= 1
+                        return
+                continue
+            try:
+                job()
+            finally:
+                del job  # it holds the session's objects
+                with self._lock:
+                    self._pending -= 1
 
 
 class Place:
@@ -96,10 +178,6 @@ class Runner:
         return place.lane
 
 
-class _Settled(Protocol):
-    def __call__(self, future: asyncio.Future[Any], value: Any, /) -> None: ...
-
-
 class _Report:
     """Carries a result from another thread to a future of the server's loop."""
 
@@ -113,9 +191,9 @@ class _Report:
         try:
             result = work()
         except BaseException as error:  # noqa: BLE001  # SystemExit too: an author's code never ends the server
-            self._tell(_fail, _portable(error))
+            self._tell(None, _portable(error))
         else:
-            self._tell(_succeed, result)
+            self._tell(result)
 
     async def of_async(self, work: Callable[[], Awaitable[Any]]) -> None:
         try:
@@ -123,27 +201,25 @@ class _Report:
         except asyncio.CancelledError:
             raise  # told by ``cancelled``, as one before the first line is
         except BaseException as error:  # noqa: BLE001  # as above
-            self._tell(_fail, _portable(error))
+            self._tell(None, _portable(error))
         else:
-            self._tell(_succeed, result)
+            self._tell(result)
 
     def cancelled(self) -> None:
-        self._tell(_fail, AuthorCancelled("cancelled"))
+        self._tell(None, AuthorCancelled("cancelled"))
 
-    def _tell(self, settle: _Settled, value: Any) -> None:
+    def _tell(self, result: Any, error: BaseException | None = None) -> None:
         # A thread may outlive a server that was stopped, and then finds its loop closed.
         with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(settle, self._done, value)
+            self._loop.call_soon_threadsafe(self._settle, result, error)
 
-
-def _succeed(future: asyncio.Future[Any], value: Any) -> None:
-    if not future.done():
-        future.set_result(value)
-
-
-def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
-    if not future.done():
-        future.set_exception(error)
+    def _settle(self, result: Any, error: BaseException | None) -> None:
+        if self._done.done():
+            return
+        if error is None:
+            self._done.set_result(result)
+        else:
+            self._done.set_exception(error)
 
 
 def _portable(error: BaseException) -> BaseException:

@@ -4,10 +4,9 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from envserver.generic.task import GenericTask, TaskError, lengthened, parse_task
+from envserver.generic.task import GenericTask, TaskError, parse_task, registered
 
 MAX_TASKS = 100_000
-_WHOLE = frozenset({"instruction", "config", "evaluation"})
 
 
 class UnknownTask(KeyError):
@@ -56,7 +55,7 @@ class TaskRegistry:
         elif not isinstance(config, Mapping):
             raise TaskError([("", f"a task is an object, not {type(config).__name__}")])
         else:
-            whole = dict(config) if _WHOLE & config.keys() else lengthened(config)
+            whole = registered(config)
         for key, value in (("id", task_id), ("env_type", env_type)):
             if not value or whole.get(key, value) != value:
                 said = (
@@ -79,9 +78,9 @@ class TaskRegistry:
             UnknownTask: a KeyError; there is none of that id.
         """
         with self._lock:
-            if task_id not in self._tasks:
-                raise UnknownTask(task_id)
-            return self._tasks.pop(task_id)
+            task = self.get(task_id)
+            del self._tasks[task_id]
+        return task
 
     def get(self, task_id: str) -> GenericTask:
         """Find a task.
@@ -89,10 +88,10 @@ class TaskRegistry:
         Raises:
             UnknownTask: a KeyError; there is none of that id.
         """
-        with self._lock:
-            if task_id not in self._tasks:
-                raise UnknownTask(task_id)
+        try:
             return self._tasks[task_id]
+        except KeyError:
+            raise UnknownTask(task_id) from None
 
     def snapshot(self) -> dict[str, GenericTask]:
         """Give what is registered now, for ``restore``."""

@@ -1,36 +1,44 @@
 """A generic task: metadata, an instruction, the environment's configuration, and how the outcome is judged.
 
 What stands in ``config`` and ``evaluation`` is the environment's own; here they are JSON within bounds, and no more.
+``task.schema.json`` beside this module is the schema, which workers and the gateway check tasks by. `_faults` knows the
+keywords that this file has; a worker is kept small, so it imports no library for them.
 """
 
 import json
 import math
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
-from envserver.generic.calls import parse_call
+from envserver.generic.rewards import parse_reward
 
 MAX_TASK_BYTES = 4 * 1024 * 1024
 """Of a task as compact JSON; the largest task of the project has 115 KiB."""
 MAX_DEPTH = 32
-MAX_INSTRUCTION_CHARS = 256 * 1024
-MAX_SCRIPT_CHARS = 256 * 1024
-MAX_DESCRIPTION_CHARS = 16 * 1024
-MAX_NAME_CHARS = 200
-MAX_TAGS = 64
-"""Tags, and aliases too."""
-MAX_PROBLEMS = 50
+MAX_PROBLEMS = 100
 """Of one task; what comes after them is not looked for."""
 
-ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
-_TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_TAG = re.compile(r"\S(?:.{0,98}\S)?")
+with open(os.path.join(os.path.dirname(__file__), "task.schema.json"), encoding="utf-8") as _file:
+    SCHEMA: Mapping[str, Any] = json.load(_file)
+_KEYS: Mapping[str, Any] = SCHEMA["properties"]
+_PLAIN_KEY = re.compile(r"[\w-]{1,80}")
 _OWN = frozenset({"id", "env_type", "name", "description", "version", "tags", "instruction", "config", "evaluation"})
 _SHORT = frozenset({"goal", "reward_fn"})
 _LONG = frozenset({"instruction", "config", "evaluation"})
-_METADATA = (_OWN - _LONG) | {"aliases", "difficulty", "rate_limit", "split"}
+_METADATA = frozenset(_KEYS) - _LONG
+_TYPES: Mapping[str, tuple[type | tuple[type, ...], str]] = {
+    "object": (Mapping, "an object"),
+    "array": ((list, tuple), "a list"),
+    "string": (str, "a text"),
+    "integer": (int, "a whole number"),
+    "number": ((int, float), "a number"),
+    "null": (type(None), ""),
+}
+"""The types of JSON Schema: of Python, and in words. A bool is none of these numbers."""
 
 Problem = tuple[str, str]
 """Where in a task, such as ``config.files``, and what is wrong there. The path of the task itself is empty."""
@@ -88,155 +96,172 @@ class GenericTask:
 def parse_task(document: Mapping[str, Any]) -> GenericTask:
     """Check *document*, a task as JSON has it, in the long form or in the RFC's short one.
 
-    The short form has ``goal`` or ``reward_fn`` and none of ``instruction``, ``config`` and ``evaluation``: ``goal`` is
-    the instruction, ``reward_fn`` the ``evaluation.reward_function``, and what is no metadata is configuration.
+    A key that is null counts as absent, as do an empty id and environment.
 
     Raises:
         TaskError: it does not fit; ``problems`` names every place, up to a bound.
     """
-    if not isinstance(document, Mapping):
-        raise TaskError([("", f"a task is an object, not {_kind(document)}")])
-    problems = json_problems(document)
-    if problems:  # nothing below would be safe to look at
-        raise TaskError(problems)
-    given = dict(document)
-    if _SHORT & given.keys() and not _LONG & given.keys():
-        given = lengthened(given, kept=_METADATA)
-    problems = _problems(given)
+    given = {
+        key: value
+        for key, value in long_form(document).items()
+        if not (value is None and key in _KEYS) and not (value == "" and key in ("id", "env_type"))
+    }
+    problems = [problem for problem in schema_problems(given) if problem[0] != "split"]  # a file's may be anything
     if problems:
         raise TaskError(problems[:MAX_PROBLEMS])
     return GenericTask(
-        id=given.get("id") or "",
-        env_type=given.get("env_type") or "",
-        name=given.get("name") or "",
-        description=given.get("description") or "",
+        id=given.get("id", ""),
+        env_type=given.get("env_type", ""),
+        name=given.get("name", ""),
+        description=given.get("description", ""),
         version=str(given.get("version") or ""),
-        tags=tuple(given.get("tags") or ()),
-        instruction=given.get("instruction") or "",
-        config=_copy(given.get("config") or {}),
-        evaluation=_copy(given.get("evaluation") or {}),
+        tags=tuple(given.get("tags", ())),
+        instruction=given.get("instruction", ""),
+        config=_copy(given.get("config", {})),
+        evaluation=_copy(given.get("evaluation", {})),
         extra={key: _copy(value) for key, value in given.items() if key not in _OWN},
     )
 
 
-def lengthened(short: Mapping[str, Any], *, kept: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """Write a task of the short form in the long one; the keys *kept* stay beside ``config``, all others go into it."""
+def long_form(document: object, *, max_bytes: int = MAX_TASK_BYTES, max_values: int = MAX_TASK_BYTES) -> dict[str, Any]:
+    """Write a task in the long form, as a new dict; nothing of it is checked but that it is JSON within bounds.
+
+    The short form has ``goal`` or ``reward_fn`` and none of ``instruction``, ``config`` and ``evaluation``: ``goal`` is
+    the instruction, ``reward_fn`` the ``evaluation.reward_function``, and what is no metadata is configuration.
+
+    Raises:
+        TaskError: it is no object, or JSON cannot carry it, or it is larger than these bounds.
+    """
+    if not isinstance(document, Mapping):
+        raise TaskError([("", f"a task is an object, not {_kind(document)}")])
+    problems = _json_problems(document, max_bytes, max_values)
+    if problems:  # nothing else would be safe to look at
+        raise TaskError(problems[:MAX_PROBLEMS])
+    if _SHORT & document.keys() and not _LONG & document.keys():
+        return _lengthened(document, kept=_METADATA)
+    return dict(document)
+
+
+def registered(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Write the *config* of a registration as a task in the long form, without id and environment.
+
+    With ``instruction``, ``config`` or ``evaluation`` it is a whole task. In any other mapping ``goal`` and
+    ``reward_fn`` have the meaning of the RFC's short form, and all other keys are configuration.
+    """
+    return dict(config) if _LONG & config.keys() else _lengthened(config, kept=frozenset())
+
+
+def _lengthened(short: Mapping[str, Any], *, kept: frozenset[str]) -> dict[str, Any]:
+    """Write the short form in the long one; the keys *kept* stay beside ``config``, all others go into it."""
     long: dict[str, Any] = {key: value for key, value in short.items() if key in kept}
-    long["config"] = {key: value for key, value in short.items() if key not in _SHORT and key not in kept}
     if "goal" in short:
         long["instruction"] = short["goal"]
+    long["config"] = {key: value for key, value in short.items() if key not in _SHORT and key not in kept}
     if "reward_fn" in short:
         long["evaluation"] = {"reward_function": short["reward_fn"]}
     return long
 
 
-def json_problems(document: object) -> list[Problem]:
-    """Say what keeps *document* from being JSON within the bounds of a task: types, numbers, depth, size."""
+def _json_problems(document: Mapping[Any, Any], max_bytes: int, max_values: int) -> list[Problem]:
+    """Name what keeps *document* from being JSON within the bounds of a task: types, numbers, depth, size."""
     problems: list[Problem] = []
-    _look(document, "", 0, problems)
-    if not problems and (size := len(json.dumps(document, default=dict, ensure_ascii=False))) > MAX_TASK_BYTES:
-        problems.append(("", f"a task has at most {MAX_TASK_BYTES} bytes as JSON, this one {size}"))
+    # Not by recursion, which a document that is made for it would end.
+    left: list[tuple[str, str | int, Any, int]] = [("", "", document, 0)]
+    seen = 0
+    while left and len(problems) < MAX_PROBLEMS:
+        parent, step, value, depth = left.pop()
+        seen += 1
+        if seen > max_values:
+            return [*problems, ("", f"more than {max_values} values")]
+        if depth <= MAX_DEPTH and (value is None or isinstance(value, int) or _is_text(value)):
+            continue  # most values: of these no path is made
+        path = joined(parent, step) if depth else ""
+        if depth > MAX_DEPTH:
+            return [*problems, (path[:200], f"nested more than {MAX_DEPTH} deep")]
+        if isinstance(value, Mapping):
+            problems += [(path, f"the key {key!r:.50} is no text") for key in value if not _is_text(key)]
+            left += [(path, key, inner, depth + 1) for key, inner in value.items() if isinstance(key, str)]
+        elif isinstance(value, list | tuple):
+            left += [(path, place, inner, depth + 1) for place, inner in enumerate(value)]
+        elif isinstance(value, str):
+            problems.append((path, "half a character (a lone surrogate)"))
+        elif not isinstance(value, float):
+            problems.append((path, f"{type(value).__name__} has no JSON form"))
+        elif not math.isfinite(value):
+            problems.append((path, "nan and infinities are no JSON"))
+    if not problems:
+        text = json.dumps(document, default=dict, ensure_ascii=False, separators=(",", ":"))
+        if (size := len(text.encode())) > max_bytes:
+            problems.append(("", f"a task has at most {max_bytes} bytes as JSON, this one {size}"))
     return problems
 
 
-def _look(value: object, path: str, depth: int, problems: list[Problem]) -> None:
-    if len(problems) >= MAX_PROBLEMS:
-        return
-    if depth > MAX_DEPTH:
-        problems.append((path, f"nested more than {MAX_DEPTH} deep"))
-    elif isinstance(value, Mapping):
-        for key, inner in value.items():
-            if isinstance(key, str):
-                _look(inner, joined(path, key), depth + 1, problems)
-            else:
-                problems.append((path, f"the key {key!r:.50} is no text"))
+def _is_text(value: object) -> bool:
+    """Return True if *value* is a str that UTF-8 can carry."""
+    try:
+        return isinstance(value, str) and (value.isascii() or bool(value.encode()))
+    except UnicodeEncodeError:
+        return False
+
+
+def schema_problems(task: Mapping[str, Any]) -> list[Problem]:
+    """Name what does not fit the schema in a task that `long_form` wrote; empty if it fits."""
+    problems = [*islice(_faults(SCHEMA, task, ""), MAX_PROBLEMS)]
+    evaluation = task.get("evaluation")
+    if isinstance(evaluation, Mapping):
+        call = evaluation.get("reward_function")
+        if isinstance(call, str):
+            try:
+                parse_reward(call)
+            except ValueError as error:
+                problems.append(("evaluation.reward_function", str(error)))
+        if call is not None and evaluation.get("script") is not None:
+            problems.append(("evaluation", "either reward_function or script, not both"))
+    return problems
+
+
+def is_name(key: str, text: str) -> bool:
+    """Return True if *text* may stand as the task's *key*: ``id``, ``env_type`` or ``split``."""
+    return not any(_faults(_KEYS[key], text, key))
+
+
+def _faults(schema: Mapping[str, Any], value: Any, path: str) -> Iterator[Problem]:
+    types = [_TYPES[name] for name in ([schema["type"]] if isinstance(schema["type"], str) else schema["type"])]
+    if isinstance(value, bool) or not any(isinstance(value, type) for type, _ in types):
+        yield path, f"{' or '.join(words for _, words in types if words)} is wanted, not {_kind(value)}"
+    elif isinstance(value, str):
+        if len(value) > schema.get("maxLength", len(value)):
+            yield path, f"at most {schema['maxLength']} characters are wanted, not {len(value)}"
+        # Python's $ stands before a last line end too.
+        elif "pattern" in schema and not re.search(schema["pattern"].replace("$", r"\Z"), value):
+            yield path, f"{schema['errorMessage']} is wanted, not {value!r:.60}"
+    elif isinstance(value, int | float):
+        if value < schema.get("minimum", value):
+            yield path, f"{schema['minimum']} or more is wanted, not {value!r:.30}"
+        elif "exclusiveMinimum" in schema and value <= schema["exclusiveMinimum"]:
+            yield path, f"more than {schema['exclusiveMinimum']} is wanted, not {value!r:.30}"
+        elif value > schema.get("maximum", value):
+            yield path, f"at most {schema['maximum']} is wanted, not {value!r:.30}"
     elif isinstance(value, list | tuple):
-        for place, inner in enumerate(value):
-            _look(inner, f"{path}[{place}]", depth + 1, problems)
-    elif isinstance(value, float) and not math.isfinite(value):
-        problems.append((path, "nan and infinities are no JSON"))
-    elif value is not None and not isinstance(value, str | int | float):
-        problems.append((path, f"{type(value).__name__} has no JSON form"))
+        if len(value) > schema.get("maxItems", len(value)):
+            yield path, f"at most {schema['maxItems']} are wanted, not {len(value)}"
+        else:
+            for place, inner in enumerate(value):
+                yield from _faults(schema["items"], inner, joined(path, place))
+    elif isinstance(value, Mapping):
+        keys = schema.get("properties", {})
+        for key in (key for key in keys if key in value):
+            yield from _faults(keys[key], value[key], joined(path, key))
+        yield from ((joined(path, key), "is missing") for key in schema.get("required", ()) if key not in value)
+        if schema.get("additionalProperties") is False:
+            yield from ((joined(path, key), "no such key") for key in value if key not in keys)
 
 
-def _problems(given: Mapping[str, Any]) -> list[Problem]:
-    problems: list[Problem] = []
-
-    def check(key: str, kind: type | tuple[type, ...], wanted: str) -> Any:
-        value = given.get(key)
-        if value is None or (isinstance(value, kind) and not (isinstance(value, bool) and kind is not bool)):
-            return value
-        problems.append((key, f"{wanted} is wanted, not {_kind(value)}"))
-        return None
-
-    for key, pattern, what in (("id", ID, "letters, digits and ._/-"), ("env_type", _TYPE, "letters, digits and ._-")):
-        value = check(key, str, "a text")
-        if value and not pattern.fullmatch(value):
-            problems.append((key, f"{value!r:.80} is none: it begins with a letter or digit and has {what}"))
-    for key, most in (
-        ("name", MAX_NAME_CHARS),
-        ("description", MAX_DESCRIPTION_CHARS),
-        ("instruction", MAX_INSTRUCTION_CHARS),
-    ):
-        if len(check(key, str, "a text") or "") > most:
-            problems.append((key, f"at most {most} characters"))
-    if len(str(check("version", (str, int, float), "a text or a number") or "")) > MAX_NAME_CHARS:
-        problems.append(("version", f"at most {MAX_NAME_CHARS} characters"))
-    for key in ("tags", "aliases"):
-        problems += _list_problems(key, check(key, (list, tuple), "a list"))
-    check("config", Mapping, "an object")
-    problems += _evaluation_problems(check("evaluation", Mapping, "an object"))
-    if (difficulty := check("difficulty", (int, float), "a number")) is not None and difficulty < 0:
-        problems.append(("difficulty", "0 or more is wanted"))
-    problems += _rate_problems(check("rate_limit", Mapping, "an object"))
-    return problems
-
-
-def _list_problems(key: str, values: Any) -> list[Problem]:
-    problems = [
-        (f"{key}[{place}]", "a text of 1 to 100 characters without white space at its ends is wanted")
-        for place, value in enumerate(values or ())
-        if not isinstance(value, str) or not (_TAG if key == "tags" else ID).fullmatch(value)
-    ]
-    if values is not None and len(values) > MAX_TAGS:
-        problems.append((key, f"at most {MAX_TAGS}"))
-    return problems
-
-
-def _evaluation_problems(evaluation: Any) -> list[Problem]:
-    problems: list[Problem] = []
-    given: Mapping[str, Any] = evaluation or {}
-    call, script = given.get("reward_function"), given.get("script")
-    if call is not None:
-        try:
-            parse_call(call)
-        except ValueError as error:
-            problems.append(("evaluation.reward_function", str(error)))
-    if script is not None:
-        if not isinstance(script, str) or not script.strip():
-            problems.append(("evaluation.script", f"a text is wanted, not {_kind(script)}"))
-        elif len(script) > MAX_SCRIPT_CHARS:
-            problems.append(("evaluation.script", f"at most {MAX_SCRIPT_CHARS} characters"))
-    if call is not None and script is not None:
-        problems.append(("evaluation", "either reward_function or script, not both"))
-    return problems
-
-
-def _rate_problems(limit: Any) -> list[Problem]:
-    if limit is None:
-        return []
-    problems = [(f"rate_limit.{key}", "no such key") for key in limit if key not in ("starts", "per_s")]
-    starts, per_s = limit.get("starts"), limit.get("per_s")
-    if not isinstance(starts, int) or isinstance(starts, bool) or not 1 <= starts <= 1_000_000:
-        problems.append(("rate_limit.starts", "a whole number from 1 to 1000000 is wanted"))
-    if not isinstance(per_s, int | float) or isinstance(per_s, bool) or not 0 < per_s <= 86_400 * 31:
-        problems.append(("rate_limit.per_s", "seconds above 0, at most 31 days, are wanted"))
-    return problems
-
-
-def joined(path: str, key: str) -> str:
-    """Write the path of *key* in the object at *path*; a key that would read as something else is quoted."""
-    shown = key if re.fullmatch(r"[\w-]{1,80}", key) else json.dumps(key[:80])
+def joined(path: str, key: str | int) -> str:
+    """Write the path of *key* in the object or list at *path*; a key that would read as something else is quoted."""
+    if isinstance(key, int):
+        return f"{path}[{key}]"
+    shown = key if _PLAIN_KEY.fullmatch(key) else json.dumps(key[:80])
     return f"{path}.{shown}" if path else shown
 
 

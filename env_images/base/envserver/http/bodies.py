@@ -1,5 +1,6 @@
-"""Request bodies: parsed, checked against closed models, and refused in the reference servers' words."""
+"""Request bodies and secrets: parsed, checked against closed models, refused in the reference servers' words."""
 
+import binascii
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ _NOT_A_MODEL = ("model_attributes_type", "Input should be a valid dictionary or 
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """A checked ``/create`` body; either *task_spec* or both *split* and *index* are set."""
+    """A checked ``/create`` request; either *task_spec* or both *split* and *index* are set."""
 
     env_name: str | None = None
     task_spec: dict[str, Any] | None = None
@@ -50,6 +51,23 @@ class Create:
     toolset_name: str | None = None
     seed: int | None = None
     config: dict[str, Any] | None = None
+    # Of the headers.
+    secrets_header: str | None = None
+    lease: str = ""
+    """Which of its id's sessions is meant. A session of this id with another lease was left behind, and is ended."""
+    note: str = ""
+    """A text that the list of sessions shows, which outlives the trainer's memory. That of the last retry holds."""
+    tells_faults: bool = False
+    """Answers carry the faults of the author's code, with their tracebacks."""
+    digest: int = 0
+    """Of the request, secrets and all; a retry with the same digest gets the session that exists."""
+
+    def __post_init__(self) -> None:
+        has_reference = self.split is not None and self.index is not None
+        if (self.task_spec is not None) == has_reference:
+            raise ValueError("Provide either task_spec or both split and index, not both/neither")
+        if (self.split is None) != (self.index is None):
+            raise ValueError("split and index must both be provided together")
 
 
 class Action(NamedTuple):
@@ -88,54 +106,60 @@ def parse(request: Request) -> Any:
         raise Refused(400, "There was an error parsing the body") from error
 
 
-def split_of(value: Any) -> str:
-    """
+def read(request: Request, shape: Shape) -> Any:
+    """Parse the body and check it.
+
     Raises:
-        Refused: 422; as the others here.
+        Refused: as `parse` and `checked`.
     """
-    split: str = _checked(_SPLIT, value)["split"]
-    return split
+    return checked(shape, parse(request))
 
 
-def split_index_of(value: Any) -> tuple[str, int]:
-    body = _checked(_TASK, value)
-    return body["split"], body["index"]
+def checked(shape: Shape, value: Any) -> Any:
+    """Return what *shape* makes of a parsed body.
 
-
-def split_range_of(value: Any) -> tuple[str, int | None, int | None]:
-    body = _checked(_TASK_RANGE, value)
-    return body["split"], body.get("start"), body.get("stop")
-
-
-def ids_of(value: Any) -> list[str]:
-    ids: list[str] = _checked(_IDS, value)["ids"]
-    return ids
-
-
-def create_of(value: Any) -> Create:
-    body: Create = _checked(_CREATE, value)
-    return body
+    Raises:
+        Refused: 422, with all faults.
+    """
+    faults: list[Fault] = []
+    if value is NO_BODY:
+        raise Refused(422, [fault("missing", ("body",), "Field required", None)])
+    made = shape.check(value, ("body",), faults)
+    if faults:
+        raise Refused(422, faults)
+    return made
 
 
 def call_of(value: Any) -> CallBody:
     is_spelled = isinstance(value, dict) and (value.get("text") is not None or value.get("action") is not None)
-    body: CallBody = _checked(_SPELLED_CALL if is_spelled else _CALL, value)
+    body: CallBody = checked(_SPELLED_CALL if is_spelled else _CALL, value)
     return body
 
 
-def score_of(value: Any) -> CallBody:
-    body = _checked(_SCORE_GROUP, value)
-    return CallBody(Action("score", "score_group", body["candidates"]), body.get("task_id"))
+def secrets_of(header: str | None, body: dict[str, str] | None) -> dict[str, str]:
+    """Merge the secrets of header and body; the header wins.
+
+    The header is base64 of ``{"NAME": {"value": "…", "allowed_domains": ["host", …]}}``. No message contains a secret:
+    the header is either understood or called malformed.
+
+    Raises:
+        Refused: 400, the header is malformed.
+    """
+    merged = dict(body or {})
+    if header:
+        merged.update(_header_secrets(header))
+    return merged
 
 
-def _checked(shape: Shape, value: Any) -> Any:
-    faults: list[Fault] = []
-    if value is NO_BODY:
-        raise Refused(422, [fault("missing", ("body",), "Field required", None)])
-    checked = shape.check(value, ("body",), faults)
-    if faults:
-        raise Refused(422, faults)
-    return checked
+def _header_secrets(header: str) -> dict[str, str]:
+    try:
+        entries = json.loads(binascii.a2b_base64(header, strict_mode=True))
+        values = {str(name): entry["value"] for name, entry in entries.items()}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise Refused(400, "malformed X-Secrets header") from None
+    if not all(isinstance(value, str) for value in values.values()):
+        raise Refused(400, "malformed X-Secrets header")
+    return values
 
 
 def _is_json(content_type: bytes) -> bool:
@@ -143,18 +167,12 @@ def _is_json(content_type: bytes) -> bool:
     return kind == b"application/json" or (kind.startswith(b"application/") and kind.endswith(b"+json"))
 
 
-def _create(**given: Any) -> Create:
-    body = Create(**given)
-    has_reference = body.split is not None and body.index is not None
-    if (body.task_spec is not None) == has_reference:
-        raise ValueError("Provide either task_spec or both split and index, not both/neither")
-    if (body.split is None) != (body.index is None):
-        raise ValueError("split and index must both be provided together")
-    return body
-
-
 def _call(*, name: str, input: dict[str, Any], task_id: str | None = None, **_: None) -> CallBody:
     return CallBody(Action("name", name, input), task_id)
+
+
+def _score(*, candidates: list[GroupCandidate], task_id: str | None = None) -> CallBody:
+    return CallBody(Action("score", "score_group", candidates), task_id)
 
 
 def _spelled_call(
@@ -200,11 +218,11 @@ def _maybe(name: str, node: Node) -> Field:
 
 
 _OBJECT = DictOf(AnyValue())
-_SPLIT = _closed(Field("split", Str()))
-_TASK = _closed(Field("split", Str()), Field("index", Int()))
-_IDS = _closed(Field("ids", ListOf(Str())))
-_TASK_RANGE = _closed(Field("split", Str()), _maybe("start", Int()), _maybe("stop", Int()))
-_CREATE = _closed(
+SPLIT = _closed(Field("split", Str()))
+TASK = _closed(Field("split", Str()), Field("index", Int()))
+IDS = _closed(Field("ids", ListOf(Str())))
+TASK_RANGE = _closed(Field("split", Str()), _maybe("start", Int()), _maybe("stop", Int()))
+CREATE = _closed(
     _maybe("env_name", Str()),
     _maybe("task_spec", _OBJECT),
     _maybe("split", Str()),
@@ -213,7 +231,7 @@ _CREATE = _closed(
     _maybe("toolset_name", Str()),
     _maybe("seed", Int()),
     _maybe("config", _OBJECT),
-    make=_create,
+    make=Create,
 )
 _UNUSED = (_maybe("text", Str()), _maybe("action", _OBJECT))
 _CALL = _closed(Field("name", Str()), Field("input", _OBJECT), _maybe("task_id", Str()), *_UNUSED, make=_call)
@@ -246,4 +264,4 @@ _BLOCKS = _PLAIN_BLOCKS | {
 _ROLES = Choice([(role, role) for role in ("system", "user", "assistant")], "literal_error")
 _MESSAGE = _closed(Field("role", _ROLES), Field("blocks", ListOf(_Tagged(_BLOCKS))), _DETAIL, make=Message)
 _CANDIDATE = _closed(Field("messages", ListOf(_MESSAGE)), _maybe("metadata", _OBJECT), make=GroupCandidate)
-_SCORE_GROUP = _closed(Field("candidates", ListOf(_CANDIDATE)), _maybe("task_id", Str()))
+SCORE_GROUP = _closed(Field("candidates", ListOf(_CANDIDATE)), _maybe("task_id", Str()), make=_score)

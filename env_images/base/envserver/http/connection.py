@@ -7,15 +7,16 @@ Differences from RFC 9110: ``Upgrade`` is refused, and an HTTP/1.0 connection se
 """
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias, cast
 
-from envserver.errors import Refused
-from envserver.http.messages import Request, Response, head_of, refused
-from envserver.http.receiver import Receiver
+from envserver.errors import Refused, describe
+from envserver.http.messages import Receiver, Request, Response, head_of, refused
 
+logger = logging.getLogger("envserver")
 BACKLOG = 16
 """Requests that a connection may send ahead before it is no longer read."""
 RECEIVE_S = 60.0
@@ -44,53 +45,24 @@ Application: TypeAlias = Callable[[Request, "Connection"], Answer]
 class Connection(asyncio.Protocol):
     """One client's connection."""
 
-    __slots__ = (
-        "_answering",
-        "_application",
-        "_backlog",
-        "_connections",
-        "_deadline",
-        "_drained",
-        "_failure",
-        "_idle",
-        "_is_last",
-        "_is_paused",
-        "_keep_alive_s",
-        "_loop",
-        "_on_sent",
-        "_receiver",
-        "_stalled",
-        "_task",
-        "_transport",
-        "_used_at",
-    )
-
     def __init__(
         self,
         *,
         application: Application,
-        failure: Callable[[Exception], Response],
         connections: "set[Connection]",
         body_max_bytes: int,
         keep_alive_s: float,
     ) -> None:
         """
         Args:
-            failure: writes what *application* raised.
             connections: where the connection enters itself while it is open.
             keep_alive_s: an idle connection is closed after this long; 0 is never.
         """
         self._application = application
-        self._failure = failure
         self._connections = connections
         self._keep_alive_s = keep_alive_s
         self._loop = asyncio.get_running_loop()
-        self._receiver = Receiver(
-            body_max_bytes=body_max_bytes,
-            on_request=self._received,
-            on_refusal=self._received,
-            on_expect=self._expected,
-        )
+        self._receiver = Receiver(body_max_bytes=body_max_bytes, on_received=self._received, on_expect=self._expected)
         self._transport: asyncio.Transport
         self._backlog: deque[Request | Refused] = deque()
         self._answering: Request | None = None
@@ -134,7 +106,9 @@ class Connection(asyncio.Protocol):
         self._connections.discard(self)
         self._backlog.clear()
         self._receiver.close()
-        self._cancel_timers()
+        for timer in (self._deadline, self._stalled, self._idle):
+            if timer is not None:
+                timer.cancel()
         if self._task is not None:
             self._task.cancel()
         self._settle(sent=False)
@@ -201,13 +175,13 @@ class Connection(asyncio.Protocol):
         try:
             return self._application(request, self)
         except Exception as error:  # noqa: BLE001  # a request's failure is its own: the server goes on
-            return self._failure(error)
+            return failure(error)
 
     async def _answer(self, work: Work) -> None:
         try:
             response = await work
         except Exception as error:  # noqa: BLE001  # as above
-            response = self._failure(error)
+            response = failure(error)
         self._task = None
         self._finish(response)
         self._answer_next()
@@ -301,11 +275,6 @@ class Connection(asyncio.Protocol):
         else:
             self._idle = self._loop.call_later(max(left_s, 1.0), self._close_if_idle)
 
-    def _cancel_timers(self) -> None:
-        for timer in (self._deadline, self._stalled, self._idle):
-            if timer is not None:
-                timer.cancel()
-
 
 def _release(work: Work, release: Callable[[], None] | None, _: asyncio.Task[None]) -> None:
     work.close()  # one that never began would warn
@@ -342,3 +311,12 @@ class Stream:
         whole = b"%x\r\n%b\r\n0\r\n%b\r\n" % (len(data), data, trailers) if self._is_chunked else data
         self._connection.write(whole)
         return await self._connection.drain()
+
+
+def failure(error: Exception) -> Response:
+    """Say *error* in the protocol's form."""
+    if isinstance(error, Refused):
+        return refused(error)
+    # An author's hook, such as tasks(), or a fault of ours: the reference says both in this way.
+    logger.warning("request_failed error=%s", type(error).__name__, exc_info=error)
+    return refused(Refused(500, describe(error)))

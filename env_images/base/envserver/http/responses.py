@@ -1,25 +1,32 @@
 """How a call's outcome reaches its client: as an event stream, or as one JSON object.
 
 Differences from the reference servers: a call that waits for its session's setup opens its stream after two seconds
-instead of keeping the client without a header until it gives up and asks again.
+instead of keeping the client without a header until it gives up and asks again. No data line of a stream starts with
+white space: ORS clients strip all of it instead of the one space that the format allows, and would lose it.
 """
 
 import os
 from collections.abc import Callable
 
-from envserver.http import sse
 from envserver.http.bodies import CallBody
 from envserver.http.connection import Answer, Connection, Pending
 from envserver.http.json_text import encode
 from envserver.http.messages import JSON, Request, Response, json_response, lines
 from envserver.sessions.calls import Calls
-from envserver.sessions.session import Call, Session
-from envserver.sessions.setup_wait import SETUP_WAIT_S, starting
+from envserver.sessions.session import SETUP_WAIT_S, Call, Session, starting
 
 HOLD_S = 2.0
 """A stream opens this late where the setup runs: failures until then keep their status."""
 GRACE_S = 0.05
 """A stream opens this late where the session is ready: most tools are faster, and then all goes in one write."""
+EVENT_STREAM = b"Content-Type: text/event-stream; charset=utf-8\r\nCache-Control: no-cache\r\nX-Accel-Buffering: no\r\n"
+PING = b": ping\r\n\r\n"
+PING_S = 10.0
+"""The clients give up after 30 s without a byte."""
+SLICE_CHARS = 4096
+"""As the reference servers cut; a result up to this size is a single ``end``."""
+LONGEST_CHARS = 16_384
+"""A line never exceeds 64 KiB: white space takes at most 3 bytes a character, and only a run of it is this long."""
 
 
 class Delivery:
@@ -36,7 +43,7 @@ class Delivery:
         sid = f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:]}"
         if _wants_json(request):
             return json_response({"sid": sid})
-        return Response(sse.task_id(sid) + sse.event("end", b""), headers=sse.HEADERS, is_stream=True)
+        return Response(sse_task_id(sid) + sse_event("end", b""), headers=EVENT_STREAM, is_stream=True)
 
     def answer(self, request: Request, connection: Connection, session: Session, body: CallBody) -> Answer:
         """Admit the call and answer with its outcome.
@@ -73,7 +80,7 @@ class _Listener:
         self._counts = counts
         self._calls = calls
         self._in_hand = True
-        calls.attach(call)
+        call.listeners += 1
 
     def whole(self, *, as_json: bool) -> Response:
         """Write the whole answer; from now on the connection tells what became of it."""
@@ -85,8 +92,8 @@ class _Listener:
             if turn and call.session.finished:
                 headers += b"X-Session-Rewarded: %d\r\n" % call.session.is_rewarded
             return Response(_object(call), headers=headers + _faults(call), on_sent=self._settle)
-        body = sse.task_id(call.task_id) + _frames(call)
-        return Response(body, headers=sse.HEADERS + _faults(call), is_stream=True, on_sent=self._settle)
+        body = sse_task_id(call.task_id) + _frames(call)
+        return Response(body, headers=EVENT_STREAM + _faults(call), is_stream=True, on_sent=self._settle)
 
     def leave(self, *, delivered: bool = False) -> None:
         """End the interest, where it has not ended and is not the connection's."""
@@ -107,7 +114,7 @@ async def _json(listener: _Listener) -> Response:
     session = call.session
     if not session.settled.is_set and not await session.settled.wait(SETUP_WAIT_S):
         raise starting()
-    while not await call.ended.wait(sse.PING_S):
+    while not await call.ended.wait(PING_S):
         continue  # as long as the client stays
     if call.refusal is not None:
         raise call.refusal.again()
@@ -129,10 +136,10 @@ async def _stream(listener: _Listener, connection: Connection) -> Response | Non
         raise call.refusal.again()
     if call.outcome is not None:
         return listener.whole(as_json=False)
-    stream = connection.stream(sse.HEADERS)
-    stream.write(sse.task_id(call.task_id))
-    while not await call.ended.wait(sse.PING_S):
-        stream.keep_alive(sse.PING)
+    stream = connection.stream(EVENT_STREAM)
+    stream.write(sse_task_id(call.task_id))
+    while not await call.ended.wait(PING_S):
+        stream.keep_alive(PING)
     listener.leave(delivered=await stream.end(_frames(call), _faults(call)))
     return None
 
@@ -145,12 +152,12 @@ def _faults(call: Call) -> bytes:
 def _frames(call: Call) -> bytes:
     if call.outcome is None:
         assert call.refusal is not None  # a call ends with one of both
-        return sse.error(str(call.refusal.detail))
+        return sse_error(str(call.refusal.detail))
     ending, payload = call.outcome
     if ending == "result":
-        return sse.result(payload)
+        return sse_result(payload)
     text = payload.decode()
-    return sse.error(f"{ending}: {text}" if ending == "author_fault" else text)
+    return sse_error(f"{ending}: {text}" if ending == "author_fault" else text)
 
 
 def _object(call: Call) -> bytes:
@@ -163,9 +170,55 @@ def _unknown_task(*, as_json: bool) -> Response:
     text = "unknown task_id"
     if as_json:
         return json_response({"ok": False, "error": text, "reason": "unknown_task_id"})
-    return Response(sse.error(text), headers=sse.HEADERS, is_stream=True)
+    return Response(sse_error(text), headers=EVENT_STREAM, is_stream=True)
 
 
 def _wants_json(request: Request) -> bool:
     accept = request.headers.get(b"accept", b"")
     return b"application/json" in accept and b"text/event-stream" not in accept
+
+
+def sse_event(name: str, data: bytes) -> bytes:
+    """Write an event with one data line; *data* holds no line break."""
+    return b"event: %b\r\ndata: %b\r\n\r\n" % (name.encode(), data)
+
+
+def sse_task_id(value: str) -> bytes:
+    return sse_event("task_id", value.encode())
+
+
+def sse_result(payload: bytes) -> bytes:
+    """Write compact JSON as ``chunk`` events and one ``end``."""
+    # The usual case without a copy to text: JSON starts with a bracket and has no line break outside of strings.
+    if len(payload) <= SLICE_CHARS:
+        return b"event: end\r\ndata: %b\r\n\r\n" % payload
+    slices = safe_slices(payload.decode())
+    frames = [sse_event("chunk", part.encode()) for part in slices[:-1]]
+    return b"".join((*frames, sse_event("end", slices[-1].encode())))
+
+
+def sse_error(text: str) -> bytes:
+    """Write an ``error`` event, one data line per line of *text*; longer lines than 16,384 characters are folded."""
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    folded = [line[i : i + LONGEST_CHARS] for line in lines for i in range(0, len(line) or 1, LONGEST_CHARS)]
+    # "replace": an author's text may hold lone surrogates, which UTF-8 cannot carry.
+    data = b"".join(b"data: %b\r\n" % line.encode(errors="replace") for line in folded)
+    return b"event: error\r\n%b\r\n" % data
+
+
+def safe_slices(text: str, *, size: int = SLICE_CHARS, longest: int = LONGEST_CHARS) -> list[str]:
+    """Cut compact JSON *text* into slices of *size* characters, none of which starts with white space.
+
+    A cut moves behind the white space it would fall on; within a run beyond *longest* characters the slice starts
+    with an escape, which is the same JSON because compact JSON has white space only inside strings.
+    """
+    slices = []
+    position, end = 0, len(text)
+    while position < end:
+        cut = min(position + size, end)
+        while cut < end and cut - position < longest and text[cut].isspace():
+            cut += 1
+        part = text[position:cut]
+        slices.append(f"\\u{ord(part[0]):04x}{part[1:]}" if part[0].isspace() else part)
+        position = cut
+    return slices

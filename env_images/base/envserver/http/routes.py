@@ -3,25 +3,24 @@
 A path without an environment is served for the default one directly; the reference servers answer it with a redirect.
 """
 
-import logging
 import re
 
 # What ``hmac.compare_digest`` is; to import that module costs a bare server 0.7 MiB.
 from _operator import _compare_digest
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
-from envserver.errors import Refused, describe
+from envserver.errors import Refused
 from envserver.http import bodies
 from envserver.http.connection import Answer, Connection, Pending
 from envserver.http.json_text import encode
-from envserver.http.messages import Request, Response, json_response, refused
+from envserver.http.messages import Request, Response, json_response
 from envserver.http.responses import Delivery
 from envserver.schema.environment_types import OPERATIONS, Kind
-from envserver.sessions.session import Session, deleted
+from envserver.sessions.session import SETUP_WAIT_S, Session, deleted, starting
 from envserver.sessions.sessions import Sessions
-from envserver.sessions.setup_wait import SETUP_WAIT_S, starting
-from envserver.tasks.lookup import Registered
+from envserver.tasks.registered import Registered
 from envserver.tasks.sets import TaskSets
 from envserver.version import VERSION
 
@@ -41,28 +40,7 @@ class Target(NamedTuple):
     """The environment as the path spells it."""
 
 
-logger = logging.getLogger("envserver")
 Handler: TypeAlias = Callable[[Target], Answer]
-
-
-class Claim:
-    """Who may talk to a server on a Unix socket: whoever's token came first."""
-
-    def __init__(self, *, is_claimable: bool) -> None:
-        self._is_claimable = is_claimable
-        self._token: bytes | None = None
-
-    def check(self, token: bytes | None) -> None:
-        """
-        Raises:
-            Refused: 401, the server is claimed with another token, or this is none.
-        """
-        if not self._is_claimable or (token is None and self._token is None):
-            return
-        if self._token is None and token is not None and _HEX.fullmatch(token):
-            self._token = token
-        if self._token is None or token is None or not _compare_digest(self._token, token):
-            raise Refused(401, "worker token required")
 
 
 class Routes:
@@ -76,7 +54,7 @@ class Routes:
         registered: Registered,
         sessions: Sessions,
         delivery: Delivery,
-        claim: Claim,
+        is_claimable: bool,
         clock: Callable[[], float],
         strict_paths: bool,
     ) -> None:
@@ -86,11 +64,25 @@ class Routes:
         self._registered = registered
         self._sessions = sessions
         self._delivery = delivery
-        self._claim = claim
+        self._is_claimable = is_claimable
+        self._token: bytes | None = None
         self._clock = clock
         self._strict_paths = strict_paths
         self._names_json = encode(list(kinds))
-        self._roots: Mapping[str, Mapping[bytes, Handler]] = {
+        self._operations = self._operation_handlers()
+        assert self._operations.keys() == OPERATIONS
+        # The usual spellings of all paths, so that a request costs one look-up.
+        self._paths: dict[bytes, tuple[Mapping[bytes, Handler], Kind, str]] = {}
+        for name, handlers in self._root_handlers().items():
+            self._paths[f"/{name}".encode()] = (handlers, self._default, self._default.name)
+        self._paths[b"//ping"] = self._paths[b"/ping"]  # openreward's client, given a URL that ends with a slash
+        for name, handlers in self._operations.items():
+            self._paths[f"/{name}".encode()] = (handlers, self._default, self._default.name)
+            for kind in kinds.values():
+                self._paths[f"/{kind.name}/{name}".encode()] = (handlers, kind, kind.name)
+
+    def _root_handlers(self) -> Mapping[str, Mapping[bytes, Handler]]:
+        return {
             "health": {b"GET": self._health},
             "version": {b"GET": self._version},
             "list_environments": {b"GET": self._list_environments},
@@ -101,7 +93,9 @@ class Routes:
             "ping": {b"POST": self._ping},
             "delete": {b"POST": self._delete},
         }
-        self._operations: Mapping[str, Mapping[bytes, Handler]] = {
+
+    def _operation_handlers(self) -> Mapping[str, Mapping[bytes, Handler]]:
+        return {
             "tools": {b"GET": self._tools},
             "splits": {b"GET": self._splits},
             "tasks": {b"POST": self._list_tasks},
@@ -116,25 +110,15 @@ class Routes:
             "score_group": {b"POST": self._score_group},
             "registered": {b"GET": self._list_registered},
         }
-        assert self._operations.keys() == OPERATIONS
-        # The usual spellings of all paths, so that a request costs one look-up.
-        self._paths: dict[bytes, tuple[Mapping[bytes, Handler], Kind, str]] = {}
-        for name, handlers in self._roots.items():
-            self._paths[f"/{name}".encode()] = (handlers, self._default, self._default.name)
-        self._paths[b"//ping"] = self._paths[b"/ping"]  # openreward's client, given a URL that ends with a slash
-        for name, handlers in self._operations.items():
-            self._paths[f"/{name}".encode()] = (handlers, self._default, self._default.name)
-            for kind in kinds.values():
-                self._paths[f"/{kind.name}/{name}".encode()] = (handlers, kind, kind.name)
 
     def __call__(self, request: Request, connection: Connection) -> Answer:
         """Answer *request*.
 
         Raises:
-            Refused: and whatever else went wrong; ``failure`` says it to the client.
+            Refused: and whatever else went wrong; the connection says it to the client.
         """
         if request.path != b"/health":
-            self._claim.check(request.headers.get(b"x-worker-token"))
+            self._check_token(request.headers.get(b"x-worker-token"))
         found = self._paths.get(request.path) or self._find(request.path)
         if found is None:
             return self._unknown(request)
@@ -143,6 +127,19 @@ class Routes:
         if handler is None:
             raise Refused(405, "Method Not Allowed", {"Allow": b", ".join(handlers).decode()})
         return handler(Target(request, connection, kind, env_name))
+
+    def _check_token(self, token: bytes | None) -> None:
+        """Let the first token claim a server on a Unix socket.
+
+        Raises:
+            Refused: 401, the server is claimed with another token, or this is none.
+        """
+        if not self._is_claimable or (token is None and self._token is None):
+            return
+        if self._token is None and token is not None and _HEX.fullmatch(token):
+            self._token = token
+        if self._token is None or token is None or not _compare_digest(self._token, token):
+            raise Refused(401, "worker token required")
 
     # -- paths
 
@@ -188,7 +185,7 @@ class Routes:
         return json_response({"sessions": self._sessions.rows()})
 
     def _tell_sessions(self, target: Target) -> Response:
-        return json_response({"sessions": self._sessions.rows(bodies.ids_of(bodies.parse(target.request)))})
+        return json_response({"sessions": self._sessions.rows(bodies.read(target.request, bodies.IDS)["ids"])})
 
     # -- discovery
 
@@ -199,22 +196,20 @@ class Routes:
         return Response(target.kind.splits_json)
 
     async def _list_tasks(self, target: Target) -> Response:
-        split = bodies.split_of(bodies.parse(target.request))
-        tasks = await self._tasks[target.kind.name].all(split)
+        tasks = await self._tasks[target.kind.name].all(**bodies.read(target.request, bodies.SPLIT))
         return json_response({"tasks": tasks, "env_name": target.env_name})
 
     async def _num_tasks(self, target: Target) -> Response:
-        split = bodies.split_of(bodies.parse(target.request))
-        return json_response({"num_tasks": await self._tasks[target.kind.name].count(split)})
+        count = await self._tasks[target.kind.name].count(**bodies.read(target.request, bodies.SPLIT))
+        return json_response({"num_tasks": count})
 
     async def _task(self, target: Target) -> Response:
-        split, index = bodies.split_index_of(bodies.parse(target.request))
-        task = await self._tasks[target.kind.name].get(split, index)
+        task = await self._tasks[target.kind.name].get(**bodies.read(target.request, bodies.TASK))
         return json_response({"task": task, "env_name": target.env_name})
 
     async def _task_range(self, target: Target) -> Response:
-        split, start, stop = bodies.split_range_of(bodies.parse(target.request))
-        tasks = await self._tasks[target.kind.name].range(split, start, stop)
+        body = bodies.read(target.request, bodies.TASK_RANGE)
+        tasks = await self._tasks[target.kind.name].range(body["split"], body.get("start"), body.get("stop"))
         return json_response({"tasks": tasks, "env_name": target.env_name})
 
     def _list_registered(self, target: Target) -> Response:
@@ -237,15 +232,15 @@ class Routes:
         if len(note) > NOTE_MAX:
             raise Refused(400, f"x-session-note is longer than {NOTE_MAX} bytes")
         lease = target.request.text(b"x-session-lease") or ""
-        session = self._sessions.create(
-            sid,
-            bodies.create_of(value),
-            digest=digest,
+        create = replace(
+            bodies.checked(bodies.CREATE, value),
             secrets_header=secrets,
             lease=lease,
             note=note,
             tells_faults=b"x-session-faults" in target.request.headers,
+            digest=digest,
         )
+        session = self._sessions.create(sid, create)
         return _created(session) if session.opened.is_set else self._held(session, _created_later(session))
 
     def _ping(self, target: Target) -> Response:
@@ -289,7 +284,7 @@ class Routes:
     def _score_group(self, target: Target) -> Answer:
         value = bodies.parse(target.request)
         session = self._session(target)
-        body = bodies.score_of(value)
+        body = bodies.checked(bodies.SCORE_GROUP, value)
         if not session.kind.scores_groups:
             raise Refused(404, f"Environment {target.env_name!r} does not implement score_group")
         return self._delivery.answer(target.request, target.connection, session, body)
@@ -339,12 +334,3 @@ def _sid(request: Request) -> str:
     if not sid:
         raise Refused(400, "X-Session-ID header is required")
     return sid
-
-
-def failure(error: Exception) -> Response:
-    """Say *error* in the protocol's form."""
-    if isinstance(error, Refused):
-        return refused(error)
-    # An author's hook, such as tasks(), or a fault of ours: the reference says both in this way.
-    logger.warning("request_failed error=%s", type(error).__name__, exc_info=error)
-    return refused(Refused(500, describe(error)))

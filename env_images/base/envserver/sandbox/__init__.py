@@ -1,12 +1,10 @@
 """Sandboxes for environments whose agents run code. Import it where it is used: a bare server does not need it."""
 
-from envserver.sandbox.errors import SandboxError
-from envserver.sandbox.layers import Layer
 from envserver.sandbox.missing import TELLING, lacks_program, missing_programs
 from envserver.sandbox.sandbox import Sandbox
-from envserver.sandbox.sandboxes import Sandboxes
-from envserver.sandbox.terminal import Terminal
-from envserver.sandbox.values import Box, Completed, Judged, Limits
+from envserver.sandbox.sandboxes import Layer, Sandboxes
+from envserver.sandbox.streams import Terminal
+from envserver.sandbox.values import Box, Completed, Judged, Limits, SandboxError
 
 __all__ = [
     "TELLING",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from envserver.sandbox import protocol as wire
-from envserver.sandbox.errors import SandboxError
+from envserver.sandbox.values import SandboxError
 
 Answer = tuple[dict[str, object], list[int]]
 _PAUSE_S = 0.002
@@ -16,10 +16,18 @@ _PATIENCE_S = 10.0
 
 
 class Expectation:
-    """Answers to one request number, in order; closing it closes files that nobody took."""
+    """Answers to request *number*, in order; its end closes files that nobody took."""
 
-    def __init__(self) -> None:
+    def __init__(self, channel: "Channel", number: int) -> None:
+        self.number = number
+        self._channel = channel
         self._answers: asyncio.Queue[Answer | None] = asyncio.Queue()
+
+    def __enter__(self) -> "Expectation":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._channel.forget(self.number)
 
     def put(self, answer: Answer | None) -> None:
         self._answers.put_nowait(answer)
@@ -52,19 +60,13 @@ class Expectation:
 
 
 class Channel:
-    """Owns the socket *sock*. *on_event* gets what answers no request; *on_end* is called once at the end."""
+    """Owns the socket *sock*."""
 
-    def __init__(
-        self,
-        sock: socket.socket,
-        *,
-        on_event: Callable[[dict[str, object]], None] | None = None,
-        on_end: Callable[[], None] | None = None,
-    ) -> None:
+    def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self._sock = sock
-        self._on_event = on_event
-        self._on_end = on_end
+        self._on_event: Callable[[dict[str, object]], None] | None = None
+        self._on_end: Callable[[], None] | None = None
         self._expected: dict[int, Expectation] = {}
         self._events: asyncio.Queue[dict[str, object]] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
@@ -75,11 +77,11 @@ class Channel:
         return f"<Channel {'closed' if self.is_closed else 'open'}, {len(self._expected)} requests>"
 
     def listen(self, on_event: Callable[[dict[str, object]], None], on_end: Callable[[], None]) -> None:
-        """From now on events go to *on_event*, and the end to *on_end*."""
+        """Send later messages that answer no request to *on_event*, and call *on_end* once at the end."""
         self._on_event, self._on_end = on_event, on_end
 
     def expect(self, number: int) -> Expectation:
-        expectation = self._expected[number] = Expectation()
+        expectation = self._expected[number] = Expectation(self, number)
         if self.is_closed:
             expectation.put(None)
         return expectation

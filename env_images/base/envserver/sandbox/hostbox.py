@@ -12,9 +12,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from envserver.sandbox.errors import SandboxError
 from envserver.sandbox.launch import may_map_range
-from envserver.sandbox.values import FIRST_UID, Box
+from envserver.sandbox.values import FIRST_UID, Box, SandboxError
 
 PROGRAMS = """
 bash sh cat ls cp mv rm mkdir rmdir ln touch chmod chown chgrp chcon echo printf head tail sort uniq wc tr cut tee dd df
@@ -83,6 +82,7 @@ account sufficient pam_permit.so
 session required pam_permit.so
 password required pam_unix.so
 """
+_SERVICES = "su runuser su-l runuser-l other useradd passwd chpasswd groupadd usermod"
 _SEARCH = "/usr/bin:/bin:/usr/sbin:/sbin"
 _STAMP = "usr/share/env-gateway-box"
 """Holds the digest of the recipe, this file, by which a box was made."""
@@ -99,7 +99,7 @@ def box_of_host(folder: str | Path, *, first_uid: int | None = None) -> Box:
     """
     ranged = may_map_range() and os.geteuid() == 0
     owner = (FIRST_UID if first_uid is None else first_uid) if ranged else os.geteuid()
-    folder, recipe = Path(folder).absolute(), _recipe()
+    folder, recipe = Path(folder).absolute(), hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
     if folder.exists() and not _is_made_by(recipe, folder):
         folder = folder.with_name(f"{folder.name}-{recipe}")
     if not folder.exists():
@@ -113,10 +113,6 @@ def box_of_host(folder: str | Path, *, first_uid: int | None = None) -> Box:
         finally:
             shutil.rmtree(draft, ignore_errors=True)
     return Box(folder, first_uid=owner)
-
-
-def _recipe() -> str:
-    return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
 
 
 def _is_made_by(recipe: str, box: Path) -> bool:
@@ -199,20 +195,8 @@ def _python_parts(root: Path) -> list[str]:
 def _session_parts(root: Path) -> list[str]:
     """Copy what ``su`` needs besides its libraries: a policy that allows root, and the modules for it."""
     (root / "etc/pam.d").mkdir()
-    for service in (
-        "su",
-        "runuser",
-        "su-l",
-        "runuser-l",
-        "other",
-        "useradd",
-        "passwd",
-        "chpasswd",
-        "groupadd",
-        "usermod",
-    ):
-        text = _POLICY
-        (root / "etc/pam.d" / service).write_text(text)
+    for service in _SERVICES.split():
+        (root / "etc/pam.d" / service).write_text(_POLICY)
     found = []
     for name in ("pam_rootok.so", "pam_permit.so", "pam_unix.so"):
         for path in Path("/usr/lib").glob(f"*/security/{name}"):

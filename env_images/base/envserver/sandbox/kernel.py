@@ -26,7 +26,6 @@ SECCOMP_MODE_FILTER = 2
 _SYS_OPENAT2 = 437
 """The same number on every architecture, as with all calls since 2019."""
 RESOLVE_NO_MAGICLINKS, RESOLVE_IN_ROOT = 0x02, 0x10
-_AT_FDCWD = -100
 
 _SYS_RT_SIGACTION = {"x86_64": 13}.get(os.uname().machine, 134)
 """134 in the kernel's generic table, which every younger architecture uses."""

@@ -11,13 +11,13 @@ import stat
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 
 from envserver.sandbox import protocol as wire
 from envserver.sandbox import seccomp
 from envserver.sandbox.channel import Channel
-from envserver.sandbox.errors import SandboxError
-from envserver.sandbox.values import UIDS, Box, Limits
+from envserver.sandbox.values import UIDS, Box, Limits, SandboxError
 
 START_S = 20.0
 """An interpreter's start and two mounts: some 50 ms on an idle machine."""
@@ -71,7 +71,7 @@ def _configuration(box: Box, work: Path, limits: Limits, *, ranged: bool) -> dic
     return {
         "box": str(Path(box.path).absolute()),
         "work": str(work.absolute()),
-        "limits": limits.as_message(),
+        "limits": asdict(limits),
         "calls": calls.hex(),
         "ranged": ranged,
         "bubblewrap": os.path.abspath(bubblewrap),  # the spawner has another working directory, and no PATH

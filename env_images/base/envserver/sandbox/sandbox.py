@@ -7,10 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 
 from envserver.sandbox.channel import Channel, Expectation
-from envserver.sandbox.errors import SandboxError
-from envserver.sandbox.streams import Input, Output
-from envserver.sandbox.terminal import Terminal
-from envserver.sandbox.values import Completed, Judged, Limits
+from envserver.sandbox.streams import Input, Output, Terminal
+from envserver.sandbox.values import Completed, Judged, Limits, SandboxError
 
 _START_S = 20.0
 """For a fork and an exec on a machine under full load."""
@@ -101,7 +99,6 @@ class Sandbox:
                 ``ended`` when the sandbox is gone or goes meanwhile, with the watchdog's reason.
         """
         number = next(self._requests)
-        expectation = self._channel.expect(number)
         judged = self.judged
         request = {
             "op": "run", "id": number, "argv": list(argv), "cwd": cwd, "env": dict(env or {}), "user": user,
@@ -110,26 +107,29 @@ class Sandbox:
         most_bytes = self._limits.output_bytes if output_bytes is None else output_bytes
         status: int | None = None
         streams: list[Input | Output] = []
-        try:
-            files = await self._ask(expectation, request)
-            source, out, err = Input(files[0], stdin), Output(files[1], most_bytes), Output(files[2], most_bytes)
-            streams += [source, out, err]
-            status = await self._exit(expectation, timeout_s, judged)
-            timed_out = status is None
-            if status is None:
-                await self._channel.send({"op": "kill", "target": number})
-                status = await self._exit(expectation, _KILL_S, judged)
-            if status is None:
-                raise SandboxError("a killed process does not end", code="ended")
-            out.finish()
-            err.finish()
-            return Completed(status, out.kept, err.kept, timed_out, out.truncated or err.truncated)
-        finally:
-            for stream in streams:
-                stream.close()
-            self._channel.forget(number)
-            if status is None:
-                self._channel.post({"op": "kill", "target": number})
+        with self._channel.expect(number) as expectation:
+            try:
+                files = await self._ask(expectation, request)
+                source, out, err = Input(files[0], stdin), Output(files[1], most_bytes), Output(files[2], most_bytes)
+                streams += [source, out, err]
+                status, timed_out = await self._ended_by(expectation, timeout_s, judged)
+                out.finish()
+                err.finish()
+                return Completed(status, out.kept, err.kept, timed_out, out.truncated or err.truncated)
+            finally:
+                for stream in streams:
+                    stream.close()
+                if status is None:
+                    self._channel.post({"op": "kill", "target": number})
+
+    async def _ended_by(self, expectation: Expectation, timeout_s: float, judged: Judged | None) -> tuple[int, bool]:
+        """Wait for a process's status, and kill the process at its deadline; say whether that was needed."""
+        if (status := await self._exit(expectation, timeout_s, judged)) is not None:
+            return status, False
+        await self._channel.send({"op": "kill", "target": expectation.number})
+        if (status := await self._exit(expectation, _KILL_S, judged)) is None:
+            raise SandboxError("a killed process does not end", code="ended")
+        return status, True
 
     async def _exit(self, expectation: Expectation, timeout_s: float, judged: Judged | None) -> int | None:
         """Wait for a process's status, and note in *judged* what it had of CPUs; None when *timeout_s* is over."""
@@ -192,13 +192,9 @@ class Sandbox:
     async def _open_file(self, path: str, *, is_write: bool, mode: int = 0) -> int:
         if not path.startswith("/") or "\0" in path:
             raise SandboxError(f"not an absolute path: {path!r}")
-        number = next(self._requests)
-        expectation = self._channel.expect(number)
-        try:
-            request = {"op": "open", "id": number, "path": path, "write": is_write, "mode": mode}
+        with self._channel.expect(next(self._requests)) as expectation:
+            request = {"op": "open", "id": expectation.number, "path": path, "write": is_write, "mode": mode}
             return (await self._ask(expectation, request))[0]
-        finally:
-            self._channel.forget(number)
 
     async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         """Write *data* to the regular file *path*, made with its folders where missing; root owns what is made.

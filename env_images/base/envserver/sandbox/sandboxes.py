@@ -1,20 +1,21 @@
-"""Where sandboxes come from: one per worker."""
+"""Where sandboxes come from, one per worker, and the layers that they fork from."""
 
 import asyncio
 import itertools
 import logging
 import socket
 import time
+import weakref
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from envserver.sandbox.channel import Channel
-from envserver.sandbox.errors import SandboxError
 from envserver.sandbox.launch import SpawnerProcess, launch
-from envserver.sandbox.layers import Layer, Layers
 from envserver.sandbox.sandbox import Sandbox
-from envserver.sandbox.values import Box, Limits
+from envserver.sandbox.values import Box, Limits, SandboxError
 
 logger = logging.getLogger("envserver")
 MOST_LAYERS = 32
@@ -22,6 +23,81 @@ MOST_LAYERS = 32
 _OPEN_S = 30.0
 _RELEASE_S = 20.0
 """A kill and two unmounts; more means that the kernel cannot end a process."""
+
+
+class Layer:
+    """A prepared state that sandboxes fork from, never changed.
+
+    It lives as long as something holds it: the cache, a sandbox on it, or the environment.
+    """
+
+    def __init__(self, key: str, number: int) -> None:
+        self.key = key
+        self.number = number
+        """The spawner's name for it."""
+
+    def __repr__(self) -> str:
+        return f"<Layer {self.key!r} {self.number}>"
+
+
+@dataclass
+class _Making:
+    task: "asyncio.Task[Layer]"
+    waiting: int = 0
+
+
+class Layers:
+    """Keeps the *most* layers that were asked for last. *drop* is called with the number of one that nobody holds."""
+
+    def __init__(self, most: int, *, drop: Callable[[int], None]) -> None:
+        self._most = most
+        self._drop = drop
+        self._kept: OrderedDict[str, Layer] = OrderedDict()
+        self._making: dict[str, _Making] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    async def get(self, key: str, make: Callable[[], Awaitable[int]]) -> Layer:
+        """Give the layer of *key*; *make* gives the number of a new one and runs once for all who wait.
+
+        Its failure is the failure of all who wait, and nothing of it stays: the next caller tries again. It ends with
+        the last of its callers.
+        """
+        if (layer := self._kept.get(key)) is not None:
+            self._kept.move_to_end(key)
+            return layer
+        making = self._making.get(key)
+        if making is None:
+            task = asyncio.get_running_loop().create_task(self._make(key, make))
+            making = self._making[key] = _Making(task)
+            # The next caller has to find a failed one gone, whoever's turn comes first.
+            task.add_done_callback(lambda _: self._forget(key, making))
+        making.waiting += 1
+        try:
+            return await asyncio.shield(making.task)
+        finally:
+            making.waiting -= 1
+            if not making.waiting and not making.task.done():
+                self._forget(key, making)
+                making.task.cancel()
+                await asyncio.wait({making.task}, timeout=20.0)
+
+    def _forget(self, key: str, making: _Making) -> None:
+        if self._making.get(key) is making:
+            del self._making[key]
+
+    async def _make(self, key: str, make: Callable[[], Awaitable[int]]) -> Layer:
+        number = await make()
+        layer = Layer(key, number)
+        weakref.finalize(layer, self._drop, number).atexit = False
+        self._kept[key] = layer
+        while len(self._kept) > self._most:
+            self._kept.popitem(last=False)
+        return layer
+
+    def clear(self) -> None:
+        self._kept.clear()
 
 
 class Sandboxes:
@@ -47,8 +123,7 @@ class Sandboxes:
         self._is_closed = False
         self._spawner: SpawnerProcess | None = None
         self._ended: dict[int, asyncio.Future[None]] = {}
-        self._open: dict[int, Sandbox] = {}
-        self._below: dict[int, Layer] = {}
+        self._open: dict[int, tuple[Sandbox, Layer | None]] = {}
         self._layers = Layers(most_layers, drop=self._drop_later)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -111,9 +186,8 @@ class Sandboxes:
         async def release() -> None:
             await self._wait_ended(number, ended)
 
-        if layer is not None:
-            self._below[number] = layer
-        sandbox = self._open[number] = Sandbox(number, channel, limits=self._limits, release=release)
+        sandbox = Sandbox(number, channel, limits=self._limits, release=release)
+        self._open[number] = sandbox, layer  # an open sandbox keeps its layer alive
         return sandbox
 
     def _undo(self, number: int, channel: Channel | None) -> None:
@@ -130,7 +204,6 @@ class Sandboxes:
         finally:
             self._ended.pop(number, None)
             self._open.pop(number, None)
-            self._below.pop(number, None)
 
     async def layer(
         self,
@@ -175,16 +248,13 @@ class Sandboxes:
 
     async def _tell_spawner(self, message: dict[str, object]) -> None:
         spawner = await self._started()
-        number = next(self._numbers)
-        expectation = spawner.channel.expect(number)
-        try:
-            async with asyncio.timeout(_OPEN_S):
-                await spawner.channel.send({**message, "id": number})
-                await expectation.get()
-        except TimeoutError:
-            raise SandboxError("the spawner does not answer", code="ended") from None
-        finally:
-            spawner.channel.forget(number)
+        with spawner.channel.expect(next(self._numbers)) as expectation:
+            try:
+                async with asyncio.timeout(_OPEN_S):
+                    await spawner.channel.send({**message, "id": expectation.number})
+                    await expectation.get()
+            except TimeoutError:
+                raise SandboxError("the spawner does not answer", code="ended") from None
 
     def _drop_later(self, number: int) -> None:
         if self._spawner is None or self._spawner.channel.is_closed:
@@ -236,7 +306,7 @@ class Sandboxes:
         What is being opened or built meanwhile fails with a ``SandboxError``, ``ended``.
         """
         self._is_closed = True
-        await asyncio.gather(*(sandbox.close() for sandbox in list(self._open.values())))
+        await asyncio.gather(*(sandbox.close() for sandbox, _ in list(self._open.values())))
         for task in list(self._tasks):
             task.cancel()
         spawner, self._spawner = self._spawner, None

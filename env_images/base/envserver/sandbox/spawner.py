@@ -18,7 +18,7 @@ from typing import Any
 
 from envserver.sandbox import kernel, processes, supervisor
 from envserver.sandbox import protocol as wire
-from envserver.sandbox.mounts import Dates, Room
+from envserver.sandbox.bootstrap import Dates, Room
 
 Request = dict[str, Any]
 _BOX, _FIRST_OWNER, _MOST_SANDBOXES = "0", 60_000, 4_096

@@ -1,15 +1,26 @@
-"""A command's input and output in bounded memory: what is beyond the bound is read and dropped."""
+"""What programs of a sandbox read and write: pipes in bounded memory, and pseudo terminals."""
 
 import asyncio
+import fcntl
 import os
+import signal
+import struct
+import termios
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 _CHUNK_BYTES = 64 * 1024
 _LAST_BYTES = 1024 * 1024
 """Read after the command has ended: the largest pipe that fs.pipe-max-size allows; later bytes are its children's."""
+_TIOCSIG = 0x40045436
+_WRITE_S = 10.0
+"""For a program that reads nothing while its terminal's buffer of 4 KiB is full."""
+
+Send = Callable[[dict[str, object]], Awaitable[None]]
 
 
 class Output:
-    """Reads the pipe *fd*, which it owns, and keeps its first *most_bytes*."""
+    """Reads the pipe *fd*, which it owns, and keeps its first *most_bytes*. It reads and drops the rest."""
 
     def __init__(self, fd: int, most_bytes: int) -> None:
         os.set_blocking(fd, False)
@@ -86,5 +97,134 @@ class Input:
     def close(self) -> None:
         if self._is_open:
             self._is_open = False
+            self._loop.remove_writer(self._fd)
+            os.close(self._fd)
+
+
+class Terminal:
+    """A program on a pseudo terminal of the sandbox; owns the master side *fd*.
+
+    The program and all of its session are killed when it is closed. Nothing is buffered here: what is not read stays
+    in the kernel, and the program that writes it waits.
+    """
+
+    def __init__(self, fd: int, *, number: int, send: Send, forget: Callable[[], None]) -> None:
+        os.set_blocking(fd, False)
+        self._fd = fd
+        self._number = number
+        self._send = send
+        self._forget = forget
+        self._loop = asyncio.get_running_loop()
+        self._is_at_end = False
+        self._closing = False
+
+    def __repr__(self) -> str:
+        return f"<Terminal {self._number} {'closed' if self.is_closed else 'open'}>"
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the stream has ended (nobody has the terminal open any more) or ``close`` was called."""
+        return self._is_at_end or self._closing
+
+    async def write(self, data: bytes) -> None:
+        """Type *data*. Into a terminal that is closed it goes nowhere.
+
+        Raises:
+            TimeoutError: the program took nothing for ten seconds.
+        """
+        rest = memoryview(data)
+        while rest and not self.is_closed:
+            try:
+                rest = rest[os.write(self._fd, rest) :]
+            except BlockingIOError:
+                await self._wait(self._loop.add_writer, self._loop.remove_writer, _WRITE_S)
+            except OSError:
+                self._is_at_end = True
+
+    async def read(self, max_bytes: int, timeout_s: float) -> bytes:
+        """Give what is there, at most *max_bytes*; ``b""`` at the end of the stream.
+
+        Raises:
+            TimeoutError: nothing came within *timeout_s*.
+        """
+        deadline = self._loop.time() + timeout_s
+        while not self.is_closed:
+            try:
+                data = os.read(self._fd, max_bytes)
+            except BlockingIOError:
+                await self._wait(self._loop.add_reader, self._loop.remove_reader, deadline - self._loop.time())
+                continue
+            except OSError:  # EIO: the last process that had it open is gone
+                data = b""
+            if data:
+                return data
+            self._is_at_end = True
+        return b""
+
+    async def _wait(self, add: Callable[..., object], remove: Callable[[int], object], timeout_s: float) -> None:
+        ready = asyncio.Event()
+        add(self._fd, ready.set)
+        try:
+            async with asyncio.timeout(max(0.0, timeout_s)):
+                await ready.wait()
+        finally:
+            if not self._closing:
+                remove(self._fd)
+
+    def silence(self) -> None:
+        """Turn echo and the CR before each newline off (ECHO and ONLCR), without a process inside.
+
+        Whatever has the terminal open may turn both on again.
+        """
+        if not self.is_closed:
+            with suppress(termios.error):
+                # By the master, whose settings are the terminal's own.
+                settings = termios.tcgetattr(self._fd)
+                settings[1] &= ~termios.ONLCR
+                settings[3] &= ~termios.ECHO
+                termios.tcsetattr(self._fd, termios.TCSANOW, settings)
+
+    async def interrupt(self) -> None:
+        """Send SIGINT to the group in front, as Ctrl-C does, whatever the terminal's settings are; none, to nobody."""
+        if not self.is_closed:
+            with suppress(OSError):
+                # By the kernel rather than by pid: needs no permission over the group's users.
+                fcntl.ioctl(self._fd, _TIOCSIG, signal.SIGINT)
+
+    async def kill_foreground(self) -> None:
+        """Kill the group in front; where that is the program itself, the terminal ends. Without one nothing happens."""
+        if (group := self._foreground()) is not None:
+            await self._send({"op": "kill_group", "group": group})
+
+    def _foreground(self) -> int | None:
+        """Find the group in front.
+
+        The kernel answers 0 once the session's leader has ended, though others hold the terminal open; and to signal
+        group 0 means one's own group.
+        """
+        if self.is_closed:
+            return None
+        try:
+            group = int(struct.unpack("i", fcntl.ioctl(self._fd, termios.TIOCGPGRP, b"\0" * 4))[0])
+        except OSError:
+            return None
+        return group if group > 1 else None
+
+    async def close(self) -> None:
+        """Hang up and kill the program's session. Idempotent."""
+        if self._closing:
+            return
+        try:
+            # Before the hang-up: a shell that ends by that would leave behind what ignores it.
+            await self._send({"op": "kill", "target": self._number})
+        finally:
+            self.abandon()
+            self._forget()
+
+    def abandon(self) -> None:
+        """Close this side only: the sandbox has ended."""
+        if not self._closing:
+            self._closing = True
+            self._loop.remove_reader(self._fd)
             self._loop.remove_writer(self._fd)
             os.close(self._fd)

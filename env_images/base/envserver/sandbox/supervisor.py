@@ -21,7 +21,6 @@ from typing import Any
 from envserver.sandbox import bootstrap as birth
 from envserver.sandbox import kernel, processes, watchdog
 from envserver.sandbox import protocol as wire
-from envserver.sandbox.mounts import Room
 from envserver.sandbox.users import Users
 
 Request = dict[str, Any]
@@ -36,7 +35,7 @@ _PF_EXITING = 0x4
 class Plan:
     """What the spawner decided about a sandbox."""
 
-    room: Room
+    room: birth.Room
     is_mounted: bool
     """Its room is mounted already, by the spawner."""
     bubblewrap: str
@@ -118,7 +117,6 @@ class Supervisor:
             "kill": self._kill,
             "kill_group": self._kill_group,
             "open": self._open,
-            "close": self._close,
         }
 
     def serve(self) -> None:
@@ -290,9 +288,6 @@ class Supervisor:
             self._say({"id": request["id"], "opened": True}, (fd,))
         finally:
             os.close(fd)
-
-    def _close(self, request: Request) -> None:
-        self._ended = True
 
 
 def _is_dying() -> bool:

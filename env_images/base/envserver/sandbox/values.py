@@ -1,7 +1,9 @@
-"""What a sandbox is made of and what a command in it comes to: values, no behaviour."""
+"""What a sandbox is made of, what a command in it comes to, and what can go wrong: values, no behaviour."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+
+from envserver.errors import EnvServerError
 
 UIDS = 65_536
 """Users of a full Debian: ``nobody`` is 65534."""
@@ -33,9 +35,6 @@ class Limits:
     """CPU seconds of one process; then it gets SIGXCPU and, a second later, SIGKILL."""
     output_bytes: int = 65_536
     """Kept of each stream of a command; the rest is read and dropped."""
-
-    def as_message(self) -> dict[str, int]:
-        return asdict(self)
 
 
 @dataclass
@@ -69,3 +68,24 @@ class Completed:
     """It was killed at its deadline, with all of its session; *status* is then -9."""
     truncated: bool = False
     """Output beyond the bound was dropped."""
+
+
+class SandboxError(EnvServerError):
+    """A sandbox could not be opened, or cannot do what was asked; the message says why and what to do.
+
+    A command that fails is no error: it is a ``Completed`` with its status.
+
+    Attributes:
+        code: ``unsupported`` (this machine can't), ``ended`` (the sandbox is gone: closed, killed by its watchdog or by
+            its own agent), ``refused`` (this request can't be done: no such file, no such program, too large) or
+            ``full`` (no room: disk, processes, sandboxes).
+    """
+
+    def __init__(self, message: str, *, code: str = "refused") -> None:
+        super().__init__(message)
+        self.code = code
+
+    @property
+    def is_infrastructure(self) -> bool:
+        """Whether the sandbox is at fault, and not what was asked of it."""
+        return self.code != "refused"

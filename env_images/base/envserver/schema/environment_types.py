@@ -79,9 +79,6 @@ class Kind:
         }
         return encode(listing)
 
-    def has_split(self, name: str) -> bool:
-        return any(split.name == name for split in self.splits)
-
     def _find_default(self) -> Tool | None:
         named = self.cls.default_tool
         if named is not None and named not in self.tools:

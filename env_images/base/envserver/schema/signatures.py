@@ -70,12 +70,8 @@ def _field(function: str, parameter: inspect.Parameter, hints: Mapping[str, Any]
     if parameter.name not in hints:
         raise ConfigError(f"{place}: needs a type annotation")
     required = parameter.default is parameter.empty
-    return _field_of(place, parameter.name, hints[parameter.name], required=required, default=parameter.default)
-
-
-def _field_of(place: str, name: str, annotation: Any, *, required: bool, default: Any = None) -> Field:
-    node = node_of(annotation, place)
-    return Field(name, node, required, NO_DEFAULT if required else _as_json(default), _description(annotation))
+    hint, default = hints[parameter.name], NO_DEFAULT if required else _as_json(parameter.default)
+    return Field(parameter.name, node_of(hint, place), required, default, _description(hint))
 
 
 def _as_json(default: Any) -> Any:

@@ -9,19 +9,18 @@ import inspect
 import logging
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from envserver.content import ToolCall
+from envserver.content import GroupCandidate, GroupScore, ToolCall
 from envserver.environment import Environment
 from envserver.errors import InvalidInput, Refused, SessionFailed, describe, message_of
 from envserver.execution.runner import Runner
 from envserver.http.bodies import Action, CallBody
-from envserver.http.json_text import canonical
-from envserver.sessions import steps
-from envserver.sessions.outcomes import Ending, Outcome, Outcomes, Turn
+from envserver.http.json_text import canonical, encode
+from envserver.sessions.outcomes import Ending, Outcome, Outcomes, Turn, failed, refusal
 from envserver.sessions.session import Call, Session, deleted
-from envserver.tools import Mode, Tool
+from envserver.tools import Mode, Ran, Tool
 
 logger = logging.getLogger("envserver")
 WAITING_MAX = 256
@@ -65,18 +64,18 @@ class Calls:
             return same
         try:
             session.check()
-            if session.turns.waiting + len(session.early) >= WAITING_MAX:
+            if len(session.turns.waiting) >= WAITING_MAX:
                 raise Refused(429, "too many calls wait in this session", {"Retry-After": "1"})
         except Refused:
             if key is not None:
                 self._outcomes.abandon(session.serial, key)
             raise
-        call = Call(session, body.action, task_id=task_id, key=key)
+        call = Call(session, body.action, task_id, key)
         session.calls[task_id] = call
+        session.turns.waiting.append(call)
         if session.state == "ready":
-            self._join(call)
-        else:
-            session.early.append(call)
+            call.mode = self._mode(call)
+            self._advance(session)
         return call
 
     def turn(self, call: Call) -> Turn:
@@ -91,12 +90,8 @@ class Calls:
             self._outcomes.number(session.serial, call.task_id, call.key, call.turn)
         return call.turn
 
-    def attach(self, call: Call) -> None:
-        """Note that a request waits for *call*; ``detach`` must follow."""
-        call.listeners += 1
-
     def detach(self, call: Call, *, delivered: bool) -> None:
-        """Note that a request got the whole outcome, or went away without it.
+        """Note that a request, one of the call's listeners, got the whole outcome or went away without it.
 
         A call that nobody waits for and that has not begun never will.
         """
@@ -134,27 +129,25 @@ class Calls:
 
     def settle(self, session: Session) -> None:
         """Let the calls go on that waited for *session*'s setup: to their turns, or away."""
-        early, session.early = session.early, []
         if session.state == "ready":
-            for call in early:
-                self._join(call)
+            for call in session.turns.waiting:
+                call.mode = self._mode(call)
+            self._advance(session)
             return
-        for call in [*early, *session.turns.drain()]:
+        for call in session.turns.drain():
             self._refuse(call, session.refusal() if session.state == "failed" else deleted())
+        if session.state == "closed":
+            self._outcomes.forget(session.serial)
 
     def abort(self, session: Session, text: str) -> None:
         """End the running calls of *session* with an error; their code may go on, its result counts for nothing."""
         for call in list(session.calls.values()):
             # No outcome of a tool: nobody may take it for one.
-            self._finish(call, steps.failed(text, ending="session_failed"))
-
-    def _join(self, call: Call) -> None:
-        call.mode = self._mode(call)
-        call.session.turns.join(call)
-        self._advance(call.session)
+            self._finish(call, failed(text, ending="session_failed"))
 
     def _advance(self, session: Session) -> None:
-        if session.is_advancing:  # a call that ends at once is followed by the loop below, not by recursion
+        # A call that ends at once is followed by the loop below, not by recursion. A setup ends in `settle`.
+        if session.is_advancing or session.state != "ready":
             return
         session.is_advancing = True
         try:
@@ -175,13 +168,9 @@ class Calls:
         return tool.mode if isinstance(tool, Tool) else "serial"
 
     def _withdraw(self, call: Call) -> None:
-        session = call.session
-        if call in session.early:
-            session.early.remove(call)
-        else:
-            session.turns.leave(call)
+        call.session.turns.leave(call)
         self._refuse(call, deleted())
-        self._advance(session)
+        self._advance(call.session)
 
     def _refuse(self, call: Call, refusal: Refused) -> None:
         call.session.calls.pop(call.task_id, None)
@@ -207,19 +196,19 @@ class Calls:
         tool = self._tool(session, name)
         if isinstance(tool, str):
             known = name in session.task_tools
-            self._finish(call, steps.refusal("name_collision" if known else "not_found", tool))
+            self._finish(call, refusal("name_collision" if known else "not_found", tool))
             return
         if session.finished:
             self._finish(call, _not_run(tool.name))
             return
         if isinstance(given, str):
-            self._finish(call, steps.refusal("input_validation", given))
+            self._finish(call, refusal("input_validation", given))
             return
         try:
             # ORS ignores what a tool does not take; who sends a gym's object learns that a field is none.
             arguments = tool.arguments(given, strict=call.action.spelling == "action")
         except InvalidInput as error:
-            self._finish(call, steps.refusal("input_validation", str(error)))
+            self._finish(call, refusal("input_validation", str(error)))
             return
         if tool.inline and not tool.is_async:
             self._run_inline(call, tool, arguments)
@@ -229,7 +218,7 @@ class Calls:
     def _run_inline(self, call: Call, tool: Tool, arguments: dict[str, Any]) -> None:
         session = call.session
         try:
-            outcome = self._returned(call, tool, steps.run(tool, self._self(session, tool), arguments))
+            outcome = self._returned(call, tool, tool.run(session.environment, arguments))
         except (Exception, SystemExit) as error:  # noqa: BLE001  # the author's code: its failure is an outcome
             outcome = self._raised(call, f"tool:{tool.name}", error)
             session.steps += 1
@@ -237,13 +226,12 @@ class Calls:
 
     async def _run(self, call: Call, tool: Tool, arguments: dict[str, Any]) -> None:
         session = call.session
-        environment = self._self(session, tool)
         try:
             if tool.inline:
-                ran = await steps.run_async(tool, environment, arguments)
+                ran = await tool.run_async(session.environment, arguments)
             else:
-                step = steps.run_async if tool.is_async else steps.run
-                ran = await self._runner.run(session.place, step, tool, environment, arguments)
+                step = tool.run_async if tool.is_async else tool.run
+                ran = await self._runner.run(session.place, step, session.environment, arguments)
         except (Exception, SystemExit) as error:  # noqa: BLE001  # the author's code: its failure is an outcome
             outcome = self._raised(call, f"tool:{tool.name}", error)
             session.steps += 1
@@ -262,7 +250,7 @@ class Calls:
             self._finish(call, self._raised(call, "parse_text", error))
             return
         if isinstance(parsed, str):
-            self._finish(call, steps.refusal("input_validation", parsed))
+            self._finish(call, refusal("input_validation", parsed))
         else:
             self._dispatch(call, parsed.name, dict(parsed.input))
 
@@ -270,7 +258,7 @@ class Calls:
         session = call.session
         judge = session.environment
         assert judge is not None
-        judging = steps.score_async if inspect.iscoroutinefunction(judge.score_group) else steps.score
+        judging = _judge_async if inspect.iscoroutinefunction(judge.score_group) else _judge
         try:
             outcome: Outcome = ("result", await self._runner.run(session.place, judging, judge, call.action.given))
         except Exception as error:  # noqa: BLE001  # the author's code: its failure is an outcome
@@ -278,12 +266,12 @@ class Calls:
             outcome = self._ending(session), text  # a judge is no tool: no agent can mend it
         self._finish(call, outcome)
 
-    def _returned(self, call: Call, tool: Tool, ran: steps.Ran) -> Outcome:
+    def _returned(self, call: Call, tool: Tool, ran: Ran) -> Outcome:
         session = call.session
         payload, reward, finished = ran
         session.steps += 1
         if session.state == "failed":  # a call beside this one found it broken: what it gave counts for nothing
-            return steps.failed(session.failure, ending=self._ending(session))
+            return failed(session.failure, ending=self._ending(session))
         if session.finished:  # a call beside this one ended the episode first: one grade, not two
             return _not_run(tool.name)
         if reward is not None and not math.isfinite(reward):
@@ -303,14 +291,14 @@ class Calls:
         if not isinstance(error, SessionFailed):
             logger.warning("tool_raised environment=%s place=%s error=%s", name, place, type(error).__name__)
             logger.debug("tool_traceback", exc_info=error)
-            return steps.failed(text)
+            return failed(text)
         logger.warning("session_failed environment=%s place=%s", name, place)
         logger.debug("session_traceback", exc_info=error)
         if session.state == "ready":  # and not deleted meanwhile
             session.failure = describe(error)
             session.settle("failed")
             self.settle(session)
-        return steps.failed(text, ending=self._ending(session))
+        return failed(text, ending=self._ending(session))
 
     @staticmethod
     def _ending(session: Session) -> Ending:
@@ -368,9 +356,6 @@ class Calls:
         read = tool.input_of(action.given) if tool is not None else None
         return read if read is not None else "free text is not understood here; call a tool by its name"
 
-    def _self(self, session: Session, tool: Tool) -> Environment | None:
-        return None if tool.is_bound else session.environment
-
 
 def _digest(action: Action) -> int:
     # Python's own hash of text: keyed at random per process, so nobody can make two texts meet in it.
@@ -378,16 +363,34 @@ def _digest(action: Action) -> int:
 
 
 def _ended(session: Session, task_id: str, outcome: Outcome | None, turn: Turn, *, key: str | None = None) -> Call:
-    call = Call(session, Action("name", "", None), task_id=task_id, key=key)
-    call.turn = turn
+    call = Call(session, Action("name", "", None), task_id, key, turn=turn)
     call.end(outcome)
     call.was_delivered = True  # only asked for again: losing this stream as well makes no call to attach to
     return call
 
 
 def _not_run(name: str) -> Outcome:
-    return steps.refusal(
+    return refusal(
         "episode_finished",
         f"{name!r} was not run: the episode has finished (a tool returned finished=True), "
         f"so no further tool calls are accepted.",
     )
+
+
+def _judge(environment: Environment, candidates: Sequence[GroupCandidate]) -> bytes:
+    return _scores(environment.score_group(candidates), len(candidates))
+
+
+async def _judge_async(environment: Environment, candidates: Sequence[GroupCandidate]) -> bytes:
+    judged: Any = environment.score_group(candidates)
+    return _scores(await judged, len(candidates))
+
+
+def _scores(judged: Any, count: int) -> bytes:
+    scores = [score if isinstance(score, GroupScore) else GroupScore(float(score)) for score in judged]
+    if len(scores) != count:
+        raise ValueError(f"score_group returned {len(scores)} scores for {count} candidates")
+    for score in scores:
+        if not math.isfinite(score.reward):
+            raise ValueError(f"score_group returned the score {score.reward}; a score is a finite number")
+    return encode({"scores": [score.wire() for score in scores]})

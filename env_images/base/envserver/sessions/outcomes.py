@@ -4,11 +4,12 @@ Results are kept as bytes inside plain tuples, which the garbage collector does 
 objects costs the reference servers stalls of hundreds of milliseconds.
 """
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Literal, NamedTuple, TypeAlias
 
 from envserver.errors import Refused
+from envserver.http.json_text import encode
 
 KEPT_S = 60.0
 """As long as the reference servers keep a result (``LINGER_SECONDS``)."""
@@ -47,8 +48,7 @@ class Outcomes:
     def __init__(self, *, max_bytes: int, clock: Callable[[], float]) -> None:
         self._max_bytes = max_bytes
         self._clock = clock
-        self._by_id: dict[str, _Kept] = {}
-        self._order: deque[str] = deque()
+        self._by_id: OrderedDict[str, _Kept] = OrderedDict()  # the oldest first
         self._keys: dict[int, OrderedDict[str, Keyed]] = {}
         self._held: OrderedDict[tuple[int, str], int] = OrderedDict()
         self._bytes = 0
@@ -65,7 +65,6 @@ class Outcomes:
     def keep(self, owner: int, task_id: str, outcome: Outcome, *, key: str | None = None) -> None:
         """Keep the outcome of a call that ended now."""
         self._by_id[task_id] = (owner, self._clock(), *outcome, key, 0)
-        self._order.append(task_id)
         self._bytes += len(outcome[1]) + OVERHEAD_BYTES
         self.sweep()
 
@@ -133,12 +132,12 @@ class Outcomes:
     def sweep(self) -> None:
         """Drop what is too old, and the oldest of the rest while there is too much."""
         now = self._clock()
-        while self._order:
-            ended_at = self._by_id[self._order[0]][1]
-            if now - ended_at <= KEPT_S and self._bytes <= self._max_bytes:
+        while self._by_id:
+            oldest = next(iter(self._by_id.values()))
+            if now - oldest[1] <= KEPT_S and self._bytes <= self._max_bytes:
                 break
-            kept = self._by_id.pop(self._order.popleft())
-            self._bytes -= len(kept[3]) + OVERHEAD_BYTES
+            self._by_id.popitem(last=False)
+            self._bytes -= len(oldest[3]) + OVERHEAD_BYTES
         while self._held and self._bytes > self._max_bytes:
             (owner, key), size = self._held.popitem(last=False)
             self._bytes -= size
@@ -157,3 +156,13 @@ class Outcomes:
 
     def _release(self, owner: int, key: str) -> None:
         self._bytes -= self._held.pop((owner, key), 0)
+
+
+def refusal(reason: str, text: str) -> Outcome:
+    """Write what the agent reads where no tool ran; the reasons are the protocol's."""
+    return "result", encode({"ok": False, "error": text, "reason": reason})
+
+
+def failed(text: str, *, ending: Ending = "tool_failed") -> Outcome:
+    """Write what becomes an ``error`` event."""
+    return ending, text.encode(errors="replace")

@@ -1,21 +1,20 @@
-"""One session and its calls, as values; what happens to them is in ``sessions`` and ``calls``."""
+"""One session, its calls and their order; ``sessions`` and ``calls`` act on them."""
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from envserver.content import Json
-from envserver.environment import Environment
-from envserver.errors import Refused
+from envserver.environment import Environment, Task
+from envserver.errors import UNTOLD_MAX, Refused, SessionFault, fault_of, written
 from envserver.execution.runner import Place
-from envserver.faults import UNTOLD_MAX, SessionFault, fault_of, written
-from envserver.http.bodies import Action
+from envserver.http.bodies import Action, Create
 from envserver.schema.environment_types import Kind
-from envserver.sessions.call_queue import Turns
 from envserver.sessions.outcomes import Outcome, Turn
-from envserver.task import Task
 from envserver.tools import Mode, Tool
 
+SETUP_WAIT_S = 25.0
+"""How long a request waits for a session's setup, as in the reference server; its client asks again for ten minutes."""
 State: TypeAlias = Literal["starting", "ready", "failed", "closed"]
 
 
@@ -33,8 +32,7 @@ class Signal:
         self.is_set = True
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+            _wake(waiter)
 
     async def wait(self, timeout_s: float) -> bool:
         """Wait for it; False where *timeout_s* passed first."""
@@ -57,43 +55,27 @@ def _wake(waiter: asyncio.Future[None]) -> None:
         waiter.set_result(None)
 
 
+@dataclass(slots=True, eq=False)
 class Call:
     """One action in a session and what became of it."""
 
-    __slots__ = (
-        "action",
-        "ended",
-        "is_turn",
-        "key",
-        "listeners",
-        "mode",
-        "outcome",
-        "refusal",
-        "session",
-        "state",
-        "task_id",
-        "turn",
-        "was_delivered",
-    )
-
-    def __init__(self, session: "Session", action: Action, *, task_id: str, key: str | None = None) -> None:
-        self.session = session
-        self.action = action
-        self.task_id = task_id
-        """32 hexadecimal characters."""
-        self.key = key
-        self.mode: Mode = "serial"
-        self.state: Literal["waiting", "running", "ended"] = "waiting"
-        self.ended = Signal()
-        self.outcome: Outcome | None = None
-        self.refusal: Refused | None = None
-        """Instead of an outcome: the call never ran, for this reason."""
-        self.listeners = 0
-        """Requests that wait for the outcome."""
-        self.turn: Turn = 0
-        self.is_turn = False
-        """Whether it takes the next turn as it ends: somebody asked for it in JSON."""
-        self.was_delivered = False
+    session: "Session"
+    action: Action
+    task_id: str
+    """32 hexadecimal characters."""
+    key: str | None = None
+    mode: Mode = "serial"
+    state: Literal["waiting", "running", "ended"] = "waiting"
+    ended: Signal = field(default_factory=Signal)
+    outcome: Outcome | None = None
+    refusal: Refused | None = None
+    """Instead of an outcome: the call never ran, for this reason."""
+    listeners: int = 0
+    """Requests that wait for the outcome."""
+    turn: Turn = 0
+    is_turn: bool = False
+    """Whether it takes the next turn as it ends: somebody asked for it in JSON."""
+    was_delivered: bool = False
 
     def __repr__(self) -> str:
         return f"<Call {self.task_id} {self.state}, {self.listeners} listeners>"
@@ -106,118 +88,110 @@ class Call:
         self.ended.set()
 
 
+class Turns:
+    """The order of a session's calls.
+
+    A serial call runs while no other serial call does. A concurrent call runs beside them, and an exclusive call runs
+    alone. No call overtakes a waiting exclusive call.
+    """
+
+    __slots__ = ("running", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: list[Call] = []
+        self.running: list[Call] = []
+
+    def __repr__(self) -> str:
+        return f"<Turns {len(self.running)} running, {len(self.waiting)} waiting>"
+
+    def leave(self, call: Call) -> None:
+        """Take *call* out, whether it waits or runs."""
+        (self.running if call in self.running else self.waiting).remove(call)
+
+    def drain(self) -> list[Call]:
+        """Take out all waiting calls."""
+        drained, self.waiting = self.waiting, []
+        return drained
+
+    def next(self) -> Call | None:
+        """Move the first call whose turn has come from the waiting to the running calls, and return it."""
+        modes = {call.mode for call in self.running}
+        if "exclusive" in modes:
+            return None
+        for i, call in enumerate(self.waiting):
+            if call.mode == "exclusive" and (i or self.running):
+                return None
+            if call.mode == "serial" and "serial" in modes:
+                continue
+            self.running.append(self.waiting.pop(i))
+            return call
+        return None
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
 class Session:
     """One episode."""
 
-    __slots__ = (
-        "calls",
-        "config",
-        "created_at",
-        "cut",
-        "digest",
-        "early",
-        "environment",
-        "failure",
-        "fault",
-        "finished",
-        "is_advancing",
-        "is_rewarded",
-        "is_torn_down",
-        "kind",
-        "lease",
-        "messages_json",
-        "note",
-        "open_refusal",
-        "opened",
-        "place",
-        "prompt_json",
-        "requests",
-        "reward",
-        "secrets",
-        "seed",
-        "serial",
-        "settled",
-        "setup",
-        "sid",
-        "state",
-        "steps",
-        "task",
-        "task_tools",
-        "task_tools_json",
-        "teardown",
-        "tells_faults",
-        "turns",
-        "turns_taken",
-        "untold",
-        "used_at",
-    )
+    sid: str
+    kind: Kind
+    create: Create
+    """The request that created it; no traceback may show the values of its secrets."""
+    serial: int
+    """Unlike the id never used again."""
+    seed: int
+    note: str
+    """What the creator wants to read in the list of sessions."""
+    place: Place = field(init=False)
+    # The episode.
+    task: Task | None = None
+    environment: Environment | None = None
+    prompt_json: bytes = b""
+    messages_json: bytes = b""
+    task_tools: Mapping[str, Tool] = field(default_factory=dict)
+    task_tools_json: bytes = field(init=False)
+    steps: int = 0
+    """Tools that ran, whether they returned or raised."""
+    turns_taken: int = 0
+    """Calls whose outcome was told as a turn, those too that no tool was run for."""
+    reward: float = 0.0
+    """Sum of the rewards given."""
+    is_rewarded: bool = False
+    """Whether any was given, be it 0."""
+    finished: bool = False
+    fault: SessionFault | None = None
+    """What its setup or its last call ended with, if that was not the agent's doing: then it has no reward."""
+    untold: list[SessionFault] = field(default_factory=list)
+    """Faults that no answer has told yet, the newest `UNTOLD_MAX`."""
+    # Its life.
+    state: State = "starting"
+    failure: str = ""
+    """Why it failed, as ``RuntimeError: message``."""
+    opened: Signal = field(default_factory=Signal)
+    """The environment exists, or will never: then *open_refusal* says why."""
+    open_refusal: Refused | None = None
+    settled: Signal = field(default_factory=Signal)
+    """The state is no longer ``starting``."""
+    setup: asyncio.Task[None] | None = None
+    teardown: asyncio.Task[None] | None = None
+    is_torn_down: bool = False
+    created_at: float
+    used_at: float = field(init=False)
+    """When the last request or call ended."""
+    requests: int = 0
+    """Requests that are being answered."""
+    # Its calls.
+    calls: dict[str, Call] = field(default_factory=dict)
+    """Waiting and running, by task id."""
+    turns: Turns = field(default_factory=Turns)
+    """All calls wait here until the setup has ended."""
+    cut: dict[str, int] = field(default_factory=dict)
+    """Task ids of begun calls whose every stream was cut before its end, and the digests of their actions."""
+    is_advancing: bool = False
 
-    def __init__(
-        self, sid: str, kind: Kind, *, serial: int, digest: int, seed: int, config: Json | None, now: float
-    ) -> None:
-        self.sid = sid
-        self.kind = kind
-        self.serial = serial
-        """Unlike the id never used again."""
-        self.digest = digest
-        """Of the request that created it."""
-        self.seed = seed
-        self.config: Json = config or {}
-        self.place = Place(kind.place if kind.shares_lane else None)
-        self.lease = ""
-        """Which of its id's sessions this one is, as who created it says: who ends another one does not mean this."""
-        self.note = ""
-        """What who created it wants to read again in the list of sessions, which outlives the memory of who asks."""
-        self.tells_faults = False
-        """Whether who created it is told what went wrong in the author's code, with the traceback."""
-        self.secrets: Collection[str] = ()
-        """Values that no traceback may show."""
-        # The episode.
-        self.task: Task | None = None
-        self.environment: Environment | None = None
-        self.prompt_json = b""
-        self.messages_json = b""
-        self.task_tools: Mapping[str, Tool] = {}
-        self.task_tools_json = kind.tools_json
-        self.steps = 0
-        """Tools that ran, whether they returned or raised."""
-        self.turns_taken = 0
-        """Calls whose outcome was told as a turn, those too that no tool was run for."""
-        self.reward = 0.0
-        """Sum of the rewards given."""
-        self.is_rewarded = False
-        """Whether any was given, be it 0."""
-        self.finished = False
-        self.fault: SessionFault | None = None
-        """What its setup or its last call ended with, if that was not the agent's doing: then it has no reward."""
-        self.untold: list[SessionFault] = []
-        """Faults that no answer has told yet, the newest `UNTOLD_MAX`."""
-        # Its life.
-        self.state: State = "starting"
-        self.failure = ""
-        """Why it failed, as ``RuntimeError: message``."""
-        self.opened = Signal()
-        """The environment exists, or will never: then *open_refusal* says why."""
-        self.open_refusal: Refused | None = None
-        self.settled = Signal()
-        """The state is no longer ``starting``."""
-        self.setup: asyncio.Task[None] | None = None
-        self.teardown: asyncio.Task[None] | None = None
-        self.is_torn_down = False
-        self.created_at = now
-        self.used_at = now
-        """When the last request or call ended."""
-        self.requests = 0
-        """Requests that are being answered."""
-        # Its calls.
-        self.calls: dict[str, Call] = {}
-        """Waiting and running, by task id."""
-        self.early: list[Call] = []
-        """Of these the ones that wait for the setup."""
-        self.turns: Turns[Call] = Turns()
-        self.cut: dict[str, int] = {}
-        """Task ids of begun calls whose every stream was cut before its end, and the digests of their actions."""
-        self.is_advancing = False
+    def __post_init__(self) -> None:
+        self.place = Place(self.kind.place if self.kind.shares_lane else None)
+        self.task_tools_json = self.kind.tools_json
+        self.used_at = self.created_at
 
     def __repr__(self) -> str:
         return f"<Session {self.sid} of {self.kind.name}: {self.state}, {self.turns!r}>"
@@ -254,17 +228,22 @@ class Session:
 
     def note_fault(self, error: BaseException, place: str) -> SessionFault:
         """Keep *error*, which the hook *place* raised, until it is told; the session ends with it unless it goes on."""
-        self.fault = fault_of(error, place, secrets=self.secrets)
+        self.fault = fault_of(error, place, secrets=(self.create.secrets or {}).values())
         self.untold.append(self.fault)
         del self.untold[:-UNTOLD_MAX]
         return self.fault
 
-    def fault_headers(self) -> dict[str, str]:
-        """Give the header that tells the faults that were not told yet; they count as told from now on."""
-        if not self.untold or not self.tells_faults:
-            return {}
+    def tell_faults(self) -> list[SessionFault]:
+        """Return the untold faults, where the creator asked for them; they count as told from now on."""
+        if not self.create.tells_faults:
+            return []
         untold, self.untold = self.untold, []
-        return {"X-Session-Faults": written(untold)}
+        return untold
+
+    def fault_headers(self) -> dict[str, str]:
+        """Give the header that tells the faults that were not told yet."""
+        faults = self.tell_faults()
+        return {"X-Session-Faults": written(faults)} if faults else {}
 
     def summary(self, now: float) -> dict[str, Any]:
         """Tell how the episode went; seconds since it was created."""
@@ -294,3 +273,7 @@ class Session:
 
 def deleted() -> Refused:
     return Refused(410, "Session deleted")
+
+
+def starting() -> Refused:
+    return Refused(503, "Environment still starting.", {"X-Backend-State": "starting", "Retry-After": "2"})

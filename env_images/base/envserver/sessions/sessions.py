@@ -7,21 +7,20 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from envserver.content import blocks_of, prompt_of, written_prompt
-from envserver.environment import Environment
+from envserver.environment import Environment, Task
 from envserver.errors import AuthorCancelled, Refused, describe
 from envserver.execution.runner import Runner
-from envserver.http.bodies import Create
+from envserver.http.bodies import Create, secrets_of
 from envserver.http.json_text import encode
-from envserver.http.secrets import secrets_of
 from envserver.sandboxing import Sandboxing
 from envserver.schema.environment_types import Kind
 from envserver.sessions.calls import Calls
 from envserver.sessions.session import Session, deleted
-from envserver.task import Task
-from envserver.tasks.lookup import Registered, is_reference
+from envserver.tasks.registered import Registered, is_reference
 from envserver.tasks.sets import TaskSets
 from envserver.tools import task_tools_of
 
@@ -42,7 +41,6 @@ class Sessions:
         tasks: Mapping[str, TaskSets],
         runner: Runner,
         calls: Calls,
-        forget: Callable[[int], None],
         slots: int,
         clock: Callable[[], float],
         sandboxing: Mapping[str, Sandboxing],
@@ -52,7 +50,6 @@ class Sessions:
         Args:
             kinds: by name, the first one is the default; *tasks* has the same keys.
             sandboxing: of those kinds that need sandboxes.
-            forget: told the serial number of a session that ended.
             slots: most sessions at a time, those being torn down among them; 0 is no limit.
         """
         self._kinds = kinds
@@ -60,7 +57,6 @@ class Sessions:
         self._tasks = tasks
         self._runner = runner
         self._calls = calls
-        self._forget = forget
         self._slots = slots
         self._sandboxing = sandboxing
         self._registered = registered
@@ -108,56 +104,41 @@ class Sessions:
 
     # -- opening
 
-    def create(
-        self,
-        sid: str,
-        body: Create,
-        *,
-        digest: int,
-        secrets_header: str | None,
-        lease: str = "",
-        note: str = "",
-        tells_faults: bool = False,
-    ) -> Session:
+    def create(self, sid: str, create: Create) -> Session:
         """Begin a session; its ``opened`` tells when ``/create`` can be answered.
-
-        Args:
-            digest: of the request, secrets and all; a retry with the same one gets the session that there is.
-            lease: which of its id's sessions it is; one that is there with another lease was left behind, and is ended.
-            note: is kept with the session and shown in the list of sessions; that of the last retry holds.
-            tells_faults: answers carry the tracebacks of what the author's code raised.
 
         Raises:
             Refused: 400, 404, 410 (this lease was ended before) or 429; no session was made.
         """
-        if lease in self._ended:
+        if create.lease in self._ended:
             raise deleted()
         existing = self._open.get(sid)
-        if existing is not None and _is_other(existing, lease):
+        if existing is not None and _is_other(existing, create.lease):
             self._close(existing)
-            existing = None
-        if existing is not None:
-            if existing.digest != digest:
+        elif existing is not None:
+            if existing.create.digest != create.digest:
                 raise Refused(400, "Session already exists")
-            existing.note = note
+            existing.note = create.note
             return existing
-        kind = self._kind(body.env_name)
-        if body.split is not None:
-            self._tasks[kind.name].check_split(body.split)
-        secrets = secrets_of(secrets_header, body.secrets)
-        if body.toolset_name is not None:
-            raise Refused(400, f"unknown toolset {body.toolset_name!r}; valid options are []")
+        kind = self._kind(create.env_name)
+        if create.split is not None:
+            self._tasks[kind.name].check_split(create.split)
+        secrets = secrets_of(create.secrets_header, create.secrets)
+        if create.toolset_name is not None:
+            raise Refused(400, f"unknown toolset {create.toolset_name!r}; valid options are []")
         if self._slots and len(self._open) + len(self._closing) >= self._slots:
             raise Refused(429, "no free slot", {"Retry-After": "1"})
         self._serial += 1
-        seed = int.from_bytes(os.urandom(4)) >> 1 if body.seed is None else body.seed
-        session = Session(
-            sid, kind, serial=self._serial, digest=digest, seed=seed, config=body.config, now=self._clock()
+        session = self._open[sid] = Session(
+            sid=sid,
+            kind=kind,
+            create=replace(create, secrets=secrets, secrets_header=None),
+            serial=self._serial,
+            seed=int.from_bytes(os.urandom(4)) >> 1 if create.seed is None else create.seed,
+            note=create.note,
+            created_at=self._clock(),
         )
-        session.lease, session.note, session.tells_faults = lease, note, tells_faults
-        session.secrets = tuple(secrets.values())
-        self._open[sid] = session
-        self._begin(session, body, secrets)
+        self._begin(session)
         return session
 
     def _kind(self, name: str | None) -> Kind:
@@ -168,23 +149,24 @@ class Sessions:
             raise Refused(404, f"unknown environment {name!r}")
         return kind
 
-    def _begin(self, session: Session, body: Create, secrets: dict[str, str]) -> None:
+    def _begin(self, session: Session) -> None:
         sandboxing = self._sandboxing.get(session.kind.name)
+        spec = session.create.task_spec
         has_wait = session.kind.has_init or (sandboxing is not None and not sandboxing.is_ready)
-        if body.task_spec is not None and not has_wait and not is_reference(body.task_spec):  # /create answers at once
-            session.task = Task(body.task_spec)
-            session.environment = self._prepared(session, secrets)
+        if spec is not None and not has_wait and not is_reference(spec):  # /create answers at once
+            session.task = Task(spec)
+            session.environment = self._prepared(session)
             session.opened.set()
             session.setup = self._spawn(self._set_up(session))
         else:
-            session.setup = self._spawn(self._open_and_set_up(session, body, secrets))
+            session.setup = self._spawn(self._open_and_set_up(session))
 
-    async def _open_and_set_up(self, session: Session, body: Create, secrets: dict[str, str]) -> None:
+    async def _open_and_set_up(self, session: Session) -> None:
         try:
             if (sandboxing := self._sandboxing.get(session.kind.name)) is not None:
                 await sandboxing.ready()
-            session.task = await self._task(session.kind, body)
-            environment = self._prepared(session, secrets)
+            session.task = await self._task(session.kind, session.create)
+            environment = self._prepared(session)
             # Known before its constructor ran, so that ``close`` can undo half of that.
             session.environment = environment
             if session.kind.has_init:
@@ -202,23 +184,23 @@ class Sessions:
             session.opened.set()
             await self._set_up(session)
 
-    async def _task(self, kind: Kind, body: Create) -> Task:
-        if body.task_spec is not None and is_reference(body.task_spec):
-            return Task(await self._registered.resolve(kind, body.task_spec))
-        if body.task_spec is not None:
-            return Task(body.task_spec)
-        assert body.split is not None  # Create holds one of both
-        assert body.index is not None
-        spec = await self._tasks[kind.name].get(body.split, body.index)
-        return Task(spec, task_id=f"{body.split}-{body.index}")
+    async def _task(self, kind: Kind, create: Create) -> Task:
+        if create.task_spec is not None and is_reference(create.task_spec):
+            return Task(await self._registered.resolve(kind, create.task_spec))
+        if create.task_spec is not None:
+            return Task(create.task_spec)
+        assert create.split is not None  # Create holds one of both
+        assert create.index is not None
+        spec = await self._tasks[kind.name].get(create.split, create.index)
+        return Task(spec, task_id=f"{create.split}-{create.index}")
 
-    def _prepared(self, session: Session, secrets: dict[str, str]) -> Environment:
+    def _prepared(self, session: Session) -> Environment:
         assert session.task is not None
         environment = session.kind.cls.__new__(session.kind.cls)
         environment.task = session.task
         environment.seed = session.seed
-        environment.config = session.config
-        environment.secrets = secrets
+        environment.config = session.create.config or {}
+        environment.secrets = dict(session.create.secrets or {})  # its author may change it
         return environment
 
     def _discard(self, session: Session, refusal: Refused) -> None:
@@ -298,9 +280,8 @@ class Sessions:
         summary = session.summary(self._clock())
         assert session.teardown is not None
         await asyncio.wait((session.teardown,), timeout=TEARDOWN_S)
-        if session.tells_faults and session.untold:
-            untold, session.untold = session.untold, []
-            summary["faults"] = [fault._asdict() for fault in untold]
+        if faults := session.tell_faults():
+            summary["faults"] = [fault._asdict() for fault in faults]
         return summary
 
     def reap(self, idle_s: float) -> int:
@@ -327,7 +308,6 @@ class Sessions:
         del self._open[session.sid]
         session.settle("closed")
         self._calls.settle(session)
-        self._forget(session.serial)
         self._closing[session.serial] = session
         session.teardown = self._spawn(self._tear_down(session))
 
@@ -357,4 +337,4 @@ class Sessions:
 
 def _is_other(session: Session, lease: str) -> bool:
     """Whether both have a lease, and not the same one."""
-    return bool(lease and session.lease and lease != session.lease)
+    return bool(lease and session.create.lease and lease != session.create.lease)

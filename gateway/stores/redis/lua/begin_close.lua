@@ -10,5 +10,4 @@ end
 if not is_meant or (has[1] ~= 'opening' and has[1] ~= 'open') then
   return false
 end
-begin_close(ARGV[1], ARGV[2], ARGV[3])
-return redis.call('HGETALL', key('session', ARGV[1]))
+return begin_close(ARGV[1], ARGV[2], ARGV[3])

@@ -4,10 +4,7 @@
 -- Returns {'granted', session}, {'waiting'}, {'exists'}, {'broken', time that is left (ms), message} or {'full', how many
 -- wait, the place that it would have, pace (ms)}.
 
-local opening = {}
-for i = 1, #OPENING do
-  opening[i] = ARGV[i]
-end
+local opening = ARGV
 local kept_s, queue_max = ARGV[#OPENING + 1], tonumber(ARGV[#OPENING + 2])
 local id, environment = opening[1], opening[4]
 

@@ -3,29 +3,9 @@
 -- ARGV: how many, time in which each should be released (s)
 -- Returns the sessions, earliest deadline first.
 
-if not is_whole() then
-  return {}
-end
-local limit = tonumber(ARGV[1])
 local sessions = {}
--- A page at a time, and forward: what is begun to close here moves behind the present, and out of the range.
-local seen = 0
-while #sessions < limit do
-  local ids = redis.call('ZRANGEBYSCORE', key('deadlines'), '-inf', whole(now), 'LIMIT', seen, limit)
-  if #ids == 0 then
-    break
-  end
-  for _, id in ipairs(ids) do
-    local session = redis.call('HMGET', key('session', id), 'state', 'reason')
-    if not session[1] then
-      -- Somebody else deleted the session's key; its deadline must not come up for ever.
-      redis.call('ZREM', key('deadlines'), id)
-    elseif session[1] == 'open' or #sessions >= limit then
-      seen = seen + 1
-    else
-      begin_close(id, session[2] or 'open_failed', ARGV[2])
-      sessions[#sessions + 1] = redis.call('HGETALL', key('session', id))
-    end
-  end
+for i, id in ipairs(passed(tonumber(ARGV[1]), false)) do
+  local reason = redis.call('HGET', key('session', id), 'reason') or 'open_failed'
+  sessions[i] = begin_close(id, reason, ARGV[2])
 end
 return sessions

@@ -10,8 +10,7 @@ for i = 2, #ARGV do
   local id = ARGV[i]
   local deadline = redis.call('ZSCORE', key('deadlines'), id)
   if deadline and tonumber(deadline) <= now and redis.call('HGET', key('session', id), 'state') == 'open' then
-    begin_close(id, 'expired', ARGV[1])
-    sessions[#sessions + 1] = redis.call('HGETALL', key('session', id))
+    sessions[#sessions + 1] = begin_close(id, 'expired', ARGV[1])
   end
 end
 return sessions

@@ -1,8 +1,33 @@
--- Let every opening that waits for an environment fail.
--- ARGV: environment, message, time that the message is kept for the replicas to fetch (s), fence
--- Returns how many.
+-- Let every opening that waits for an environment fail, and for some time also those that find no free slot.
+-- ARGV: environment, message, for how long (s; 0: its breaker stays as it is), fence
+-- Returns how many failed.
 
 if fenced() then
   return NOT_LEADING
 end
-return fail_all(ARGV[1], ARGV[2], 0, ARGV[3])
+local environment, message, for_s = ARGV[1], ARGV[2], tonumber(ARGV[3])
+if for_s > 0 then
+  redis.call('HSET', key('breakers'), environment, after(for_s) .. ' ' .. message)
+end
+sweep(environment)
+local ids = redis.call('ZRANGE', key('waits', environment), 0, -1)
+local number = #ids > 0 and whole(redis.call('INCR', key('number')))
+for _, id in ipairs(ids) do
+  local ticket = redis.call('HMGET', key('ticket', id), 'replica', 'lease', 'owner', 'group')
+  redis.call('DEL', key('ticket', id))
+  if ticket[4] and ticket[4] ~= '' then
+    leave_group(environment, ticket[4], id)
+  end
+  if ticket[1] then
+    redis.call('SET', key('failed', ticket[2]), number .. ' ' .. whole(math.ceil(for_s * 1000)), 'EX', FAILED_KEPT_S)
+    redis.call('DEL', line(environment, ticket[3]))
+    wake(ticket[1], ticket[2])
+  end
+end
+if number then
+  -- Once for all of them: a thousand openings may fail with one worker's log.
+  redis.call('SET', key('cause', number), message, 'EX', FAILED_KEPT_S)
+end
+redis.call('DEL', key('waits', environment), key('queue', environment))
+end_queue(environment)
+return #ids

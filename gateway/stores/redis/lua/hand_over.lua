@@ -4,10 +4,7 @@
 -- Returns {'granted', session}, {'exists'}, or {'none'} if it is unknown, of another lease or not closing, or its worker
 -- takes no more sessions, holds more than it has slots, or is of another environment.
 
-local opening = {}
-for i = 1, #OPENING do
-  opening[i] = ARGV[i]
-end
+local opening = ARGV
 local id, lease, kept_s = ARGV[#OPENING + 1], ARGV[#OPENING + 2], ARGV[#OPENING + 3]
 
 local session = redis.call('HMGET', key('session', id), 'lease', 'state', 'reason', 'worker', 'environment')

@@ -6,8 +6,4 @@ local worker = redis.call('HMGET', key('worker', ARGV[1]), 'state', 'environment
 if worker[1] ~= 'paused' and worker[1] ~= 'suspect' then
   return 0
 end
-redis.call('HSET', key('worker', ARGV[1]), 'state', 'ready', 'idle_ms', whole(now))
-list_free(ARGV[1], worker[2], worker[3], redis.call('SCARD', key('held', ARGV[1])), tonumber(worker[4]))
-close_breaker(worker[2])
-serve(worker[2])
-return 1
+return make_ready(ARGV[1], worker, worker[4])

@@ -6,9 +6,5 @@ local worker = redis.call('HMGET', key('worker', ARGV[1]), 'state', 'environment
 if worker[1] ~= 'starting' then
   return 0
 end
-local slots = tonumber(ARGV[3]) > 0 and ARGV[3] or worker[4]
-redis.call('HSET', key('worker', ARGV[1]), 'state', 'ready', 'address', ARGV[2], 'slots', slots, 'idle_ms', whole(now))
-list_free(ARGV[1], worker[2], worker[3], redis.call('SCARD', key('held', ARGV[1])), tonumber(slots))
-close_breaker(worker[2])
-serve(worker[2])
-return 1
+redis.call('HSET', key('worker', ARGV[1]), 'address', ARGV[2])
+return make_ready(ARGV[1], worker, tonumber(ARGV[3]) > 0 and ARGV[3] or worker[4])

@@ -15,6 +15,7 @@ from gateway.core.ports.curricula import Drawn, RecordPage, Turn
 from gateway.core.ports.tasks import StoredTask
 from gateway.stores.memory.curricula import MemoryCurriculumStore
 from gateway.stores.memory.tasks import MemoryTaskStore
+from gateway.tasks.curricula.sampling import Prepared
 from gateway.tasks.registry import TaskRegistry
 
 MATH = EnvironmentName("math")
@@ -44,6 +45,12 @@ async def remove(registry: TaskRegistry, store: MemoryTaskStore, id: str) -> Non
     """Remove a task of math that was registered at run time."""
     assert await store.remove(MATH, id)
     await registry.refresh(store)
+
+
+def weight_of(prepared: Prepared, environment: EnvironmentName, split: str, index: int) -> float:
+    """Return the share of draws of a task; 0 for a task that is not drawn now, or not in the curriculum."""
+    shares = {(place.environment, place.split, place.index): share for place, share in prepared.heaviest(10**6)}
+    return shares.get((environment, split, index), 0.0)
 
 
 class Store(MemoryCurriculumStore):

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Self
 
-from gateway.core.curriculum import Component, Curriculum, Outcome, Sampler, SamplerKind, Stage, TaskRecord
+from gateway.core.curriculum import Outcome, TaskRecord
 from gateway.core.ids import EnvironmentName
+from gateway.tasks.curricula.model import Component, Curriculum, Sampler, SamplerKind, Stage
 from gateway.tasks.curricula.sampling import prepare
 from gateway.tasks.curricula.stages import Standing, advance, standings
-from gateway.tasks.curricula.tables import Tables, TaskRow, tabulate
+from gateway.tasks.curricula.tables import Tables, TaskRow
 
 MATH, GAME = EnvironmentName("math"), EnvironmentName("game")
 EASY, MIDDLE, HARD = Stage(name="easy", max_difficulty=1), Stage(name="middle", tags=("mid",)), Stage(name="hard")
@@ -26,7 +27,7 @@ class World:
         rows = [
             TaskRow(at, f"math-{at}", ("mid",) if 4 <= at < 8 else (), (0.0, 2.0, 3.0)[at // 4]) for at in range(12)
         ]
-        self.tables: Tables = {(MATH, "train"): tabulate(MATH, "train", rows)}
+        self.tables: Tables = {(MATH, "train"): tuple(rows)}
         self.records: dict[EnvironmentName, dict[str, TaskRecord]] = {MATH: {}}
         self.curriculum = staged(EASY, MIDDLE, HARD)
         self.state = b""

@@ -11,7 +11,7 @@ import pytest
 from gateway.core.errors import ConfigError, InvalidRequest, UnknownEnvironment
 from gateway.core.ids import EnvironmentName
 from gateway.tasks.curricula.definitions import from_document, read_curricula
-from gateway.tasks.curricula.tables import TaskRow, TaskTable, tabulate
+from gateway.tasks.curricula.tables import Rows, TaskRow
 
 MATH, GAME = EnvironmentName("math"), EnvironmentName("game")
 COMPONENTS = '[[components]]\nenvironment = "math"\n'
@@ -59,14 +59,14 @@ TOLD = [
 ]
 
 
-def look(environment: EnvironmentName, split: str) -> TaskTable | None:
+def look(environment: EnvironmentName, split: str) -> Rows | None:
     """Math has ten tasks to train on, the odd ones hard; only workers know those of a game."""
     if environment == GAME:
         return None
     if environment != MATH:
         raise UnknownEnvironment(f"no environment {environment!r} is on offer")
     rows = [TaskRow(at, f"t{at}", ("odd" if at % 2 else "even",), 2.0 if at % 2 else 0.0) for at in range(10)]
-    return tabulate(MATH, split, rows if split == "train" else [])
+    return tuple(rows) if split == "train" else ()
 
 
 def test_all_that_is_wrong_with_a_folder_is_told_in_one_pass(tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.curriculum import Component, Curriculum, Sampler, SamplerKind, Stage
 from gateway.core.errors import ConfigError, InvalidRequest
 from gateway.core.ids import EnvironmentName
 from gateway.core.ports.curricula import MAX_DEFINITION_BYTES
 from gateway.tasks.curricula.definitions import from_document, read_curricula, to_document
+from gateway.tasks.curricula.model import Component, Curriculum, Sampler, SamplerKind, Stage
 
 MATH, GAME = EnvironmentName("math"), EnvironmentName("game")
 WHOLE = """
@@ -302,7 +302,7 @@ def test_a_file_and_the_document_of_it_are_the_same(tmp_path: Path) -> None:
             "study.toml:7: sampler.stages[1]: min_difficulty (2) is more than max_difficulty (1)",
             id="a stage with no room",
         ),
-        pytest.param("seed = \n", "study.toml: Invalid value (at line 1, column 8)", id="no TOML"),
+        pytest.param("seed = \n", "study.toml:1: Invalid value (at line 1, column 8)", id="no TOML"),
         pytest.param("#" * (MAX_DEFINITION_BYTES + 1), f"study.toml: larger than {MAX_DEFINITION_BYTES} bytes"),
     ],
 )

@@ -12,10 +12,10 @@ import pytest
 
 from gateway.catalog.catalog import load_catalog
 from gateway.content import read_curricula
-from gateway.core.curriculum import Component, Curriculum, Sampler, SamplerKind
 from gateway.core.ids import EnvironmentName
 from gateway.settings import Settings
 from gateway.tasks.curricula.definitions import to_document
+from gateway.tasks.curricula.model import Component, Curriculum, Sampler, SamplerKind
 from gateway.tasks.registry import load_tasks
 from tests.pages import PROJECT, Block, blocks
 

@@ -14,26 +14,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.curriculum import Component, Curriculum, Outcome, Sampler, SamplerKind, Stage, TaskRecord
+from gateway.core.curriculum import Outcome, TaskRecord
 from gateway.core.errors import InvalidRequest
 from gateway.core.ids import EnvironmentName
+from gateway.tasks.curricula.model import Component, Curriculum, Sampler, SamplerKind, Stage
 from gateway.tasks.curricula.sampling import TaskPlace, prepare, turn
-from gateway.tasks.curricula.tables import Records, Tables, TaskRow, TaskTable, count_tasks, tabulate
+from gateway.tasks.curricula.tables import Records, Rows, Tables, TaskRow, count_rows, parts_of
 from tests.deadlines import scaled
+from tests.unit.tasks.curricula.curriculum_parts import weight_of
 
 MATH, GAME, NONE = EnvironmentName("math"), EnvironmentName("game"), EnvironmentName("none")
 UNIFORM, SEQUENTIAL = SamplerKind.UNIFORM, SamplerKind.SEQUENTIAL
 STAGES = (Stage(name="easy", max_difficulty=1), Stage(name="hard", min_difficulty=2))
 
+Table = tuple[tuple[EnvironmentName, str], Rows]
 
-def table(environment: EnvironmentName = MATH, split: str = "train", count: int = 10) -> TaskTable:
+
+def table(environment: EnvironmentName = MATH, split: str = "train", count: int = 10) -> Table:
     """Tasks whose difficulty goes 0, 1, 2, 3, 0, …; every second one is tagged ``even``, the others ``odd``."""
-    rows = [TaskRow(at, f"{environment}-{at}", ("odd" if at % 2 else "even",), float(at % 4)) for at in range(count)]
-    return tabulate(environment, split, rows)
+    rows = (TaskRow(at, f"{environment}-{at}", ("odd" if at % 2 else "even",), float(at % 4)) for at in range(count))
+    return (environment, split), tuple(rows)
 
 
-def tables(*some: TaskTable) -> Tables:
-    return {(one.environment, one.split): one for one in some}
+def tables(*some: Table) -> Tables:
+    return dict(some)
 
 
 def records(rewards: Mapping[str, list[float]], environment: EnvironmentName = MATH) -> Records:
@@ -119,7 +123,7 @@ def test_weights_by_tag_are_components_of_one_split() -> None:
     seen = Counter(prepared.draw(number).index % 2 for number in range(4000))
 
     assert seen[1] / 4000 == pytest.approx(0.75 + 0.25 / 2, abs=0.02)
-    assert prepared.weight_of(MATH, "train", 1) == pytest.approx(0.75 / 5 + 0.25 / 10)
+    assert weight_of(prepared, MATH, "train", 1) == pytest.approx(0.75 / 5 + 0.25 / 10)
     assert prepared.tasks == 10, "each task counts once"
 
 
@@ -149,13 +153,13 @@ def test_a_component_without_tasks_is_refused_by_name(components: tuple[Componen
     with pytest.raises(InvalidRequest, match=complaint):
         prepare(curriculum(UNIFORM, *components), some, {})
     with pytest.raises(InvalidRequest, match=complaint):
-        count_tasks(curriculum(UNIFORM, *components), some)
+        parts_of(curriculum(UNIFORM, *components), some)
 
 
 def test_tasks_are_counted_over_components_and_not_over_stages() -> None:
     some = tables(table(), table(GAME))
 
-    assert count_tasks(curriculum(UNIFORM, *MIXTURE), some) == 15
+    assert count_rows(parts_of(curriculum(UNIFORM, *MIXTURE), some)) == 15
     assert prepare(curriculum(SamplerKind.STAGED, *MIXTURE), some, {}).tasks == 15
 
 
@@ -169,7 +173,7 @@ def test_uniform_draws_are_as_likely_for_every_task() -> None:
 
     assert sorted(seen) == list(range(10))
     assert all(abs(times - 1000) < 100 for times in seen.values())  # three deviations, and the draws are always these
-    assert prepared.weight_of(MATH, "train", 3) == pytest.approx(0.1)
+    assert weight_of(prepared, MATH, "train", 3) == pytest.approx(0.1)
 
 
 def test_sequential_takes_each_task_once_in_order_before_any_comes_again() -> None:
@@ -182,14 +186,14 @@ def test_sequential_takes_each_task_once_in_order_before_any_comes_again() -> No
 
 
 def test_indices_whose_task_was_removed_are_never_drawn() -> None:
-    left = tabulate(MATH, "train", [TaskRow(7, "math-7"), TaskRow(2, "math-2")])
+    left = (MATH, "train"), (TaskRow(2, "math-2"), TaskRow(7, "math-7"))
 
     in_turn = prepare(curriculum(SEQUENTIAL), tables(left), {})
     by_chance = prepare(curriculum(), tables(left), {})
 
     assert [in_turn.draw(number).index for number in range(4)] == [2, 7, 2, 7]
     assert {by_chance.draw(number).index for number in range(50)} == {2, 7}
-    assert (by_chance.weight_of(MATH, "train", 7), by_chance.weight_of(MATH, "train", 5)) == (0.5, 0)
+    assert (weight_of(by_chance, MATH, "train", 7), weight_of(by_chance, MATH, "train", 5)) == (0.5, 0)
 
 
 def test_draws_fall_as_the_weights_say() -> None:
@@ -198,7 +202,7 @@ def test_draws_fall_as_the_weights_say() -> None:
     seen = Counter(prepared.draw(number).index for number in range(20_000))
 
     for index in range(10):
-        assert abs(seen[index] / 20_000 - prepared.weight_of(MATH, "train", index)) < 0.01
+        assert abs(seen[index] / 20_000 - weight_of(prepared, MATH, "train", index)) < 0.01
     assert min(seen.values()) > 0  # `explore` comes by even what is hopeless
 
 
@@ -211,10 +215,10 @@ def test_weights_are_shares_of_draws_the_largest_first(kind: SamplerKind) -> Non
     assert [weight for _, weight in told] == sorted((weight for _, weight in told), reverse=True)
     assert sum(weight for _, weight in told) == pytest.approx(1.0)
     for place, weight in told:
-        assert prepared.weight_of(place.environment, place.split, place.index) == pytest.approx(weight)
+        assert weight_of(prepared, place.environment, place.split, place.index) == pytest.approx(weight)
     assert prepared.heaviest(2) == told[:2]
     assert sum(prepared.shares().values()) == pytest.approx(1.0)
-    assert prepared.weight_of(NONE, "train", 0) == 0
+    assert weight_of(prepared, NONE, "train", 0) == 0
 
 
 # -- the same everywhere --------------------------------------------------------------------------------------------
@@ -329,4 +333,4 @@ def test_any_finite_rewards_give_weights_that_are_shares(
     assert all(0 <= weight <= 1 for weight in weights)
     assert sum(weights) == pytest.approx(1.0)
     place = prepared.draw(number)
-    assert prepared.weight_of(place.environment, place.split, place.index) > 0
+    assert weight_of(prepared, place.environment, place.split, place.index) > 0

@@ -16,11 +16,12 @@ from statistics import fmean
 
 import pytest
 
-from gateway.core.curriculum import Component, Curriculum, Outcome, Sampler, SamplerKind, Stage, TaskRecord
+from gateway.core.curriculum import Outcome, TaskRecord
 from gateway.core.ids import EnvironmentName
+from gateway.tasks.curricula.model import Component, Curriculum, Sampler, SamplerKind, Stage
 from gateway.tasks.curricula.sampling import prepare
 from gateway.tasks.curricula.stages import advance
-from gateway.tasks.curricula.tables import TaskRow, tabulate
+from gateway.tasks.curricula.tables import TaskRow
 
 MATH = EnvironmentName("math")
 TASKS, LEVELS = 48, 12
@@ -54,7 +55,7 @@ class Lesson:
 def taught(kind: SamplerKind, seed: int) -> Lesson:
     """Let a learner train on a curriculum that is drawn anew from the records in each round."""
     rows = [TaskRow(at, f"math-{at}", (), float(at % LEVELS)) for at in range(TASKS)]
-    tables = {(MATH, "train"): tabulate(MATH, "train", rows)}
+    tables = {(MATH, "train"): tuple(rows)}
     curriculum = Curriculum(
         name="lesson", components=(Component(environment=MATH),), sampler=SAMPLERS[kind], seed=seed, group_size=GROUP
     )
@@ -117,7 +118,7 @@ def chained(kind: SamplerKind, seed: int, *, behind: float = 0.0, apart: bool = 
     tags = tuple((f"tag-{tag}",) for tag in range(TAGS)) if apart else ((),)
     parts = tuple(Component(environment=MATH, tags=some) for some in tags)
     study = Curriculum(name="chains", components=parts, sampler=sampler, seed=seed)
-    tables = {(MATH, "train"): tabulate(MATH, "train", rows)}
+    tables = {(MATH, "train"): tuple(rows)}
     records: dict[EnvironmentName, dict[str, TaskRecord]] = {MATH: {}}
     skill = {name: -1.1 - behind * name.startswith("0:") for some in needs for name in some}
     state, luck, heights = b"", random.Random(seed), list[float]()

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from gateway.core.curriculum import Sampler, SamplerKind, TaskRecord
+from gateway.core.curriculum import TaskRecord
 from gateway.core.ids import EnvironmentName
+from gateway.tasks.curricula.model import Sampler, SamplerKind
 from gateway.tasks.curricula.sampling import GRAINS, learning_progress, sums_of, target_success
 from gateway.tasks.curricula.tables import TaskRow
 

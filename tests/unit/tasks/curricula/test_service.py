@@ -11,24 +11,25 @@ from typing import Any
 import pytest
 
 from gateway.catalog.catalog import Catalog
-from gateway.core.curriculum import Component, Curriculum, Outcome, Sampler, SamplerKind
+from gateway.core.curriculum import Outcome
 from gateway.core.environment import Environment, Split, TaskSpec
 from gateway.core.errors import InvalidRequest, StoreUnavailable, UnknownTask
 from gateway.core.ids import EnvironmentName
 from gateway.core.ports.curricula import Drawn, Turn
 from gateway.core.worker import WorkerTasks
 from gateway.stores.memory.tasks import MemoryTaskStore
+from gateway.tasks.curricula.model import Component, Curriculum, Sampler, SamplerKind, scope_of, scopes
 from gateway.tasks.curricula.sampling import TaskPlace
-from gateway.tasks.curricula.service import JOINS, MAX_SAMPLE, Curricula, Handed, scope_of, scopes
+from gateway.tasks.curricula.service import JOINS, Curricula, Handed
 from gateway.tasks.curricula.stats import TaskStats
-from gateway.tasks.curricula.task_tables import TaskTables
+from gateway.tasks.curricula.tables import TaskTables
 from gateway.tasks.lookup import TaskLookup
 from gateway.tasks.registry import TaskRegistry
 from gateway.tasks.runtime import RuntimeTasks
 from gateway.tasks.task_ref import TaskRef
 from tests.fakes.eventually import eventually, until
 from tests.service.stack import environment
-from tests.unit.tasks.curricula.curriculum_parts import GAME, MATH, Store, add, registry_of, remove
+from tests.unit.tasks.curricula.curriculum_parts import GAME, MATH, Store, add, registry_of, remove, weight_of
 
 TASKS = [{"id": f"t{number}"} for number in range(20)]
 GAMES = [{"id": f"g{number}"} for number in range(3)]
@@ -109,7 +110,7 @@ async def test_a_place_that_is_given_back_is_taken_by_another_opening() -> None:
 async def test_a_draw_without_a_handle_has_no_place_to_give_back() -> None:
     curricula = Replica(Store(), MINE).curricula
 
-    handed = [await curricula.hand_one(MINE) for _ in range(3)]
+    handed = [await curricula.hand(MINE, None) for _ in range(3)]
     curricula.unused(handed[0].ticket)
 
     assert handed == [Handed(TaskPlace(MATH, "train", index, f"t{index}"), None, "") for index in range(3)]
@@ -122,7 +123,7 @@ async def test_an_opening_that_is_cancelled_at_any_turn_leaves_its_place(is_firs
     while not ended:
         replica = Replica(Store(), MINE)
         curricula = replica.curricula
-        await curricula.prepared(MINE)  # weighed in a thread, which takes any number of turns
+        await curricula.weights.of(MINE)  # weighed in a thread, which takes any number of turns
         if not is_first:
             await curricula.hand(MINE, 0)
         opening = asyncio.ensure_future(curricula.hand(MINE, 0))
@@ -193,11 +194,11 @@ async def test_a_weighing_is_kept_while_nothing_is_new_and_made_anew_when_record
     store = Store()
     curricula = Replica(store, scope).curricula
     await store.note([outcome(0, 1.0)])
-    first = await curricula.prepared(scope)
+    first = (await curricula.weights.of(scope)).prepared
     asked = store.calls["state"]
 
     async def is_looked_at_again() -> None:
-        kept = await curricula.prepared(scope)
+        kept = (await curricula.weights.of(scope)).prepared
         assert kept is first
         assert store.calls["state"] > asked
 
@@ -205,16 +206,16 @@ async def test_a_weighing_is_kept_while_nothing_is_new_and_made_anew_when_record
     await store.note([outcome(3, 0.0)] * 8)
 
     async def is_weighed_anew() -> None:
-        assert (await curricula.prepared(scope)).weight_of(MATH, "train", 3) < 1e-3
+        assert weight_of((await curricula.weights.of(scope)).prepared, MATH, "train", 3) < 1e-3
 
     await eventually(is_weighed_anew)
-    assert first.weight_of(MATH, "train", 3) > 1 / len(TASKS)
+    assert weight_of(first, MATH, "train", 3) > 1 / len(TASKS)
 
 
 async def test_a_sampler_that_looks_at_no_records_asks_for_none() -> None:
     store = Store()
 
-    await Replica(store, MINE).curricula.prepared(MINE)
+    await Replica(store, MINE).curricula.weights.of(MINE)
 
     assert store.calls["records"] == 0
 
@@ -228,8 +229,8 @@ async def test_a_tag_is_of_all_openings_that_follow() -> None:
 
     assert before == ""
     assert (await curricula.hand(within, 0)).policy == "step-7"
-    assert (await curricula.hand_one(BOTH)).policy == "step-7"
-    assert await curricula.policy("mine") == "step-7"
+    assert (await curricula.hand(BOTH, None)).policy == "step-7"
+    assert await curricula.weights.policy("mine") == "step-7"
 
 
 # -- several environments ---------------------------------------------------------------------------------------------
@@ -238,8 +239,8 @@ async def test_a_tag_is_of_all_openings_that_follow() -> None:
 async def test_within_an_environment_only_its_own_tasks_are_drawn() -> None:
     curricula = Replica(Store(), BOTH).curricula
 
-    places = [(await curricula.hand_one(scope_of(BOTH, GAME))).place for _ in range(4)]
-    sampled = await curricula.sample("mine", 4)
+    places = [(await curricula.hand(scope_of(BOTH, GAME), None)).place for _ in range(4)]
+    sampled = await curricula.sample(BOTH, 4)
 
     assert [place.task for place in places] == ["g0", "g1", "g2", "g0"]
     assert [place.task for _, place in sampled] == ["t0", "g0", "t1", "g1"]
@@ -259,18 +260,8 @@ async def test_what_is_begun_anew_is_all_of_it_but_the_records() -> None:
     await curricula.reset("mine")
 
     assert await indices(curricula, 0, 3, within) == before == [0, 0, 1]
-    assert await curricula.policy("mine") == ""
+    assert await curricula.weights.policy("mine") == ""
     assert len((await store.records(MATH)).records) == 1
-
-
-@pytest.mark.parametrize("count", [0, -1, MAX_SAMPLE + 1])
-async def test_as_many_draws_as_nobody_can_want_are_refused(count: int) -> None:
-    curricula = Replica(Store(), MINE).curricula
-
-    with pytest.raises(InvalidRequest, match="count"):
-        await curricula.sample("mine", count)
-
-    assert [number for number, _ in await curricula.sample("mine", 1)] == [0]
 
 
 # -- definitions ------------------------------------------------------------------------------------------------------
@@ -281,13 +272,13 @@ async def test_what_another_replica_was_told_is_known_when_it_is_asked_for() -> 
     one, other = Replica(store).curricula, Replica(store).curricula
     await one.define("later", DOCUMENT)
 
-    found = await other.meant(MATH, "train:later")
+    found = await other.scope(MATH, "train:later")
     await one.undefine("later")
     await other.refresh()
 
     assert found is not None
     assert found.group_size == 2
-    assert await other.meant(MATH, "train:later") is None
+    assert await other.scope(MATH, "train:later") is None
     with pytest.raises(UnknownTask):
         other.named("later")
 

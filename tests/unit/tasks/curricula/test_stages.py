@@ -9,12 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.curriculum import RECENT, Component, Curriculum, Sampler, SamplerKind, Stage, TaskRecord
+from gateway.core.curriculum import RECENT, TaskRecord
 from gateway.core.errors import InvalidRequest
 from gateway.core.ports.curricula import MAX_STATE_BYTES
+from gateway.tasks.curricula.model import Component, Curriculum, Sampler, SamplerKind, Stage
 from gateway.tasks.curricula.sampling import prepare
 from gateway.tasks.curricula.stages import MARKED, Standing, advance, standings
-from gateway.tasks.curricula.tables import Tables, TaskRow, tabulate
+from gateway.tasks.curricula.tables import Tables, TaskRow
+from tests.unit.tasks.curricula.curriculum_parts import weight_of
 from tests.unit.tasks.curricula.staged_world import EASY, GAME, HARD, MATH, MIN, WINDOW, World, staged
 
 
@@ -49,8 +51,8 @@ def test_a_share_of_draws_reviews_all_stages_that_were_passed() -> None:
     assert sorted(drawn) == list(range(12))
     assert abs(sum(drawn[index] for index in range(8)) / 4000 - world.curriculum.sampler.review) < 0.015
     prepared = prepare(world.curriculum, world.tables, world.records, world.state)
-    assert prepared.weight_of(MATH, "train", 0) == pytest.approx(0.1 / 8)
-    assert prepared.weight_of(MATH, "train", 9) == pytest.approx(0.9 / 4)
+    assert weight_of(prepared, MATH, "train", 0) == pytest.approx(0.1 / 8)
+    assert weight_of(prepared, MATH, "train", 9) == pytest.approx(0.9 / 4)
     assert [place.index for place, _ in prepared.heaviest(4)] == [8, 9, 10, 11]
 
 
@@ -67,14 +69,14 @@ def test_a_task_that_is_in_two_stages_is_drawn_by_both_shares() -> None:
 
     prepared = prepare(world.curriculum, world.tables, world.records, world.state)
 
-    assert prepared.weight_of(MATH, "train", 0) == pytest.approx(0.9 / 8 + 0.1 / 4)
-    assert prepared.weight_of(MATH, "train", 5) == pytest.approx(0.9 / 8)
+    assert weight_of(prepared, MATH, "train", 0) == pytest.approx(0.9 / 8 + 0.1 / 4)
+    assert weight_of(prepared, MATH, "train", 5) == pytest.approx(0.9 / 8)
 
 
 def test_bounds_leave_out_tasks_without_a_difficulty_and_are_inclusive() -> None:
     world = World()
     rows = [TaskRow(0, "a", (), None), TaskRow(1, "b", (), 1.0), TaskRow(2, "c", (), 2.0), TaskRow(3, "d", (), 2.5)]
-    world.tables = {(MATH, "train"): tabulate(MATH, "train", rows)}
+    world.tables = {(MATH, "train"): tuple(rows)}
     world.curriculum = staged(Stage(name="some", min_difficulty=1, max_difficulty=2), Stage(name="all"))
 
     assert sorted(world.drawn()) == [1, 2]
@@ -189,7 +191,7 @@ def test_a_replica_that_is_behind_does_not_count_old_attempts_as_new_ones() -> N
 
 def test_a_task_that_two_splits_have_counts_once() -> None:
     world = World()
-    world.tables = {**world.tables, (MATH, "more"): replace(world.tables[MATH, "train"], split="more")}
+    world.tables = {**world.tables, (MATH, "more"): world.tables[MATH, "train"]}
     both = (Component(environment=MATH), Component(environment=MATH, split="more"))
     world.curriculum = staged(EASY, components=both)
     world.moved()
@@ -226,7 +228,7 @@ def mixture(*stages: Stage) -> tuple[Curriculum, Tables]:
     """Math is easy and hard, games are hard only."""
     maths = [TaskRow(at, f"math-{at}", (), float(3 * (at % 2))) for at in range(8)]
     games = [TaskRow(at, f"game-{at}", (), 3.0) for at in range(4)]
-    some = {(MATH, "train"): tabulate(MATH, "train", maths), (GAME, "train"): tabulate(GAME, "train", games)}
+    some = {(MATH, "train"): tuple(maths), (GAME, "train"): tuple(games)}
     return staged(*stages, components=(Component(environment=MATH), Component(environment=GAME, weight=3))), some
 
 
@@ -302,8 +304,8 @@ def test_a_state_of_no_use_is_the_beginning(state: bytes) -> None:
 
 def test_a_stage_that_lost_its_tasks_gives_way_to_the_next_one() -> None:
     world = at_stage("middle")
-    rows = world.tables[MATH, "train"].rows
-    world.tables = {(MATH, "train"): tabulate(MATH, "train", [row for row in rows if not row.tags])}
+    rows = world.tables[MATH, "train"]
+    world.tables = {(MATH, "train"): tuple([row for row in rows if not row.tags])}
 
     assert sorted(index for index in world.drawn() if index > 3) == [8, 9, 10, 11]
     assert world.standing.outcomes == 0
@@ -314,7 +316,7 @@ def test_the_state_of_a_stage_with_many_tasks_fits_and_counts_what_is_certainly_
     count = 3 * MARKED
     world = World()
     rows = [TaskRow(at, f"math-{at}", (), float(at // count)) for at in range(2 * count)]
-    world.tables = {(MATH, "train"): tabulate(MATH, "train", rows)}
+    world.tables = {(MATH, "train"): tuple(rows)}
     world.curriculum = staged(Stage(name="easy", max_difficulty=0), Stage(name="hard", min_difficulty=1))
     for index in range(count):
         made = TaskRecord(

@@ -6,11 +6,12 @@ import json
 from collections import Counter
 from dataclasses import replace
 
-from gateway.core.curriculum import Component, Curriculum, Stage, TaskRecord
+from gateway.core.curriculum import TaskRecord
 from gateway.core.ports.curricula import MAX_STATE_BYTES
+from gateway.tasks.curricula.model import Component, Curriculum, Stage
 from gateway.tasks.curricula.sampling import prepare
 from gateway.tasks.curricula.stages import Standing, advance, standings
-from gateway.tasks.curricula.tables import TaskRow, tabulate
+from gateway.tasks.curricula.tables import TaskRow
 from tests.unit.tasks.curricula.staged_world import EASY, HARD, MATH, MIN, World, staged
 
 ODD, EVEN = Component(environment=MATH, tags=("odd",), weight=3), Component(environment=MATH, tags=("even",))
@@ -22,7 +23,7 @@ class Halves(World):
     def __init__(self) -> None:
         super().__init__()
         rows = [TaskRow(at, f"math-{at}", ("odd" if at % 2 else "even",), (0.0, 2.0, 3.0)[at // 4]) for at in range(12)]
-        self.tables = {(MATH, "train"): tabulate(MATH, "train", rows)}
+        self.tables = {(MATH, "train"): tuple(rows)}
         self.curriculum = staged(EASY, Stage(name="middle", min_difficulty=2, max_difficulty=2), HARD)
         self.curriculum = replace(
             self.curriculum,
@@ -81,7 +82,7 @@ def test_the_state_of_many_components_with_many_tasks_fits() -> None:
     count = 256
     world = World()
     rows = [TaskRow(at, f"math-{at}", (f"tag-{at % count}",), 0.0) for at in range(4 * count)]
-    world.tables = {(MATH, "train"): tabulate(MATH, "train", rows)}
+    world.tables = {(MATH, "train"): tuple(rows)}
     sampler = replace(staged(Stage(name="é" * 100)).sampler, per_component=True)
     components = tuple(Component(environment=MATH, tags=(f"tag-{at}",)) for at in range(count))
     world.curriculum = Curriculum(name="steps", components=components, sampler=sampler)

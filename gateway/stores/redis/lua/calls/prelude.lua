@@ -1,7 +1,7 @@
 -- What the operations on calls share, after shared/base.lua.
 -- A place is '<session>:<lease>'. Its hash 'calls' holds, of each call by its task id, 'head:' ('<state> <digest>
--- <key's hash> <replica>', '-' for what it has not), 'out:' (the outcome), 'wait:' (replicas to wake, one a line); and
--- by the hash of a key, 'key:' (the task id). Its zset 'call_ends' has the moments from which calls are not known.
+-- <key's hash> <replica>', '-' for what it has not) and 'out:' (the outcome); and by the hash of a key, 'key:' (the
+-- task id). Its zset 'call_ends' has the moments from which calls are not known.
 
 local SWEPT, TIDIED = 20, 512
 
@@ -64,7 +64,7 @@ local function remove(place, task, head)
   if head and head.hashed ~= '-' and redis.call('HGET', key('calls', place), 'key:' .. head.hashed) == task then
     redis.call('HDEL', key('calls', place), 'key:' .. head.hashed)
   end
-  redis.call('HDEL', key('calls', place), 'head:' .. task, 'wait:' .. task)
+  redis.call('HDEL', key('calls', place), 'head:' .. task)
   redis.call('ZREM', key('call_ends', place), task)
 end
 
@@ -122,16 +122,6 @@ local function tidy(place, most, most_bytes)
       drop_outcome(place, task)
       head.state = 'dropped'
       set_head(place, task, head)
-    end
-  end
-end
-
-local function wake_waiting(place, task)
-  local waiting = redis.call('HGET', key('calls', place), 'wait:' .. task)
-  if waiting then
-    redis.call('HDEL', key('calls', place), 'wait:' .. task)
-    for replica in string.gmatch(waiting, '[^\n]+') do
-      redis.call('PUBLISH', key('calls_ended', replica), task)
     end
   end
 end

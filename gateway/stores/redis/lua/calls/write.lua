@@ -69,7 +69,6 @@ for i = 6, #ARGV, 8 do
       keep(place, task, keep_s)
     end
   else
-    wake_waiting(place, task)
     if kind == 'undone' then
       remove(place, task, head_of(place, task))
     else

@@ -1,6 +1,6 @@
 -- Admission ---------------------------------------------------------------------------------------------------------
 
--- The pace is the mean time between two slots that went to openings that waited (ms). Both as in admission.py.
+-- The pace is the mean time between two slots that went to openings that waited (ms). Both as in retry_after.py.
 local PACE_WEIGHT = 0.2
 local PACE_KEPT_S = 600
 
@@ -38,8 +38,4 @@ local function broken(environment)
     return nil
   end
   return left_ms, string.sub(kept, space + 1)
-end
-
-local function close_breaker(environment)
-  redis.call('HDEL', key('breakers'), environment)
 end

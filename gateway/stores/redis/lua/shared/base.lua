@@ -27,7 +27,7 @@ end
 
 -- Leading and wholeness ---------------------------------------------------------------------------------------------
 
--- Answers of scripts that change nothing; redis_link.py makes errors of ours of them.
+-- Answers of scripts that change nothing; client.py makes errors of ours of them.
 local NOT_LEADING = {err = 'NOTLEADING another replica leads'}
 local REBUILDING = {err = 'REBUILDING the store is being rebuilt'}
 local OTHERS = {err = 'OTHERS the store is that of another owner'}

@@ -5,7 +5,7 @@
 -- are not enough of, and then for those that have not come, is the same time, which their openings say.
 -- A group that fits one worker goes to one, its home: others go elsewhere while slots are reserved there for it.
 
--- Both as in admission.py.
+-- Both as in retry_after.py.
 local GROUP_KEPT_MS = 600000
 local LAST_CALL_MS = 3000
 
@@ -47,10 +47,6 @@ local function count_available(environment, enough)
     return math.min(1, redis.call('ZCARD', key('free', environment))) -- as with every opening that has no group
   end
   return math.max(0, count_free(environment, enough + reserved) - reserved)
-end
-
-local function is_available(environment)
-  return count_available(environment, 1) > 0
 end
 
 -- The worker with the fewest sessions that has *need* slots beside those that are reserved in it; nil: none is found.

@@ -19,7 +19,7 @@ local function serve(environment)
       local count = 0
       if ticket[GROUP] and ticket[GROUP] ~= '' then
         count = serve_group(ticket, owner, round)
-      elseif is_available(environment) then
+      elseif count_available(environment, 1) > 0 then
         leave(environment, id, owner, round + 1)
         grant(ticket, choose(environment))
         wake(ticket[10], ticket[5])

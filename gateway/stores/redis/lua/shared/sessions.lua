@@ -1,10 +1,46 @@
 -- Sessions ----------------------------------------------------------------------------------------------------------
 
+-- Begin to close a session, which should be released in *closing_s*; returns it.
 local function begin_close(id, reason, closing_s)
   settled(id)
   redis.call('HSET', key('session', id), 'state', 'closing', 'reason', reason)
   redis.call('ZADD', key('deadlines'), after(closing_s), id)
   publish_ended(id, redis.call('HGET', key('session', id), 'lease'))
+  return redis.call('HGETALL', key('session', id))
+end
+
+-- List up to *limit* sessions whose deadline has passed, earliest first: those that are open, or the others. None has
+-- passed for sure while the store is rebuilt.
+local function passed(limit, is_open)
+  local found, seen = {}, 0
+  while is_whole() and #found < limit do
+    local ids = redis.call('ZRANGEBYSCORE', key('deadlines'), '-inf', whole(now), 'LIMIT', seen, limit)
+    for _, id in ipairs(ids) do
+      local state = redis.call('HGET', key('session', id), 'state')
+      if not state then
+        -- Another client deleted the session's key; its deadline must not come up for ever.
+        redis.call('ZREM', key('deadlines'), id)
+      else
+        seen = seen + 1
+        if (state == 'open') == is_open and #found < limit then
+          found[#found + 1] = id
+        end
+      end
+    end
+    if #ids < limit then
+      break
+    end
+  end
+  return found
+end
+
+-- Read the sessions of *ids*.
+local function read_all(ids)
+  local sessions = {}
+  for i, id in ipairs(ids) do
+    sessions[i] = redis.call('HGETALL', key('session', id))
+  end
+  return sessions
 end
 
 -- Whether *reason* says that a session's trainer ended it: from then on it is unknown.
@@ -38,6 +74,16 @@ local function enlist(values)
     'idle_ms', whole(now))
   redis.call('ZADD', key('workers'), number, id)
   return rank
+end
+
+-- Make *worker* (its state, environment and rank) ready with *slots*, and give them to those that wait; the breaker of its
+-- environment is closed.
+local function make_ready(id, worker, slots)
+  redis.call('HSET', key('worker', id), 'state', 'ready', 'slots', slots, 'idle_ms', whole(now))
+  list_free(id, worker[2], worker[3], redis.call('SCARD', key('held', id)), tonumber(slots))
+  redis.call('HDEL', key('breakers'), worker[2])
+  serve(worker[2])
+  return 1
 end
 
 -- The fields of a session as adopt.lua and restore.lua get them.

@@ -116,8 +116,8 @@ local function leave(environment, id, owner, round)
   end_queue(environment)
 end
 
--- How long a replica has to learn that its ticket was dropped (s).
-local DROPPED_KEPT_S = 60
+-- How long a replica has to fetch why its opening failed (s).
+local FAILED_KEPT_S = 60
 
 -- Take a ticket whose time has passed out of the queue and tell its replica, if that lives, to look; that it was not lost
 -- is kept.
@@ -128,7 +128,7 @@ local function drop(environment, id, owner)
     leave(environment, id, owner or ticket[3])
   end
   if ticket[1] then
-    redis.call('SET', key('failed', ticket[2]), 'late', 'EX', DROPPED_KEPT_S)
+    redis.call('SET', key('failed', ticket[2]), 'late', 'EX', FAILED_KEPT_S)
     wake(ticket[1], ticket[2])
   end
 end
@@ -150,31 +150,4 @@ local function sweep(environment)
   for _, id in ipairs(late) do
     drop(environment, id)
   end
-end
-
--- Let all that wait fail with *message*; it says to come again in *left_ms*, and is kept for their replicas to fetch for
--- *kept_s*. Returns how many.
-local function fail_all(environment, message, left_ms, kept_s)
-  sweep(environment)
-  local ids = redis.call('ZRANGE', key('waits', environment), 0, -1)
-  local number = #ids > 0 and whole(redis.call('INCR', key('number')))
-  for _, id in ipairs(ids) do
-    local ticket = redis.call('HMGET', key('ticket', id), 'replica', 'lease', 'owner', 'group')
-    redis.call('DEL', key('ticket', id))
-    if ticket[4] and ticket[4] ~= '' then
-      leave_group(environment, ticket[4], id)
-    end
-    if ticket[1] then
-      redis.call('SET', key('failed', ticket[2]), number .. ' ' .. whole(left_ms), 'EX', kept_s)
-      redis.call('DEL', line(environment, ticket[3]))
-      wake(ticket[1], ticket[2])
-    end
-  end
-  if number then
-    -- Once for all of them: a thousand openings may fail with one worker's log.
-    redis.call('SET', key('cause', number), message, 'EX', kept_s)
-  end
-  redis.call('DEL', key('waits', environment), key('queue', environment))
-  end_queue(environment)
-  return #ids
 end

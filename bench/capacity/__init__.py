@@ -1,1 +1,0 @@
-"""A model of what a cluster must have."""

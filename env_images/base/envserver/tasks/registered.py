@@ -1,0 +1,215 @@
+"""Tasks by id alone: those of an environment itself, and those that task modules register.
+
+Task modules are Python modules that an operator names, imported once as the server starts. Nothing is looked for: only
+what `OPENENV_TASK_MODULE` names is imported, and what those modules import themselves. A module that fails is reported
+and leaves no task behind; everything else is served without it.
+"""
+
+import asyncio
+import logging
+import os
+import re
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from envserver.errors import Refused, describe
+from envserver.schema.environment_types import Kind
+from envserver.tasks.sets import TaskSets
+
+if TYPE_CHECKING:  # a server that registers no task imports nothing of it
+    from envserver.generic.registry import TaskRegistry
+
+logger = logging.getLogger("envserver")
+IMPORT_S = 20.0
+"""For all modules together. One that takes longer holds up neither the start nor the end of the server."""
+MAX_MODULES = 32
+MAX_ERROR_CHARS = 500
+_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
+_WAITING = "it was not imported: the time was up with the modules before it"
+MAX_LISTED = 10_000
+MAX_DESCRIPTION_CHARS = 500
+MAX_SHOWN_CHARS = 100
+"""Of a text in a task's configuration that a listing shows."""
+_REFERENCE = {"id", "env_type"}
+
+
+class TaskModules:
+    """The modules that were named, and what became of each."""
+
+    def __init__(self, names: Sequence[str], *, folder: str, import_s: float = IMPORT_S) -> None:
+        """*folder* is put on the import path, behind everything else that is there."""
+        self._names = list(dict.fromkeys(names))
+        self._folder = folder
+        self._import_s = import_s
+        self._errors: dict[str, str | None] = dict.fromkeys(self._names, _WAITING)
+
+    def __repr__(self) -> str:
+        return f"<TaskModules {', '.join(self._names) or 'none'}>"
+
+    def rows(self) -> list[dict[str, str | None]]:
+        """Describe each module, in the order of their names in the setting; an *error* of None is none."""
+        return [{"module": name, "error": self._errors[name]} for name in self._names]
+
+    def complaint(self) -> str:
+        """Say which modules failed and why, as the end of a message; empty where none did."""
+        failed = [f"task module {name} failed: {error}" for name, error in self._errors.items() if error is not None]
+        return f" ({'; '.join(failed)})" if failed else ""
+
+    async def load(self) -> None:
+        """Import the modules, one after the other in a thread; returns when they are, or when the time is up."""
+        if not self._names:
+            return
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+
+        def finish() -> None:
+            if not done.done():
+                done.set_result(None)
+
+        def work() -> None:
+            self._import_all()
+            try:
+                loop.call_soon_threadsafe(finish)
+            except RuntimeError:  # the server was stopped meanwhile
+                return
+
+        # A daemon: one that hangs must not keep the process, and no pool of threads should wait for it.
+        threading.Thread(target=work, name="task modules", daemon=True).start()
+        await asyncio.wait((done,), timeout=self._import_s)
+        if not done.done():
+            hanging = next((name for name in self._names if self._errors[name] == _WAITING), None)
+            if hanging is not None:
+                self._fail(hanging, f"it was not imported within {self._import_s:g} s")
+
+    def _import_all(self) -> None:
+        if self._folder not in sys.path:
+            sys.path.append(self._folder)
+        for place, name in enumerate(self._names):
+            if place >= MAX_MODULES:
+                self._fail(name, f"at most {MAX_MODULES} modules can be named")
+            else:
+                self._import(name)
+
+    def _import(self, name: str) -> None:
+        from envserver.generic.registry import registry
+        from envserver.generic.rewards import REWARDS
+
+        tasks, rewards = registry.snapshot(), dict(REWARDS)
+        try:
+            if not _NAME.fullmatch(name):
+                raise ImportError(f"{name!r:.80} is no dotted name of a module")
+            _load(name, self._folder)
+        except BaseException as error:  # noqa: BLE001  # SystemExit too: an operator's module never ends the server
+            registry.restore(tasks)
+            REWARDS.clear()
+            REWARDS.update(rewards)
+            self._fail(name, f"{describe(error)}{_place(error)}")
+        else:
+            self._errors[name] = None
+            logger.info("task_module_loaded module=%s tasks=%d", name, len(registry) - len(tasks))
+
+    def _fail(self, name: str, reason: str) -> None:
+        self._errors[name] = reason[:MAX_ERROR_CHARS]
+        logger.warning("task_module_failed module=%s error=%s", name, self._errors[name])
+
+
+def _load(name: str, folder: str) -> None:
+    from importlib import import_module
+
+    package, _, rest = name.partition(".")
+    beside = os.path.join(folder, package)
+    if rest and os.path.isdir(beside):
+        # The image may have a module of that very name, which hides a folder of the same: let the folder be its inside.
+        parent: Any = import_module(package)
+        path = getattr(parent, "__path__", None)
+        if path is None:
+            parent.__path__ = [beside]
+        elif beside not in path:
+            path.append(beside)
+    import_module(name)
+
+
+def _place(error: BaseException) -> str:
+    """Say where it was raised, as far as that was not in the import system, or in this package."""
+    own = os.path.dirname(os.path.dirname(__file__)) + os.sep
+    place, trace = "", error.__traceback__
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if not file.startswith(("<", own)) and f"{os.sep}importlib{os.sep}" not in file:
+            place = f" ({os.path.basename(file)}, line {trace.tb_lineno})"
+        trace = trace.tb_next
+    return place
+
+
+def is_reference(spec: Mapping[str, Any]) -> bool:
+    """Whether *spec* names a task and says nothing else of it."""
+    return len(spec) <= len(_REFERENCE) and isinstance(spec.get("id"), str) and spec.keys() <= _REFERENCE
+
+
+class Registered:
+    """What a server offers by id. Used from the server's thread only."""
+
+    def __init__(self, *, modules: TaskModules, tasks: Mapping[str, TaskSets]) -> None:
+        self._modules = modules
+        self._tasks = tasks
+
+    async def resolve(self, kind: Kind, spec: dict[str, Any]) -> dict[str, Any]:
+        """Give the task that *spec* names; itself where the environment knows ids by its own means.
+
+        Raises:
+            Refused: 400, there is no such task, or it is for another environment.
+        """
+        task_id: str = spec["id"]
+        _check_type(kind, task_id, spec.get("env_type"))
+        own = self._tasks[kind.name]
+        if (found := await own.find(task_id)) is not None:
+            return found
+        registry = _registry()
+        if registry is not None and task_id in registry:
+            task = registry.get(task_id)
+            _check_type(kind, task_id, task.env_type)
+            return task.to_dict()
+        if not (kind.cls.resolves_ids and own.has_ids):
+            return spec
+        raise Refused(400, f"Unknown task: {task_id:.200}{self._modules.complaint()}")
+
+    def listing(self, kind: Kind) -> dict[str, Any]:
+        """List an environment's registered tasks, up to `MAX_LISTED`, and the task modules; name its default tool."""
+        registry = _registry()
+        tasks = [] if registry is None else registry.list(kind.env_types)
+        rows = [
+            {
+                "id": task.id,
+                "env_type": task.env_type,
+                "name": task.name,
+                "description": task.description[:MAX_DESCRIPTION_CHARS],
+                "tags": list(task.tags),
+                "version": task.version,
+                "config": {key: value for key, value in task.config.items() if _is_short(value)},
+            }
+            for task in tasks[:MAX_LISTED]
+        ]
+        return {
+            "tasks": rows,
+            "modules": self._modules.rows(),
+            "config_keys": list(kind.cls.config_keys),
+            "default_tool": kind.default_tool.name if kind.default_tool is not None else None,
+        }
+
+
+def _is_short(value: object) -> bool:
+    """Whether *value* may stand in a listing: a task can be selected by it."""
+    return isinstance(value, int | float) or (isinstance(value, str) and len(value) <= MAX_SHOWN_CHARS)
+
+
+def _check_type(kind: Kind, task_id: str, env_type: object) -> None:
+    if env_type not in (None, "", *kind.env_types):
+        raise Refused(400, f"the task {task_id:.200} is for the environment {env_type!r:.100}, not for {kind.name!r}")
+
+
+def _registry() -> "TaskRegistry | None":
+    """This process's registry; None where nobody imported it, so that nothing is in it."""
+    module = sys.modules.get("envserver.generic.registry")
+    return module.registry if module is not None else None

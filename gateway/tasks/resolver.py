@@ -1,0 +1,272 @@
+"""Finds the task that a trainer asks for, in the words of any protocol.
+
+A task is found, checked and drawn before a session is touched. A request that is wrong leaves the running episode as
+it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from gateway.catalog.catalog import Catalog
+from gateway.core.curriculum import PREFIX
+from gateway.core.environment import Environment, UpstreamKind
+from gateway.core.errors import (
+    EnvironmentUnavailable,
+    PoolExhausted,
+    UnknownSplit,
+    UnknownTask,
+    WrongEnvironment,
+)
+from gateway.core.ports.tasks import BeingReplaced, TaskQueries
+from gateway.core.worker import WorkerTasks
+from gateway.tasks.curricula.indices import is_index
+from gateway.tasks.fields import TaskFields, value_at
+from gateway.tasks.lookup import TaskLookup
+from gateway.tasks.schema import parse
+from gateway.tasks.task_ref import TaskRef
+
+SHOWN_CHARS: Final = 200
+"""Characters of an id or a value that an error message shows."""
+REPLACED_S: Final = 10.0
+"""Seconds for which workers that are being replaced are queried again."""
+QUERY_PAUSE_S: Final = 0.5
+GAPS_MAX: Final = 1000
+"""How many removed tasks in a row the resolver passes over to find one that is left."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskRequest:
+    """The task that a trainer asks for: a whole task, ids, values, a place, or nothing in particular."""
+
+    spec: Mapping[str, Any] | None = None
+    """A task as an object. One that has only an id is looked up like an id."""
+    ids: Sequence[str] = ()
+    """An id or alias, in the spellings that are tried in turn."""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """Values that the task has, by their dotted place in it."""
+    split: str | None = None
+    index: int | None = None
+    """Place of the task in its split. -1 is the last one."""
+    seed: int | None = None
+    """Chooses among the tasks that fit. Without it one of them is chosen at random."""
+    usual_split: str = ""
+    """The split of a request that names none. Of tasks with the same id in several splits its task is meant."""
+    may_pass_place: bool = False
+    """Whether a third-party OpenEnv server that understands split and index in its reset gets them as they are."""
+    numbers_are_indices: bool = False
+    """Whether an id that no task has may be an index in *usual_split*."""
+    is_checked: bool = False
+    """Whether a task that is given whole must have the form of the gateway's own tasks."""
+    passes_unknown: bool = False
+    """Whether an environment server that ORS' create reaches gets an id that the gateway does not know."""
+
+
+class TaskResolver:
+    """Finds tasks in files, in the store, in curricula, and among the tasks that only the workers know."""
+
+    def __init__(self, *, lookup: TaskLookup, queries: TaskQueries, catalog: Catalog) -> None:
+        self.lookup = lookup
+        """For listings, and for the limits on starts."""
+        self._queries = queries
+        self._catalog = catalog
+        self._fields = TaskFields()
+
+    async def resolve(self, environment: Environment, request: TaskRequest) -> TaskRef:
+        """Find the task of *request*. A curriculum's index is drawn: its caller gives back the group membership.
+
+        Raises:
+            UnknownTask, WrongEnvironment: There is no such task, or it is one of another environment.
+            TaskInvalid: The task was given whole and is malformed.
+            InvalidRequest, StoreUnavailable: As `TaskLookup.drawn`.
+            PoolExhausted, EnvironmentUnavailable: No worker could be queried for its tasks.
+        """
+        task = await self._find(environment, request)
+        return task if task.handle is None else await self.lookup.drawn(environment, task)
+
+    def passes_place(self, environment: Environment, request: TaskRequest) -> bool:
+        """Return True if *request* names its task only in words that the image's own reset understands.
+
+        The gateway looks no such task up, and adds nothing to the reset.
+        """
+        if not request.may_pass_place or environment.wire is not UpstreamKind.OPENENV:
+            return False
+        if request.spec is not None or request.ids or not self.lookup.asks(environment):
+            return False
+        split = request.split or request.usual_split
+        if split.startswith(PREFIX) or request.split in self.lookup.registered_splits(environment):
+            return False
+        given = {key for key in ("split", "index") if getattr(request, key) is not None}
+        return given <= set(environment.resets.keys)
+
+    async def _find(self, environment: Environment, request: TaskRequest) -> TaskRef:
+        if request.values:
+            return await self._with_values(environment, request)
+        ids = request.ids
+        if request.spec is not None:
+            id = request.spec.get("id")
+            if request.spec.keys() != {"id"} or not isinstance(id, str):
+                return await self._given(environment, request.spec, is_checked=request.is_checked)
+            ids = ids or (id,)
+        if ids:
+            return await self._named(environment, ids, request)
+        if self.passes_place(environment, request):
+            return TaskRef(spec={}, split=request.split or "", index=request.index)
+        return await self._placed(environment, request)
+
+    # -- a whole task ---------------------------------------------------------------------------------------------
+
+    async def _given(self, environment: Environment, spec: Mapping[str, Any], *, is_checked: bool) -> TaskRef:
+        if self.lookup.asks(environment) and environment.wire is not UpstreamKind.OWN:
+            task = await self.lookup.recognised(environment, spec)
+            # A task of the image's own may have any form. Any other task must have the form of the gateway's tasks.
+            if task.is_images or (environment.wire is not UpstreamKind.OPENENV and not spec.get("env_type")):
+                return task
+        if not is_checked:
+            return TaskRef(spec=spec)
+        kind = spec.get("env_type")
+        if isinstance(kind, str) and kind not in (environment.name, *environment.env_types):
+            raise WrongEnvironment(
+                f"env_type: the task is one of environment {kind[:64]!r}, not of {environment.name!r}"
+            )
+        return TaskRef(spec=parse(spec, isolation=environment.isolation))
+
+    # -- by id ----------------------------------------------------------------------------------------------------
+
+    async def _named(self, environment: Environment, ids: Sequence[str], request: TaskRequest) -> TaskRef:
+        with contextlib.suppress(UnknownTask):
+            return await self.lookup.find(environment, *ids, prefer=request.split or request.usual_split)
+        if request.passes_unknown and environment.wire in (UpstreamKind.OWN, UpstreamKind.ORS):
+            return TaskRef(spec={"id": ids[0]})  # the environment may know it, or its tasks may be no more than that
+        if request.numbers_are_indices and is_index(ids[0]):
+            return await self._numbered(environment, int(ids[0]))
+        self._refuse_id_of_another(environment, ids[0])
+        if environment.wire is not UpstreamKind.OWN:
+            return await self._of_image(environment, ids)
+        known = await self._known_to_workers(environment, f"task {ids[0][:SHOWN_CHARS]!r}")
+        for id in ids:
+            if (task := await self.lookup.images_own(environment, id)) is not None:
+                return task
+        for id in ids:
+            if id in known.tasks:
+                return TaskRef(spec={"id": id})
+        failed = "; ".join(f"{module}: {reason}" for module, reason in known.failed.items())
+        raise _unknown_id(ids[0], f" (modules that did not load: {failed})" if failed else "")
+
+    async def _of_image(self, environment: Environment, ids: Sequence[str]) -> TaskRef:
+        for id in reversed(ids):  # without the environment's name first: an AReaL server is queried for any id
+            task = await self.lookup.images_own(environment, id)
+            if task is None and environment.wire is UpstreamKind.OPENENV:
+                task = await self.lookup.recognised(environment, {"id": id})
+            if task is not None and task.is_images:
+                return task
+        raise _unknown_id(ids[0])
+
+    async def _numbered(self, environment: Environment, index: int) -> TaskRef:
+        """Return the task at *index* in the environment's AReaL split, or in an image's first split."""
+        split = await self.lookup.areal_split(environment)
+        try:
+            return await self.lookup.at(environment, split, index)
+        except UnknownSplit as error:
+            raise UnknownTask(f"{environment.name!r} has no split {split!r}, which integers would mean") from error
+        except UnknownTask as error:
+            count = await self.lookup.count(environment, split)
+            raise UnknownTask(f"split {split!r} of {environment.name!r} has the indices 0 to {count - 1}") from error
+
+    def _refuse_id_of_another(self, environment: Environment, id: str) -> None:
+        """Raise ``WrongEnvironment`` if *id* begins with another environment's name, or is a task's there."""
+        prefix = id.partition("/")[0]
+        for other in self._catalog:
+            if other.name != environment.name and prefix in (other.name, *other.env_types):
+                raise WrongEnvironment(
+                    f"task {id[:SHOWN_CHARS]!r} is one of environment {other.name!r}, not of {environment.name!r}"
+                )
+        try:
+            self.lookup.registry.get(environment.name, id)
+        except WrongEnvironment:
+            raise
+        except UnknownTask:
+            return
+
+    async def _known_to_workers(self, environment: Environment, what: str) -> WorkerTasks:
+        """Query the workers for the tasks that they know. If they are being replaced, wait for the new ones.
+
+        Raises:
+            PoolExhausted, EnvironmentUnavailable: No worker could be queried; the message names *what* is wanted.
+        """
+        deadline = time.monotonic() + REPLACED_S
+        while True:
+            try:
+                return await self._queries.registered(environment)
+            except (PoolExhausted, EnvironmentUnavailable) as error:
+                if not isinstance(error, BeingReplaced) or time.monotonic() + QUERY_PAUSE_S >= deadline:
+                    message = f"{what} is in no file, and no worker could be asked for it: {error.detail}"
+                    raise type(error)(message, retry_after_s=error.retry_after_s) from error
+            await asyncio.sleep(QUERY_PAUSE_S)
+
+    # -- by values ------------------------------------------------------------------------------------------------
+
+    async def _with_values(self, environment: Environment, request: TaskRequest) -> TaskRef:
+        found = await self._registered_with_values(environment, request)
+        if not found:
+            await self.lookup.refresh()
+            found = await self._registered_with_values(environment, request)
+        if not found and request.split is None:
+            known = await self._known_to_workers(environment, "a task with these values")
+            found = [
+                TaskRef(spec={"id": id})
+                for id, row in known.tasks.items()
+                if all(value_at(row, place) == value for place, value in request.values.items())
+            ]
+        if not found:
+            keys = {place: key for key, place in environment.openenv.task_keys.items()}
+            wanted = " and ".join(
+                f"{keys.get(place, place)} {str(value)[:SHOWN_CHARS]!r}" for place, value in request.values.items()
+            )
+            where = f" in split {request.split!r}" if request.split is not None else ""
+            raise UnknownTask(f"Unknown task: no task of {environment.name!r}{where} has {wanted}")
+        return found[request.seed % len(found)] if request.seed is not None else random.choice(found)
+
+    async def _registered_with_values(self, environment: Environment, request: TaskRequest) -> list[TaskRef]:
+        """Return the registered tasks with these values, all of one split."""
+        registry, name = self.lookup.registry, environment.name
+        splits = self.lookup.registered_splits(environment)
+        for split in sorted(splits, key=lambda one: one != request.usual_split):
+            if request.split is None or split == request.split:
+                indices = await self._fields.find(registry, name, split, request.values)
+                if indices:
+                    return [TaskRef(spec=registry.task(name, split, at), split=split, index=at) for at in indices]
+        return []
+
+    # -- by split and index ---------------------------------------------------------------------------------------
+
+    async def _placed(self, environment: Environment, request: TaskRequest) -> TaskRef:
+        split = request.split
+        if split is None:
+            split = await self.lookup.usual_split(environment, request.usual_split)
+        if split is None and request.index is None:
+            return TaskRef(spec={})  # an environment without tasks begins as it likes
+        split = request.usual_split if split is None else split
+        if request.index is not None:
+            return await self.lookup.at(environment, split, request.index)
+        drawn = None
+        if request.seed is None and split.startswith(PREFIX):
+            drawn = await self.lookup.indices.next_of(environment, split)
+        if drawn is not None:
+            return drawn
+        count = await self.lookup.count(environment, split)
+        first = 0 if count == 0 else random.randrange(count) if request.seed is None else request.seed % count
+        for step in range(min(count, GAPS_MAX)):
+            with contextlib.suppress(UnknownTask):  # removed: indices never shift
+                return await self.lookup.at(environment, split, (first + step) % count)
+        raise UnknownTask(f"split {split!r} has no task")
+
+
+def _unknown_id(id: str, why: str = "") -> UnknownTask:
+    return UnknownTask(f"Unknown task: {id[:SHOWN_CHARS]}{why}")

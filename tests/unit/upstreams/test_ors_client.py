@@ -1,0 +1,126 @@
+"""Actions and results between our words and ORS'."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.core.episode import Action, ImageBlock, StepResult, TextBlock
+from gateway.core.errors import AuthorFault, SessionFailed, UpstreamError
+from gateway.core.faults import Fault, FaultKind
+from gateway.upstreams.ors.client import read_blocks, read_result, written
+
+JSON = b"application/json"
+STREAM = b"text/event-stream; charset=utf-8"
+OUTPUT: dict[str, Any] = {
+    "blocks": [
+        {"text": "a", "detail": {"k": 1}, "type": "text"},
+        {"data": "aGk=", "mimeType": "image/png", "type": "image"},
+    ],
+    "metadata": {"score": 1},
+    "reward": 1,
+    "finished": True,
+    "data": [1],
+}
+RESULT = StepResult(
+    blocks=(TextBlock("a", {"k": 1}), ImageBlock("aGk=", "image/png")),
+    reward=1.0,
+    finished=True,
+    metadata={"score": 1},
+    data=[1],
+)
+
+
+@pytest.mark.parametrize(
+    ("action", "body"),
+    [
+        (Action(name="add", arguments={"n": 1}), {"name": "add", "input": {"n": 1}}),
+        (Action(name="stop"), {"name": "stop", "input": {}}),
+        (Action(text=""), {"text": ""}),
+        (Action(text="é \ud800"), {"text": "é \ud800"}),
+        (Action(fields={}), {"action": {}}),
+    ],
+)
+def test_an_action_is_written_in_its_spelling(action: Action, body: dict[str, Any]) -> None:
+    assert json.loads(written(action)) == body
+
+
+def test_a_result_is_read_whole() -> None:
+    assert read_result(json.dumps({"ok": True, "output": OUTPUT}).encode(), JSON) == RESULT
+
+
+@pytest.mark.parametrize("end", ["\r\n", "\n"])
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_a_result_in_an_event_stream_says_the_same(end: str, size: int) -> None:
+    text = json.dumps({"ok": True, "output": OUTPUT})
+    slices = [text[at : at + size] for at in range(0, len(text), size)]
+    events = [f"event: task_id{end}data: 01{end}{end}: ping{end}{end}"]
+    events += [f"event: chunk{end}data: {one}{end}{end}" for one in slices[:-1]]
+    events.append(f"event: end{end}data: {slices[-1]}{end}{end}")
+
+    assert read_result("".join(events).encode(), STREAM) == RESULT
+
+
+def test_a_tool_that_failed_is_a_result_in_either_form() -> None:
+    stream = b"event: task_id\r\ndata: 01\r\n\r\nevent: error\r\ndata: line 1\r\ndata: line 2\r\n\r\n"
+    plain = b'{"ok": false, "error": "line 1\\nline 2", "reason": "tool_failed"}'
+
+    assert (
+        read_result(stream, STREAM)
+        == read_result(plain, JSON)
+        == StepResult(error="line 1\nline 2", reason="tool_failed")
+    )
+
+
+def test_a_refusal_keeps_its_reason() -> None:
+    result = read_result(b'{"ok": false, "error": "no", "reason": "not_found"}', JSON)
+
+    assert (result.error, result.reason, result.finished, result.reward) == ("no", "not_found", False, None)
+
+
+@pytest.mark.parametrize("reward", ["NaN", "Infinity", "-Infinity", "1e999", '"1"', "true", "[]"])
+def test_what_is_no_finite_number_is_never_made_a_reward(reward: str) -> None:
+    answer = json.dumps({"ok": True, "output": OUTPUT | {"reward": "REWARD"}}).replace('"REWARD"', reward)
+
+    with pytest.raises(AuthorFault, match="can't be used"):
+        read_result(answer.encode(), JSON)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (b"", JSON),
+        (b"[]", JSON),
+        (b"null", JSON),
+        (b"{}", JSON),
+        (b'{"ok": true}', JSON),
+        (b'{"ok": true, "output": {"blocks": [{"type": "sound"}]}}', JSON),
+        (b'{"ok": true, "output": {"blocks": [7]}}', JSON),
+        (b'{"ok": true, "output": {"blocks": 7}}', JSON),
+        (b"", STREAM),
+        (b"event: task_id\r\ndata: 01\r\n\r\n", STREAM),
+        (b"event: chunk\r\ndata: {\r\n\r\n", STREAM),
+        (b"event: end\r\ndata: {\r\n\r\n", STREAM),
+        (b"\xff", STREAM),
+    ],
+)
+def test_an_answer_that_can_t_be_read_is_an_error_and_no_result(answer: bytes, kind: bytes) -> None:
+    with pytest.raises(UpstreamError):
+        read_result(answer, kind)
+
+
+@pytest.mark.parametrize("value", [None, 7, "text", {}, [{}], [None]])
+def test_blocks_are_a_list_of_objects(value: Any) -> None:
+    with pytest.raises(UpstreamError):
+        read_blocks(value)
+
+
+def test_a_session_that_broke_in_its_worker_is_no_result() -> None:
+    with pytest.raises(SessionFailed, match="the judge ended"):
+        read_result(b'{"ok": false, "error": "the judge ended", "reason": "session_failed"}', b"application/json")
+    fault = Fault(FaultKind.AUTHOR, "reward", "nan")
+    with pytest.raises(AuthorFault, match="no number") as failed:
+        read_result(b'{"ok": false, "error": "no number", "reason": "author_fault"}', JSON, faults=(fault,))
+    assert failed.value.faults == (fault,)

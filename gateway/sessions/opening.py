@@ -338,6 +338,8 @@ class SessionOpener:
         upstream = self._upstreams[environment.wire]
         limit_s = opening.at_most(environment.timeouts.setup_s)
         try:
+            if limit_s <= 0:  # the slot came at the end of the wait, and the worker has no part in that
+                raise PoolExhausted(f"no slot of {environment.name} became free in time")
             # No Redis in here: the timeout's cancellation reaches the worker's connection only.
             async with asyncio.timeout(limit_s) as limit:
                 suspected = partial(self._suspected, session, environment)

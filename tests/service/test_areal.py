@@ -13,6 +13,7 @@ from gateway.core.environment import Areal
 from gateway.core.episode import Action
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ids import session_id
+from gateway.core.worker import WorkerState
 from gateway.sessions.service import ActiveSession
 from tests.fakes.clock import Clock
 from tests.fakes.eventually import until
@@ -307,7 +308,7 @@ async def test_a_second_step_waits_for_the_first() -> None:
 
 
 async def test_of_256_starts_at_once_as_many_succeed_as_there_are_slots_and_nothing_is_left_of_the_rest() -> None:
-    crowded = environment(slots=4, max_workers=2, areal=Areal(start_s=1.0))
+    crowded = environment(slots=4, max_workers=2, areal=Areal(start_s=2.0))
     async with running(crowded, **TASKS) as (stack, gateway, client):
         answers = await asyncio.gather(*(start(client) for _ in range(256)))
 
@@ -317,6 +318,17 @@ async def test_of_256_starts_at_once_as_many_succeed_as_there_are_slots_and_noth
         assert refused == [(503, "capacity")] * 248
         assert (await gateway.used(), await gateway.waiting()) == (8, 0)
         assert sum(len(worker.sessions) for worker in stack.backend.workers.values()) == 8
+
+
+async def test_a_start_whose_slot_comes_as_its_time_ends_is_refused_for_lack_of_room() -> None:
+    hasty = environment(slots=1, min_workers=1, max_workers=1, areal=Areal(start_s=1e-9))
+    async with running(hasty, **TASKS) as (stack, gateway, client):
+        await gateway.eventually_workers(1, state=WorkerState.READY)
+
+        answer = await start(client)
+
+        assert status(answer) == (503, "capacity")
+        assert (await gateway.used(), stack.backend.only.sessions) == (0, {})
 
 
 async def test_a_step_after_an_end_whose_reply_was_lost_is_404() -> None:

@@ -88,7 +88,7 @@ from gateway.upstreams.transport import HttpTransport
 logger = logging.getLogger(__name__)
 
 IMAGES_WAIT_S = 5.0
-"""How long a start waits for the engine to say what images' names stand for; pulls go on behind."""
+"""Seconds that a start waits for the engine's ids of the images; pulls go on behind."""
 
 
 class Gateway:
@@ -121,10 +121,8 @@ class Gateway:
         """
         self.settings = settings
         self.catalog, self.tasks = content.catalog, content.tasks
-        self.lifecycle = Lifecycle()
+        self.lifecycle, self.metrics, self.lease = Lifecycle(), Metrics(), LeaderLease()
         self.replica = replica or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
-        self.metrics = Metrics()
-        self.lease = LeaderLease()
         self._owned = contextlib.AsyncExitStack()
         """Closes what this gateway made, the last one first."""
         self._has_own_stores = stores is None
@@ -393,38 +391,25 @@ class Gateway:
         return not self._has_own_stores or (self.settings.store != "memory" and self.settings.uses_containers)
 
     def _admin_frontend(self) -> ASGIApp:
-        settings = self.settings
+        settings, tasks, probe = self.settings, self.runtime_tasks, TaskProbe(self.sessions, self.catalog)
         task_routes = TaskRoutes(
-            tasks=self.runtime_tasks,
+            tasks=tasks,
             max_body_bytes=settings.max_body_bytes,
             trusted=read_trusted(settings.task_keys),
             signatures=settings.task_signatures,
-            probe=TaskProbe(self.sessions, self.catalog),
+            probe=probe,
         )
+        curriculum_routes = CurriculumRoutes(curricula=self.curricula, records=self.records, tasks=tasks)
         return AdminFrontend(
             store=self.store,
             catalog=self.catalog,
             metrics=self.metrics,
             lifecycle=self.lifecycle,
-            routes=[
-                *task_routes.routes(),
-                *NodeRoutes(self.swarm).routes(),
-                *CurriculumRoutes(curricula=self.curricula, records=self.records, tasks=self.runtime_tasks).routes(),
-            ],
+            routes=[*task_routes.routes(), *NodeRoutes(self.swarm).routes(), *curriculum_routes.routes()],
         ).app()
 
     def _frontends(self) -> ASGIApp:
         settings, secret = self.settings, self.settings.read_secret()
-        ors = OrsFrontend(
-            sessions=self.sessions,
-            queries=self.queries,
-            resolver=self.resolver,
-            catalog=self.catalog,
-            max_body_bytes=settings.max_body_bytes,
-            lazy_binding=settings.lazy_binding,
-            strict_paths=settings.strict_paths,
-            strip_platform_keys=settings.strip_platform_keys,
-        )
         self.areal = ArealFrontend(
             sessions=self.sessions,
             queries=self.queries,
@@ -435,21 +420,29 @@ class Gateway:
             lifecycle=self.lifecycle,
             max_body_bytes=settings.max_body_bytes,
         )
-        openenv = OpenEnvFrontend(
-            sessions=self.sessions,
-            queries=self.queries,
-            resolver=self.resolver,
-            store=self.store,
-            catalog=self.catalog,
-            lifecycle=self.lifecycle,
-            secret=secret,
-            max_body_bytes=settings.max_body_bytes,
-        )
         router = Router(
-            ors=ors,
-            admin=self._admin_frontend(),
+            ors=OrsFrontend(
+                sessions=self.sessions,
+                queries=self.queries,
+                resolver=self.resolver,
+                catalog=self.catalog,
+                max_body_bytes=settings.max_body_bytes,
+                lazy_binding=settings.lazy_binding,
+                strict_paths=settings.strict_paths,
+                strip_platform_keys=settings.strip_platform_keys,
+            ),
+            openenv=OpenEnvFrontend(
+                sessions=self.sessions,
+                queries=self.queries,
+                resolver=self.resolver,
+                store=self.store,
+                catalog=self.catalog,
+                lifecycle=self.lifecycle,
+                secret=secret,
+                max_body_bytes=settings.max_body_bytes,
+            ),
             areal=self.areal,
-            openenv=openenv,
+            admin=self._admin_frontend(),
             replicas=ReplicaFrontend(secret, self._openenv.serve),
         )
         trainers, operators = parse_keys(settings.trainer_keys), parse_keys(settings.operator_keys)

@@ -34,7 +34,6 @@ from gateway.content import Completion, Content
 from gateway.core.environment import UpstreamKind
 from gateway.core.errors import StoreUnavailable
 from gateway.core.leader_lease import LeaderLease
-from gateway.core.lifecycle import Lifecycle
 from gateway.core.ports.backend import Backend
 from gateway.core.ports.upstream import FrameUpstream, Upstream
 from gateway.core.retry import STORE_PATIENCE_S
@@ -62,6 +61,7 @@ from gateway.pool.recovery import StoreRecovery
 from gateway.pool.starts import WorkerStarts
 from gateway.pool.stops import WorkerStops
 from gateway.pool.suspects import SuspectWorkers
+from gateway.server import Lifecycle
 from gateway.sessions.cache import SessionCache
 from gateway.sessions.closing import SessionCloser
 from gateway.sessions.interruption import AdmissionGate
@@ -361,7 +361,7 @@ class Gateway:
         """Run all that goes on behind requests; when this ends, what it began has ended too."""
         async with anyio.create_task_group() as group:
             for loop in (
-                self.sessions.run,
+                self.session_cache.run,
                 self.pool.run,
                 self.audit.run,
                 self.custom_tasks.run,

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import uvicorn
@@ -57,6 +58,16 @@ CLOSE_S: Final = 2.0
 
 _socket_log = logging.getLogger(f"{__name__}.websocket")
 _socket_log.setLevel(logging.WARNING)  # else each path and header is told, which may hold a key
+
+
+@dataclass(slots=True)
+class Lifecycle:
+    """What frontends have to know of the end of their process."""
+
+    is_draining: bool = False
+    """A load balancer is to send requests to other replicas; this one still serves what comes."""
+    is_closing: bool = False
+    """The server has ended: no new episode begins, also on sockets that are open."""
 
 
 class _Stall:

@@ -28,7 +28,6 @@ class StoredLoads(Protocol):
 
     async def load(self) -> Mapping[EnvironmentName, EnvironmentLoad]:
         """Return what each environment has. Raises ``StoreUnavailable``."""
-        ...
 
 
 class RoutedBackend:

@@ -44,7 +44,6 @@ class Completes(Protocol):
 
     async def complete(self, environment: Environment) -> Environment:
         """Return *environment* with what belongs to it. Raises ``ConfigError``: its file is to be refused."""
-        ...
 
 
 @dataclass(slots=True)

@@ -17,7 +17,6 @@ class Follower(Protocol):
 
     def leads(self) -> None:
         """This replica leads from now on."""
-        ...
 
 
 class LeaderLease:

@@ -24,7 +24,6 @@ class Forecast(Protocol):
 
     def expected(self) -> Mapping[EnvironmentName, Expected]:
         """Return the openings that are expected, by the environment that their sessions will run in."""
-        ...
 
 
 class Planner:

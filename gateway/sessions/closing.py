@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
@@ -36,7 +36,6 @@ from gateway.core.ports.upstream import SessionUpstream
 from gateway.core.retry import STORE_PATIENCE_S, patiently
 from gateway.core.session import CloseReason, Session, SessionRequest, SessionState
 from gateway.metrics import Metrics
-from gateway.sessions.fault_log import log_faults
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +56,6 @@ class EpisodeRecords(Protocol):
 
     def note(self, session: Session, environment: Environment, summary: Summary, reward: float) -> None:
         """Note how an episode went whose *reward* the agent earned. Returns at once."""
-        ...
 
 
 class SessionCloser:
@@ -334,3 +332,18 @@ def _lacks(summary: Summary) -> tuple[Fault, ...]:
         f"the environment ended the episode, and gave no reward in any of its {summary.steps} steps (null, or NaN)"
     )
     return (Fault(FaultKind.AUTHOR, "reward", message),)
+
+
+def log_faults(session: Session, faults: Iterable[Fault]) -> None:
+    """Log *faults* in *session* for operators: a line each, with the traceback as a Python literal.
+
+    A literal is on one line, in characters that every terminal and file takes, whatever an exception's text holds.
+    """
+    for fault in faults:
+        told = (session.environment, session.task, session.id, fault.place, fault.error, fault.traceback)
+        if fault.kind is FaultKind.AUTHOR:
+            logger.error("author_fault environment=%s task=%r session=%s place=%r error=%r traceback=%r", *told)
+        else:
+            logger.warning(
+                "infrastructure_fault environment=%s task=%r session=%s place=%r error=%r traceback=%r", *told
+            )

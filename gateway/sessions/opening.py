@@ -40,8 +40,7 @@ from gateway.core.retry import STORE_PATIENCE_S, STORE_PAUSE_S, patiently
 from gateway.core.session import CloseReason, GroupMembership, Session, SessionRequest, SessionSetup, SessionState
 from gateway.metrics import Metrics
 from gateway.sessions.cache import CachedSession, SessionCache
-from gateway.sessions.closing import Missed, SessionCloser
-from gateway.sessions.fault_log import log_faults
+from gateway.sessions.closing import Missed, SessionCloser, log_faults
 from gateway.sessions.interruption import AdmissionGate
 from gateway.sessions.liveness import OpeningWatch, WorkerSilent, wait_for_answer
 
@@ -61,7 +60,6 @@ class DrawnTickets(Protocol):
 
     def unused(self, ticket: GroupMembership | None) -> None:
         """Give back the place of *ticket*: nothing was opened with it. Returns at once."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

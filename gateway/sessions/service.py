@@ -32,9 +32,8 @@ from gateway.core.retry import STORE_PATIENCE_S
 from gateway.core.session import CloseReason, Session
 from gateway.metrics import Metrics, answer_outcome, call_outcome, faults_outcome
 from gateway.sessions.cache import CachedSession, SessionCache
-from gateway.sessions.closing import SessionCloser
+from gateway.sessions.closing import SessionCloser, log_faults
 from gateway.sessions.failure_reasons import FailureReasons, SessionMoved
-from gateway.sessions.fault_log import log_faults
 from gateway.sessions.interruption import CallScope, Interrupted
 from gateway.sessions.opening import EpisodeRequest, SessionOpener
 from gateway.sessions.turns import TurnCounter
@@ -120,29 +119,17 @@ class Sessions:
         """
         return ActiveSession(await self._cache.find(session_id(owner, name)), self._calls)
 
-    # -- in the background ----------------------------------------------------------------------------------------
-
-    async def run(self) -> None:
-        """Write notes each second and follow notices, until cancelled."""
-        await self._cache.run()
-
-    def is_busy(self) -> bool:
-        """Whether a call is under way in this replica."""
-        return self._cache.is_busy()
-
-    async def write_notes(self) -> None:
-        """Tell the store what was active since the last time."""
-        await self._cache.write_notes()
+    # -- the end of this process ----------------------------------------------------------------------------------
 
     async def drain(self, timeout_s: float) -> None:
         """Wait until no call is under way here, at most *timeout_s*; then write the last notes."""
         deadline = time.monotonic() + timeout_s
         # A poll: it runs once, at the end, and an event would cost every call of every session its upkeep.
-        while time.monotonic() < deadline and self.is_busy():  # noqa: ASYNC110
+        while time.monotonic() < deadline and self._cache.is_busy():  # noqa: ASYNC110
             await asyncio.sleep(DRAIN_PAUSE_S)
         await self._closer.settle(max(0.0, deadline - time.monotonic()))
         with contextlib.suppress(StoreUnavailable):
-            await self.write_notes()
+            await self._cache.write_notes()
 
 
 class CallParts:

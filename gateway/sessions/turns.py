@@ -14,7 +14,7 @@ from gateway.core.episode import StepResult
 from gateway.core.errors import AuthorFault, StoreUnavailable, author_fault
 from gateway.core.ports.store import SessionStore
 from gateway.sessions.cache import CachedSession
-from gateway.sessions.fault_log import log_faults
+from gateway.sessions.closing import log_faults
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,6 @@ import hashlib
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, Final, TypeVar
 
 from gateway.core.curriculum import PREFIX
@@ -63,15 +62,12 @@ class TaskLookup:
         A drawn task's place in its group is given back if what is inside fails. Raises as `RuntimeTasks.admit`.
         """
         with self.indices.held(setup.ticket) if setup.ticket is not None else contextlib.nullcontext():
-            await self._admit(environment, setup)
+            limit = setup.spec.get("rate_limit")
+            # An image's own tasks may mean anything by the word.
+            is_images = environment.server.is_foreign and (setup.split or not isinstance(limit, Mapping))
+            if limit is not None and not is_images:
+                await self._tasks.admit(setup.spec, environment.name)
             yield
-
-    async def _admit(self, environment: Environment, setup: SessionSetup) -> None:
-        # Only a limit of ours: an image's own tasks may mean anything by the word.
-        limit = setup.spec.get("rate_limit")
-        if limit is None or (environment.server.is_foreign and (setup.split or not isinstance(limit, Mapping))):
-            return
-        await self._tasks.admit(setup.spec, environment.name)
 
     async def refresh(self) -> None:
         """Take over what other replicas were given, if the store answers: for listings."""
@@ -100,17 +96,15 @@ class TaskLookup:
             known = [*known, *(split for split in await self._queries.splits(environment) if split.name not in names)]
         return [*known, *(Split(name, SplitType.TRAIN) for name in self.indices.splits(environment))]
 
-    async def is_curriculums(self, environment: Environment, split: str) -> bool:
-        """Return True if the tasks of *split* are drawn by a curriculum."""
-        return split.startswith(PREFIX) and await self.indices.next_of(environment, split) is not None
-
     def registered_splits(self, environment: Environment) -> list[str]:
         """Return the names of the registry's splits."""
         return [one.name for one in self.registry.splits(environment.name)]
 
     async def usual_split(self, environment: Environment, wanted: str) -> str | None:
         """Return the split of a request that names none: *wanted*, or an image's first one. None: there is no split."""
-        if wanted in self.registered_splits(environment) or await self.is_curriculums(environment, wanted):
+        if wanted in self.registered_splits(environment):
+            return wanted
+        if wanted.startswith(PREFIX) and await self.indices.next_of(environment, wanted) is not None:
             return wanted
         splits = [split.name for split in await self.splits(environment)]
         return wanted if wanted in splits else splits[0] if splits else None
@@ -235,14 +229,6 @@ class TaskLookup:
                 some = await self._queries.tasks(environment, split.name, start, start + SEARCHED_AT_ONCE)
                 for index, task in enumerate(some, start):
                     yield (split.name, index), task
-
-    async def drawn(self, environment: Environment, offer: TaskRef) -> TaskRef:
-        """The task that *offer* stands for; its ticket is to be given back by `CurriculumIndices.held` unless used.
-
-        Raises:
-            InvalidRequest, UnknownTask, StoreUnavailable: as `CurriculumIndices.drawn`.
-        """
-        return await self.indices.drawn(offer, partial(self.at, environment))
 
     # -- inside ---------------------------------------------------------------------------------------------------
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import random
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from gateway.catalog.catalog import Catalog
@@ -24,11 +27,12 @@ from gateway.core.errors import (
     UnknownTask,
     WrongEnvironment,
 )
+from gateway.core.ids import EnvironmentName
 from gateway.core.ports.tasks import BeingReplaced, TaskQueries
 from gateway.core.worker import WorkerTasks
 from gateway.tasks.curricula.indices import is_index
-from gateway.tasks.fields import TaskFields, value_at
 from gateway.tasks.lookup import TaskLookup
+from gateway.tasks.registry import TaskRegistry
 from gateway.tasks.schema import parse
 from gateway.tasks.task_ref import TaskRef
 
@@ -39,6 +43,9 @@ REPLACED_S: Final = 10.0
 QUERY_PAUSE_S: Final = 0.5
 GAPS_MAX: Final = 1000
 """How many removed tasks in a row the resolver passes over to find one that is left."""
+
+
+_Values = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,11 +91,13 @@ class TaskResolver:
         Raises:
             UnknownTask, WrongEnvironment: There is no such task, or it is one of another environment.
             TaskInvalid: The task was given whole and is malformed.
-            InvalidRequest, StoreUnavailable: As `TaskLookup.drawn`.
+            InvalidRequest, StoreUnavailable: As `CurriculumIndices.draw`.
             PoolExhausted, EnvironmentUnavailable: No worker could be queried for its tasks.
         """
         task = await self._find(environment, request)
-        return task if task.handle is None else await self.lookup.drawn(environment, task)
+        if task.handle is None:
+            return task
+        return await self.lookup.indices.draw(task.handle, partial(self.lookup.at, environment))
 
     def passes_place(self, environment: Environment, request: TaskRequest) -> bool:
         """Return True if *request* names its task only in words that the image's own reset understands.
@@ -270,3 +279,47 @@ class TaskResolver:
 
 def _unknown_id(id: str, why: str = "") -> UnknownTask:
     return UnknownTask(f"Unknown task: {id[:SHOWN_CHARS]}{why}")
+
+
+class TaskFields:
+    """Indices of tasks by their values."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[EnvironmentName, str, tuple[str, ...]], tuple[object, dict[_Values, list[int]]]] = {}
+        """By environment, split and places: the split as it was read, and where each combination of values stands."""
+
+    async def find(
+        self, registry: TaskRegistry, environment: EnvironmentName, split: str, wanted: Mapping[str, Any]
+    ) -> Sequence[int]:
+        """The indices in *split* of the tasks that have the values *wanted*, which are named by their places."""
+        places = tuple(sorted(wanted))
+        tasks = registry.all(environment, split)  # the same object for as long as nothing has changed
+        known = self._known.get((environment, split, places))
+        if known is None or known[0] is not tasks:
+            # In a thread: a split may have a hundred thousand tasks.
+            known = tasks, await asyncio.to_thread(_indexed, tasks, places)
+            self._known[environment, split, places] = known
+        return known[1].get(tuple(_written(wanted[place]) for place in places), ())
+
+
+def value_at(task: Mapping[str, Any], place: str) -> Any:
+    """The value at *place*, keys with dots between them; None where there is none."""
+    found: Any = task
+    for key in place.split("."):
+        if not isinstance(found, Mapping):
+            return None
+        found = found.get(key)
+    return found
+
+
+def _indexed(tasks: Sequence[bytes | None], places: Sequence[str]) -> dict[_Values, list[int]]:
+    found: defaultdict[_Values, list[int]] = defaultdict(list)
+    for index, raw in enumerate(tasks):
+        if raw is not None:
+            task = json.loads(raw)
+            found[tuple(_written(value_at(task, place)) for place in places)].append(index)
+    return dict(found)
+
+
+def _written(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)

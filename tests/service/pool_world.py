@@ -93,7 +93,7 @@ class PoolWorld(Checked):
             await gateway.audit.begin()
             await gateway.audit.once(undoing_s=UNDOING_S)
             self.silent.clear()
-        process.loops = [asyncio.ensure_future(gateway.sessions.run()), asyncio.ensure_future(gateway.pool.run())]
+        process.loops = [asyncio.ensure_future(gateway.session_cache.run()), asyncio.ensure_future(gateway.pool.run())]
         self.processes.append(process)
         return process
 
@@ -155,7 +155,7 @@ class PoolWorld(Checked):
         self._look()
         for process in self.alive():
             with contextlib.suppress(GatewayError):
-                await process.gateway.sessions.write_notes()
+                await process.gateway.session_cache.write_notes()
         frozen = [process for process in self.processes if process.passage.is_frozen]
         for process in self.processes:  # nothing is under way while Redis' past is moved
             process.passage.shut()

@@ -552,7 +552,7 @@ async def test_a_step_that_is_cancelled_at_any_moment_leaves_the_episode_idle() 
             acting.cancel()
             await asyncio.wait({acting})
 
-            assert not gateway.sessions.is_busy()
+            assert not gateway.session_cache.is_busy()
             assert (await step(client, episode)).json()["info"]["turn"] == 1
             await ask(client, "cancel", episode_id=episode)
 

@@ -135,7 +135,7 @@ Walk = Callable[[Warm], Awaitable[set[str]]]
 
 @pytest.mark.parametrize(
     ("walk", "most"),
-    [(ors_create, 27), (ors_call, 11), (areal_step, 23), (openenv_reset, 32), (openenv_step, 19), (expiry, 18)],
+    [(ors_create, 27), (ors_call, 11), (areal_step, 22), (openenv_reset, 31), (openenv_step, 19), (expiry, 17)],
 )
 async def test_a_request_passes_through_few_modules(walk: Walk, most: int) -> None:
     async with warm() as world:

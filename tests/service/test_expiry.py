@@ -75,7 +75,7 @@ async def test_the_worker_is_asked_first_and_a_busy_session_is_renewed() -> None
         worker = stack.backend.only
         async with client.stream("POST", "/math/call", json={"name": "gate", "input": {}}):
             await until(lambda: worker.waiting == 1)
-        await gateway.sessions.write_notes()  # the trainer is gone, and the worker goes on
+        await gateway.session_cache.write_notes()  # the trainer is gone, and the worker goes on
 
         clock.advance(IDLE_S + 1)
         await until(lambda: worker.lists_asked >= 1)
@@ -114,7 +114,7 @@ async def test_a_call_under_way_here_keeps_its_session() -> None:
             await until(lambda: worker.waiting == 1)
             for _ in range(5):
                 clock.advance(IDLE_S - 1)
-                await gateway.sessions.write_notes()
+                await gateway.session_cache.write_notes()
 
             assert await gateway.open_sessions() == 1
             worker.gate.set()
@@ -129,7 +129,7 @@ async def test_a_ping_restarts_the_idle_time() -> None:
         for _ in range(3):
             clock.advance(IDLE_S - 1)
             await client.post("/ping")
-            await gateway.sessions.write_notes()
+            await gateway.session_cache.write_notes()
 
         await gateway.pool.tick()
 

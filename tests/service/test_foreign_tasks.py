@@ -361,7 +361,7 @@ async def test_a_step_that_ran_is_a_turn_although_its_trainer_hung_up() -> None:
             await world.image.stuck.wait()
             await hang_up(running)
         world.image.opened.set()
-        await until(lambda: not world.gateway.sessions.is_busy())
+        await until(lambda: not world.gateway.session_cache.is_busy())
 
         assert (await step("inc")).json()["info"]["turn"] == 2
 

@@ -105,7 +105,7 @@ async def test_an_idle_episode_expires_under_an_open_socket_which_hears_why() ->
     clock = Clock()
     async with world(tasks=TASKS, clock=clock) as gw, gw.client() as client:
         await client.reset(index=0)
-        await gw.gateway.sessions.write_notes()
+        await gw.gateway.session_cache.write_notes()
 
         clock.advance(IDLE_S + 60)
         gw.stack.backend.only.sessions[next(iter(gw.stack.backend.only.sessions))].idle_s = IDLE_S + 60

@@ -101,9 +101,9 @@ async def test_notes_that_could_not_be_written_are_written_later() -> None:
         switch.advance(200)
         switch.is_off = True
         with pytest.raises(StoreUnavailable):
-            await built.first.sessions.write_notes()
+            await built.first.session_cache.write_notes()
         switch.is_off = False
-        await built.first.sessions.write_notes()
+        await built.first.session_cache.write_notes()
 
         switch.advance(200)
         assert await built.store.late(10) == []

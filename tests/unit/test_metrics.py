@@ -16,7 +16,7 @@ from gateway.core.outcomes import EpisodeOutcome
 from gateway.core.session import Session, SessionState
 from gateway.core.worker import EnvironmentLoad, Worker, WorkerLoad, WorkerState
 from gateway.metrics import CALLS, CLAIMS, STARTS, Metrics, answer_outcome, call_outcome, start_outcome
-from gateway.sessions.fault_log import log_faults
+from gateway.sessions.closing import log_faults
 
 MATH = EnvironmentName("math")
 

@@ -31,7 +31,6 @@ class Backend(Protocol):
             StartFailed: the engine refused, or the worker died at once.
             BackendError: the engine does not answer; the environment may be as good as ever.
         """
-        ...
 
     async def stop(self, id: WorkerId) -> None:
         """Stop and remove a worker and all that belongs to it; unknown ids are no error.
@@ -39,15 +38,12 @@ class Backend(Protocol):
         Raises:
             BackendError: the engine does not answer; the worker may still be there.
         """
-        ...
 
     async def logs(self, id: WorkerId, *, lines: int = 20) -> str:
         """The last *lines* of a worker's output; empty if there is none."""
-        ...
 
     async def found(self) -> list[BackendWorker]:
         """List the workers of this gateway's instance that the engine knows of, running or dead."""
-        ...
 
     async def pause(self, id: WorkerId, lease: LeaderLease | None = None) -> None:
         """Freeze an idle worker: it keeps its memory and gets no CPU.
@@ -59,11 +55,9 @@ class Backend(Protocol):
             NotLeading: the lease ended.
             BackendError: there is no such worker, or it can't be frozen.
         """
-        ...
 
     async def resume(self, id: WorkerId) -> None:
         """Let a paused worker go on; one that runs is no error. Raises ``BackendError``."""
-        ...
 
     async def prepare(self, environment: Environment) -> str:
         """Bring about what every start of *environment* needs, its image above all, and name it.
@@ -75,11 +69,9 @@ class Backend(Protocol):
             StartFailed: there is no such image, and it can't be had.
             BackendError: the engine does not answer.
         """
-        ...
 
     def deaths(self) -> AsyncIterator[Death]:
         """Follow workers that die, whoever ended them. May lose some: `found` is the truth."""
-        ...
 
     def engines(self) -> int:
         """Return how many engines start workers side by side now, each its own number at once; one by default."""
@@ -98,8 +90,6 @@ class Backend(Protocol):
 
         Also where an environment asks for more CPUs, memory or GPUs than there are.
         """
-        ...
 
     async def aclose(self) -> None:
         """Let go of clients and threads; workers that cannot outlive the gateway are stopped."""
-        ...

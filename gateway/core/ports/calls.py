@@ -127,7 +127,6 @@ class CallStore(Protocol):
     @property
     def replica(self) -> str:
         """The name of this replica, which no other process ever has."""
-        ...
 
     async def begin(self, call: CallChange) -> CallRecord | None:
         """Record that this replica runs *call*, which has a key, and return None.
@@ -138,7 +137,6 @@ class CallStore(Protocol):
             CallConflict: the key is known with another digest.
             StoreUnavailable: also while the store is not whole (``core.ports.Store``): the key may have been lost.
         """
-        ...
 
     async def write(self, changes: Sequence[CallChange]) -> str:
         """Tell what became of calls of this replica, in this order; also that it lives, with no change at all.
@@ -147,11 +145,9 @@ class CallStore(Protocol):
 
         Returns the name of the store's run: another one than before, and the store may have lost what it was told.
         """
-        ...
 
     async def look(self, session: SessionId, lease: str, task_id: str) -> CallRecord | None:
         """What is known of a call; None if it is not known (any more)."""
-        ...
 
     async def settled(self, session: SessionId, lease: str, task_id: str, *, within_s: float) -> CallRecord | None:
         """As `look`, but wait until the call does not run any more, at most *within_s* seconds.
@@ -162,12 +158,9 @@ class CallStore(Protocol):
         Raises:
             StoreUnavailable: it still does not answer when the time is over.
         """
-        ...
 
     async def tallies(self, session: SessionId, lease: str) -> Mapping[str, Tally]:
         """What replicas told that they saw of a session, by their names; not what they have not told yet."""
-        ...
 
     async def aclose(self) -> None:
         """Let go of connections."""
-        ...

@@ -91,7 +91,6 @@ class TaskStore(Protocol):
 
     async def aclose(self) -> None:
         """Let go of connections."""
-        ...
 
 
 class BeingReplaced(EnvironmentUnavailable):
@@ -103,16 +102,12 @@ class TaskQueries(Protocol):
 
     async def registered(self, environment: Environment) -> WorkerTasks:
         """Return the tasks that they know by id. Raises ``BeingReplaced`` too."""
-        ...
 
     async def splits(self, environment: Environment) -> list[Split]:
         """Return the splits that they have."""
-        ...
 
     async def count(self, environment: Environment, split: str) -> int:
         """Return how many tasks a split has. Raises ``UnknownSplit``."""
-        ...
 
     async def tasks(self, environment: Environment, split: str, start: int, stop: int) -> list[TaskSpec]:
         """Return the tasks of a split from *start* up to, not including, *stop*. Raises ``UnknownSplit``."""
-        ...

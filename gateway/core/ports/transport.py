@@ -42,19 +42,15 @@ class Exchange(Protocol):
     @property
     def faults(self) -> tuple[Fault, ...]:
         """What the answer tells of the author's code besides, for operators; whole once the body was read."""
-        ...
 
     def chunks(self) -> AsyncIterator[bytes]:
         """Yield the body as it comes. Raises ``UpstreamGone`` or ``UpstreamTimeout`` when it breaks off."""
-        ...
 
     async def read(self, limit_bytes: int) -> bytes:
         """Read the whole body. Raises ``UpstreamError`` when it exceeds *limit_bytes*."""
-        ...
 
     async def aclose(self) -> None:
         """Give the connection back, or drop it if the body was not read to its end."""
-        ...
 
 
 class Dial(Protocol):
@@ -66,7 +62,6 @@ class Dial(Protocol):
         Raises:
             OSError: no connection, with the reason; nothing reached the worker. ``TimeoutError`` is one.
         """
-        ...
 
 
 class DialSocket(Protocol):
@@ -74,7 +69,6 @@ class DialSocket(Protocol):
 
     async def __call__(self, address: Address) -> socket.socket:
         """A connected Unix socket, which belongs to the caller. Raises ``OSError``."""
-        ...
 
 
 class Transport(Protocol):
@@ -91,8 +85,6 @@ class Transport(Protocol):
             UpstreamGone: no connection, or it broke; ``sent`` tells whether anything may have run.
             UpstreamTimeout: nothing came for *silence_s*.
         """
-        ...
 
     def forget(self, worker: WorkerId) -> None:
         """Drop a worker's connections; requests under way fail with ``UpstreamGone``."""
-        ...

@@ -28,7 +28,6 @@ class WorkerUpstream(Protocol):
         Raises:
             UpstreamError: it answers, but is not what it should be: waiting longer would not help.
         """
-        ...
 
     async def alive(self, worker: Worker, environment: Environment, *, busy_counts: bool = True) -> None:
         """Return if *worker*, which has been ready once, still answers; takes no room, and disturbs no session.
@@ -39,23 +38,18 @@ class WorkerUpstream(Protocol):
         Raises:
             UpstreamError: it does not, or is not what it should be.
         """
-        ...
 
     async def tools(self, worker: Worker, environment: Environment) -> bytes:
         """The environment's tool list as JSON in ORS' form (``ListToolsOutput``)."""
-        ...
 
     async def registered(self, worker: Worker, environment: Environment) -> WorkerTasks:
         """The tasks that the worker knows by itself, by id; none where its protocol has no word for them."""
-        ...
 
     async def splits(self, worker: Worker, environment: Environment) -> list[Split]:
         """The splits of tasks that the worker has by itself; none where it has no tasks, or they are the gateway's."""
-        ...
 
     async def count(self, worker: Worker, environment: Environment, split: str) -> int:
         """How many tasks a split of the worker's has. Raises ``UnknownSplit``."""
-        ...
 
     async def tasks(
         self, worker: Worker, environment: Environment, split: str, start: int, stop: int
@@ -64,14 +58,12 @@ class WorkerUpstream(Protocol):
 
         Those beyond the end are left out. What is returned can be a ``SessionSetup``'s spec. Raises ``UnknownSplit``.
         """
-        ...
 
     async def about(self, worker: Worker, environment: Environment) -> Mapping[str, Any]:
         """What the worker tells of itself in its own protocol's words, for a front of the same one; ``{}``: nothing.
 
         OpenEnv: ``{"schema": …, "metadata": …}``. AReaL: the answer to ``task/info``.
         """
-        ...
 
     async def sessions(
         self, worker: Worker, environment: Environment, ids: Collection[SessionId] | None = None
@@ -80,7 +72,6 @@ class WorkerUpstream(Protocol):
 
         With *ids* at least those of them that it has: of tens of thousands a few may be asked for.
         """
-        ...
 
 
 class SessionUpstream(Protocol):
@@ -95,7 +86,6 @@ class SessionUpstream(Protocol):
             WorkerFull: it holds fewer sessions than was thought; nothing was opened.
             UpstreamError: it failed.
         """
-        ...
 
     async def close(self, session: Session, environment: Environment, *, keeps: bool = False) -> Summary | None:
         """Close the session in its worker, waiting for its teardown. None if the worker does not know it.
@@ -106,15 +96,12 @@ class SessionUpstream(Protocol):
         Raises:
             UpstreamError: its slot can't be trusted: the worker did not take the end, or a step still runs in it.
         """
-        ...
 
     async def steps(self, session: Session, environment: Environment) -> int | None:
         """How many steps the session has seen; None if the worker does not know it."""
-        ...
 
     async def client_state(self, session: Session, environment: Environment) -> Mapping[str, Any]:
         """What the environment itself shows of the session's state; empty where it has no word for that."""
-        ...
 
     async def prompt(self, session: Session, environment: Environment) -> list[Block]:
         """What the agent is told first; waits for the task's setup until the caller's deadline cancels it.
@@ -124,7 +111,6 @@ class SessionUpstream(Protocol):
             AuthorFault: the setup failed, with its reason.
             UpstreamError: the worker failed.
         """
-        ...
 
     async def act(
         self, session: Session, environment: Environment, action: Action, *, key: str | None = None
@@ -138,7 +124,6 @@ class SessionUpstream(Protocol):
             AuthorFault, SessionFailed: the session has failed, and is over.
             UpstreamError: the worker failed; only ``UpstreamGone`` with ``sent`` False is sure not to have run.
         """
-        ...
 
     async def forward(
         self, session: Session, environment: Environment, operation: str, *, body: bytes, headers: Headers
@@ -153,7 +138,6 @@ class SessionUpstream(Protocol):
             SessionNotFound: the worker does not know the session; nothing ran.
             UpstreamError: as `Transport.send`.
         """
-        ...
 
 
 class Upstream(WorkerUpstream, SessionUpstream, Protocol):
@@ -173,4 +157,3 @@ class FrameUpstream(Protocol):
             SessionNotFound: the worker does not know the session; nothing ran.
             UpstreamError: as `SessionUpstream.act`.
         """
-        ...

@@ -14,11 +14,11 @@ from starlette.routing import Route
 
 from gateway.catalog.catalog import Catalog
 from gateway.core.errors import InvalidRequest, StoreUnavailable
-from gateway.core.lifecycle import Lifecycle
 from gateway.core.ports.store import Store
 from gateway.core.worker import WorkerState
 from gateway.frontends.admin.replies import ERRORS, operator_of
 from gateway.metrics import Metrics
+from gateway.server import Lifecycle
 
 logger = logging.getLogger(__name__)
 

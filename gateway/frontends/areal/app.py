@@ -15,8 +15,8 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import anyio
@@ -39,7 +39,6 @@ from gateway.core.errors import (
 )
 from gateway.core.faults import FaultKind
 from gateway.core.ids import EnvironmentName, Owner
-from gateway.core.lifecycle import Lifecycle
 from gateway.core.ports.store import WorkerStore
 from gateway.core.session import CloseReason, SessionSetup
 from gateway.core.worker import WorkerState
@@ -53,7 +52,6 @@ from gateway.frontends.areal.requests import (
     read_start,
     sample_request,
 )
-from gateway.frontends.areal.step_lock import StepLocks
 from gateway.frontends.asgi import (
     Attended,
     HungUp,
@@ -65,6 +63,7 @@ from gateway.frontends.asgi import (
 )
 from gateway.frontends.errors import LOSSES, WorkerDied, headers_of, why_ended, why_not_opened
 from gateway.metrics import Metrics
+from gateway.server import Lifecycle
 from gateway.sessions.opening import EpisodeRequest
 from gateway.sessions.service import ActiveSession, Sessions
 from gateway.sessions.worker_queries import WorkerQueries
@@ -76,6 +75,8 @@ logger = logging.getLogger(__name__)
 TEARDOWN_WAIT_S: Final = 2.0
 """The last reply waits this long for the teardown, so that the slot is free for the next start; the rest goes on."""
 CLEANUP_S: Final = 5.0
+AT_ONCE_MAX: Final = 8
+"""Steps of one episode that run or wait; the known clients send one, and then wait for its answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,3 +375,47 @@ def _patient(environment: Environment) -> Environment:
     """The environment for questions: who asks a worker waits no longer for one than its client does for the start."""
     open_s = min(environment.timeouts.open_s, environment.areal.start_s)
     return replace(environment, timeouts=replace(environment.timeouts, open_s=open_s))
+
+
+@dataclass(slots=True)
+class _Place:
+    """The steps of one episode."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    steps: int = 0
+
+
+class StepLocks:
+    """The steps under way in this replica."""
+
+    def __init__(self) -> None:
+        self._places: dict[tuple[Owner, str], _Place] = {}
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @contextlib.asynccontextmanager
+    async def one(self, owner: Owner, episode: str, *, within_s: float) -> AsyncIterator[None]:
+        """Be the only step of *episode* inside; waits for an earlier one, at most *within_s*.
+
+        Raises:
+            InvalidRequest: too many wait, or the earlier one took too long; nothing was done.
+        """
+        place = self._places.setdefault((owner, episode), _Place())
+        if place.steps >= AT_ONCE_MAX:
+            raise InvalidRequest(f"{place.steps} steps of this episode run or wait already")
+        place.steps += 1
+        try:
+            try:
+                async with asyncio.timeout(within_s):
+                    await place.lock.acquire()
+            except TimeoutError:
+                raise InvalidRequest("another step of this episode runs") from None
+            try:
+                yield
+            finally:
+                place.lock.release()
+        finally:
+            place.steps -= 1
+            if not place.steps:
+                del self._places[owner, episode]

@@ -24,7 +24,6 @@ from gateway.catalog.catalog import Catalog
 from gateway.core.environment import Environment
 from gateway.core.errors import GatewayError
 from gateway.core.ids import Owner
-from gateway.core.lifecycle import Lifecycle
 from gateway.core.ports.store import WorkerStore
 from gateway.frontends.asgi import HungUp, denial, respond_json
 from gateway.frontends.errors import headers_of, marks, status_of
@@ -35,6 +34,7 @@ from gateway.frontends.openenv.mcp import Mcp
 from gateway.frontends.openenv.passthrough import Passthrough
 from gateway.frontends.openenv.session_ids import Attachments, SessionIds
 from gateway.frontends.openenv.websocket import ClientSocket, Left, SocketServer
+from gateway.server import Lifecycle
 from gateway.sessions.service import Sessions
 from gateway.sessions.worker_queries import WorkerQueries
 from gateway.tasks.resolver import TaskResolver

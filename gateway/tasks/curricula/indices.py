@@ -1,7 +1,7 @@
 """Splits of curricula: their indices are handles that stand for tasks to be drawn.
 
 An index of a curriculum's split is a handle, ``{"id": "train:<name>/<index>"}``: what it stands for is found by
-`CurriculumIndices.drawn`, when an episode is about to open.
+`CurriculumIndices.draw`, when an episode is about to open.
 """
 
 from __future__ import annotations
@@ -64,20 +64,15 @@ class CurriculumIndices:
         split, slash, number = id.rpartition("/")
         return await self.at(environment, split, int(number)) if slash and is_index(number) else None
 
-    async def drawn(self, offer: TaskRef, find: Callable[[str, int], Awaitable[TaskRef]]) -> TaskRef:
-        """The task that *offer* stands for, with its ticket: *offer* itself, unless it is a handle.
-
-        *find* looks a task up by split and index.
+    async def draw(self, handle: CurriculumIndex, find: Callable[[str, int], Awaitable[TaskRef]]) -> TaskRef:
+        """Return the task that *handle* stands for, with its ticket; *find* looks a task up by split and index.
 
         Raises:
-            InvalidRequest: the curriculum has no task to draw.
-            UnknownTask: what was drawn is not there any more.
-            StoreUnavailable: nobody can tell what was drawn.
+            InvalidRequest: The curriculum has no task to draw.
+            UnknownTask: The drawn task is gone.
+            StoreUnavailable: The store does not say what was drawn.
         """
-        if offer.handle is None:
-            return offer
-        scope, index = offer.handle.scope, offer.handle.index
-        handed = await self._curricula.hand(scope, index)
+        handed = await self._curricula.hand(handle.scope, handle.index)
         with self.held(handed.ticket):
             try:
                 task = await find(handed.place.split, handed.place.index)

@@ -72,11 +72,9 @@ class StoredSessions(Protocol):
 
     async def find(self, id: SessionId) -> Session:
         """See ``Store.find``."""
-        ...
 
     async def rebind(self, id: SessionId, lease: str, *, was: str, handle: str) -> bool:
         """See ``Store.rebind``."""
-        ...
 
 
 class SessionOwnership:

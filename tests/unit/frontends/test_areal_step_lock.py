@@ -8,7 +8,7 @@ import pytest
 
 from gateway.core.errors import InvalidRequest
 from gateway.core.ids import Owner
-from gateway.frontends.areal.step_lock import AT_ONCE_MAX, StepLocks
+from gateway.frontends.areal.app import AT_ONCE_MAX, StepLocks
 
 ALICE, BOB = Owner("alice"), Owner("bob")
 LONG_S = 60.0

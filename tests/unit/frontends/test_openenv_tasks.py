@@ -19,8 +19,8 @@ from gateway.core.errors import (
 )
 from gateway.core.ports.tasks import BeingReplaced
 from gateway.core.worker import WorkerTasks
+from gateway.frontends.openenv.episodes import config_of, refuse_unknown_keys, task_request
 from gateway.frontends.openenv.frames import Code, FrameError, ResetRequest
-from gateway.frontends.openenv.tasks import config_of, refuse_unknown_keys, task_request
 from gateway.stores.memory.tasks import MemoryTaskStore
 from gateway.tasks import resolver
 from gateway.tasks.registry import TaskRegistry

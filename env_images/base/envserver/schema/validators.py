@@ -17,14 +17,12 @@ class Node(Protocol):
 
     def schema(self) -> dict[str, Any]:
         """Give the JSON Schema."""
-        ...
 
     def check(self, value: Any, loc: Loc, faults: list[Fault], *, lax: bool = True) -> Any:
         """Return *value* as Python code wants it, or note in *faults* what is wrong with it.
 
         The returned value means nothing where faults were added. Not *lax*: nothing is coerced.
         """
-        ...
 
 
 def fault(kind: str, loc: Loc, text: str, value: Any) -> Fault:

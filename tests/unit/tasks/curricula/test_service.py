@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -82,7 +83,8 @@ class Replica:
     async def opened(self, name: str, split: str, index: int) -> TaskRef:
         """The task that an opening by a handle gets."""
         there = environment(name)
-        return await self.lookup.drawn(there, await self.lookup.at(there, split, index))
+        task = await self.lookup.at(there, split, index)
+        return await self.lookup.indices.draw(task.handle, partial(self.lookup.at, there)) if task.handle else task
 
 
 async def indices(curricula: Curricula, handle: int, count: int, scope: Curriculum = MINE) -> list[int]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.errors import UpstreamTimeout
+from gateway.core.errors import PoolExhausted
 from gateway.core.ids import session_id
 from gateway.core.session import SessionSetup
 from gateway.core.worker import WorkerState
@@ -55,12 +55,12 @@ async def test_a_create_that_finds_no_slot_in_time_is_told_to_come_again() -> No
         assert await gateway.waiting() == 0
 
 
-async def test_an_opening_whose_time_the_wait_used_up_is_told_so_in_plain_numbers() -> None:
+async def test_an_opening_whose_time_the_wait_used_up_is_refused_for_lack_of_room() -> None:
     async with running(environment(min_workers=1)) as (_, gateway, _client):
         await gateway.eventually_workers(1, state=WorkerState.READY)
         kind = gateway.catalog.wanted("math")
 
-        with pytest.raises(UpstreamTimeout) as late:
+        with pytest.raises(PoolExhausted) as late:
             await gateway.sessions.open(
                 EpisodeRequest(
                     owner=OWNER,
@@ -73,7 +73,7 @@ async def test_an_opening_whose_time_the_wait_used_up_is_told_so_in_plain_number
                 )
             )
 
-        assert late.value.detail == "the worker did not open the session within 0 s"
+        assert late.value.detail == "no slot of math became free in time"
         await gateway.eventually_used(0)
 
 

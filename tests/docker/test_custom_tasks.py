@@ -380,7 +380,8 @@ def riddles_image(docker_engine: docker.APIClient) -> str:
     """An image of the project's base with the environment server of this very checkout."""
     lines = (f"FROM {BASE_IMAGE}", "COPY . ./", 'CMD ["python3", "server.py"]')
     package = PROJECT_DIR / "env_images" / "base"
-    modules = {str(path.relative_to(package)): path.read_bytes() for path in package.glob("envserver/**/*.py")}
+    sources = (path for suffix in ("py", "json") for path in package.glob(f"envserver/**/*.{suffix}"))
+    modules = {str(path.relative_to(package)): path.read_bytes() for path in sources}
     files = {"Dockerfile": "\n".join(lines).encode(), "server.py": SERVER.encode(), **modules}
     return built_once(docker_engine, "env-gateway-tests/riddles:1", files)
 

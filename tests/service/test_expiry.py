@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from gateway.core.ids import session_id
+from gateway.sessions.cache import session_id
 from tests.deadlines import scaled
 from tests.fakes.clock import Clock
-from tests.fakes.eventually import until
+from tests.fakes.eventually import eventually, until
 from tests.service.stack import IDLE_S, OWNER, environment, running, stack
 from tests.service.wire import call, create, detail, under_way
 
@@ -96,7 +96,11 @@ async def test_a_session_whose_call_ended_a_short_while_ago_keeps_its_idle_time_
 
         clock.advance(IDLE_S + 1)
         await until(lambda: worker.lists_asked == 1)
-        await gateway.pool.tick()
+
+        async def renewed() -> None:
+            assert not await gateway.store.late(1)
+
+        await eventually(renewed)
         still_open = await gateway.open_sessions()
         worker.sessions[ID].idle_s = IDLE_S + 1
         clock.advance(IDLE_S - 100 + 1)

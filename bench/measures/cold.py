@@ -23,7 +23,7 @@ from docker import APIClient
 from bench.load.http1 import Address, Connection, connect, request_bytes
 from bench.measures.opens import S6_P50_MS, S6_P99_MS, Opens, in_turn, open_figures, open_table
 from bench.reporting.report import Goal, Report, Table, number
-from bench.reporting.stats import latencies, ratio
+from bench.reporting.stats import Latencies, latencies, ratio
 from bench.subjects.containers import build_image
 from bench.subjects.processes import StartError
 from bench.subjects.targets import ENVIRONMENTS, GATEWAY, Servers
@@ -183,9 +183,6 @@ async def run(servers: Servers, plan: Plan) -> Report:
 
 def make_report(samples: Samples, *, plan: Plan) -> Report:
     """Turn samples into a report."""
-    through, direct = median(samples.gateway_s) * 1e3, median(samples.sdk_s) * 1e3
-    warm = latencies(samples.warm.first_prompt_s)
-    what = "a container's create + start + ready by the SDK"
     cold_table = Table(
         "A container for each session, ms",
         ["way", "p50", "least", "most"],
@@ -202,39 +199,45 @@ def make_report(samples: Samples, *, plan: Plan) -> Report:
             "cold_sdk_ms": [each * 1e3 for each in samples.sdk_s],
             "warm": open_figures(samples.warm),
         },
-        goals=[
-            Goal(
-                id="S7",
-                what=f"cold create to first prompt ÷ {what}",
-                value=ratio(through, direct),
-                bound=S7_TIMES,
-                unit="x",
-            ),
-            Goal(
-                id="S6",
-                what=f"{what} ÷ create to first prompt on a warm pool",
-                value=ratio(direct, warm.p50_ms),
-                bound=S6_TIMES,
-                at_least=True,
-                unit="x",
-            ),
-            *(
-                Goal(
-                    id="S6",
-                    what=f"create to first prompt on a warm pool of containers, {share}",
-                    value=value,
-                    bound=bound,
-                    unit="ms",
-                )
-                for share, value, bound in (("p50", warm.p50_ms, S6_P50_MS), ("p99", warm.p99_ms, S6_P99_MS))
-            ),
-        ],
+        goals=_goals(samples, latencies(samples.warm.first_prompt_s)),
         tables=[
             cold_table,
             open_table("Opening an episode on a warm pool of containers, ms: p50 / p99", {GATEWAY: samples.warm}),
         ],
         not_comparable=("The SDK's figure ends with the worker's first answer, the gateway's with the first prompt.",),
     )
+
+
+def _goals(samples: Samples, warm: Latencies) -> list[Goal]:
+    through, direct = median(samples.gateway_s) * 1e3, median(samples.sdk_s) * 1e3
+    what = "a container's create + start + ready by the SDK"
+    return [
+        Goal(
+            id="S7",
+            what=f"cold create to first prompt ÷ {what}",
+            value=ratio(through, direct),
+            bound=S7_TIMES,
+            unit="x",
+        ),
+        Goal(
+            id="S6",
+            what=f"{what} ÷ create to first prompt on a warm pool",
+            value=ratio(direct, warm.p50_ms),
+            bound=S6_TIMES,
+            at_least=True,
+            unit="x",
+        ),
+        *(
+            Goal(
+                id="S6",
+                what=f"create to first prompt on a warm pool of containers, {share}",
+                value=value,
+                bound=bound,
+                unit="ms",
+            )
+            for share, value, bound in (("p50", warm.p50_ms, S6_P50_MS), ("p99", warm.p99_ms, S6_P99_MS))
+        ),
+    ]
 
 
 def _row(samples_s: list[float]) -> list[str]:

@@ -89,8 +89,7 @@ async def run(servers: Servers, plan: Plan, *, instance: str = "", lock: int | N
         made = Clusters(
             servers,
             lab,
-            machines=machines,
-            here=here,
+            machines=[here, *machines],
             engine=plan.engine,
             instance=instance,
             image=plan.gateway_image,

@@ -81,7 +81,6 @@ class Clusters:
         lab: Lab,
         *,
         machines: Sequence[Machine],
-        here: Machine,
         engine: str,
         instance: str,
         image: str,
@@ -93,8 +92,7 @@ class Clusters:
         Args:
             servers: Makes the gateways.
             lab: Which is up.
-            machines: The lab's, in their order.
-            here: This machine.
+            machines: This one, and the lab's in their order.
             engine: Where this machine's engine is.
             instance: Heads the instance of each cluster.
             image: Of the nodes.
@@ -103,8 +101,7 @@ class Clusters:
         """
         self._servers = servers
         self._lab = lab
-        self._machines = machines
-        self._here = here
+        self._here, *self._machines = machines
         self._engine = engine
         self._instance = instance
         self._image = image

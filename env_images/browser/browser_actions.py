@@ -108,10 +108,8 @@ class Actions:
         Raises:
             ActionError: it is no action, or one that is refused.
         """
-        if len(text) > MAX_ACTION_CHARS:
-            raise ActionError(f"an action has at most {MAX_ACTION_CHARS} characters")
-        if not text:
-            raise ActionError("the action is empty")
+        if not text or len(text) > MAX_ACTION_CHARS:
+            raise ActionError(f"an action has 1 to {MAX_ACTION_CHARS} characters, and this one has {len(text)}")
         try:
             calls = self._parser.parse_string(text, parse_all=True).as_list()
         except Exception as error:  # noqa: BLE001  # pyparsing's, and what literals in it raise

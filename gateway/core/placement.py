@@ -1,4 +1,4 @@
-"""Machines of a cluster, as they report themselves; what the control loop places workers by. See `plan.place`."""
+"""Machines of a cluster, as they report themselves; `gateway.backends.swarm.placement` places workers by it."""
 
 from __future__ import annotations
 

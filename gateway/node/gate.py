@@ -316,7 +316,7 @@ async def read_body(receive: Receive, limit_bytes: int) -> bytes:
     """Read the request's body.
 
     Raises:
-        Refused: it has more than *limit_bytes*, or its sender hung up.
+        GateRefusal: it has more than *limit_bytes*, or its sender hung up.
     """
     body = bytearray()
     while True:
@@ -334,7 +334,7 @@ async def refuse_body(receive: Receive) -> None:
     """Read the body of a request that has none; some clients send an empty object.
 
     Raises:
-        Refused: it has one.
+        GateRefusal: it has one.
     """
     if (await read_body(receive, 64)).strip() not in (b"", b"{}", b"null"):
         raise GateRefusal("this request takes no body")

@@ -72,7 +72,7 @@ class Transfers:
         """Read a tar, check it, and load it into the engine; the id of *reference*, which is *id*.
 
         Raises:
-            Refused: it is too large, or anything else than that one image; or the engine did not take it.
+            GateRefusal: it is too large, or anything else than that one image; or the engine did not take it.
             httpx.TransportError: the engine does not answer.
         """
         if "@" in reference:

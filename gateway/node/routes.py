@@ -149,7 +149,7 @@ def find(method: str, raw_path: bytes, query: bytes) -> Operation:
     """Look a request up in the table.
 
     Raises:
-        Refused: it is not there, or has a parameter that is not.
+        GateRefusal: it is not there, or has a parameter that is not.
     """
     path = raw_path.decode("latin-1")
     version, path = _split_version(path)
@@ -201,7 +201,7 @@ def own_containers(given: str, instance: str) -> Filters:
     """Narrow the filters *given* (JSON, or empty) to containers of *instance*.
 
     Raises:
-        Refused: they are malformed or of a kind that is not allowed.
+        GateRefusal: they are malformed or of a kind that is not allowed.
     """
     return _with_label(_read(given, _LIST_KEYS), instance)
 
@@ -210,7 +210,7 @@ def own_events(given: str, instance: str) -> Filters:
     """Narrow the filters *given* to events of containers of *instance*: images carry labels too.
 
     Raises:
-        Refused: they are malformed or of a kind that is not allowed.
+        GateRefusal: they are malformed or of a kind that is not allowed.
     """
     filters = _read(given, _EVENT_KEYS)
     if filters.get("type", ["container"]) != ["container"]:

@@ -1,6 +1,6 @@
-"""Workers on many machines: each one's engine gate is spoken to as `docker` speaks to one, and which machine gets a
-worker is decided by ``core/plan.place``.
+"""Workers on many machines: each one's engine gate is spoken to as `docker` speaks to one.
 
-What knows the machines is `nodes`; `gates` brings their engines to local sockets, `dialing` their workers to the
-request path, `spreading` images from one to the other. `backend` is what the pool sees.
+`nodes` knows the machines, and `placement` decides which of them gets a worker. `gate_sockets` brings their engines to
+local sockets, `dialing` their workers to the request path, and `image_sync` images from one machine to another.
+`backend` is what the pool sees.
 """

@@ -17,10 +17,11 @@ from gateway.catalog.inspect.findings import (
     default_of,
     fields,
     names_of,
+    one_line,
     text_field,
     tools_of,
 )
-from gateway.catalog.inspect.probe import Probe, ProbeSocket, Unanswered, one_line
+from gateway.catalog.inspect.probe import Probe, ProbeSocket, Unanswered
 from gateway.core.environment import ServerProtocol
 from gateway.core.errors import ConfigError
 
@@ -39,12 +40,7 @@ async def look(server: Probe, openapi: Mapping[str, Any], *, environment: str = 
         ConfigError: it is of a version without WebSockets, or has another environment than *environment*.
         Unanswered: it ceased to answer.
     """
-    schema = (await server.get("/schema")).object()
-    if not schema:
-        raise ConfigError(
-            "an OpenEnv server of version 0.1: it has one state for all its clients, and no client of today can use "
-            "it. Build it on openenv-core 0.2 or later"
-        )
+    schema = await _schema(server)
     metadata = (await server.get("/metadata")).object()
     names = names_of((await server.get("/list_environments")).json())
     chosen = ors.choose(names, environment) if names or environment else ""
@@ -80,6 +76,16 @@ async def look(server: Probe, openapi: Mapping[str, Any], *, environment: str = 
         trouble=trouble,
         remarks=tuple(remarks),
     )
+
+
+async def _schema(server: Probe) -> Mapping[str, Any]:
+    schema: Mapping[str, Any] = (await server.get("/schema")).object()
+    if not schema:
+        raise ConfigError(
+            "an OpenEnv server of version 0.1: it has one state for all its clients, and no client of today can use "
+            "it. Build it on openenv-core 0.2 or later"
+        )
+    return schema
 
 
 def _description(metadata: Mapping[str, Any]) -> str:

@@ -1,4 +1,8 @@
-"""The adapters that the settings name: stores and backends. With `app`, the only module that knows their classes."""
+"""The adapters that the settings name: stores and backends. With `app`, the only module that knows their classes.
+
+What a gateway on a laptop has no use for is imported where the settings name it: redis-py, the Docker SDK and httpx
+would take two fifths of the time in which it starts.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,9 @@ import asyncio
 import logging
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from gateway.backends.docker.backend import DockerBackend
 from gateway.backends.process import ProcessBackend
-from gateway.backends.swarm.backend import SwarmBackend
-from gateway.backends.swarm.nodes import Nodes
-from gateway.backends.swarm.reports import parse_hosts
 from gateway.catalog.catalog import Catalog
 from gateway.core.errors import ConfigError, StoreUnavailable
 from gateway.core.file_lock import Taken, hold
@@ -22,16 +23,16 @@ from gateway.core.ports.calls import CallStore
 from gateway.core.ports.curricula import CurriculumStore
 from gateway.core.ports.store import Store
 from gateway.core.ports.tasks import TaskStore
-from gateway.node.tls import NODE_NAME, client_context
 from gateway.settings import Settings, inherited_environ
 from gateway.stores.memory.curricula import MemoryCurriculumStore
 from gateway.stores.memory.sessions import MemoryStore
 from gateway.stores.memory.tasks import MemoryTaskStore
-from gateway.stores.redis.calls import RedisCallStore
-from gateway.stores.redis.client import place_of
-from gateway.stores.redis.curricula import RedisCurriculumStore
-from gateway.stores.redis.sessions import RedisStore
-from gateway.stores.redis.tasks import RedisTaskStore
+
+if TYPE_CHECKING:
+    from gateway.backends.docker.backend import DockerBackend
+    from gateway.backends.swarm.backend import SwarmBackend
+    from gateway.backends.swarm.dialing import NodeDialer
+    from gateway.backends.swarm.nodes import Nodes
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +49,12 @@ def check_store(store: str) -> str:
     Raises:
         ConfigError: *store* is neither ``memory`` nor a URL that can be read.
     """
+    if store == "memory":
+        return store
+    from gateway.stores.redis.client import place_of
+
     try:
-        return store if store == "memory" else place_of(store)
+        return place_of(store)
     except ValueError as error:
         raise ConfigError(f"GATEWAY_STORE: {error}") from None
 
@@ -82,6 +87,11 @@ def make_stores(settings: Settings, replica: str) -> Stores:
             curricula=MemoryCurriculumStore(),
         )
     check_store(settings.store)
+    from gateway.stores.redis.calls import RedisCallStore
+    from gateway.stores.redis.curricula import RedisCurriculumStore
+    from gateway.stores.redis.sessions import RedisStore
+    from gateway.stores.redis.tasks import RedisTaskStore
+
     url, prefix = settings.store, settings.store_prefix
     return Stores(
         sessions=RedisStore(
@@ -149,16 +159,22 @@ def make_backend(settings: Settings, catalog: Catalog) -> Backend:
     return _docker_backend(settings, catalog, url=settings.docker_url)
 
 
-def make_nodes(settings: Settings) -> Nodes | None:
-    """The machines of the cluster; None where the settings name another backend.
+def make_nodes(settings: Settings) -> tuple[Nodes, NodeDialer] | None:
+    """The machines of the cluster, and what reaches them; None where the settings name another backend.
 
     Raises:
         ConfigError: the hosts, or the files of the cluster, are wrong.
     """
     if settings.backend != "swarm":
         return None
+    from gateway.backends.swarm.dialing import NodeDialer
+    from gateway.backends.swarm.nodes import Nodes
+    from gateway.backends.swarm.reports import parse_hosts
+    from gateway.node.tls import NODE_NAME, client_context
+
     tls = client_context(*settings.cluster_files())
-    return Nodes(parse_hosts(settings.nodes), tls=tls, tls_name=NODE_NAME, lost_s=settings.nodes_lost_s)
+    nodes = Nodes(parse_hosts(settings.nodes), tls=tls, tls_name=NODE_NAME, lost_s=settings.nodes_lost_s)
+    return nodes, NodeDialer(nodes)
 
 
 def make_swarm(
@@ -170,6 +186,7 @@ def make_swarm(
     lease: LeaderLease | None = None,
 ) -> SwarmBackend:
     """The backend of many machines; for *store* and *lease* see there."""
+    from gateway.backends.swarm.backend import SwarmBackend
 
     def engine(url: str, node: NodeId) -> DockerBackend:
         return _docker_backend(settings, catalog, url=url, node=node)
@@ -220,16 +237,21 @@ def hold_containers(settings: Settings) -> ExitStack:
 
 
 def _docker_backend(settings: Settings, catalog: Catalog, *, url: str, node: NodeId | None = None) -> DockerBackend:
+    from gateway.backends.docker.backend import DockerBackend, EnginePace
+    from gateway.backends.docker.mounts import HostPaths
+
     return DockerBackend(
         url=url,
         instance=settings.instance,
         owner=settings.read_owner(),
-        socket_dir=settings.socket_dir,
-        socket_volume=settings.socket_volume,
-        node=node,
-        custom_tasks_dir=settings.custom_tasks_dir,
-        custom_tasks_volume=settings.custom_tasks_volume,
-        threads=settings.docker_threads,
+        paths=HostPaths(
+            socket_dir=settings.socket_dir,
+            socket_volume=settings.socket_volume,
+            node=node,
+            custom_tasks_dir=settings.custom_tasks_dir,
+            custom_tasks_volume=settings.custom_tasks_volume,
+        ),
+        pace=EnginePace(threads=settings.docker_threads),
         environments=[environment for environment in catalog if not environment.server.url],
         forwarder_image=settings.forwarder_image,
     )

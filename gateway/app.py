@@ -26,8 +26,6 @@ from gateway.adapters import (
     start_store,
 )
 from gateway.backends.external import RoutedBackend
-from gateway.backends.swarm.dialing import NodeDialer
-from gateway.backends.swarm.nodes import NodeState
 from gateway.catalog.reload import CatalogReload
 from gateway.catalog.task_modules import CustomTaskFolders
 from gateway.content import Completion, Content
@@ -143,8 +141,9 @@ class Gateway:
     def _wire_workers(self, backend: Backend | None) -> None:
         """Make what starts workers and what reaches them."""
         settings, catalog = self.settings, self.catalog
-        self._nodes = make_nodes(settings) if backend is None else None
-        self._dialer = NodeDialer(self._nodes) if self._nodes is not None else None
+        cluster = make_nodes(settings) if backend is None else None
+        self._nodes = cluster[0] if cluster is not None else None
+        self._dialer = cluster[1] if cluster is not None else None
         self.swarm = None
         if self._nodes is not None:
             self.swarm = make_swarm(settings, catalog, self._nodes, store=self.store, lease=self.lease)
@@ -244,7 +243,7 @@ class Gateway:
         )
         self.lease.follow(self.reload)
         if self._nodes is not None:  # a machine that comes may have an image that the others lack, or lack one
-            self._nodes.changed(lambda view: self.reload.ask_again() if view.state is NodeState.LIVE else None)
+            self._nodes.changed(lambda view: self.reload.ask_again() if view.is_live else None)
 
     def _wire_pool(self, upstreams: Mapping[UpstreamKind, Upstream]) -> None:
         """Make what starts and stops workers, and leader election."""

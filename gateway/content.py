@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Final
 
 from gateway.catalog.catalog import Catalog, load_catalog, why_not_runnable
-from gateway.catalog.inspect.detect import detect_url
-from gateway.catalog.inspect.toml_writer import check_name, environment_of
 from gateway.catalog.task_modules import CustomTaskFolders
 from gateway.core.environment import Environment
 from gateway.core.errors import ConfigError, UnknownEnvironment
@@ -45,6 +43,17 @@ async def load_content(settings: Settings) -> Content:
         ConfigError: with file, line and reason; or a server does not answer, or is none that can be used.
     """
     servers = settings.static_servers()
+    static = await _inspect_servers(servers) if servers else []
+    catalog, tasks = load_files(settings, static=static)
+    return Content(catalog, tasks, read_curricula(settings, catalog, tasks))
+
+
+async def _inspect_servers(servers: Mapping[str, str]) -> list[Environment]:
+    """Ask the servers, URL by name, what they are. Raises as `load_content`."""
+    # Only here, as the first needs httpx, which takes 40 ms to import.
+    from gateway.catalog.inspect.detect import detect_url
+    from gateway.catalog.inspect.toml_writer import check_name, environment_of
+
     for name in servers:
         check_name(name)
     found = await asyncio.gather(*(detect_url(url, timeout_s=STATIC_WAIT_S) for url in servers.values()))
@@ -57,8 +66,7 @@ async def load_content(settings: Settings) -> Content:
             environment.protocol.value,
             environment.pool.slots,
         )
-    catalog, tasks = load_files(settings, static=static)
-    return Content(catalog, tasks, read_curricula(settings, catalog, tasks))
+    return static
 
 
 def load_files(
@@ -111,7 +119,7 @@ def read_curricula(settings: Settings, catalog: Catalog, tasks: TaskRegistry) ->
     tables: dict[tuple[EnvironmentName, str], Rows | None] = {}
 
     def look(name: EnvironmentName, split: str) -> Rows | None:
-        environment = catalog.offered(name)
+        environment = catalog.offered.get(name)
         if environment is None:
             raise UnknownEnvironment(f"no environment {name!r} is on offer")
         if (name, split) not in tables:
@@ -135,7 +143,7 @@ class Completion:
         Raises:
             ConfigError: its tasks are wrong.
         """
-        if self._catalog.offered(environment.name) is None:  # of one that is known `TaskFileWatch` sees changes
+        if environment.name not in self._catalog.offered:  # of one that is known `TaskFileWatch` sees changes
             found = await asyncio.to_thread(read_splits, environment.tasks)
             self._tasks.offer(environment.name, found, environment.env_types)
         return await self._task_modules.fill(environment)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-import httpx
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -28,6 +27,8 @@ def ask(
 
     *path* is not quoted yet: names in it may have any character.
     """
+    import httpx  # `gateway serve`, which has all commands in it, starts 40 ms sooner without it
+
     quoted = httpx.URL("http://g").copy_with(path=path).raw_path.decode()
     headers = {"X-API-Key": key} if key else {}
     try:

@@ -17,7 +17,6 @@ from rich.table import Table
 
 from gateway import BUNDLED
 from gateway.catalog.catalog import Catalog, describe, load_catalog
-from gateway.catalog.inspect.detect import detect_url
 from gateway.catalog.inspect.findings import Finding, Findings, Ran, TrialRequest
 from gateway.catalog.inspect.toml_writer import NAME, check_name, check_place, file_text, memory_mib
 from gateway.catalog.toml import parse_environment
@@ -127,6 +126,8 @@ def default_name(what: str) -> str:
 
 async def _of_url(url: str, environment: str, timeout_s: float) -> Findings:
     with Console(stderr=True).status(f"looking at {escape(url)}"):
+        from gateway.catalog.inspect.detect import detect_url
+
         return await detect_url(url, timeout_s=timeout_s, environment=environment)
 
 

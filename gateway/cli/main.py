@@ -94,7 +94,7 @@ def serve_command(
 @app.command()
 def node() -> None:
     """Serve the engine gate: the only process that needs the Docker socket."""
-    from gateway.node import run_node  # the other commands need no Docker SDK
+    from gateway.node.serve import run_node  # the other commands need no Docker SDK
 
     settings = load()
     logs.configure(settings.log_level)

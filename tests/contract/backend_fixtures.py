@@ -19,7 +19,9 @@ from docker.errors import DockerException
 
 from gateway.backends.process import ProcessBackend
 from gateway.core.ids import WorkerId
-from gateway.node import Gate, Rules, serving_gate
+from gateway.node.gate import Gate
+from gateway.node.policy import Rules
+from gateway.node.serve import serving_gate
 from tests.contract.backend_swarm_world import swarm_at
 from tests.contract.backend_world import (
     BASE_IMAGES,

@@ -17,7 +17,9 @@ from gateway.backends.external import RoutedBackend
 from gateway.backends.process import ProcessBackend
 from gateway.core.environment import Server
 from gateway.core.ids import WorkerId
-from gateway.node import Gate, Rules, serving_gate
+from gateway.node.gate import Gate
+from gateway.node.policy import Rules
+from gateway.node.serve import serving_gate
 from tests.contract.backend_foreign_world import (
     FORWARDER,
     PORT,

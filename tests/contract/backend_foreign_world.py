@@ -13,7 +13,8 @@ from typing import Any
 
 import docker
 
-from gateway.backends.docker.backend import DockerBackend
+from gateway.backends.docker.backend import DockerBackend, EnginePace
+from gateway.backends.docker.mounts import HostPaths
 from gateway.core.addresses import parse_address
 from gateway.core.environment import Environment, Limits, Server
 from gateway.core.errors import UpstreamGone
@@ -113,9 +114,8 @@ async def foreign_docker_at(
     backend = DockerBackend(
         url=url,
         instance=instance,
-        socket_dir=shared_dir,
-        threads=4,
-        stop_grace_s=1.0,
+        paths=HostPaths(socket_dir=shared_dir),
+        pace=EnginePace(threads=4, stop_grace_s=1.0),
         environments=[environment],
         forwarder_image=images[1],
     )

@@ -8,14 +8,16 @@ from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.backends.docker.backend import DockerBackend
+from gateway.backends.docker.backend import DockerBackend, EnginePace
+from gateway.backends.docker.mounts import HostPaths
 from gateway.backends.swarm.backend import SwarmBackend
 from gateway.backends.swarm.dialing import NodeDialer
 from gateway.backends.swarm.nodes import Nodes
 from gateway.core.environment import Environment
 from gateway.core.placement import NodeId
-from gateway.node import Gate, Rules
 from gateway.node.cluster import Cluster
+from gateway.node.gate import Gate
+from gateway.node.policy import Rules
 from gateway.node.serve import serving_cluster
 from gateway.node.tls import NODE_NAME, client_context, server_context
 from gateway.node.tunnel import Tunnel as NodeRelay
@@ -81,11 +83,8 @@ def _engine(
             url=url,
             instance=rules.instance,
             owner="0" * 16,
-            socket_dir=shared_dir,
-            node=node,
-            custom_tasks_dir=tasks_dir,
-            threads=4,
-            stop_grace_s=1.0,
+            paths=HostPaths(socket_dir=shared_dir, node=node, custom_tasks_dir=tasks_dir),
+            pace=EnginePace(threads=4, stop_grace_s=1.0),
             environments=[environment],
             forwarder_image=rules.forwarder_image,
         )

@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 import docker
 import httpx
 
-from gateway.backends.docker.backend import DockerBackend
+from gateway.backends.docker.backend import DockerBackend, EnginePace
+from gateway.backends.docker.mounts import HostPaths
 from gateway.core.addresses import parse_address
 from gateway.core.environment import CustomTasks, Environment, Limits
 from gateway.core.ids import EnvironmentName, WorkerId
@@ -193,10 +194,8 @@ async def docker_world_at(
             url=at,
             instance=instance,
             owner=owner,
-            socket_dir=shared_dir,
-            custom_tasks_dir=tasks_dir,
-            threads=4,
-            stop_grace_s=1.0,
+            paths=HostPaths(socket_dir=shared_dir, custom_tasks_dir=tasks_dir),
+            pace=EnginePace(threads=4, stop_grace_s=1.0),
             environments=[fake_environment(image)],
         )
         backends.append(made)

@@ -12,7 +12,8 @@ from pathlib import Path
 import docker
 import pytest
 
-from gateway.backends.docker.backend import DockerBackend
+from gateway.backends.docker.backend import DockerBackend, EnginePace
+from gateway.backends.docker.mounts import HostPaths
 from gateway.core.errors import BackendError, StartFailed
 from gateway.core.ids import WorkerId
 from gateway.core.session import CloseReason
@@ -67,11 +68,9 @@ async def impatient(
     made = DockerBackend(
         url=engine.url,
         instance=instance,
-        socket_dir=shared_dir,
-        threads=THREADS,
-        stop_grace_s=1.0,
+        paths=HostPaths(socket_dir=shared_dir),
+        pace=EnginePace(threads=THREADS, stop_grace_s=1.0, silence_s=SILENCE_S),
         environments=[fake_environment(worker_image)],
-        silence_s=SILENCE_S,
     )
     yield made
     await made.aclose()

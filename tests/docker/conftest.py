@@ -10,7 +10,9 @@ import httpx
 import pytest
 
 from gateway.core.environment import Environment
-from gateway.node import Gate, Rules, serving_gate
+from gateway.node.gate import Gate
+from gateway.node.policy import Rules
+from gateway.node.serve import serving_gate
 from tests.contract.backend_world import ENGINE_URL, fake_environment, remove_labelled
 from tests.deadlines import scaled
 

@@ -19,10 +19,12 @@ import pytest
 
 from gateway.backends.docker.backend import DockerBackend
 from gateway.backends.docker.container import container_body, container_name
+from gateway.backends.docker.mounts import HostPaths
 from gateway.core.environment import CustomTasks, Environment, Relaxations
 from gateway.core.ids import EnvironmentName
-from gateway.node import Gate, Rules, serving_gate
-from gateway.node.serve import mountpoint
+from gateway.node.gate import Gate
+from gateway.node.policy import Rules
+from gateway.node.serve import mountpoint, serving_gate
 from tests.contract.backend_world import ENGINE_URL, healthy, labelled, new_id, remove_labelled, run_inside, worker_of
 from tests.deadlines import scaled
 from tests.fakes.eventually import eventually
@@ -78,7 +80,9 @@ async def gate_and_backend(
         [environment, tunable, other], instance=instance, socket_root=str(sockets), custom_tasks_root=str(tasks_root)
     )
     gate = Gate(engine=ENGINE_URL, rules=rules, custom_tasks_view=tasks_root)
-    backend = DockerBackend(url=url, instance=instance, socket_dir=sockets, custom_tasks_dir=tasks_root)
+    backend = DockerBackend(
+        url=url, instance=instance, paths=HostPaths(socket_dir=sockets, custom_tasks_dir=tasks_root)
+    )
     transport = httpx.AsyncHTTPTransport(uds=str(shared_dir / "gate.sock"), verify=False)
     async with (
         serving_gate(gate, shared_dir / "gate.sock"),
@@ -247,9 +251,7 @@ async def test_of_a_volume_a_worker_gets_its_environments_folder_and_no_other(
         backend = DockerBackend(
             url=f"unix://{shared_dir}/gate.sock",
             instance=instance,
-            socket_dir=shared_dir,
-            custom_tasks_dir=tasks_root,
-            custom_tasks_volume=volume,
+            paths=HostPaths(socket_dir=shared_dir, custom_tasks_dir=tasks_root, custom_tasks_volume=volume),
         )
         worker = worker_of(tunable)
         address = await backend.start(worker, tunable)

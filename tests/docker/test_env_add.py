@@ -16,6 +16,7 @@ import docker
 import pytest
 
 from gateway.backends.docker.backend import DockerBackend
+from gateway.backends.docker.mounts import HostPaths
 from gateway.catalog.inspect import trial
 from gateway.catalog.inspect.findings import Capacity, Finding, Findings, Ran, TrialRequest
 from gateway.catalog.inspect.image import ImageInspector
@@ -132,7 +133,10 @@ async def bench(
 @asynccontextmanager
 async def running_bench(instance: str, shared_dir: Path) -> AsyncIterator[Bench]:
     backend = DockerBackend(
-        url=ENGINE_URL, instance=instance, socket_dir=shared_dir / "inspection", forwarder_image=FORWARDER
+        url=ENGINE_URL,
+        instance=instance,
+        paths=HostPaths(socket_dir=shared_dir / "inspection"),
+        forwarder_image=FORWARDER,
     )
     looking = ImageInspector(ENGINE_URL)
     try:

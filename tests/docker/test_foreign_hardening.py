@@ -17,10 +17,13 @@ import pytest
 
 from gateway.backends.docker.backend import DockerBackend
 from gateway.backends.docker.container import forwarder_body, server_body
+from gateway.backends.docker.mounts import HostPaths
 from gateway.core.environment import Environment, Relaxations, Server, Volume
 from gateway.core.errors import BackendError, StartFailed
 from gateway.core.ids import EnvironmentName, WorkerId
-from gateway.node import Gate, Rules, serving_gate
+from gateway.node.gate import Gate
+from gateway.node.policy import Rules
+from gateway.node.serve import serving_gate
 from tests.contract.backend_foreign_world import (
     PORT,
     ForeignWorld,
@@ -285,7 +288,9 @@ async def test_without_the_forwarders_image_nothing_starts_and_nothing_is_left(
 ) -> None:
     environment = foreign_environment(foreign_image)
     missing = "env-gateway-tests/none"
-    backend = DockerBackend(url=ENGINE_URL, instance=instance, socket_dir=shared_dir, forwarder_image=missing)
+    backend = DockerBackend(
+        url=ENGINE_URL, instance=instance, paths=HostPaths(socket_dir=shared_dir), forwarder_image=missing
+    )
 
     with pytest.raises(StartFailed, match=f"no image {missing} on this engine"):
         await backend.start(worker_of(environment), environment)
@@ -299,8 +304,8 @@ async def test_a_forwarder_that_fails_at_once_fails_the_start_with_its_reason(
     docker_engine: docker.APIClient, foreign_image: str, shared_dir: Path, instance: str
 ) -> None:
     environment = foreign_environment(foreign_image)
-    backend = DockerBackend(  # an image without our package
-        url=ENGINE_URL, instance=instance, socket_dir=shared_dir, forwarder_image=foreign_image
+    backend = DockerBackend(
+        url=ENGINE_URL, instance=instance, paths=HostPaths(socket_dir=shared_dir), forwarder_image=foreign_image
     )
     worker = worker_of(environment)
 

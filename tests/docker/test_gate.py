@@ -24,11 +24,13 @@ import pytest
 
 from gateway.backends.docker.backend import DockerBackend
 from gateway.backends.docker.container import container_body, container_name
+from gateway.backends.docker.mounts import HostPaths
 from gateway.core.environment import Environment
 from gateway.core.errors import BackendError, ConfigError, StartFailed
 from gateway.core.ids import WorkerId
-from gateway.node import Gate, Rules, serving_gate
-from gateway.node.serve import mountpoint
+from gateway.node.gate import Gate
+from gateway.node.policy import Rules
+from gateway.node.serve import mountpoint, serving_gate
 from tests.contract.backend_world import (
     ENGINE_URL,
     eventually,
@@ -492,7 +494,9 @@ async def test_our_backend_meets_the_gates_limit_as_a_failed_start(
     environment = fake_environment(worker_image)
     rules = Rules.of([environment], instance=instance, socket_root=str(shared_dir), max_containers=1)
     async with serving_gate(Gate(engine=ENGINE_URL, rules=rules), shared_dir / "gate.sock"):
-        backend = DockerBackend(url=f"unix://{shared_dir}/gate.sock", instance=instance, socket_dir=shared_dir)
+        backend = DockerBackend(
+            url=f"unix://{shared_dir}/gate.sock", instance=instance, paths=HostPaths(socket_dir=shared_dir)
+        )
         first, second = worker_of(environment), worker_of(environment)
         await backend.start(first, environment)
 
@@ -533,8 +537,7 @@ async def test_with_a_volume_gateway_gate_and_engine_meet_in_it(
         backend = DockerBackend(
             url=f"unix://{shared_dir}/gate.sock",
             instance=instance,
-            socket_dir=shared_dir,
-            socket_volume=volume,
+            paths=HostPaths(socket_dir=shared_dir, socket_volume=volume),
             environments=[environment],
         )
         await backend.check()
@@ -566,7 +569,7 @@ async def test_the_command_serves_until_it_is_asked_to_end(shared_dir: Path, env
         import asyncio, pathlib
         from gateway.catalog.catalog import Catalog
         from gateway.core.environment import Environment
-        from gateway.node import run_node
+        from gateway.node.serve import run_node
         from gateway.settings import Settings
         folder = pathlib.Path({str(shared_dir)!r})
         catalog = Catalog([Environment(name="fake", image={environment.image!r}, directory=folder, command=("x",))])

@@ -17,8 +17,9 @@ import pytest
 from docker.errors import ImageNotFound
 
 from gateway.core.environment import Environment
-from gateway.node import Gate, Rules
 from gateway.node.cluster import Cluster
+from gateway.node.gate import Gate
+from gateway.node.policy import Rules
 from tests.contract.backend_world import ENGINE_URL, fake_environment
 from tests.deadlines import scaled
 from tests.fakes.images import built_once

@@ -21,7 +21,6 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from docker import APIClient
@@ -45,7 +44,7 @@ from gateway.backends.docker.container import (
 from gateway.backends.docker.deaths import REASON_S, DeathWatcher
 from gateway.backends.docker.engine import LOOK_S, TIMEOUT_S, Engine, EngineError
 from gateway.backends.docker.images import Images
-from gateway.backends.docker.mounts import Sources
+from gateway.backends.docker.mounts import HostPaths, Sources
 from gateway.backends.folders import SOCKET_NAME, Folders, RemoteFolders, SocketFolders
 from gateway.backends.launch import CancelToken, Launches, raise_first
 from gateway.core.addresses import FOREIGN_SOCKET
@@ -53,7 +52,6 @@ from gateway.core.environment import Environment
 from gateway.core.errors import BackendError, StartFailed
 from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.leader_lease import LeaderLease
-from gateway.core.placement import NodeId
 from gateway.core.ports.backend import Backend
 from gateway.core.worker import BackendWorker, Death, Worker
 
@@ -82,26 +80,33 @@ class _Made:
     """Names of those whose making the engine was asked for, and did not answer: they may come to be yet."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginePace:
+    """How much an engine is asked at once, and how long its answers may take."""
+
+    threads: int = 8
+    """Calls on the engine at once. It starts 5 to 7 containers a second at any parallelism."""
+    stop_grace_s: float = 2.0
+    """From SIGTERM to SIGKILL. Sessions have ended by then: what still runs is a step that overran, and the worker's
+    successor may wait for its place."""
+    silence_s: float = TIMEOUT_S
+    """The engine's longest silence within a call."""
+    reason_s: float = REASON_S
+    """How long a death may be kept back for its reason."""
+
+
 class DockerBackend(Backend):
     """Starts and stops containers.
 
     Args:
         url: The engine's socket, or the gate's: ``unix:///…``.
         instance: Label of everything that this backend makes.
-        socket_dir: The workers' folders as their machine sees them; absolute.
-        node: The machine of the workers' folders, if its gate makes them. None: they are on this machine.
+        paths: Where the files of workers are.
         owner: The gateway's identity, another label. The backend sees, counts and removes only what has both labels.
             Replicas that share a store have the same owner. Empty: *instance* alone decides.
-        socket_volume: The volume that is mounted at *socket_dir*; None where the engine sees that very path.
-        custom_tasks_dir: The folders of operators' task modules; None mounts none.
-        custom_tasks_volume: The volume that holds them; None where the engine sees *custom_tasks_dir* itself.
-        threads: Calls on the engine at once. It starts 5 to 7 containers a second at any parallelism.
-        stop_grace_s: From SIGTERM to SIGKILL. Sessions have ended by then: what still runs is a step that overran, and
-            the worker's successor may wait for its place.
         environments: `check` tries the engine with the first one whose images are there.
         forwarder_image: The image beside third-party images: one of ours, for its ``envserver``.
-        silence_s: The engine's longest silence within a call.
-        reason_s: How long a death may be kept back for its reason.
+        pace: How the engine is asked.
     """
 
     def __init__(
@@ -109,40 +114,27 @@ class DockerBackend(Backend):
         *,
         url: str,
         instance: str,
-        socket_dir: Path,
-        node: NodeId | None = None,
+        paths: HostPaths,
         owner: str = "",
-        socket_volume: str | None = None,
-        custom_tasks_dir: Path | None = None,
-        custom_tasks_volume: str | None = None,
-        threads: int = 8,
-        stop_grace_s: float = 2.0,
         environments: Collection[Environment] = (),
         forwarder_image: str = FORWARDER_IMAGE,
-        silence_s: float = TIMEOUT_S,
-        reason_s: float = REASON_S,
+        pace: EnginePace = EnginePace(),
     ) -> None:
         """Make no connection yet."""
         self._instance = instance
         self._owner = owner
         self._own = owned_filter(instance, owner)
-        self._grace_s = stop_grace_s
+        self._grace_s = pace.stop_grace_s
         self._environments = tuple(environments)
         self._forwarder_image = forwarder_image
-        here = SocketFolders(socket_dir.absolute(), mode=0o777)
-        self._folders: Folders = here if node is None else RemoteFolders(socket_dir, node)
-        self._engine = Engine(url, threads=threads, silence_s=silence_s)
-        self._sources = Sources(
-            self._engine,
-            self._folders,
-            volume=socket_volume,
-            custom_tasks_dir=custom_tasks_dir,
-            custom_tasks_volume=custom_tasks_volume,
-        )
-        self._puller = Engine(url, threads=PULL_THREADS, silence_s=silence_s)
+        here = SocketFolders(paths.socket_dir.absolute(), mode=0o777)
+        self._folders: Folders = here if paths.node is None else RemoteFolders(paths.socket_dir, paths.node)
+        self._engine = Engine(url, threads=pace.threads, silence_s=pace.silence_s)
+        self._sources = Sources(self._engine, self._folders, paths)
+        self._puller = Engine(url, threads=PULL_THREADS, silence_s=pace.silence_s)
         self._images = Images(self._engine, self._puller, forwarder_image=forwarder_image)
         self._launches = Launches()
-        self._endings = DeathWatcher(url, self._own, reason_s=reason_s)
+        self._endings = DeathWatcher(url, self._own, reason_s=pace.reason_s)
         self._closed = False
 
     async def start(self, worker: Worker, environment: Environment, lease: LeaderLease | None = None) -> str:

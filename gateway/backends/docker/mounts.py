@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -14,26 +15,34 @@ from gateway.backends.folders import Folders
 from gateway.core.environment import Environment
 from gateway.core.errors import StartFailed
 from gateway.core.ids import WorkerId
+from gateway.core.placement import NodeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostPaths:
+    """Where the files of workers are: folders as their machine sees them, and what is mounted there."""
+
+    socket_dir: Path
+    """The workers' folders; absolute."""
+    node: NodeId | None = None
+    """The machine of the workers' folders, if its gate makes them. None: they are on this machine."""
+    socket_volume: str | None = None
+    """The volume that is mounted at *socket_dir*; None where the engine sees that very path."""
+    custom_tasks_dir: Path | None = None
+    """The folders of operators' task modules; None mounts none."""
+    custom_tasks_volume: str | None = None
+    """The volume that holds them; None where the engine sees *custom_tasks_dir* itself."""
 
 
 class Sources:
     """Finds the sources of mounts; remembers where the engine keeps its volumes."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        folders: Folders,
-        *,
-        volume: str | None,
-        custom_tasks_dir: Path | None,
-        custom_tasks_volume: str | None,
-    ) -> None:
-        """*volume* and *custom_tasks_volume*: what is mounted at the folders; None where the engine sees these."""
+    def __init__(self, engine: Engine, folders: Folders, paths: HostPaths) -> None:
         self._engine = engine
         self._folders = folders
-        self._volume = volume
-        self._custom_tasks_dir = custom_tasks_dir.absolute() if custom_tasks_dir is not None else None
-        self._custom_tasks_volume = custom_tasks_volume
+        self._volume = paths.socket_volume
+        self._custom_tasks_dir = paths.custom_tasks_dir.absolute() if paths.custom_tasks_dir is not None else None
+        self._custom_tasks_volume = paths.custom_tasks_volume
         self._mountpoints: dict[str, str] = {}
 
     async def sockets(self, id: WorkerId) -> str:

@@ -71,6 +71,11 @@ class NodeView:
     """Since it was heard of last."""
 
     @property
+    def is_live(self) -> bool:
+        """Whether it answers."""
+        return self.state is NodeState.LIVE
+
+    @property
     def name(self) -> str:
         """For people."""
         return self.report.name if self.report is not None else self.id

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from gateway.catalog.inspect.findings import Capacity, Finding, Findings, FoundSplit
-from gateway.catalog.inspect.probe import Probe, Unanswered, one_line
+from gateway.catalog.inspect.findings import Capacity, Finding, Findings, FoundSplit, one_line
+from gateway.catalog.inspect.probe import Probe, Unanswered
 from gateway.core.environment import ActionType, ObservationType, ServerProtocol, SplitType
 
 Word = TypeVar("Word", bound=StrEnum)

@@ -166,3 +166,9 @@ def _is_text(schema: object) -> bool:
         return True
     options = schema.get("anyOf")
     return isinstance(options, list) and any(_is_text(option) for option in options)
+
+
+def one_line(text: str, *, limit: int = 200) -> str:
+    """What somebody else wrote, fit to be shown, or written behind a comment sign: one line, printable, short."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"

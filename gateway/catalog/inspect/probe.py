@@ -13,6 +13,7 @@ import httpx
 from websockets.asyncio.client import ClientConnection, connect, unix_connect
 from websockets.exceptions import ConnectionClosed, WebSocketException
 
+from gateway.catalog.inspect.findings import one_line
 from gateway.core.addresses import parse_address
 from gateway.core.errors import ConfigError
 
@@ -182,12 +183,6 @@ async def until_up(server: Probe, *, timeout_s: float, check: Callable[[], Await
         await check()
         await asyncio.sleep(PAUSE_S)
     raise Unanswered(f"no answer within {timeout_s:g} s ({last})")
-
-
-def one_line(text: str, *, limit: int = 200) -> str:
-    """What somebody else wrote, fit to be shown, or written behind a comment sign: one line, printable, short."""
-    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
 def _reason(error: BaseException) -> str:

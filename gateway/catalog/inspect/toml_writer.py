@@ -9,8 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from textwrap import wrap
 
-from gateway.catalog.inspect.findings import Finding, Findings, FoundSplit, Ran
-from gateway.catalog.inspect.probe import one_line
+from gateway.catalog.inspect.findings import Finding, Findings, FoundSplit, Ran, one_line
 from gateway.catalog.toml import parse_environment, read_environment
 from gateway.core.environment import Areal, Environment, Limits, Relaxations, ResetMapping, ServerProtocol, Timeouts
 from gateway.core.errors import ConfigError

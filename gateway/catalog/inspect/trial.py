@@ -16,9 +16,9 @@ from pathlib import Path
 import anyio
 
 from gateway.catalog.inspect.detect import NotRecognised, detect
-from gateway.catalog.inspect.findings import Findings, Ran, TrialRequest
+from gateway.catalog.inspect.findings import Findings, Ran, TrialRequest, one_line
 from gateway.catalog.inspect.image import Image, ImageInspector
-from gateway.catalog.inspect.probe import Probe, Unanswered, one_line, probing, until_up
+from gateway.catalog.inspect.probe import Probe, Unanswered, probing, until_up
 from gateway.core.environment import Environment, Limits, Relaxations, Server
 from gateway.core.errors import ConfigError, StartFailed
 from gateway.core.ids import EnvironmentName, WorkerId

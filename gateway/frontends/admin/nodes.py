@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.backends.swarm.backend import SwarmBackend
-from gateway.backends.swarm.nodes import NodeView
 from gateway.core.errors import BackendError
 from gateway.core.placement import NodeId
 from gateway.frontends.admin.replies import Body, as_json, operator_of, validated
+
+if TYPE_CHECKING:
+    from gateway.backends.swarm.backend import SwarmBackend
+    from gateway.backends.swarm.nodes import NodeView
 
 logger = logging.getLogger(__name__)
 

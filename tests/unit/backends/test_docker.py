@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from gateway.backends.docker.backend import DockerBackend
+from gateway.backends.docker.backend import DockerBackend, EnginePace
 from gateway.backends.docker.container import sandbox_profile
 from gateway.backends.docker.images import is_from_registry
+from gateway.backends.docker.mounts import HostPaths
 from gateway.core.environment import CustomTasks, Environment, Isolation, Limits, Relaxations, SandboxLimits
 from gateway.core.errors import BackendError, StartFailed
 from gateway.core.ids import EnvironmentName, WorkerId
@@ -58,7 +59,9 @@ def sockets(folder: Path) -> Path:
 
 @pytest.fixture
 async def backend(engine: FakeEngine, sockets: Path) -> AsyncIterator[DockerBackend]:
-    made = DockerBackend(url=engine.url, instance="ours", socket_dir=sockets, stop_grace_s=0.2)
+    made = DockerBackend(
+        url=engine.url, instance="ours", paths=HostPaths(socket_dir=sockets), pace=EnginePace(stop_grace_s=0.2)
+    )
     yield made
     await made.aclose()
 
@@ -230,7 +233,9 @@ async def test_a_workers_folder_is_everybodys_and_the_folder_above_lets_nobody_l
 async def test_with_a_volume_the_folder_is_bound_from_where_the_engine_has_the_volume(
     engine: FakeEngine, sockets: Path
 ) -> None:
-    backend = DockerBackend(url=engine.url, instance="ours", socket_dir=sockets, socket_volume="sockets")
+    backend = DockerBackend(
+        url=engine.url, instance="ours", paths=HostPaths(socket_dir=sockets, socket_volume="sockets")
+    )
 
     addresses = [await backend.start(worker(id), ENVIRONMENT) for id in ("w1", "w2")]
     await backend.aclose()
@@ -242,7 +247,9 @@ async def test_with_a_volume_the_folder_is_bound_from_where_the_engine_has_the_v
 
 
 async def test_a_volume_that_does_not_exist_fails_the_start(engine: FakeEngine, sockets: Path) -> None:
-    backend = DockerBackend(url=engine.url, instance="ours", socket_dir=sockets, socket_volume="missing")
+    backend = DockerBackend(
+        url=engine.url, instance="ours", paths=HostPaths(socket_dir=sockets, socket_volume="missing")
+    )
 
     with pytest.raises(StartFailed, match="no such volume"):
         await backend.start(worker(), ENVIRONMENT)
@@ -259,7 +266,9 @@ async def test_task_modules_are_mounted_read_only_and_the_worker_is_told_which(
     engine: FakeEngine, sockets: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "ours").mkdir()
-    backend = DockerBackend(url=engine.url, instance="ours", socket_dir=sockets, custom_tasks_dir=tmp_path)
+    backend = DockerBackend(
+        url=engine.url, instance="ours", paths=HostPaths(socket_dir=sockets, custom_tasks_dir=tmp_path)
+    )
     plain, environment = with_tasks(content=""), with_tasks()
     await backend.start(worker("w1", plain), plain)
     await backend.start(worker("w2", environment), environment)
@@ -286,9 +295,7 @@ async def test_task_modules_in_a_volume_are_bound_from_where_the_engine_has_it(
     backend = DockerBackend(
         url=engine.url,
         instance="ours",
-        socket_dir=sockets,
-        custom_tasks_dir=tmp_path,  # as this process sees the volume: the engine does not
-        custom_tasks_volume="tasks",
+        paths=HostPaths(socket_dir=sockets, custom_tasks_dir=tmp_path, custom_tasks_volume="tasks"),
     )
 
     for id in ("w1", "w2"):
@@ -303,7 +310,9 @@ async def test_task_modules_in_a_volume_are_bound_from_where_the_engine_has_it(
 async def test_task_modules_that_the_engine_does_not_see_fail_the_start_and_are_told_from_the_sockets(
     engine: FakeEngine, sockets: Path, tmp_path: Path
 ) -> None:
-    backend = DockerBackend(url=engine.url, instance="ours", socket_dir=sockets, custom_tasks_dir=tmp_path)
+    backend = DockerBackend(
+        url=engine.url, instance="ours", paths=HostPaths(socket_dir=sockets, custom_tasks_dir=tmp_path)
+    )
 
     with pytest.raises(StartFailed, match="is the folder of custom tasks there"):
         await backend.start(worker(environment=with_tasks()), with_tasks())
@@ -480,7 +489,9 @@ def test_an_image_is_from_a_registry_only_if_its_name_says_so(image: str, far: b
 
 
 async def test_an_engine_that_is_not_there_is_no_fault_of_the_image_and_leaves_nothing(folder: Path) -> None:
-    backend = DockerBackend(url=f"unix://{folder}/missing.sock", instance="ours", socket_dir=folder / "sockets")
+    backend = DockerBackend(
+        url=f"unix://{folder}/missing.sock", instance="ours", paths=HostPaths(socket_dir=folder / "sockets")
+    )
 
     with pytest.raises(BackendError, match="does not answer") as caught:
         await backend.start(worker(), ENVIRONMENT)
@@ -526,7 +537,12 @@ async def test_a_container_that_does_not_end_is_removed_by_force_after_the_grace
 
 
 async def test_stopping_holds_no_thread_while_it_waits_for_the_grace(engine: FakeEngine, sockets: Path) -> None:
-    backend = DockerBackend(url=engine.url, instance="ours", socket_dir=sockets, threads=1, stop_grace_s=60)
+    backend = DockerBackend(
+        url=engine.url,
+        instance="ours",
+        paths=HostPaths(socket_dir=sockets),
+        pace=EnginePace(threads=1, stop_grace_s=60),
+    )
     engine.stubborn = True
     await backend.start(worker(), ENVIRONMENT)
     stopping = asyncio.create_task(backend.stop(WorkerId("w1")))
@@ -669,7 +685,13 @@ async def test_what_another_gateway_made_is_not_seen_told_of_or_removed(
     engine: FakeEngine, sockets: Path, instance: str, owner: str
 ) -> None:
     own, other = (
-        DockerBackend(url=engine.url, instance=name, owner=who, socket_dir=sockets / name / who, stop_grace_s=0.2)
+        DockerBackend(
+            url=engine.url,
+            instance=name,
+            owner=who,
+            paths=HostPaths(socket_dir=sockets / name / who),
+            pace=EnginePace(stop_grace_s=0.2),
+        )
         for name, who in (("ours", "0" * 16), (instance, owner))
     )
     await other.start(worker("foreign"), ENVIRONMENT)
@@ -710,7 +732,7 @@ async def test_the_check_tries_the_socket_folder_with_the_first_image_that_is_th
     backend = DockerBackend(
         url=engine.url,
         instance="ours",
-        socket_dir=sockets,
+        paths=HostPaths(socket_dir=sockets),
         environments=[with_image("env-gateway/unbuilt"), ENVIRONMENT],
     )
 
@@ -733,7 +755,10 @@ async def test_an_engine_that_does_not_see_the_socket_folder_fails_the_check_wit
 ) -> None:
     engine.blind = True
     backend = DockerBackend(
-        url=engine.url, instance="ours", socket_dir=sockets, socket_volume=volume, environments=[ENVIRONMENT]
+        url=engine.url,
+        instance="ours",
+        paths=HostPaths(socket_dir=sockets, socket_volume=volume),
+        environments=[ENVIRONMENT],
     )
 
     with pytest.raises(BackendError, match=advice):
@@ -747,7 +772,10 @@ async def test_without_any_image_the_check_says_that_it_tried_less(
     engine: FakeEngine, sockets: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     backend = DockerBackend(
-        url=engine.url, instance="ours", socket_dir=sockets, environments=[with_image("env-gateway/unbuilt")]
+        url=engine.url,
+        instance="ours",
+        paths=HostPaths(socket_dir=sockets),
+        environments=[with_image("env-gateway/unbuilt")],
     )
 
     with caplog.at_level(logging.INFO):
@@ -759,8 +787,8 @@ async def test_without_any_image_the_check_says_that_it_tried_less(
 
 async def test_a_socket_path_that_would_be_too_long_is_refused(engine: FakeEngine, folder: Path) -> None:
     deep = folder / ("d" * (107 - len(os.fsencode(folder)) - len("/") - len("/w1/worker.sock")))
-    fits = DockerBackend(url=engine.url, instance="ours", socket_dir=deep)
-    too_long = DockerBackend(url=engine.url, instance="ours", socket_dir=Path(f"{deep}d"))
+    fits = DockerBackend(url=engine.url, instance="ours", paths=HostPaths(socket_dir=deep))
+    too_long = DockerBackend(url=engine.url, instance="ours", paths=HostPaths(socket_dir=Path(f"{deep}d")))
 
     await fits.start(worker(), ENVIRONMENT)
     with pytest.raises(StartFailed, match="would have 108 bytes"):

@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 
 from gateway.backends.docker import calls
-from gateway.backends.docker.backend import DockerBackend
+from gateway.backends.docker.backend import DockerBackend, EnginePace
 from gateway.backends.docker.container import owned_filter
 from gateway.backends.docker.deaths import LOOK_THREADS, DeathWatcher
 from gateway.backends.docker.engine import Engine, EngineError, connect, translated
+from gateway.backends.docker.mounts import HostPaths
 from gateway.backends.launch import CancelToken, Launches
 from gateway.core.environment import Environment, Server
 from gateway.core.errors import BackendError, NotLeading, StartFailed
@@ -57,7 +58,12 @@ def engine(folder: Path) -> Iterator[FakeEngine]:
 
 @pytest.fixture
 async def backend(engine: FakeEngine, folder: Path) -> AsyncIterator[DockerBackend]:
-    made = DockerBackend(url=engine.url, instance="ours", socket_dir=folder / "sockets", stop_grace_s=0.2)
+    made = DockerBackend(
+        url=engine.url,
+        instance="ours",
+        paths=HostPaths(socket_dir=folder / "sockets"),
+        pace=EnginePace(stop_grace_s=0.2),
+    )
     yield made
     await made.aclose()
 
@@ -138,7 +144,10 @@ def crashed(engine: FakeEngine, container: FakeContainer) -> None:
 async def patient(engine: FakeEngine, folder: Path) -> AsyncIterator[DockerBackend]:
     """One that keeps a death back until the engine has said why, however loaded the machine is."""
     made = DockerBackend(
-        url=engine.url, instance="ours", socket_dir=folder / "sockets", stop_grace_s=0.2, reason_s=REACHED_S
+        url=engine.url,
+        instance="ours",
+        paths=HostPaths(socket_dir=folder / "sockets"),
+        pace=EnginePace(stop_grace_s=0.2, reason_s=REACHED_S),
     )
     yield made
     engine.release()
@@ -149,7 +158,10 @@ async def patient(engine: FakeEngine, folder: Path) -> AsyncIterator[DockerBacke
 async def unlucky(engine: FakeEngine, folder: Path) -> AsyncIterator[DockerBackend]:
     """One that waits for the reason for so long that a loaded machine asks for it, too."""
     made = DockerBackend(
-        url=engine.url, instance="ours", socket_dir=folder / "sockets", stop_grace_s=0.2, reason_s=REASON_S
+        url=engine.url,
+        instance="ours",
+        paths=HostPaths(socket_dir=folder / "sockets"),
+        pace=EnginePace(stop_grace_s=0.2, reason_s=REASON_S),
     )
     yield made
     await made.aclose()

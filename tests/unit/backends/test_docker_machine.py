@@ -13,6 +13,7 @@ import pytest
 
 from gateway.backends.docker.backend import PULL_THREADS, DockerBackend
 from gateway.backends.docker.calls import shortcomings
+from gateway.backends.docker.mounts import HostPaths
 from gateway.core.environment import ALL_GPUS, Environment, Limits, Server
 from gateway.core.errors import BackendError, StartFailed
 from gateway.core.ids import EnvironmentName, WorkerId
@@ -55,7 +56,7 @@ def backend_of(engine: FakeEngine, *environments: Environment) -> DockerBackend:
     return DockerBackend(
         url=engine.url,
         instance="ours",
-        socket_dir=Path(engine.url.removeprefix("unix://")).parent / "sockets",
+        paths=HostPaths(socket_dir=Path(engine.url.removeprefix("unix://")).parent / "sockets"),
         environments=environments,
         forwarder_image=FORWARDER,
     )
@@ -102,7 +103,10 @@ async def test_what_is_missing_and_has_a_registry_is_pulled_before_anything_star
 async def test_the_forwarders_image_is_pulled_along_with_somebody_elses(engine: FakeEngine) -> None:
     engine.registry.add("registry.example/forwarder:1")
     backend = DockerBackend(
-        url=engine.url, instance="ours", socket_dir=Path("/nowhere"), forwarder_image="registry.example/forwarder:1"
+        url=engine.url,
+        instance="ours",
+        paths=HostPaths(socket_dir=Path("/nowhere")),
+        forwarder_image="registry.example/forwarder:1",
     )
 
     id = await backend.prepare(replace(of(FAR), server=Server(port=8000)))

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from gateway.backends.docker.backend import DockerBackend
+from gateway.backends.docker.backend import DockerBackend, EnginePace
+from gateway.backends.docker.mounts import HostPaths
 from gateway.core.environment import Environment, Limits, Relaxations, Server, Volume
 from gateway.core.errors import BackendError, StartFailed
 from gateway.core.ids import EnvironmentName, WorkerId
@@ -87,7 +88,9 @@ def sockets(folder: Path) -> Path:
 
 @pytest.fixture
 async def backend(engine: Engine, sockets: Path) -> AsyncIterator[DockerBackend]:
-    made = DockerBackend(url=engine.url, instance="ours", socket_dir=sockets, stop_grace_s=0.2)
+    made = DockerBackend(
+        url=engine.url, instance="ours", paths=HostPaths(socket_dir=sockets), pace=EnginePace(stop_grace_s=0.2)
+    )
     yield made
     await made.aclose()
 
@@ -286,7 +289,7 @@ async def test_without_the_image_of_the_forwarder_it_is_named(
 async def test_the_image_of_the_forwarder_can_be_another(engine: Engine, sockets: Path) -> None:
     engine.images.add("mirror.example/base:2")
     backend = DockerBackend(
-        url=engine.url, instance="ours", socket_dir=sockets, forwarder_image="mirror.example/base:2"
+        url=engine.url, instance="ours", paths=HostPaths(socket_dir=sockets), forwarder_image="mirror.example/base:2"
     )
 
     await backend.start(worker(), ENVIRONMENT)
@@ -362,7 +365,9 @@ async def test_the_log_is_the_servers_and_what_its_forwarder_has_to_say_comes_la
 
 async def test_the_check_tries_both_and_a_static_server_not_at_all(engine: Engine, sockets: Path) -> None:
     static = replace(ENVIRONMENT, name=EnvironmentName("far"), server=Server(url="http://far.example"))
-    backend = DockerBackend(url=engine.url, instance="ours", socket_dir=sockets, environments=[static, ENVIRONMENT])
+    backend = DockerBackend(
+        url=engine.url, instance="ours", paths=HostPaths(socket_dir=sockets), environments=[static, ENVIRONMENT]
+    )
 
     await backend.check()
     await backend.aclose()

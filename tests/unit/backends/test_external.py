@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway.backends.docker.backend import DockerBackend
+from gateway.backends.docker.mounts import HostPaths
 from gateway.backends.external import RoutedBackend, is_static
 from gateway.backends.process import ProcessBackend
 from gateway.core.environment import Environment, Server
@@ -70,7 +71,9 @@ async def processes(folder: Path) -> AsyncIterator[ProcessBackend]:
 @pytest.fixture
 async def no_engine(folder: Path) -> AsyncIterator[DockerBackend]:
     """A backend whose engine is not there."""
-    made = DockerBackend(url=f"unix://{folder}/missing.sock", instance="ours", socket_dir=folder / "sockets")
+    made = DockerBackend(
+        url=f"unix://{folder}/missing.sock", instance="ours", paths=HostPaths(socket_dir=folder / "sockets")
+    )
     yield made
     await made.aclose()
 

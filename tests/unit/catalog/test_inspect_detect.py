@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from gateway.catalog.inspect.detect import NotRecognised, detect
-from gateway.catalog.inspect.findings import Capacity, Finding, FoundSplit, fields, text_field
+from gateway.catalog.inspect.findings import Capacity, Finding, FoundSplit, fields, one_line, text_field
 from gateway.catalog.inspect.image import Image, Use, listening_port, use_of
-from gateway.catalog.inspect.probe import Probe, ProbeAnswer, ProbeSocket, Unanswered, one_line, until_up
+from gateway.catalog.inspect.probe import Probe, ProbeAnswer, ProbeSocket, Unanswered, until_up
 from gateway.catalog.inspect.trial import ladder, last_line
 from gateway.core.environment import ActionType, ObservationType, Relaxations, ServerProtocol, SplitType
 from gateway.core.errors import ConfigError

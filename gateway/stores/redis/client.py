@@ -14,10 +14,10 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.connection import parse_url
@@ -267,22 +267,22 @@ class _NotLoaded(StoreUnavailable):
     """Redis was restarted, or its scripts were flushed."""
 
 
+class Subscriber(Protocol):
+    """Gets what is published."""
+
+    def heard(self, channel: str, message: str) -> None:
+        """Take a *message*. Returns at once."""
+
+
 class Listener:
     """A subscription that comes back when it is lost; what was published meanwhile is lost."""
 
-    def __init__(
-        self,
-        client: Redis,
-        channels: Sequence[str],
-        *,
-        heard: Callable[[str, str], None],
-        subscribed: Callable[[], None],
-    ) -> None:
-        """*heard* gets channel and message; *subscribed* is called each time that all channels are subscribed to."""
+    def __init__(self, client: Redis, channels: Sequence[str], subscriber: Subscriber) -> None:
         self._client = client
         self._channels = [packed(channel) for channel in channels]
-        self._heard = heard
-        self._subscribed = subscribed
+        self._subscriber = subscriber
+        self.is_subscribed = asyncio.Event()
+        """Set once all channels were subscribed to."""
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -319,9 +319,9 @@ class Listener:
                 if message["type"] == "subscribe":
                     missing -= 1
                     if missing == 0:
-                        self._subscribed()
+                        self.is_subscribed.set()
                 elif message["type"] == "message":
-                    self._heard(text(message["channel"]), text(message["data"]))
+                    self._subscriber.heard(text(message["channel"]), text(message["data"]))
         finally:
             await pubsub.aclose()  # type: ignore[no-untyped-call]  # redis-py leaves it without annotations
 

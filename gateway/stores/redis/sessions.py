@@ -24,7 +24,6 @@ Channels: ``notices`` (``ended:<id>``, ``wanted:<environment>``) and ``replica:<
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -111,15 +110,9 @@ class RedisStore:
         self._clock_name = uuid.uuid4().hex
         # The highest that Redis told: a floor for the next one, should Redis lose its data.
         self._last_fence = 0
-        self._is_subscribed = asyncio.Event()
         self._link = RedisClient(url, root=self._root)
         self._wakes = f"{self._root}:replica:{replica}"
-        self._listener = Listener(
-            self._link.client,
-            [f"{self._root}:notices", self._wakes],
-            heard=self._heard,
-            subscribed=self._is_subscribed.set,
-        )
+        self._listener = Listener(self._link.client, [f"{self._root}:notices", self._wakes], self)
         self._notices = Notices()
         self._claims = RedisClaims(self._link, replica=replica, queue_max=queue_max)
         self._is_open = False
@@ -134,7 +127,7 @@ class RedisStore:
             await self._link.load()
             self._listener.start()
             self._claims.start()
-            if not await happened(self._is_subscribed, timeout_s=SUBSCRIBE_S):
+            if not await happened(self._listener.is_subscribed, timeout_s=SUBSCRIBE_S):
                 raise StoreUnavailable("the store does not answer")
         except BaseException:
             await self.aclose()
@@ -304,7 +297,7 @@ class RedisStore:
         self._check()
         return await self._link.run(name, *arguments)
 
-    def _heard(self, channel: str, message: str) -> None:
+    def heard(self, channel: str, message: str) -> None:
         if channel == self._wakes:
             self._claims.wake(message)
             return

@@ -101,7 +101,7 @@ class ThirdPartyOrsUpstream(OrsFacade):
         self._flavours = Flavours(self._link)
         self._scores: OnceOnlyCalls[sse.Event] = OnceOnlyCalls(None if recorder is None else Records(recorder, EVENTS))
         self._tools: OrderedDict[tuple[SessionId, str], Mapping[str, Any]] = OrderedDict()
-        self._pulse = Pulse(ping=self._ping, is_busy=self._is_busy, every_s=ping_s)
+        self._pulse = Pulse(self, every_s=ping_s)
 
     async def aclose(self) -> None:
         """Break off what runs; sessions stay as they are in their servers."""
@@ -345,10 +345,12 @@ class ThirdPartyOrsUpstream(OrsFacade):
     def _note(self, session: Session, environment: Environment) -> None:
         self._pulse.note(session, keep_s=environment.timeouts.idle_s)
 
-    def _is_busy(self, session: Session) -> bool:
+    def is_busy(self, session: Session) -> bool:
+        """See ``PingedServers.is_busy``."""
         return bool(self.calls.running(session) or self._scores.running(session))
 
-    async def _ping(self, session: Session) -> bool:
+    async def ping(self, session: Session) -> bool:
+        """See ``PingedServers.ping``."""
         place = session.worker, session.address
         answer = await self._link.ask(*place, b"/ping", method=b"POST", headers=of(session))
         return answer.status != 404

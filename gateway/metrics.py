@@ -25,7 +25,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gateway.core.episode import FaultReply, StepResult
+from gateway.core.episode import TOOL_FAILED, FaultReply, StepResult
 from gateway.core.errors import (
     AuthorFault,
     BackendError,
@@ -82,7 +82,7 @@ def answer_outcome(answer: object) -> str:
     """The outcome of a call that was answered with *answer*; one of `CALLS`."""
     if not isinstance(answer, StepResult | FaultReply):
         return "ok"
-    is_fault = isinstance(answer, StepResult) and answer.is_fault
+    is_fault = isinstance(answer, StepResult) and answer.reason == TOOL_FAILED
     return faults_outcome(answer.faults, other="author_fault" if is_fault else "ok")
 
 

@@ -15,7 +15,6 @@ from gateway import BUNDLED
 from gateway.catalog.toml import MIB, read_environment, variant
 from gateway.core.environment import ALL_GPUS, Environment, Isolation, Limits, PoolPolicy
 from gateway.core.errors import ConfigError, UnknownEnvironment
-from gateway.core.ids import EnvironmentName
 
 REQUIREMENTS: Final = "requirements.txt"
 """In an environment's folder: the Python packages that its server needs, names only, and all that these need."""
@@ -25,9 +24,9 @@ class Catalog:
     """The environments on offer; names are matched without regard to case.
 
     Splits with resources of their own are environments too (`Environment.splits`), named after the one that
-    they belong to with a dot between. Sessions and workers bear such names, so that they are found by `get` and
-    `named`; trainers cannot say them, so that frontends ask `offered` and `wanted`. What is no longer on offer is found
-    as well while sessions of it may live.
+    they belong to with a dot between. Sessions and workers bear such names, so that they are found in `known` and by
+    `named`; trainers cannot say them, so that frontends look in `offered` and call `wanted`. What is no longer on offer
+    is found as well while sessions of it may live.
     """
 
     def __init__(self, environments: Sequence[Environment], default: str = "") -> None:
@@ -38,28 +37,24 @@ class Catalog:
         """
         if not environments:
             raise ConfigError("no environment is on offer")
-        self._environments = {environment.name: _followed(environment) for environment in environments}
-        if len(self._environments) != len(environments):
+        self.offered: dict[str, Environment] = {one.name: _followed(one) for one in environments}
+        """What trainers may name, by lower-case name: the environments on offer, and no split's."""
+        if len(self.offered) != len(environments):
             raise ConfigError("two environments have the same name")
-        name = EnvironmentName(default.lower() or environments[0].name)
-        if name not in self._environments:
-            raise ConfigError(
-                f"default_environment {default!r} is not on offer; there are {', '.join(self._environments)}"
-            )
-        self._default = name
-        self._withdrawn: dict[EnvironmentName, Environment] = {}
-        self._known = self._by_name()
+        name = default.lower() or environments[0].name
+        if name not in self.offered:
+            raise ConfigError(f"default_environment {default!r} is not on offer; there are {', '.join(self.offered)}")
+        self.default = self.offered[name]
+        """The environment that is meant where none is named."""
+        self._withdrawn: dict[str, Environment] = {}
+        self.known = self._by_name()
+        """What sessions and workers are of, by lower-case name: environments, those of splits, withdrawn ones."""
         self.left_out: dict[str, str] = {}
         """By name: why an environment that has a file is not on offer, and what to do about it."""
 
-    @property
-    def default(self) -> Environment:
-        """The environment that is meant where none is named."""
-        return self._environments[self._default]
-
     def __iter__(self) -> Iterator[Environment]:
         """Go through the environments, the default one first; as they are now, whatever changes meanwhile."""
-        others = [entry for name, entry in self._environments.items() if name != self._default]
+        others = [entry for entry in self.offered.values() if entry is not self.default]
         return iter([self.default, *others])
 
     def all(self) -> Iterator[Environment]:
@@ -76,10 +71,10 @@ class Catalog:
         """
         left_out = {
             str(one.name): reason
-            for one in self._environments.values()
+            for one in self.offered.values()
             if (reason := why_not_runnable(one, containers=containers))
         }
-        kept = [one for one in self._environments.values() if one.name not in left_out]
+        kept = [one for one in self.offered.values() if one.name not in left_out]
         reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         if not kept:
             raise ConfigError(f"no environment is on offer: {reasons}")
@@ -98,11 +93,13 @@ class Catalog:
             UnknownEnvironment: none of its name is on offer.
         """
         before = self.wanted(environment.name)
-        self._environments[before.name] = _followed(environment)
+        self.offered[before.name] = _followed(environment)
+        if before is self.default:
+            self.default = self.offered[before.name]
         for split, one in before.splits.items():
             if split not in environment.splits:
                 self._withdrawn[one.name] = _ending(one)
-        self._known = self._by_name()
+        self.known = self._by_name()
 
     def offer(self, environment: Environment) -> None:
         """Offer one more environment from now on.
@@ -110,11 +107,11 @@ class Catalog:
         Raises:
             ConfigError: one of its name is on offer.
         """
-        if environment.name in self._environments:
+        if environment.name in self.offered:
             raise ConfigError(f"two environments have the name {environment.name!r}")
-        self._environments[environment.name] = _followed(environment)
+        self.offered[environment.name] = _followed(environment)
         self.left_out.pop(environment.name, None)
-        self._known = self._by_name()
+        self.known = self._by_name()
 
     def withdraw(self, name: str) -> None:
         """Offer the environment *name* no longer.
@@ -126,42 +123,34 @@ class Catalog:
             ConfigError: it is the default one, which requests that name none would not find.
         """
         environment = self.wanted(name)
-        if environment.name == self._default:
+        if environment is self.default:
             raise ConfigError(f"{environment.name!r} is the default environment")
-        del self._environments[environment.name]
+        del self.offered[environment.name]
         for one in (environment, *environment.splits.values()):
             self._withdrawn[one.name] = _ending(one)
-        self._known = self._by_name()
+        self.known = self._by_name()
 
     def __len__(self) -> int:
-        return len(self._environments)
-
-    def get(self, name: str) -> Environment | None:
-        """Look up what a session or worker is of: an environment, one of a split, or one that was withdrawn."""
-        return self._known.get(EnvironmentName(name.lower()))
+        return len(self.offered)
 
     def named(self, name: str) -> Environment:
-        """As `get`, of what must be known.
+        """Look up in `known` what must be there.
 
         Raises:
             UnknownEnvironment: it is not.
         """
-        environment = self.get(name)
+        environment = self.known.get(name.lower())
         if environment is None:
             raise self.unknown(name)
         return environment
 
-    def offered(self, name: str) -> Environment | None:
-        """Look up what a trainer names: an environment on offer, and no split's."""
-        return self._environments.get(EnvironmentName(name.lower()))
-
     def wanted(self, name: str) -> Environment:
-        """As `offered`, of what must be on offer.
+        """Look up in `offered` what must be there.
 
         Raises:
             UnknownEnvironment: it is not.
         """
-        environment = self.offered(name)
+        environment = self.offered.get(name.lower())
         if environment is None:
             raise self.unknown(name)
         return environment
@@ -172,8 +161,10 @@ class Catalog:
             return UnknownEnvironment(f"environment {name!r} is not on offer: {reason}")
         return UnknownEnvironment(f"unknown environment {name[:64]!r}; there are {', '.join(one.name for one in self)}")
 
-    def _by_name(self) -> dict[EnvironmentName, Environment]:
-        known = {one.name: one for entry in self._environments.values() for one in (entry, *entry.splits.values())}
+    def _by_name(self) -> dict[str, Environment]:
+        known: dict[str, Environment] = {
+            one.name: one for entry in self.offered.values() for one in (entry, *entry.splits.values())
+        }
         self._withdrawn = {name: one for name, one in self._withdrawn.items() if name not in known}
         return known | self._withdrawn
 

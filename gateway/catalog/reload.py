@@ -185,8 +185,8 @@ class CatalogReload:
 
     def _offered(self, name: str) -> Environment | None:
         """The environment on offer that *name* is, or is a split of."""
-        environment = self._catalog.get(name)
-        return None if environment is None else self._catalog.offered(environment.base or environment.name)
+        environment = self._catalog.known.get(name.lower())
+        return None if environment is None else self._catalog.offered.get(environment.base or environment.name)
 
     # -- files ----------------------------------------------------------------------------------------------------
 
@@ -251,14 +251,14 @@ class CatalogReload:
         holder = next((other for other, held in self._files.items() if _name(held) == read.name), None)
         if holder is not None and holder != path and self._files[holder].is_missing:
             file.offers = self._files.pop(holder).offers  # its folder has another name now
-        elif holder != path and (holder is not None or self._catalog.offered(read.name) is not None):
+        elif holder != path and (holder is not None or read.name in self._catalog.offered):
             raise ConfigError(f"{path}: two environments have the name {read.name!r}")
 
     def _offer(self, before: Environment | None, now: Environment) -> None:
         if before is not None and before.name != now.name:
             self._withdraw(before.name)
             before = None
-        current = self._catalog.offered(now.name)
+        current = self._catalog.offered.get(now.name)
         if current is None:
             self._catalog.offer(now)
             logger.info("environment_offered environment=%s digest=%s", now.name, now.digest())
@@ -357,7 +357,7 @@ class CatalogReload:
         try:
             if image.held is not None and await self._learn(name, image, image.held, backend):
                 return
-            if (current := self._catalog.offered(name)) is not None:
+            if (current := self._catalog.offered.get(name)) is not None:
                 await self._learn(name, image, current, backend)
         finally:
             image.asking = None
@@ -377,7 +377,7 @@ class CatalogReload:
         return True
 
     def _found(self, name: EnvironmentName, image: _Image, asked: Environment, found: str) -> None:
-        current = self._catalog.offered(name)
+        current = self._catalog.offered.get(name)
         if current is None:
             return  # withdrawn meanwhile
         image.failures = 0

@@ -119,7 +119,7 @@ class CustomTaskFolders:
         if refusal and refusal != known_refusal:
             logger.error("custom_tasks_refused environment=%s folder=%s reason=%s", name, root / folder, refusal)
         self._seen[name, folder] = content, refusal
-        environment = self._catalog.offered(name)
+        environment = self._catalog.offered.get(name)
         tasks = environment.custom_tasks if environment is not None else None
         if environment is None or tasks is None or tasks.folder != folder or tasks.content == content.digest:
             return  # no longer on offer so, or unchanged

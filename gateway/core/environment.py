@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -204,7 +205,7 @@ class OpenEnv:
     """Keys of a reset that select a task: key → the place in the task that has its value (``config.task_name``)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Server:
     """Where the server of an image that somebody else made is found; by default it is one of our own images'."""
 
@@ -215,7 +216,7 @@ class Server:
     ready: str = ""
     """A path that answers 200 once the server is up, asked before the protocol's own check; empty: only that."""
 
-    @property
+    @cached_property
     def is_foreign(self) -> bool:
         """Whether it is not one of our own images: no token, no session list, no seed beside the standard."""
         return bool(self.port or self.url)
@@ -266,7 +267,7 @@ class CustomTasks:
     """Digest of what is in it; empty: not read yet, or there is no such folder."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Environment:
     """A kind of problem world: what is written in its ``environment.toml``."""
 
@@ -310,11 +311,7 @@ class Environment:
     base: EnvironmentName = _NO_NAME
     """Of such a one: the name of the environment that it belongs to."""
 
-    def for_split(self, split: str) -> Environment:
-        """The environment that a session of *split* runs in: this one, unless the split asks for other resources."""
-        return self.splits.get(split, self)
-
-    @property
+    @cached_property
     def worker_name(self) -> str:
         """The name to use towards its workers."""
         return self.upstream_name or self.base or self.name
@@ -324,7 +321,7 @@ class Environment:
         """Whether it runs in its image only: not as a local process, and nobody else runs it."""
         return not self.command and not self.server.url
 
-    @property
+    @cached_property
     def wire(self) -> UpstreamKind:
         """The upstream that speaks to its workers."""
         return UpstreamKind(self.protocol.value) if self.server.is_foreign else UpstreamKind.OWN

@@ -10,6 +10,8 @@ from gateway.core.faults import Fault, FaultKind
 
 EPISODE_FINISHED: Final = "episode_finished"
 """The reason of a result for which nothing ran, as the episode was over."""
+TOOL_FAILED: Final = "tool_failed"
+"""The reason of a result whose tool raised an exception, which is no doing of the agent's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,11 +25,6 @@ class Action:
     """Free text, which the environment understands or refuses."""
     fields: Mapping[str, Any] | None = None
     """A gym-style object, for the environment's default tool."""
-
-    def __post_init__(self) -> None:
-        """Refuse none, or more than one, of the spellings."""
-        if sum(given is not None for given in (self.name, self.text, self.fields)) != 1:
-            raise ValueError("an action is a tool call, a text or an object: exactly one of them")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +69,6 @@ class StepResult:
     faults: tuple[Fault, ...] = ()
     """What the worker tells of the author's code besides: for operators, never for agents and trainers."""
 
-    @property
-    def is_fault(self) -> bool:
-        """Whether the tool itself failed, so that this is no doing of the agent's."""
-        return self.reason == TOOL_FAILED
-
 
 class FaultReply(bytes):
     """A worker's answer in its own protocol's words, which tells of faults."""
@@ -103,7 +95,3 @@ class Summary:
     """Who is at fault, where it ended with a fault: its setup or its last step failed."""
     faults: tuple[Fault, ...] = ()
     """As of `StepResult`: those that were told with no answer before."""
-
-
-TOOL_FAILED: Final = "tool_failed"
-"""The reason of a result whose tool raised an exception."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from gateway.core.environment import TaskSpec
 from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
@@ -35,10 +35,9 @@ class CloseReason(StrEnum):
     SHUTDOWN = "shutdown"  #: the gateway went away together with its local workers
     OPERATOR = "operator"  #: ended by an operator
 
-    @property
-    def is_trainers(self) -> bool:
-        """Whether its trainer ended it, and so is told of none from then on."""
-        return self in (CloseReason.DELETED, CloseReason.CANCELLED)
+
+BY_TRAINER: Final = frozenset((CloseReason.DELETED, CloseReason.CANCELLED))
+"""Reasons for which a session is "not found" from then on, as its trainer ended it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

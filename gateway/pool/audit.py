@@ -196,7 +196,7 @@ class Audit:
         return {entry.worker.id: entry.worker for load in loads.values() for entry in load.workers}
 
     async def _answers(self, worker: Worker) -> bool:
-        environment = self._catalog.get(worker.environment)
+        environment = self._catalog.known.get(worker.environment)
         if environment is None:
             return False
         if worker.state is WorkerState.PAUSED:

@@ -103,7 +103,7 @@ class PlanExecutor:
     def drop_strangers(self, loads: Mapping[EnvironmentName, EnvironmentLoad]) -> None:
         """Stop the workers of environments that the catalog does not have any more."""
         for name, load in loads.items():
-            if self._catalog.get(name) is None:
+            if self._catalog.known.get(name) is None:
                 for entry in load.workers:
                     self._stop_soon(entry.worker.id, name, "no longer on offer")
 

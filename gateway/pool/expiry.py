@@ -80,7 +80,7 @@ class Expiry:
 
     async def _ask(self, id: WorkerId, late: list[Session]) -> None:
         """Renew late sessions whose worker says that a call runs, or ended less than their idle time ago."""
-        environment = self._catalog.get(late[0].environment)
+        environment = self._catalog.known.get(late[0].environment)
         record = await self._store.worker(id)
         if environment is None or record is None:
             return
@@ -96,7 +96,7 @@ class Expiry:
         )
 
     async def _finish(self, session: Session) -> None:
-        environment = self._catalog.get(session.environment)
+        environment = self._catalog.known.get(session.environment)
         with contextlib.suppress(StoreUnavailable):  # due again after a while
             if environment is None:  # no longer on offer: its worker is being dropped, and its sessions with it
                 await self._store.release(session.id, session.lease)

@@ -74,7 +74,7 @@ class Planner:
         self.workers = sum(len(load.workers) for load in loads.values())
         for name, load in loads.items():
             demand = self._demands.looked(name, load, since_s)
-            environment = self._catalog.get(name)
+            environment = self._catalog.known.get(name)
             warm = environment.pool.warm if environment is not None else 0
             self._metrics.sized(name, arrival_rate=demand.rate, start_s=demand.start_s, warm=max(warm, demand.ahead))
 

@@ -133,7 +133,7 @@ class StoreRecovery:
 
     async def _take_back(self, found: BackendWorker, fence: int) -> tuple[int, bool]:
         """Register a worker that runs, with its sessions; returns how many those are, and whether it has no others."""
-        environment = self._catalog.get(found.environment)
+        environment = self._catalog.known.get(found.environment)
         if environment is None:
             return 0, True  # no longer on offer: the audit removes it
         worker = Worker(

@@ -56,7 +56,7 @@ class SuspectWorkers:
         }
         self._since = {id: self._since.get(id, now) for id in suspects}
         for id, entry in suspects.items():
-            environment = self._catalog.get(entry.worker.environment)
+            environment = self._catalog.known.get(entry.worker.environment)
             if environment is None:
                 continue  # it is being dropped
             # A server that somebody else runs is not replaced: there is no other one.

@@ -6,6 +6,7 @@ The replica notes when each session was last active, and writes the notes to the
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import time
 from dataclasses import dataclass, field
@@ -17,10 +18,10 @@ from gateway.catalog.catalog import Catalog
 from gateway.core.environment import Environment
 from gateway.core.errors import SessionClosed, SessionNotFound, StoreUnavailable
 from gateway.core.faults import Fault
-from gateway.core.ids import SessionId
+from gateway.core.ids import Owner, SessionId
 from gateway.core.ports.store import SessionStore
 from gateway.core.retry import STORE_PATIENCE_S, patiently
-from gateway.core.session import Activity, CloseReason, Session, SessionEnded, SessionState
+from gateway.core.session import BY_TRAINER, Activity, CloseReason, Session, SessionEnded, SessionState
 from gateway.sessions.interruption import Watcher
 
 logger = logging.getLogger(__name__)
@@ -115,7 +116,7 @@ class SessionCache:
         session = await patiently(lambda: self._store.find(id), for_s=self._patience_s)
         if session.state is SessionState.CLOSING:
             reason = session.reason or CloseReason.DELETED
-            raise SessionNotFound(session.name) if reason.is_trainers else SessionClosed(reason.value)
+            raise SessionNotFound(session.name) if reason in BY_TRAINER else SessionClosed(reason.value)
         if session.state is SessionState.OPENING:
             raise SessionNotFound(session.name)
         return self.add(session, self.environment_of(session))
@@ -236,3 +237,12 @@ class SessionCache:
             except StoreUnavailable as error:
                 logger.warning("store_unavailable during=notices error=%s", error)
             await asyncio.sleep(TICK_S)
+
+
+def session_id(owner: Owner, name: str) -> SessionId:
+    """Derive the id under which a trainer's *name* for a session is kept.
+
+    Trainers choose names freely, so two keys may choose the same one: the id covers the owner, is short, and is safe in
+    any key, header or path (32 hexadecimal digits).
+    """
+    return SessionId(hashlib.sha256(f"{owner}\0{name}".encode("utf-8", "surrogatepass")).hexdigest()[:32])

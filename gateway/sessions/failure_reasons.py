@@ -8,7 +8,7 @@ from typing import Final
 
 from gateway.core.errors import ReplicaLeft, SessionClosed, SessionNotFound, StoreUnavailable, UpstreamGone
 from gateway.core.ports.store import SessionStore
-from gateway.core.session import CloseReason, SessionState
+from gateway.core.session import BY_TRAINER, CloseReason, SessionState
 from gateway.sessions.cache import CachedSession, SessionCache
 from gateway.sessions.closing import SessionCloser
 from gateway.sessions.interruption import SessionEndEvent
@@ -57,7 +57,7 @@ class FailureReasons:
     async def of_end(self, entry: CachedSession) -> Exception:
         """Say why a session was ended while something ran in it. Raises as `of_unknown`."""
         found = await self._store.find(entry.session.id)
-        if found.state is SessionState.CLOSING and found.reason is not None and not found.reason.is_trainers:
+        if found.state is SessionState.CLOSING and found.reason is not None and found.reason not in BY_TRAINER:
             return SessionClosed(found.reason.value)
         return SessionNotFound(entry.session.name)
 

@@ -1,5 +1,5 @@
 """What interrupts a call: the end of its session, or its deadline. What interrupts a wait for a slot: the end of this
-process.
+process. What interrupts an opening: the silence of its worker.
 """
 
 from __future__ import annotations
@@ -8,9 +8,13 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
+from gateway.core.environment import Environment, UpstreamKind
 from gateway.core.errors import PoolExhausted
+from gateway.core.ports.upstream import WorkerUpstream
+from gateway.core.session import Session
+from gateway.sessions.liveness import answers, worker_of
 
 Cause = Literal["ended", "late"]
 
@@ -127,6 +131,69 @@ class AdmissionGate:
                 yield
         except Interrupted:
             raise _stopping() from None
+
+
+SUSPECT_S: Final = 3.0
+"""How long a worker may take to open a session before it is asked whether it answers, and again after each answer."""
+
+
+class SuspectReports(Protocol):
+    """Takes note of workers that answer nothing."""
+
+    def suspected(self, session: Session, environment: Environment) -> None:
+        """Let nobody get another slot in the worker of *session*, whose opening goes on. Returns at once."""
+
+
+class OpeningWatch:
+    """A context in which a session is opened in its worker, which is asked for a sign of life where that takes long.
+
+    Args:
+        limit: Ended early where a worker of our own images answers nothing.
+        reports: Told once where a worker of somebody else's image answers nothing; the opening goes on.
+    """
+
+    def __init__(
+        self,
+        limit: asyncio.Timeout,
+        session: Session,
+        environment: Environment,
+        upstream: WorkerUpstream,
+        *,
+        reports: SuspectReports,
+    ) -> None:
+        self.is_silent = False
+        self._limit = limit
+        self._reports = reports
+        self._session = session
+        self._environment = environment
+        self._upstream = upstream
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def __enter__(self) -> OpeningWatch:
+        # A timer: a task would cost each opening.
+        self._timer = asyncio.get_running_loop().call_later(SUSPECT_S, self._begin)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+    def _begin(self) -> None:
+        self._task = asyncio.create_task(self._ask())
+
+    async def _ask(self) -> None:
+        if await answers(worker_of(self._session), self._environment, self._upstream):
+            self._timer = asyncio.get_running_loop().call_later(SUSPECT_S, self._begin)
+        elif self._environment.wire is not UpstreamKind.OWN:
+            self._reports.suspected(self._session, self._environment)
+        elif not self._limit.expired():
+            self.is_silent = True
+            self._limit.reschedule(asyncio.get_running_loop().time())
 
 
 def _stopping() -> PoolExhausted:

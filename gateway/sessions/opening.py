@@ -33,16 +33,16 @@ from gateway.core.errors import (
     UpstreamTimeout,
     WorkerFull,
 )
-from gateway.core.ids import Owner, SessionId, session_id
+from gateway.core.ids import Owner, SessionId
 from gateway.core.ports.store import Store
 from gateway.core.ports.upstream import Upstream
 from gateway.core.retry import STORE_PATIENCE_S, STORE_PAUSE_S, patiently
 from gateway.core.session import CloseReason, GroupMembership, Session, SessionRequest, SessionSetup, SessionState
 from gateway.metrics import Metrics
-from gateway.sessions.cache import CachedSession, SessionCache
+from gateway.sessions.cache import CachedSession, SessionCache, session_id
 from gateway.sessions.closing import Missed, SessionCloser, log_faults
-from gateway.sessions.interruption import AdmissionGate
-from gateway.sessions.liveness import OpeningWatch, WorkerSilent, wait_for_answer
+from gateway.sessions.interruption import AdmissionGate, OpeningWatch
+from gateway.sessions.liveness import WorkerSilent, wait_for_answer
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class _Opening:
     """One opening under way: what was asked for, and until when."""
 
     def __init__(self, request: EpisodeRequest) -> None:
-        self.environment = request.environment.for_split(request.setup.of_split)
+        self.environment = request.environment.splits.get(request.setup.of_split, request.environment)
         self.setup = request.setup
         self.within_s = request.within_s
         self.began_at = time.monotonic()
@@ -340,8 +340,7 @@ class SessionOpener:
                 raise PoolExhausted(f"no slot of {environment.name} became free in time")
             # No Redis in here: the timeout's cancellation reaches the worker's connection only.
             async with asyncio.timeout(limit_s) as limit:
-                suspected = partial(self._suspected, session, environment)
-                with OpeningWatch(limit, session, environment, upstream, suspected=suspected) as watch:
+                with OpeningWatch(limit, session, environment, upstream, reports=self) as watch:
                     handle = await upstream.open(session, environment, opening.setup)
             session = replace(session, handle=handle)
             opened = partial(self._store.opened, session.id, session.lease, handle=handle)
@@ -362,8 +361,8 @@ class SessionOpener:
         await self._suspect(session, environment, missed)
         await self._closer.abandon(session, environment, missed=missed)
 
-    def _suspected(self, session: Session, environment: Environment) -> None:
-        """Let nobody get another slot in a worker that answers nothing; its opening goes on meanwhile."""
+    def suspected(self, session: Session, environment: Environment) -> None:
+        """See ``SuspectReports.suspected``."""
         self._closer.go_on(session.id, self._suspect(session, environment))
 
     async def _suspect(self, session: Session, environment: Environment, missed: Missed | None = None) -> None:

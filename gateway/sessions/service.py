@@ -24,19 +24,19 @@ from gateway.core.errors import (
     UpstreamTimeout,
 )
 from gateway.core.faults import FAULT_HEADERS, Fault
-from gateway.core.ids import Owner, SessionId, session_id
+from gateway.core.ids import Owner, SessionId
 from gateway.core.ports.store import SessionStore
 from gateway.core.ports.transport import Exchange, Headers
 from gateway.core.ports.upstream import FrameUpstream, SessionUpstream
 from gateway.core.retry import STORE_PATIENCE_S
 from gateway.core.session import CloseReason, Session
 from gateway.metrics import Metrics, answer_outcome, call_outcome, faults_outcome
-from gateway.sessions.cache import CachedSession, SessionCache
+from gateway.sessions.cache import CachedSession, SessionCache, session_id
 from gateway.sessions.closing import SessionCloser, log_faults
 from gateway.sessions.failure_reasons import FailureReasons, SessionMoved
 from gateway.sessions.interruption import CallScope, Interrupted
 from gateway.sessions.opening import EpisodeRequest, SessionOpener
-from gateway.sessions.turns import TurnCounter
+from gateway.sessions.turns import TurnCounter, without_reward
 
 T = TypeVar("T")
 
@@ -237,8 +237,10 @@ class ActiveSession:
         result = await self.act(action, within_s=within_s, key=key or None)
         if result.reason == EPISODE_FINISHED:
             return result, result.turn or 0
-        if result.turn is not None:
-            return result, self._parts.turns.reported(self._cached, result)
+        if result.turn is not None:  # the worker counts
+            if result.finished and result.rewarded is False:
+                raise without_reward(self._cached, result.turn)
+            return result, result.turn
         return result, await self._parts.turns.taken(self._cached, result, key=key)
 
     def _played(self, task: asyncio.Task[tuple[StepResult, int]]) -> None:

@@ -39,15 +39,7 @@ class TurnCounter:
             entry.barren = turn
         # Turns that another replica took leave a gap: then nobody here can tell.
         if result.finished and entry.barren == turn:
-            raise _without_reward(entry, turn)
-        return turn
-
-    @staticmethod
-    def reported(entry: CachedSession, result: StepResult) -> int:
-        """Take the number that the worker gave the turn. Raises as `taken`."""
-        turn = result.turn or 0
-        if result.finished and result.rewarded is False:
-            raise _without_reward(entry, turn)
+            raise without_reward(entry, turn)
         return turn
 
     async def count(self, entry: CachedSession, *, key: str = "") -> int:
@@ -71,7 +63,8 @@ class TurnCounter:
         return entry.turns
 
 
-def _without_reward(entry: CachedSession, turn: int) -> AuthorFault:
+def without_reward(entry: CachedSession, turn: int) -> AuthorFault:
+    """Log that the episode of *entry* ended in *turn* and that no turn of it gave a reward; return the error."""
     message = f"the environment ended the episode, and gave no reward in any of its {turn} turns (null, or NaN)"
     error = author_fault(message, "reward")
     log_faults(entry.session, error.faults)

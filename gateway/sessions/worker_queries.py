@@ -23,12 +23,13 @@ from gateway.core.errors import (
     UpstreamTimeout,
     unknown_split,
 )
-from gateway.core.ids import EnvironmentName, Owner, session_id
+from gateway.core.ids import EnvironmentName, Owner
 from gateway.core.ports.store import Store
 from gateway.core.ports.tasks import BeingReplaced
 from gateway.core.ports.upstream import WorkerUpstream
 from gateway.core.session import CloseReason, SessionRequest
 from gateway.core.worker import Worker, WorkerState, WorkerTasks
+from gateway.sessions.cache import session_id
 from gateway.sessions.closing import CLEANUP_S, SessionCloser
 from gateway.sessions.interruption import AdmissionGate
 

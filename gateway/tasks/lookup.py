@@ -28,7 +28,6 @@ from gateway.core.environment import Environment, ServerProtocol, Split, SplitTy
 from gateway.core.errors import UnknownTask, unknown_index, unknown_split
 from gateway.core.ids import EnvironmentName
 from gateway.core.ports.tasks import TaskQueries
-from gateway.core.session import SessionSetup
 from gateway.tasks.curricula.indices import CurriculumIndices, is_index, places_of, spec_of
 from gateway.tasks.curricula.service import Curricula
 from gateway.tasks.runtime import RuntimeTasks
@@ -44,7 +43,7 @@ class TaskLookup:
     def __init__(self, tasks: RuntimeTasks, *, queries: TaskQueries, curricula: Curricula) -> None:
         self.registry = tasks.registry
         self.indices = CurriculumIndices(curricula)
-        self._tasks = tasks
+        self.tasks = tasks
         self._queries = queries
         self._counts: dict[EnvironmentName, dict[str, int]] = {}
         """Of images, as they were last told: for a refusal that asks nobody."""
@@ -55,23 +54,9 @@ class TaskLookup:
         """Whether workers are asked for what the registry does not have: the environment has no task files."""
         return environment.tasks is None
 
-    @contextlib.asynccontextmanager
-    async def admitted(self, environment: Environment, setup: SessionSetup) -> AsyncIterator[None]:
-        """Take one of the starts that the task's ``rate_limit`` allows, for a session that is opened inside.
-
-        A drawn task's place in its group is given back if what is inside fails. Raises as `RuntimeTasks.admit`.
-        """
-        with self.indices.held(setup.ticket) if setup.ticket is not None else contextlib.nullcontext():
-            limit = setup.spec.get("rate_limit")
-            # An image's own tasks may mean anything by the word.
-            is_images = environment.server.is_foreign and (setup.split or not isinstance(limit, Mapping))
-            if limit is not None and not is_images:
-                await self._tasks.admit(setup.spec, environment.name)
-            yield
-
     async def refresh(self) -> None:
         """Take over what other replicas were given, if the store answers: for listings."""
-        await self._tasks.refresh()
+        await self.tasks.refresh()
         await self.indices.refresh()
 
     async def sure(self, look_up: Callable[[], T]) -> T:
@@ -84,7 +69,7 @@ class TaskLookup:
         try:
             return look_up()
         except UnknownTask:
-            return await self._tasks.sure(look_up)
+            return await self.tasks.sure(look_up)
 
     # -- by split and index ---------------------------------------------------------------------------------------
 

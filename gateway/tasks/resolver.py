@@ -12,9 +12,10 @@ import json
 import random
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final
 
 from gateway.catalog.catalog import Catalog
@@ -29,12 +30,13 @@ from gateway.core.errors import (
 )
 from gateway.core.ids import EnvironmentName
 from gateway.core.ports.tasks import BeingReplaced, TaskQueries
+from gateway.core.session import Group, SessionSetup
 from gateway.core.worker import WorkerTasks
 from gateway.tasks.curricula.indices import is_index
 from gateway.tasks.lookup import TaskLookup
 from gateway.tasks.registry import TaskRegistry
 from gateway.tasks.schema import parse
-from gateway.tasks.task_ref import TaskRef
+from gateway.tasks.task_ref import TaskRef, seed_of
 
 SHOWN_CHARS: Final = 200
 """Characters of an id or a value that an error message shows."""
@@ -80,7 +82,7 @@ class TaskResolver:
 
     def __init__(self, *, lookup: TaskLookup, queries: TaskQueries, catalog: Catalog) -> None:
         self.lookup = lookup
-        """For listings, and for the limits on starts."""
+        """For listings."""
         self._queries = queries
         self._catalog = catalog
         self._fields = TaskFields()
@@ -99,14 +101,28 @@ class TaskResolver:
             return task
         return await self.lookup.indices.draw(task.handle, partial(self.lookup.at, environment))
 
+    @contextlib.asynccontextmanager
+    async def admitted(self, environment: Environment, setup: SessionSetup) -> AsyncIterator[None]:
+        """Take one of the starts that the task's ``rate_limit`` allows, for a session that is opened inside.
+
+        A drawn task's place in its group is given back if what is inside fails. Raises as `RuntimeTasks.admit`.
+        """
+        with self.lookup.indices.held(setup.ticket) if setup.ticket is not None else contextlib.nullcontext():
+            limit = setup.spec.get("rate_limit")
+            # An image's own tasks may mean anything by the word.
+            is_images = environment.server.is_foreign and (setup.split or not isinstance(limit, Mapping))
+            if limit is not None and not is_images:
+                await self.lookup.tasks.admit(setup.spec, environment.name)
+            yield
+
     def passes_place(self, environment: Environment, request: TaskRequest) -> bool:
         """Return True if *request* names its task only in words that the image's own reset understands.
 
         The gateway looks no such task up, and adds nothing to the reset.
         """
-        if not request.may_pass_place or environment.wire is not UpstreamKind.OPENENV:
+        if not request.may_pass_place or request.spec is not None or request.ids:
             return False
-        if request.spec is not None or request.ids or not self.lookup.asks(environment):
+        if not self.lookup.asks(environment) or environment.wire is not UpstreamKind.OPENENV:
             return False
         split = request.split or request.usual_split
         if split.startswith(PREFIX) or request.split in self.lookup.registered_splits(environment):
@@ -132,7 +148,7 @@ class TaskResolver:
     # -- a whole task ---------------------------------------------------------------------------------------------
 
     async def _given(self, environment: Environment, spec: Mapping[str, Any], *, is_checked: bool) -> TaskRef:
-        if self.lookup.asks(environment) and environment.wire is not UpstreamKind.OWN:
+        if environment.wire is not UpstreamKind.OWN and self.lookup.asks(environment):
             task = await self.lookup.recognised(environment, spec)
             # A task of the image's own may have any form. Any other task must have the form of the gateway's tasks.
             if task.is_images or (environment.wire is not UpstreamKind.OPENENV and not spec.get("env_type")):
@@ -275,6 +291,51 @@ class TaskResolver:
             with contextlib.suppress(UnknownTask):  # removed: indices never shift
                 return await self.lookup.at(environment, split, (first + step) % count)
         raise UnknownTask(f"split {split!r} has no task")
+
+
+def session_setup(
+    environment: Environment,
+    task: TaskRef,
+    *,
+    seed: int | None = None,
+    config: Mapping[str, Any] | None = None,
+    secrets: Mapping[str, str] = MappingProxyType({}),
+    toolset: str = "",
+    episode: str = "",
+    policy: str = "",
+    group: Group | None = None,
+) -> SessionSetup:
+    """Return what a worker is told of *task*, with what the trainer asks for besides; see ``SessionSetup``.
+
+    *policy* goes before the one that the curriculum's trainer plays. An opening that nobody gives a seed gets one of
+    its group: the same for all members, so that they begin alike.
+    """
+    group_of_all = task.ticket.group if task.ticket is not None else group
+    if seed is None and group_of_all is not None and not _says_a_seed(environment, task.spec, config):
+        seed = seed_of(group_of_all.name)
+    return SessionSetup(
+        spec=task.spec,
+        seed=seed,
+        config=config,
+        secrets=secrets,
+        split=task.split if task.is_images else "",  # the worker knows no other splits
+        index=task.index if task.is_images else None,
+        toolset=toolset,
+        episode=episode,
+        of_split=task.split,
+        policy=policy or task.policy,
+        group=group,
+        ticket=task.ticket,
+    )
+
+
+def _says_a_seed(environment: Environment, spec: Mapping[str, Any], config: Mapping[str, Any] | None) -> bool:
+    """Whether a third-party server finds a seed in the task or the configuration, which another would replace.
+
+    Our own environments are told both.
+    """
+    places = (spec, spec.get("config"), spec.get("environment_config"), config)
+    return environment.server.is_foreign and any(isinstance(place, Mapping) and "seed" in place for place in places)
 
 
 def _unknown_id(id: str, why: str = "") -> UnknownTask:

@@ -219,7 +219,7 @@ class RuntimeTasks:
             document = {**document, "env_type": environment}
         env_type = document.get("env_type") if isinstance(document, Mapping) else None
         name = self.registry.environment_of(env_type) if isinstance(env_type, str) else None
-        found = self._catalog.offered(name) if name is not None else None
+        found = self._catalog.offered.get(name) if name is not None else None
         problems: list[tuple[str, str]] = []
         if isinstance(env_type, str) and env_type and found is None:
             problems.append(("env_type", f"no environment {env_type[:100]!r} is on offer"))

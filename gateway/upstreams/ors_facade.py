@@ -200,7 +200,7 @@ class OrsFacade(ABC):
                 self.tallies.failed(session)
                 raise
             self.tallies.add(session, result)
-            if result.is_fault and not result.faults:
+            if result.reason == TOOL_FAILED and not result.faults:
                 return replace(result, faults=author_faults(result.error or "", place))
             return result
 

@@ -11,7 +11,16 @@ import pytest
 from gateway.core.errors import PoolExhausted, SessionClosed, SessionExists, SessionNotFound, StoreUnavailable
 from gateway.core.ids import SessionId, WorkerId
 from gateway.core.ports.store import Store
-from gateway.core.session import Activity, CapacityWanted, CloseReason, Notice, Session, SessionEnded, SessionState
+from gateway.core.session import (
+    BY_TRAINER,
+    Activity,
+    CapacityWanted,
+    CloseReason,
+    Notice,
+    Session,
+    SessionEnded,
+    SessionState,
+)
 from gateway.core.worker import WorkerState
 from tests.contract.store_worlds import (
     CODING,
@@ -474,7 +483,7 @@ async def test_of_two_that_close_a_session_one_does(store: Store) -> None:
 
 
 @pytest.mark.parametrize(
-    "reason", [reason for reason in CloseReason if not reason.is_trainers], ids=lambda reason: str(reason)
+    "reason", [reason for reason in CloseReason if reason not in BY_TRAINER], ids=lambda reason: str(reason)
 )
 async def test_why_we_closed_a_session_is_remembered_for_a_while(store_world: World, reason: CloseReason) -> None:
     store = await store_world.open(closed_kept_s=600)

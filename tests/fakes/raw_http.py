@@ -51,9 +51,9 @@ class Connection:
         self.writer.write(data)
         await self.writer.drain()
 
-    async def answer(self, body: bytes, *, status: int = 200, kind: str = "application/json") -> None:
-        """Send a complete answer that keeps the connection."""
-        head = f"HTTP/1.1 {status} Some Reason\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\n\r\n"
+    async def answer(self, body: bytes, *, status: int = 200, kind: str = "application/json", more: str = "") -> None:
+        """Send a complete answer that keeps the connection; *more* are further header lines."""
+        head = f"HTTP/1.1 {status} Some Reason\r\ncontent-type: {kind}\r\n{more}content-length: {len(body)}\r\n\r\n"
         await self.send(head.encode() + body)
 
     async def left(self) -> None:

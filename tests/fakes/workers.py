@@ -87,6 +87,8 @@ class FakeWorker:
         """Cleared: ``GET /sessions`` gets no answer."""
         self.listing.set()
         self.lists_asked = 0
+        self.counts_turns = False
+        """True: a call's answer numbers the turn, as the server of our own images does."""
         self.is_running = True
         self._token = ""
         self._server = RawServer(self._serve, path=path)
@@ -270,7 +272,8 @@ class FakeWorker:
             case "quiet":
                 await self._wait_at_the_gate()
         if request.headers.get("accept") == "application/json":
-            await _json(connection, 200, _outcome(tool, wish.get("input")))
+            turn = f"X-Session-Turn: {len(session.ran)}\r\n" if self.counts_turns else ""
+            await _json(connection, 200, _outcome(tool, wish.get("input")), turn)
             return
         await connection.send(STREAM_HEAD + _chunk(TASK_ID))
         if tool == "die_later":
@@ -468,8 +471,8 @@ def _outcome(tool: str, given: object) -> dict[str, Any]:
     }
 
 
-async def _json(connection: Connection, status: int, value: object) -> None:
-    await connection.answer(json.dumps(value, separators=(",", ":")).encode(), status=status)
+async def _json(connection: Connection, status: int, value: object, more: str = "") -> None:
+    await connection.answer(json.dumps(value, separators=(",", ":")).encode(), status=status, more=more)
 
 
 def _chunk(data: bytes) -> bytes:

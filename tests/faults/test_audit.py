@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from gateway.core.ids import EnvironmentName, Owner, WorkerId, session_id
+from gateway.core.ids import EnvironmentName, Owner, WorkerId
 from gateway.core.session import Session, SessionState
 from gateway.core.worker import Worker, WorkerState
 from gateway.pool.audit import EVERY_S, PATIENCE_S
+from gateway.sessions.cache import session_id
 from gateway.stores.redis.sessions import RedisStore
 from tests.contract.backend_world import new_id
 from tests.deadlines import scaled

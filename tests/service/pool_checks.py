@@ -160,7 +160,7 @@ class Checked:
                 assert not is_there, f"{episode.name} of {episode.owner} should have expired"
 
     def _kind(self, name: EnvironmentName) -> Environment | None:
-        return self.processes[0].gateway.catalog.get(name)
+        return self.processes[0].gateway.catalog.known.get(name)
 
     # -- of the world -----------------------------------------------------------------------------------------------
 

@@ -16,11 +16,12 @@ from typing import Any, Final
 from gateway.core.environment import Environment
 from gateway.core.episode import StepResult
 from gateway.core.errors import GatewayError, StoreUnavailable
-from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId, session_id
+from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
 from gateway.core.leader_lease import LeaderLease
 from gateway.core.ports.store import Store
 from gateway.core.session import Session
 from gateway.core.worker import Worker
+from gateway.sessions.cache import session_id
 from gateway.sessions.service import ActiveSession
 from tests.fakes.workers import FakeBackend, FakeWorker
 from tests.service.stack import Replica, environment

@@ -12,8 +12,8 @@ import pytest
 from gateway.core.environment import Areal
 from gateway.core.episode import Action
 from gateway.core.errors import StoreUnavailable
-from gateway.core.ids import session_id
 from gateway.core.worker import WorkerState
+from gateway.sessions.cache import session_id
 from gateway.sessions.service import ActiveSession
 from tests.fakes.clock import Clock
 from tests.fakes.eventually import until

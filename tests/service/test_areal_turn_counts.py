@@ -24,10 +24,11 @@ from envserver.settings import Settings
 
 from gateway.core.environment import Areal, Environment
 from gateway.core.errors import SessionNotFound, StoreUnavailable
-from gateway.core.ids import SessionId, WorkerId, session_id
+from gateway.core.ids import SessionId, WorkerId
 from gateway.core.leader_lease import LeaderLease
 from gateway.core.ports.store import Store
 from gateway.core.worker import BackendWorker, Worker
+from gateway.sessions.cache import session_id
 from gateway.stores.memory.sessions import MemoryStore
 from tests.contract.store_worlds import RedisWorld
 from tests.deadlines import scaled

@@ -13,11 +13,12 @@ import pytest
 
 from gateway.core.environment import Environment, ServerProtocol
 from gateway.core.ids import EnvironmentName
-from gateway.core.session import Group, SessionSetup
+from gateway.core.session import Group
 from gateway.core.worker import EnvironmentLoad
 from gateway.stores.memory.curricula import MemoryCurriculumStore
 from gateway.tasks.curricula.model import Component, Curriculum, Sampler, SamplerKind
-from gateway.tasks.task_ref import seeded
+from gateway.tasks.resolver import session_setup
+from gateway.tasks.task_ref import TaskRef
 from tests.deadlines import scaled
 from tests.fakes.eventually import eventually
 from tests.service.foreign_world import image
@@ -273,7 +274,7 @@ async def test_those_that_open_one_handle_have_one_seed_over_ors_and_openenv() -
 def test_a_groups_seed_replaces_none_that_a_foreign_server_finds_in_task_or_configuration(
     kind: Environment, spec: dict[str, Any], config: dict[str, Any] | None, is_seeded: bool
 ) -> None:
-    setup = seeded(kind, SessionSetup(spec=spec, config=config, group=Group("g", 4)))
+    setup = session_setup(kind, TaskRef(spec=spec), config=config, group=Group("g", 4))
 
     assert (setup.seed is not None) is is_seeded
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.core.ids import session_id
+from gateway.sessions.cache import session_id
 from tests.service.stack import OWNER, environment, running
 from tests.service.wire import call, create, delete, detail, events, result
 

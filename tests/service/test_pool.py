@@ -9,10 +9,11 @@ from functools import partial
 
 import pytest
 
-from gateway.core.ids import EnvironmentName, WorkerId, session_id
+from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.leader_lease import LEASE_S
 from gateway.core.session import CloseReason
 from gateway.core.worker import EnvironmentLoad, Worker, WorkerState
+from gateway.sessions.cache import session_id
 from gateway.stores.memory.sessions import MemoryStore
 from tests.fakes.clock import Clock
 from tests.fakes.eventually import eventually, until

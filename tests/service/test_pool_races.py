@@ -11,9 +11,10 @@ from typing import Any
 import httpx
 
 from gateway.core.errors import BackendError
-from gateway.core.ids import EnvironmentName, WorkerId, session_id
+from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.leader_lease import LeaderLease
 from gateway.core.worker import BackendWorker, EnvironmentLoad, WorkerState
+from gateway.sessions.cache import session_id
 from gateway.stores.memory.sessions import MemoryStore
 from tests.deadlines import scaled
 from tests.fakes.clock import Clock

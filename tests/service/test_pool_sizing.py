@@ -12,10 +12,11 @@ import pytest
 
 from gateway.core.environment import Environment, Limits, PoolPolicy
 from gateway.core.errors import NotLeading
-from gateway.core.ids import EnvironmentName, WorkerId, session_id
+from gateway.core.ids import EnvironmentName, WorkerId
 from gateway.core.leader_lease import LEASE_S
 from gateway.core.worker import EnvironmentLoad, Worker, WorkerState
 from gateway.pool.starts import BREAKS, STARTS_AT_ONCE
+from gateway.sessions.cache import session_id
 from gateway.stores.memory.sessions import MemoryStore
 from tests.fakes.clock import Clock
 from tests.fakes.eventually import eventually, until

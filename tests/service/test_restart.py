@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.ids import WorkerId, session_id
+from gateway.core.ids import WorkerId
 from gateway.core.worker import BackendWorker, Worker, WorkerState
+from gateway.sessions.cache import session_id
 from tests.fakes.eventually import until
 from tests.fakes.workers import FakeBackend, Start
 from tests.service.stack import OWNER, Replica, environment, running, stack

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from gateway.core.environment import Server, ServerProtocol
-from gateway.core.ids import session_id
 from gateway.core.session import SessionState
 from gateway.core.worker import WorkerState
+from gateway.sessions.cache import session_id
 from tests.fakes.eventually import eventually, until
 from tests.fakes.workers import FakeWorker
 from tests.service.foreign_world import foreign, image
@@ -20,7 +20,7 @@ from tests.service.wire import call, create, delete, result, under_way
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker is asked at once, and has a moment: one that answers here does so in less."""
-    monkeypatch.setattr("gateway.sessions.liveness.SUSPECT_S", 0.05)
+    monkeypatch.setattr("gateway.sessions.interruption.SUSPECT_S", 0.05)
     monkeypatch.setattr("gateway.sessions.liveness.ANSWER_S", 0.3)
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.ids import WorkerId, session_id
+from gateway.core.ids import WorkerId
 from gateway.core.leader_lease import LEASE_S
 from gateway.core.worker import Worker, WorkerState
+from gateway.sessions.cache import session_id
 from gateway.stores.memory.sessions import MemoryStore
 from tests.deadlines import scaled
 from tests.fakes.clock import Clock

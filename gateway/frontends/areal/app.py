@@ -24,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.catalog.catalog import Catalog
 from gateway.core.environment import ActionType, Areal, Environment, ObservationType, UpstreamKind
-from gateway.core.episode import EPISODE_FINISHED, Block, StepResult
+from gateway.core.episode import EPISODE_FINISHED, TOOL_FAILED, Block, StepResult
 from gateway.core.errors import (
     AuthorFault,
     GatewayError,
@@ -67,7 +67,7 @@ from gateway.server import Lifecycle
 from gateway.sessions.opening import EpisodeRequest
 from gateway.sessions.service import ActiveSession, Sessions
 from gateway.sessions.worker_queries import WorkerQueries
-from gateway.tasks.resolver import TaskResolver
+from gateway.tasks.resolver import TaskResolver, session_setup
 from gateway.tasks.task_ref import TaskRef
 
 logger = logging.getLogger(__name__)
@@ -173,7 +173,7 @@ class ArealFrontend:
         # Empty segments do not count: clients of this API follow no redirect, not even for a slash at the end.
         match [segment for segment in path.split("/") if segment]:
             case ["areal", name, "api", *rest]:
-                environment = self._catalog.offered(name)
+                environment = self._catalog.offered.get(name.lower())
                 if environment is None:
                     raise _Refusal(404, "unknown environment", self._catalog.unknown(name).detail)
                 return environment, tuple(rest)
@@ -233,8 +233,8 @@ class ArealFrontend:
             deadline = loop.time() + request.environment.areal.start_s
             environment = _patient(request.environment)
             task = await self._resolver.resolve(environment, sample_request(environment, start.sample))
-            setup = _setup(start, task, request.scope)
-            async with self._lookup.admitted(request.environment, setup):
+            setup = _setup(environment, start, task, request.scope)
+            async with self._resolver.admitted(request.environment, setup):
                 shown = await shown_of(self._queries, request.environment)
                 blocks = await self._opened(request, episode, task, setup, deadline)
                 if trainer.left:
@@ -351,7 +351,7 @@ def _refuse_fault_at_the_end(shown: Areal, result: StepResult, turn: int) -> Non
     Raises:
         AuthorFault, SessionFailed: it did.
     """
-    if not result.is_fault or turn < shown.max_turns:
+    if result.reason != TOOL_FAILED or turn < shown.max_turns:
         return
     is_lost = any(fault.kind is FaultKind.INFRASTRUCTURE for fault in result.faults)
     failed = SessionFailed if is_lost else AuthorFault
@@ -364,11 +364,12 @@ def _lost_at_start(error: SessionError) -> WorkerDied:
     return WorkerDied(message, reason=reason if reason in LOSSES else CloseReason.WORKER_LOST.value)
 
 
-def _setup(start: Start, task: TaskRef, scope: Scope) -> SessionSetup:
-    seed: int | None = start.seed
+def _setup(environment: Environment, start: Start, task: TaskRef, scope: Scope) -> SessionSetup:
+    config, policy, group = dict(start.config) or None, policy_tag(scope), group_of(scope)
+    setup = session_setup(environment, task, seed=start.seed, config=config, policy=policy, group=group)
     if task.is_images and "seed" in task.spec and "seed" not in start.config:
-        seed = None  # the task is told apart by its own
-    return task.setup(seed=seed, config=dict(start.config) or None, policy=policy_tag(scope), group=group_of(scope))
+        return replace(setup, seed=None)  # the task is told apart by its own
+    return setup
 
 
 def _patient(environment: Environment) -> Environment:

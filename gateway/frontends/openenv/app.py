@@ -141,6 +141,6 @@ class OpenEnvFrontend:
         # Empty segments do not count: a base URL may end in a slash.
         match [segment for segment in path.split("/") if segment]:
             case ["openenv", name, *rest]:
-                return self._catalog.offered(name), tuple(rest)
+                return self._catalog.offered.get(name.lower()), tuple(rest)
             case _:
                 return None, ()

@@ -63,8 +63,8 @@ from gateway.server import Lifecycle
 from gateway.sessions.opening import EpisodeRequest
 from gateway.sessions.service import ActiveSession, Sessions
 from gateway.sessions.worker_queries import WorkerQueries
-from gateway.tasks.resolver import SHOWN_CHARS, TaskRequest, TaskResolver
-from gateway.tasks.task_ref import TaskRef, seeded
+from gateway.tasks.resolver import SHOWN_CHARS, TaskRequest, TaskResolver, session_setup
+from gateway.tasks.task_ref import TaskRef
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +91,6 @@ class Episodes:
         self._queries = queries
         self._store = store
         self._resolver = resolver
-        self._lookup = resolver.lookup
         self._lifecycle = lifecycle
         self._tools: dict[EnvironmentName, tuple[bytes, list[Json]]] = {}
         """The last listing of each environment, and what it was read as."""
@@ -139,7 +138,7 @@ class Episodes:
         )
         async with contextlib.AsyncExitStack() as stack:
             async with self.refusing(environment, closes=False):
-                await stack.enter_async_context(self._lookup.admitted(environment, request.setup))
+                await stack.enter_async_context(self._resolver.admitted(environment, request.setup))
             return chosen, await self._begin(request, first, deadline)
 
     async def _begin(
@@ -164,8 +163,9 @@ class Episodes:
         if self._resolver.passes_place(environment, task):
             place = {"split": reset.split, "index": reset.index}
             config = {**config, **{key: value for key, value in place.items() if value is not None}}
-        setup = chosen.setup(seed=reset.seed, config=config or None, episode=reset.episode_id or "")
-        return seeded(environment, setup)
+        return session_setup(
+            environment, chosen, seed=reset.seed, config=config or None, episode=reset.episode_id or ""
+        )
 
     async def step(self, owner: Owner, name: str, environment: Environment, data: Json) -> Json:
         """Act; answers what is observed.

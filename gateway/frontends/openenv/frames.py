@@ -5,7 +5,6 @@ A frame is JSON text. There are no ids: the n-th reply belongs to the n-th reque
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Final, Literal, TypeVar
@@ -13,15 +12,10 @@ from typing import Any, Final, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError, field_validator
 from pydantic_core import PydanticCustomError
 
-from gateway.core.json_text import dump, parse
-
 Json = dict[str, Any]
 
 
 _MARKS: Final = ("reason", "retry_after_s")
-
-
-_ENCODER: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 class Code(StrEnum):
@@ -66,72 +60,6 @@ def invalid(entries: Sequence[Mapping[str, Any]], message: str = "Invalid messag
 
 
 # -- requests -------------------------------------------------------------------------------------------------------
-
-
-class _Closed(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class _Reset(_Closed):
-    type: Literal["reset"]
-    data: dict[str, Any] = Field(default_factory=dict)
-
-
-class _Step(_Closed):
-    type: Literal["step"]
-    data: dict[str, Any]
-
-
-class _State(_Closed):
-    type: Literal["state"]
-
-
-class _Close(_Closed):
-    type: Literal["close"]
-
-
-class _Mcp(_Closed):
-    type: Literal["mcp"]
-    data: dict[str, Any]
-
-
-_MODELS: Final[dict[str, type[_Closed]]] = {
-    "reset": _Reset,
-    "step": _Step,
-    "state": _State,
-    "close": _Close,
-    "mcp": _Mcp,
-}
-_WITH_DATA: Final = frozenset(("reset", "step", "mcp"))
-
-
-def read_frame(text: str | None) -> tuple[str, Json]:
-    """Read one request: its type, and its data, ``{}`` where it has none.
-
-    Args:
-        text: None stands for a binary frame.
-
-    Raises:
-        FrameError: what it is, in a stock server's words.
-    """
-    if text is None:
-        raise FrameError(Code.SESSION_ERROR, "'text'", status=400, closes=True)
-    try:
-        frame = parse(text)
-    except ValueError as error:
-        raise FrameError(Code.INVALID_JSON, f"Invalid JSON: {error}", status=400) from None
-    if not isinstance(frame, dict):
-        kind = type(frame).__name__
-        raise FrameError(Code.SESSION_ERROR, f"{kind!r} object has no attribute 'get'", status=400, closes=True)
-    kind = frame.get("type", "")
-    if not isinstance(kind, str) or kind not in _MODELS:
-        raise FrameError(Code.UNKNOWN_TYPE, f"Unknown message type: {_short(kind)}", status=400)
-    if kind in _WITH_DATA and len(frame) == 2:  # the way of all good requests; pydantic explains the others
-        data = frame.get("data")
-        if isinstance(data, dict):
-            return kind, data
-    read = validated(_MODELS[kind], frame, explains=False)
-    return kind, getattr(read, "data", {})
 
 
 class ResetRequest(BaseModel):
@@ -204,31 +132,3 @@ def validated(model: type[Model], value: Any, *place: str, explains: bool = True
         entries: list[Json] = [{**entry, "loc": [*place, *entry["loc"]]} for entry in error.errors()]
     first = f"{'.'.join(map(str, entries[0]['loc']))}: {entries[0]['msg']}"
     raise invalid(entries, f"Invalid message: {first}" if explains else "Invalid message")
-
-
-def _short(value: object) -> str:
-    return str(value)[:200]
-
-
-# -- replies --------------------------------------------------------------------------------------------------------
-
-
-def observed(observation: Json, *, reward: float | None = None, done: bool = False) -> Json:
-    """What `reset` and `step` answer; the observation's metadata stands beside it too, unless there is none."""
-    data: Json = {"observation": observation, "reward": reward, "done": done}
-    if observation.get("metadata"):
-        data["metadata"] = observation["metadata"]
-    return data
-
-
-def frame(kind: str, data: Json) -> str:
-    """One reply as text. What JSON has no word for becomes null; nothing that UTF-8 can't hold is left in it."""
-    try:
-        return _ENCODER.encode({"type": kind, "data": data})
-    except ValueError:
-        return dump({"type": kind, "data": data}).decode()
-
-
-def error_frame(refused: FrameError) -> str:
-    """The reply to a request that was refused."""
-    return frame("error", {"message": refused.message, "code": refused.code.value, **refused.more})

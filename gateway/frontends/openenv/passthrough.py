@@ -15,7 +15,8 @@ from gateway.core.errors import GatewayError, SessionNotFound
 from gateway.core.ids import Owner
 from gateway.core.json_text import dump
 from gateway.frontends.openenv.episodes import Episodes, empty_state, patient
-from gateway.frontends.openenv.frames import Code, FrameError, Json, ResetRequest, frame
+from gateway.frontends.openenv.frames import Code, FrameError, Json, ResetRequest
+from gateway.frontends.openenv.replies import frame
 from gateway.sessions.service import ActiveSession, Sessions
 from gateway.sessions.worker_queries import WorkerQueries
 

@@ -13,6 +13,7 @@ socket, and only what a stock server closes for closes here.
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -31,10 +32,11 @@ from gateway.core.errors import (
     TaskRateLimited,
     UpstreamGone,
 )
+from gateway.core.json_text import dump
 from gateway.core.ports.store import WorkerStore
 from gateway.core.session import CloseReason
 from gateway.frontends.errors import reason_of, retry_after_s, status_of
-from gateway.frontends.openenv.frames import Code, FrameError, Json, invalid, observed
+from gateway.frontends.openenv.frames import Code, FrameError, Json, invalid
 
 RESERVED: Final = frozenset(("reset", "step", "state", "close"))
 """Words of those who run the episode: no tool that an agent can call bears one of them."""
@@ -47,8 +49,30 @@ _ERROR_TYPES: Final = {
 """Of a tool that was not run; any other failure is one of its execution."""
 _FAULTS: Final = "Tool input validation error: "
 _FAULTS_MAX_CHARS: Final = 16_384
+_ENCODER: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 _OUTSIDE: Final = frozenset(("reward", "done"))
 """They stand beside an observation, never in it."""
+
+
+def observed(observation: Json, *, reward: float | None = None, done: bool = False) -> Json:
+    """What `reset` and `step` answer; the observation's metadata stands beside it too, unless there is none."""
+    data: Json = {"observation": observation, "reward": reward, "done": done}
+    if observation.get("metadata"):
+        data["metadata"] = observation["metadata"]
+    return data
+
+
+def frame(kind: str, data: Json) -> str:
+    """One reply as text. What JSON has no word for becomes null; nothing that UTF-8 can't hold is left in it."""
+    try:
+        return _ENCODER.encode({"type": kind, "data": data})
+    except ValueError:
+        return dump({"type": kind, "data": data}).decode()
+
+
+def error_frame(refused: FrameError) -> str:
+    """The reply to a request that was refused."""
+    return frame("error", {"message": refused.message, "code": refused.code.value, **refused.more})
 
 
 def first_observation(blocks: Sequence[Block], told: Mapping[str, Any]) -> Json:

@@ -16,32 +16,97 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.types import Message, Receive, Send
 
 from gateway.catalog.catalog import Catalog
 from gateway.core.environment import Environment, UpstreamKind
 from gateway.core.ids import Owner
+from gateway.core.json_text import parse
 from gateway.frontends.openenv.episodes import Episodes, empty_state
 from gateway.frontends.openenv.frames import (
     Code,
     FrameError,
     Json,
     ResetRequest,
-    error_frame,
-    frame,
-    read_frame,
     validated,
 )
 from gateway.frontends.openenv.mcp import RPC_BROKEN, Mcp
 from gateway.frontends.openenv.passthrough import Passthrough
-from gateway.frontends.openenv.replies import NO_EPISODE
+from gateway.frontends.openenv.replies import NO_EPISODE, error_frame, frame
 from gateway.frontends.openenv.session_ids import Attachment, Attachments, SessionIds
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _BROKEN: Final = FrameError(Code.EXECUTION_ERROR, "a fault of the gateway", status=500)
+
+
+class _Closed(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class _Reset(_Closed):
+    type: Literal["reset"]
+    data: dict[str, Any] = Field(default_factory=dict)
+
+
+class _Step(_Closed):
+    type: Literal["step"]
+    data: dict[str, Any]
+
+
+class _State(_Closed):
+    type: Literal["state"]
+
+
+class _Close(_Closed):
+    type: Literal["close"]
+
+
+class _Mcp(_Closed):
+    type: Literal["mcp"]
+    data: dict[str, Any]
+
+
+_MODELS: Final[dict[str, type[_Closed]]] = {
+    "reset": _Reset,
+    "step": _Step,
+    "state": _State,
+    "close": _Close,
+    "mcp": _Mcp,
+}
+_WITH_DATA: Final = frozenset(("reset", "step", "mcp"))
+
+
+def read_frame(text: str | None) -> tuple[str, Json]:
+    """Read one request: its type, and its data, ``{}`` where it has none.
+
+    Args:
+        text: None stands for a binary frame.
+
+    Raises:
+        FrameError: what it is, in a stock server's words.
+    """
+    if text is None:
+        raise FrameError(Code.SESSION_ERROR, "'text'", status=400, closes=True)
+    try:
+        frame = parse(text)
+    except ValueError as error:
+        raise FrameError(Code.INVALID_JSON, f"Invalid JSON: {error}", status=400) from None
+    if not isinstance(frame, dict):
+        kind = type(frame).__name__
+        raise FrameError(Code.SESSION_ERROR, f"{kind!r} object has no attribute 'get'", status=400, closes=True)
+    kind = frame.get("type", "")
+    if not isinstance(kind, str) or kind not in _MODELS:
+        raise FrameError(Code.UNKNOWN_TYPE, f"Unknown message type: {str(kind)[:200]}", status=400)
+    if kind in _WITH_DATA and len(frame) == 2:  # the way of all good requests; pydantic explains the others
+        data = frame.get("data")
+        if isinstance(data, dict):
+            return kind, data
+    read = validated(_MODELS[kind], frame, explains=False)
+    return kind, getattr(read, "data", {})
 
 
 class SocketServer:
@@ -112,7 +177,7 @@ class SocketServer:
         try:
             while True:
                 text = await peer.next()
-                at.environment = self._catalog.named(at.environment.name)
+                at.environment = self._catalog.known.get(at.environment.name, at.environment)
                 try:
                     reply = await peer.attended(answer(at, text))
                 except FrameError as refused:

@@ -134,7 +134,8 @@ class OrsFrontend:
         if path.endswith("/"):
             raise OrsError(307, "Temporary Redirect", [(b"location", _without_slash(scope))])
         first, _, rest = path.partition("/")
-        name, environment = first.lower(), self._catalog.offered(first)
+        name = first.lower()
+        environment = self._catalog.offered.get(name)
         if name in ORS_ROUTES and not rest:
             await self._root(name, scope, receive, send)
         elif environment is not None and rest in ORS_OPERATIONS:
@@ -215,7 +216,8 @@ class OrsFrontend:
     def _meant(self, scope: Scope) -> Environment:
         """The environment that a request means which names none: by ``X-Deployment``, else the default one."""
         deployment = header(scope, b"x-deployment") or ""
-        return self._catalog.offered(deployment.rstrip("/").rpartition("/")[2].strip()) or self._catalog.default
+        name = deployment.rstrip("/").rpartition("/")[2].strip().lower()
+        return self._catalog.offered.get(name, self._catalog.default)
 
     # -- sessions -------------------------------------------------------------------------------------------------
 
@@ -298,7 +300,8 @@ class OrsFrontend:
         async with Attended(scope, receive):
             try:
                 if self._creator.binds_late:
-                    await self._creator.bind(owner, sid, self._catalog.offered(segment) or self._meant(scope))
+                    environment = self._catalog.offered.get(segment.lower()) or self._meant(scope)
+                    await self._creator.bind(owner, sid, environment)
                 session = await self._sessions.find(owner, sid)
                 environment = session.environment
                 if segment and self._strict_paths and environment.name != segment.lower():

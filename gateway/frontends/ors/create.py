@@ -26,8 +26,8 @@ from gateway.frontends.asgi import Attended, HungUp, group_of, header, policy_ta
 from gateway.sessions.opening import EpisodeRequest
 from gateway.sessions.service import Sessions
 from gateway.tasks.lookup import TaskLookup
-from gateway.tasks.resolver import TaskRequest, TaskResolver
-from gateway.tasks.task_ref import LABEL_MAX, seeded
+from gateway.tasks.resolver import TaskRequest, TaskResolver, session_setup
+from gateway.tasks.task_ref import LABEL_MAX
 from gateway.upstreams.ors_bodies import CreateSession, read_secrets, without_platform_keys
 
 KEPT_S = 60.0
@@ -148,7 +148,9 @@ class SessionCreator:
         """
         environment: Environment | None
         if body.env_name is not None:
-            environment = self._catalog.wanted(body.env_name)
+            environment = self._catalog.offered.get(body.env_name.lower())
+            if environment is None:
+                raise self._catalog.unknown(body.env_name)
         elif self._pending is not None and body.task_spec is None and header(scope, b"x-deployment") is None:
             environment = None
         else:
@@ -176,7 +178,9 @@ class SessionCreator:
             raise InvalidRequest(f"unknown toolset {body.toolset_name!r}; valid options are []")
         task = await self._resolver.resolve(environment, create.task)
         is_kept = environment.platform_keys or not self._strip_platform_keys
-        setup = task.setup(
+        setup = session_setup(
+            environment,
+            task,
             seed=body.seed,
             config=body.config,
             secrets=create.secrets if is_kept else without_platform_keys(create.secrets),
@@ -190,14 +194,14 @@ class SessionCreator:
             name = str(body.task_spec.get("id", ""))[:LABEL_MAX]
         else:
             name = f"{body.split}/{body.index}"
-        return seeded(environment, setup), name
+        return setup, name
 
     async def open(
         self, owner: Owner, sid: str, create: Create, setup: SessionSetup, task: str, trainer: Attended | None = None
     ) -> None:
         """Open the session of a create; nothing is left of it if its *trainer* has left."""
         assert create.environment is not None
-        async with self._resolver.lookup.admitted(create.environment, setup):
+        async with self._resolver.admitted(create.environment, setup):
             await self._sessions.open(
                 EpisodeRequest(
                     owner=owner,

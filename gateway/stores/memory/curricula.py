@@ -30,7 +30,7 @@ from gateway.core.ports.curricula import (
     RecordPage,
     Turn,
 )
-from gateway.stores.memory.expiry_heap import Deadlines
+from gateway.stores.memory.queue import Deadlines
 
 PAGE_RECORDS = 2_000
 """Changes in one page, at most."""

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 
 from gateway.core.ids import EnvironmentName, SessionId, WorkerId
 from gateway.core.session import SessionRequest
-from gateway.stores.memory.expiry_heap import Deadlines
-from gateway.stores.memory.queue import QueueTicket
+from gateway.stores.memory.queue import Deadlines, QueueTicket
 from gateway.stores.retry_after import GROUP_KEPT_S, LAST_CALL_S
 
 
@@ -40,43 +39,30 @@ class Groups:
     """All groups of all environments."""
 
     def __init__(self) -> None:
-        #: Those that are remembered, wait, or have slots reserved.
-        self._groups: dict[str, _Group] = {}
+        self.by_id: dict[str, _Group] = {}
+        """Those that are remembered, wait, or have slots reserved."""
         self._kept_until: Deadlines[str] = Deadlines()
-        self._reserved: Counter[EnvironmentName] = Counter()
+        self.reserved: Counter[EnvironmentName] = Counter()
+        """Slots that are kept for groups, by environment."""
         self._reserved_until: Deadlines[str] = Deadlines()
-        self._reserved_in: Counter[WorkerId] = Counter()
-
-    def reserved(self, environment: EnvironmentName) -> int:
-        """Slots that are kept for groups."""
-        return self._reserved[environment]
-
-    def reserved_in(self, worker: WorkerId) -> int:
-        """Slots of *worker* that are kept for groups."""
-        return self._reserved_in[worker]
-
-    def home(self, opening: SessionRequest) -> WorkerId | None:
-        """The worker in which slots are kept for its group, if it is one."""
-        group = self._groups.get(opening.group)
-        return None if group is None else group.home
+        self.reserved_in: Counter[WorkerId] = Counter()
+        """The same by worker, of groups that begin in one."""
 
     def wanted(self, opening: SessionRequest) -> int:
         """How many of its group have no slot yet, by what its size says; at least itself."""
-        if not opening.group:
-            return 1
-        group = self._groups.get(opening.group)
+        group = self.by_id.get(opening.group)
         if group is not None and group.is_parted:
             return 1
         return max(1, opening.group_size - (group.granted if group else 0))
 
     def waiting(self, opening: SessionRequest) -> list[QueueTicket]:
         """Those of its group that wait."""
-        group = self._groups.get(opening.group)
+        group = self.by_id.get(opening.group)
         return list(group.tickets.values()) if group else []
 
     def to_come(self, environment: EnvironmentName, waiting: Sequence[QueueTicket]) -> int:
         """Count openings of groups that slots are reserved for, or that join the tickets that are *waiting*."""
-        count = self._reserved[environment]
+        count = self.reserved[environment]
         # Reversed: the first opening of each group says how many it is.
         firsts = {ticket.opening.group: ticket.opening for ticket in reversed(waiting) if ticket.opening.group}
         for opening in firsts.values():
@@ -94,25 +80,25 @@ class Groups:
     def leave(self, ticket: QueueTicket) -> None:
         """*ticket* does not wait any more."""
         id = ticket.opening.group
-        group = self._groups.get(id)
+        group = self.by_id.get(id)
         if group is not None and group.tickets.get(ticket.opening.id) is ticket:
             del group.tickets[ticket.opening.id]
             self._end(id, group)
 
-    def takes_reserved(self, opening: SessionRequest) -> bool:
-        """Whether a slot was reserved for *opening*; then it is no more."""
-        group = self._groups.get(opening.group)
+    def take_reserved(self, opening: SessionRequest) -> tuple[bool, WorkerId | None]:
+        """Whether a slot was reserved for *opening*, which then it is no more; and the worker it is in, if known."""
+        group = self.by_id.get(opening.group)
         if group is None or not group.reserved:
-            return False
+            return False, None
+        home = group.home
         self._reserve(opening.group, group, group.reserved - 1)
-        return True
+        return True, home
 
     def granted(self, opening: SessionRequest, now: float) -> None:
         """*opening* has a slot; no more stays reserved for its group than can still come."""
-        if opening.group:
-            group = self._remember(opening, now)
-            group.granted += 1
-            self._reserve(opening.group, group, min(group.reserved, max(0, opening.group_size - group.granted)))
+        group = self._remember(opening, now)
+        group.granted += 1
+        self._reserve(opening.group, group, min(group.reserved, max(0, opening.group_size - group.granted)))
 
     def reserve(self, opening: SessionRequest, count: int, now: float, home: WorkerId | None) -> None:
         """Keep *count* slots for those of the group of *opening* that have not come yet; *home*: all in that worker."""
@@ -140,35 +126,35 @@ class Groups:
     def let_go(self, now: float) -> Iterator[EnvironmentName]:
         """Forget old groups, and what was reserved for those that did not come in time; the environments of that."""
         while (passed := self._reserved_until.pop(now)) is not None:
-            group = self._groups[passed[0]]
+            group = self.by_id[passed[0]]
             group.is_parted = True
             self._kept_until.set(passed[0], now + GROUP_KEPT_S)
             self._reserve(passed[0], group, 0)
             yield group.environment
         while (passed := self._kept_until.pop(now)) is not None:
-            group = self._groups[passed[0]]
+            group = self.by_id[passed[0]]
             group.granted, group.kept_since, group.is_parted = 0, None, False
             self._end(passed[0], group)
 
     def _of(self, opening: SessionRequest) -> _Group:
-        return self._groups.setdefault(opening.group, _Group(opening.environment))
+        return self.by_id.setdefault(opening.group, _Group(opening.environment))
 
     def _remember(self, opening: SessionRequest, now: float) -> _Group:
         self._kept_until.set(opening.group, now + GROUP_KEPT_S)
         return self._of(opening)
 
     def _reserve(self, id: str, group: _Group, count: int) -> None:
-        self._reserved[group.environment] += count - group.reserved
+        self.reserved[group.environment] += count - group.reserved
         if group.home is not None:
-            self._reserved_in[group.home] += count - group.reserved
+            self.reserved_in[group.home] += count - group.reserved
         group.reserved = count
         if not count:
-            if group.home is not None and not self._reserved_in[group.home]:
-                del self._reserved_in[group.home]
+            if group.home is not None and not self.reserved_in[group.home]:
+                del self.reserved_in[group.home]
             group.home = None
             self._reserved_until.discard(id)
             self._end(id, group)
 
     def _end(self, id: str, group: _Group) -> None:
         if not group.tickets and not group.reserved and id not in self._kept_until:
-            self._groups.pop(id, None)
+            self.by_id.pop(id, None)

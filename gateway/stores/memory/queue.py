@@ -1,4 +1,5 @@
-"""The queue of one environment in one process: openings that wait, the pace of its slots, its breaker and its counts.
+"""The queue of one environment in one process: openings that wait, the pace of its slots, its breaker and its counts;
+and the heap of deadlines by which the memory store expires what it holds.
 
 Nothing here waits or reads a clock: the store passes the time (seconds), and each of its steps is atomic.
 """
@@ -6,9 +7,11 @@ Nothing here waits or reads a clock: the store passes the time (seconds), and ea
 from __future__ import annotations
 
 import asyncio
+import heapq
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from gateway.core.errors import GatewayError
 from gateway.core.ids import Owner, SessionId
@@ -144,3 +147,61 @@ class Queue:
         """Return the message of the breaker and the seconds for which it stays open; 0: it is not open."""
         message, until = self._breaker
         return message, max(0.0, until - now)
+
+
+K = TypeVar("K", bound=Hashable)
+
+SLACK = 64
+"""Stale heap entries that are tolerated besides as many as there are keys, before the heap is built anew."""
+
+
+class Deadlines(Generic[K]):
+    """A set of keys with one deadline each; moments are seconds of the owner's clock.
+
+    A deadline that moves later costs a dictionary write, not a heap entry: sessions are renewed far more often than
+    they end, so an entry that comes up too early is pushed back only when it is looked at.
+    """
+
+    def __init__(self) -> None:
+        self._at: dict[K, float] = {}
+        #: Each key has an entry that is no later than its deadline; `pop` skips stale entries.
+        self._heap: list[tuple[float, K]] = []
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._at
+
+    def at(self, key: K) -> float:
+        """The deadline of *key*; KeyError if it has none."""
+        return self._at[key]
+
+    def set(self, key: K, at: float) -> None:
+        """Give *key* the deadline *at*, earlier or later than what it had."""
+        before = self._at.get(key)
+        self._at[key] = at
+        if before is None or at < before:
+            self._push(key, at)
+
+    def discard(self, key: K) -> None:
+        """Forget *key*, if it is known."""
+        self._at.pop(key, None)
+
+    def pop(self, now: float) -> tuple[K, float] | None:
+        """Take out the earliest key whose deadline is not after *now*, with the deadline; None if there is none."""
+        while self._heap and self._heap[0][0] <= now:
+            listed, key = heapq.heappop(self._heap)
+            at = self._at.get(key)
+            if at is not None and listed < at:
+                self._push(key, at)
+            elif at is not None:
+                del self._at[key]
+                return key, at
+        return None
+
+    def _push(self, key: K, at: float) -> None:
+        if len(self._heap) > 2 * len(self._at) + SLACK:
+            self._heap = [(due, other) for other, due in self._at.items() if other != key]
+            heapq.heapify(self._heap)
+        heapq.heappush(self._heap, (at, key))

@@ -22,6 +22,7 @@ from gateway.core.errors import (
 from gateway.core.ids import EnvironmentName, SessionId, WorkerId
 from gateway.core.leader_lease import Lead
 from gateway.core.session import (
+    BY_TRAINER,
     Activity,
     CapacityWanted,
     CloseReason,
@@ -127,7 +128,7 @@ class MemoryStore:
     async def count_turn(self, id: SessionId, lease: str, *, key: str = "") -> int:
         self._now()
         session = self._slots.sessions.get(id)
-        if session is not None and session.lease == lease and session.reason and session.reason.is_trainers:
+        if session is not None and session.lease == lease and session.reason in BY_TRAINER:
             raise SessionNotFound(f"session {id} was ended by its trainer")
         if self._of_lease(id, lease).state is not SessionState.OPEN:
             raise SessionNotFound(f"session {id} is not open yet")

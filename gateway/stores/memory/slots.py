@@ -16,11 +16,10 @@ from gateway.core.errors import (
     SessionExists,
 )
 from gateway.core.ids import EnvironmentName, SessionId, WorkerId
-from gateway.core.session import CapacityWanted, CloseReason, Session, SessionRequest, SessionState
+from gateway.core.session import BY_TRAINER, CapacityWanted, CloseReason, Session, SessionRequest, SessionState
 from gateway.core.worker import EnvironmentLoad, Worker, WorkerLoad, WorkerState
-from gateway.stores.memory.expiry_heap import Deadlines
 from gateway.stores.memory.groups import Groups
-from gateway.stores.memory.queue import Queue, QueueTicket
+from gateway.stores.memory.queue import Deadlines, Queue, QueueTicket
 from gateway.stores.notifications import Notices
 
 
@@ -87,7 +86,7 @@ class Slots:
 
     def tidy(self, now: float) -> None:
         """Drop what has run out by now: places in queues, slots that are kept, and memories of closed sessions."""
-        changed = set(self._groups.let_go(now))
+        changed = set(self._groups.let_go(now)) if self._groups.by_id else set()
         while (passed := self._ticket_ends.pop(now)) is not None:
             ticket = self.tickets[passed[0]]
             self.settle(ticket, self._too_late(ticket, now))
@@ -188,9 +187,11 @@ class Slots:
         """Grant a free slot that is meant for *opening*, if there is one: none is another's while somebody waits."""
         if self._least_used(opening.environment) is None:
             return None
-        need, home = 1, self._groups.home(opening)
-        if not self._groups.takes_reserved(opening):
-            need = self._groups.wanted(opening)
+        need, home, is_kept = 1, None, False
+        if opening.group:
+            is_kept, home = self._groups.take_reserved(opening)
+        if not is_kept:
+            need = self._groups.wanted(opening) if opening.group else 1
             if self.queues[opening.environment] or self._available(opening.environment) < need:
                 return None
             home = self._find_home(opening.environment, need)
@@ -205,9 +206,10 @@ class Slots:
         A group is served all at once, or as far as there are slots once it has waited long enough for more.
         """
         opening = first.opening
-        available, need = self._available(opening.environment), self._groups.wanted(opening)
+        available = self._available(opening.environment)
         if not opening.group:
             return [first] if available else [], 0
+        need = self._groups.wanted(opening)
         waiting = self._groups.waiting(opening)[:need]
         if available < need:
             last_call = min(ticket.until for ticket in waiting)
@@ -259,7 +261,8 @@ class Slots:
 
     def grant(self, opening: SessionRequest, held: Held, now: float) -> Session:
         """Make *opening* a session of *held*, which has room."""
-        self._groups.granted(opening, now)
+        if opening.group:
+            self._groups.granted(opening, now)
         session = Session(
             id=opening.id,
             name=opening.name,
@@ -293,7 +296,7 @@ class Slots:
         del self.sessions[session.id]
         self.turns.pop(session.id, None)
         self.deadlines.discard(session.id)
-        if reason is not None and not reason.is_trainers:
+        if reason is not None and reason not in BY_TRAINER:
             self.closed[session.id] = Closed(session.lease, reason, now + self._closed_kept_s)
 
     def free(self, session: Session, now: float) -> None:
@@ -315,7 +318,7 @@ class Slots:
             name: EnvironmentLoad(
                 workers=tuple(_load_of(held, now) for held in self._by_environment[name].values()),
                 waiting=len(self.queues[name]),
-                to_come=self._groups.to_come(name, self.queues[name].tickets()),
+                to_come=self._groups.to_come(name, self.queues[name].tickets()) if self._groups.by_id else 0,
                 arrivals=self.queues[name].arrivals,
                 hits=self.queues[name].hits,
                 broken_s=self.queues[name].broken(now)[1],
@@ -338,7 +341,7 @@ class Slots:
     def _available(self, environment: EnvironmentName) -> int:
         """Count free slots that are kept for no group."""
         free = sum(held.room for held in self._by_environment[environment].values())
-        return max(0, free - self._groups.reserved(environment))
+        return max(0, free - self._groups.reserved[environment])
 
     def _find_home(self, environment: EnvironmentName, need: int) -> WorkerId | None:
         """Return the worker for a group that wants *need* slots; None if it is no group, or fits no worker."""
@@ -348,7 +351,7 @@ class Slots:
     def _find_room(self, environment: EnvironmentName, need: int) -> Held | None:
         """Return the worker with the fewest sessions that has *need* slots beside the slots kept in it for groups."""
         workers = self._by_environment[environment].values()
-        free = [held for held in workers if held.room - self._groups.reserved_in(held.worker.id) >= need]
+        free = [held for held in workers if held.room - self._groups.reserved_in[held.worker.id] >= need]
         return min(free, key=lambda held: len(held.sessions), default=None)
 
     def _granted(self, opening: SessionRequest, home: WorkerId | None, now: float) -> Session:

@@ -23,7 +23,7 @@ from gateway.core.ports.tasks import (
     StoredTask,
     TaskChanges,
 )
-from gateway.stores.memory.expiry_heap import Deadlines
+from gateway.stores.memory.queue import Deadlines
 
 _Name = tuple[EnvironmentName, str]
 

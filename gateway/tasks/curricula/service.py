@@ -121,7 +121,7 @@ class Curricula:
 
     def is_offered(self, environment: str) -> bool:
         """Whether an environment of this name is on offer."""
-        return self._catalog.offered(environment) is not None
+        return environment.lower() in self._catalog.offered
 
     def is_in_file(self, name: str) -> bool:
         """Whether it stands in a file, and so can't be changed by the API."""
@@ -338,8 +338,8 @@ class Curricula:
         return scope_of(known, environment) if known is not None and environment in known.environments else None
 
     def _runs_in(self, environment: EnvironmentName, split: str) -> EnvironmentName:
-        found = self._catalog.offered(environment)
-        return found.for_split(split).name if found is not None else environment
+        found = self._catalog.offered.get(environment)
+        return found.splits.get(split, found).name if found is not None else environment
 
     async def _left(self, ticket: GroupMembership) -> None:
         with contextlib.suppress(StoreUnavailable):  # then its group's time ends it

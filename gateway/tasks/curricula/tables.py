@@ -133,7 +133,7 @@ class TaskTables:
             return rows
 
     async def _of_image(self, name: EnvironmentName, split: str) -> Rows:
-        environment = self._catalog.offered(name)
+        environment = self._catalog.offered.get(name)
         if environment is None or not _asks(environment):
             return ()
         known = self._tables.get((name, split))

@@ -430,8 +430,8 @@ def test_the_default_environment_comes_first(tmp_path: Path) -> None:
 def test_names_are_matched_without_regard_to_case(tmp_path: Path) -> None:
     catalog = catalog_of(tmp_path, "alpha")
 
-    assert catalog.get("ALPHA") is catalog.named("alPHa") is catalog.default
-    assert catalog.get("beta") is None
+    assert catalog.known.get("alpha") is catalog.named("alPHa") is catalog.default
+    assert catalog.known.get("beta") is None
     with pytest.raises(UnknownEnvironment, match=r"^unknown environment 'Beta'; there are alpha$"):
         catalog.named("Beta")
 

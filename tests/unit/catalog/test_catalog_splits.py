@@ -39,7 +39,7 @@ def complaint(tmp_path: Path, text: str) -> str:
 def test_a_split_has_a_pool_and_limits_of_its_own_and_all_else_of_its_environment(tmp_path: Path) -> None:
     environment = read(tmp_path, HARD + '[variables]\nMODE = "strict"\n')
 
-    hard = environment.for_split("hard")
+    hard = environment.splits["hard"]
 
     assert hard == replace(
         environment,
@@ -51,7 +51,7 @@ def test_a_split_has_a_pool_and_limits_of_its_own_and_all_else_of_its_environmen
     )
     assert (hard.worker_name, hard.variables) == ("math", {"MODE": "strict"})
     assert hard.digest() != environment.digest()
-    assert environment.for_split("train") is environment
+    assert "train" not in environment.splits
 
 
 def test_a_split_that_says_nothing_has_the_same_resources_in_workers_of_its_own(tmp_path: Path) -> None:
@@ -143,8 +143,8 @@ def test_sessions_find_a_splits_environment_by_name_and_trainers_do_not(tmp_path
     math = read(tmp_path, HARD)
     catalog = Catalog([math, GAME])
 
-    assert catalog.get("Math.Hard") == catalog.named("math.hard") == math.splits["hard"]
-    assert (catalog.offered("math.hard"), catalog.offered("MATH")) == (None, math)
+    assert catalog.known.get("math.hard") == catalog.named("math.hard") == math.splits["hard"]
+    assert (catalog.offered.get("math.hard"), catalog.offered.get("math")) == (None, math)
     with pytest.raises(UnknownEnvironment, match=r"^unknown environment 'math\.hard'; there are "):
         catalog.wanted("math.hard")
     assert ([one.name for one in catalog], len(catalog), catalog.default) == (["math", "game"], 2, math)
@@ -181,7 +181,7 @@ def test_a_split_changes_along_with_its_environment(tmp_path: Path) -> None:
         custom_tasks=CustomTasks(module="m", folder="f", content="c"),
         pool=replace(before.pool, idle_worker_s=5),
     )
-    assert catalog.named("math").for_split("hard") is hard
+    assert catalog.named("math").splits["hard"] is hard
     assert hard.digest() != before.digest()
 
 
@@ -206,7 +206,7 @@ def test_a_split_that_loses_its_own_resources_is_known_while_its_sessions_may_li
     catalog.replace(replace(math, splits={}))
     ending = catalog.named("math.hard")
 
-    assert catalog.named("math").for_split("hard").name == "math"
+    assert "hard" not in catalog.named("math").splits
     assert ending.digest() == digest  # its workers are drained by nobody
     assert (ending.pool.min_workers, ending.pool.warm, ending.pool.idle_worker_s) == (0, 0, 0)
     assert [one.name for one in catalog.all()] == ["math", "math.hard"]
@@ -223,7 +223,7 @@ def test_what_is_withdrawn_is_asked_for_by_nobody_and_its_sessions_go_on(tmp_pat
     catalog.withdraw("Math")
 
     assert [one.name for one in catalog] == ["game"]
-    assert catalog.offered("math") is None
+    assert catalog.offered.get("math") is None
     with pytest.raises(UnknownEnvironment):
         catalog.wanted("math")
     with pytest.raises(UnknownEnvironment):

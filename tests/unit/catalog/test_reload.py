@@ -300,7 +300,7 @@ async def test_a_new_folder_is_offered(world: World, caplog: pytest.LogCaptureFi
     await world.look(times=2)
 
     assert [one.name for one in world.catalog] == ["game", "math", "chat"]
-    assert world.catalog.get("chat.hard") is not None
+    assert world.catalog.known.get("chat.hard") is not None
     assert len(logged(caplog, "environment_offered environment=chat digest=")) == 1
     assert world.changes == 1
 
@@ -319,16 +319,16 @@ async def test_what_is_gone_for_two_looks_is_withdrawn(world: World, caplog: pyt
     world.remove("math")
 
     await world.look()
-    assert world.catalog.offered("math") is not None  # an editor may be at it
+    assert world.catalog.offered.get("math") is not None  # an editor may be at it
 
     await world.look(times=2)
-    assert world.catalog.offered("math") is None
-    assert world.catalog.get("math") is not None
+    assert world.catalog.offered.get("math") is None
+    assert world.catalog.known.get("math") is not None
     assert logged(caplog, "environment_withdrawn") == ["environment_withdrawn environment=math"]
 
     world.write("math", MATH)
     await world.look()
-    assert world.catalog.offered("math") is not None
+    assert world.catalog.offered.get("math") is not None
 
 
 async def test_a_file_that_an_editor_replaces_is_never_withdrawn(
@@ -383,7 +383,7 @@ async def test_an_environment_may_be_renamed_unless_it_is_the_default_one(
     await world.look(times=2)
 
     assert [one.name for one in world.catalog] == ["game", "sums"]
-    assert world.catalog.get("math") is not None
+    assert world.catalog.known.get("math") is not None
     (line,) = logged(caplog, "environment_file_refused")
     assert "keeps its name" in line
 
@@ -814,7 +814,7 @@ async def test_the_loop_asks_for_the_image_of_what_is_offered_anew(world: World)
     try:
         await until(lambda: world.reload.is_settled("math"))
         world.write("chat", 'name = "chat"\nimage = "env-chat"\n')
-        await until(lambda: (one := world.catalog.get("chat")) is not None and one.image_id == "sha256:c1")
+        await until(lambda: (one := world.catalog.known.get("chat")) is not None and one.image_id == "sha256:c1")
     finally:
         running.cancel()
         await asyncio.wait({running})

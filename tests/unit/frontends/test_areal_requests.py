@@ -125,11 +125,3 @@ def test_an_action_has_one_of_three_spellings(content: Any, action: Action) -> N
 def test_an_action_that_is_malformed_names_the_field(body: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidRequest, match=f"^{field}: "):
         read_action(body)
-
-
-@pytest.mark.parametrize(
-    "given", [{}, {"name": "a", "text": "b"}, {"text": "", "fields": {}}, {"name": "a", "text": "b", "fields": {}}]
-)
-def test_an_action_is_one_thing(given: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="exactly one"):
-        Action(**given)

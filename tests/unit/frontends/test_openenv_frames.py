@@ -16,21 +16,21 @@ from gateway.frontends.openenv.frames import (
     Json,
     ResetRequest,
     ToolCall,
-    error_frame,
-    frame,
-    observed,
-    read_frame,
     validated,
 )
 from gateway.frontends.openenv.replies import (
+    error_frame,
     first_observation,
+    frame,
     mcp_tools,
+    observed,
     read_tools,
     refusal,
     step_reply,
     tool_reply,
     tool_result,
 )
+from gateway.frontends.openenv.websocket import read_frame
 from gateway.stores.memory.sessions import MemoryStore
 from tests.service.stack import environment
 

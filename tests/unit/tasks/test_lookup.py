@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gateway.catalog.catalog import Catalog
 from gateway.core.environment import (
     Environment,
     ResetMapping,
@@ -31,6 +32,7 @@ from gateway.stores.memory.sessions import MemoryStore
 from gateway.tasks.curricula.indices import LISTED_MAX
 from gateway.tasks.lookup import SEARCHED_S, TaskLookup, TaskPlaces
 from gateway.tasks.registry import TaskRegistry
+from gateway.tasks.resolver import TaskResolver, session_setup
 from gateway.tasks.task_ref import TaskRef
 from tests.fakes.clock import Clock
 from tests.fakes.upstreams import CounterImage
@@ -92,12 +94,12 @@ async def test_for_our_own_environments_nobody_is_asked() -> None:
 
 def told(task: TaskRef) -> tuple[Mapping[str, Any], str, int | None]:
     """What the task's worker is told of it."""
-    setup = task.setup()
+    setup = session_setup(OURS, task)
     return setup.spec, setup.split, setup.index
 
 
 async def admit(found: TaskLookup, where: Environment, setup: SessionSetup) -> None:
-    async with found.admitted(where, setup):
+    async with TaskResolver(lookup=found, queries=Image(SPLITS), catalog=Catalog([where])).admitted(where, setup):
         pass
 
 

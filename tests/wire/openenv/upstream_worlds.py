@@ -21,10 +21,11 @@ from typing import Any
 
 from gateway.core.environment import Environment, PoolPolicy, ResetMapping, Server, ServerProtocol, Timeouts
 from gateway.core.errors import SessionNotFound
-from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId, session_id
+from gateway.core.ids import EnvironmentName, Owner, SessionId, WorkerId
 from gateway.core.session import Session, SessionSetup, SessionState
 from gateway.core.worker import Worker
 from gateway.frontends.replicas import ReplicaFrontend
+from gateway.sessions.cache import session_id
 from gateway.upstreams.openenv.upstream import OpenEnvUpstream
 from gateway.upstreams.replica_client import ReplicaClient
 from gateway.upstreams.transport import HttpTransport

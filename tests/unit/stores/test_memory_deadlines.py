@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.stores.memory.expiry_heap import SLACK, Deadlines
+from gateway.stores.memory.queue import SLACK, Deadlines
 
 
 def popped(deadlines: Deadlines[str], now: float) -> list[tuple[str, float]]:
